@@ -90,8 +90,8 @@ class ExplicitControl:
         # All others are as they were scanned last: what has changed of those that are loaded too is found by the load.
         owners = (self._table.folder_of(key) for key in self._names.keys(name, self._models))
         folders = {name, *(self._names.bare(owner) for owner in owners if owner is not None)}
-        roots = [root.absolute() for root in self._context.settings.roots]
-        scan = await self._context.scanner.run([root / folder for root in roots for folder in folders])
+        scanner = self._context.scanner
+        scan = await scanner.run([root / folder for root in scanner.roots for folder in folders])
         for key in self._keys(name, scan):
             await self._load(key, parameters, scan, frozenset())
             served = self._models[key].served_model()

@@ -222,10 +222,6 @@ class ManagedModel:
         versions = [version for version in self.versions if not version.is_unloaded]
         return not self.problem_text() and all(version.state is VersionState.READY for version in versions)
 
-    def is_version_ready(self, number: int) -> bool:
-        version = self._versions.get(number)
-        return version is not None and version.state is VersionState.READY
-
     def failure_text(self) -> str:
         """Why nothing of the model is served; "" when something is, or when it is not known to have failed."""
         if self.is_serving or self.lacks_files:
@@ -245,15 +241,12 @@ class ManagedModel:
         problem = self._problem or self._gate
         if problem is not None:
             return invalid_argument(f"load failed for model '{self.name}': {problem.error.text}")
-        wanted = [version for version in self.versions if version.number in content.wanted]
         reasons = ""
-        for version in wanted:
-            if not version.serves(content):
+        for version in self.versions:
+            if version.number in content.wanted and not version.serves(content):
                 error = version.failure.error if version.failure is not None else unavailable(FILES_CHANGED)
                 reasons += f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
-        if not reasons:
-            return None
-        return invalid_argument(f"load failed for model '{self.name}': {reasons}")
+        return invalid_argument(f"load failed for model '{self.name}': {reasons}") if reasons else None
 
     @property
     def versions(self) -> Iterable[ManagedVersion]:

@@ -184,7 +184,8 @@ class ModelRepository:
                 raise
             return False
         model = self._table.models.get(name)
-        return model is not None and model.is_version_ready(number)
+        versions = () if model is None else model.versions
+        return any(each.number == number and each.state is VersionState.READY for each in versions)
 
     def wanted_models(self) -> list[str]:
         """The names of those that are to be served, whether or not they can be."""

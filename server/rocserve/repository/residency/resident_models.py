@@ -332,7 +332,7 @@ class LazyVersion(Tenant):
         self._residents = residents
         self._loaded: LoadedVersion | None = None
         self._statistics: ModelStatistics | None = None
-        self._waiting: dict[_Waiting, None] = {}
+        self._waiting: dict[_Counted, None] = {}
         batching = self.config.sequence_batching
         self._hold_seconds = batching.max_sequence_idle_microseconds / 1e6 if batching is not None else 0.0
 
@@ -372,7 +372,7 @@ class LazyVersion(Tenant):
         for waiting in self._take_waiting():
             self._residents.counts.cold_requests += 1
             self._residents.counts.cold_seconds += now - waiting.since
-            loaded.infer(waiting.request, waiting.responder)
+            loaded.infer(waiting.request, waiting)
 
     def refuse(self, error: ServeError) -> None:
         """It cannot be loaded."""
@@ -390,10 +390,11 @@ class LazyVersion(Tenant):
         """It serves no more: waiting requests go to the version in its place. Returns the version to unload."""
         loaded, self._loaded = self._loaded, None
         for waiting in self._take_waiting():
-            self._residents.dispatcher.dispatch(waiting.request, waiting.responder)
+            self._residents.dispatcher.dispatch(waiting.request, waiting)
         return loaded
 
-    def _infer_cold(self, request: InferRequest, responder: _Counted, now: float) -> None:
+    def _infer_cold(self, request: InferRequest, waiting: _Counted, now: float) -> None:
+        waiting.request, waiting.since = request, now
         refusal = self.cold_refusal()
         if refusal is None:
             if not self.is_over:
@@ -403,43 +404,40 @@ class LazyVersion(Tenant):
                 refusal.retry_seconds = 1.0
             elif len(self._waiting) >= self._residents.most_waiting:
                 refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
-        waiting = _Waiting(request, responder, now)
         if refusal is not None:
             self._fail(waiting, refusal)
             return
-        self._waiting[waiting] = None
         limit = now + self._residents.settings.model_wait_seconds
         until = limit if request.deadline is None else min(limit, request.deadline)
         waiting.timer = self._residents.plane.call_at(until, functools.partial(self._expire, waiting, until < limit))
-        responder.watch_cancellation(functools.partial(self._drop, waiting, cancelled()))
+        self._waiting[waiting] = None
+        waiting.watch_cancellation(functools.partial(self._drop, waiting, cancelled()))
 
-    def _expire(self, waiting: _Waiting, is_deadline: bool) -> None:
+    def _expire(self, waiting: _Counted, is_deadline: bool) -> None:
         text = f"model '{self.name}' was not loaded within {self._residents.settings.model_wait_seconds:g} s; ask again"
         self._drop(waiting, deadline_exceeded() if is_deadline else unavailable(text))
 
-    def _drop(self, waiting: _Waiting, error: ServeError) -> None:
+    def _drop(self, waiting: _Counted, error: ServeError) -> None:
         if waiting in self._waiting:
             del self._waiting[waiting]
+            waiting.timer.cancel()
             self._fail(waiting, error)
             if not self._waiting:
                 self._residents.soon(self._residents.withdraw, self)
 
-    def _fail(self, waiting: _Waiting, error: ServeError) -> None:
-        if waiting.timer is not None:
-            waiting.timer.cancel()
+    def _fail(self, waiting: _Counted, error: ServeError) -> None:
         began, now = int(waiting.since * 1e9), time.monotonic_ns()
         if error.code is StatusCode.CANCELLED:
             self._own_statistics().record_cancellation(began, now)
         else:
             self._own_statistics().record_rejection(began, now)
             self._own_statistics().note_failure(error.text)
-        waiting.responder.send(error)
+        waiting.send(error)
 
-    def _take_waiting(self) -> Sequence[_Waiting]:
+    def _take_waiting(self) -> Sequence[_Counted]:
         waiting, self._waiting = tuple(self._waiting), {}
         for one in waiting:
-            if one.timer is not None:
-                one.timer.cancel()
+            one.timer.cancel()
         return waiting
 
     def _own_statistics(self) -> ModelStatistics:
@@ -524,19 +522,16 @@ class LazyVersion(Tenant):
         await self._residents.unload(self)
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    request: InferRequest
-    responder: _Counted
-    since: float
-    timer: TimerHandle | None = None
-
-
 class _Counted(ForwardingResponder):
     """Counts its request as in flight until it is answered. Its client's leaving is reported to the last that watches
     for it: first to the wait for the load, then to the version."""
 
-    __slots__ = ("_has_left", "_on_left", "_tenant")
+    __slots__ = ("_has_left", "_on_left", "_tenant", "request", "since", "timer")
+
+    request: InferRequest
+    """With `since` and `timer`, of one that waits for a load."""
+    since: float
+    timer: TimerHandle
 
     def __init__(self, tenant: Tenant, responder: Responder) -> None:
         super().__init__(responder)
