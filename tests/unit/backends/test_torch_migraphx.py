@@ -188,7 +188,7 @@ def test_other_numbers_than_pytorchs_are_refused(
         job.perform(lambda text: None)
         return
     with pytest.raises(
-        ServeError, match=r"the relative error of output 0 is 0\.1, and at most 0\.01 is rounding"
+        ServeError, match=r"the relative error of output 0 is 0\.1, and at most 0\.02 is rounding"
     ) as raised:
         job.perform(lambda text: None)
     assert raised.value.code is StatusCode.UNAVAILABLE
