@@ -20,7 +20,7 @@ from support.server import RocserveProcess
 from support.waiting import wait_until
 
 from rocserve import cli
-from rocserve_client import Client
+from rocserve_client import Client, Internal, Unavailable
 
 LOAD_SECONDS = 120
 """To import PyTorch takes a second, and many where several models load beside other tests."""
@@ -103,6 +103,45 @@ def test_an_instance_with_two_batches_under_way_answers_each_request_with_its_ow
         assert statistics.inference_count == 400 > statistics.execution_count
 
 
+RAISING = """
+input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }
+output [
+  { name: "same" data_type: TYPE_FP32 dims: [ -1, 4 ] }, { name: "turned" data_type: TYPE_FP32 dims: [ 4, -1 ] },
+  { name: "repeated" data_type: TYPE_FP32 dims: [ 3, 4 ] }, { name: "rest" data_type: TYPE_FP32 dims: [ -1, 4 ] },
+  { name: "sum" data_type: TYPE_FP32 dims: [ 1 ] }
+]
+"""
+
+
+def test_what_a_program_may_do_hurts_its_own_request_only(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    """It raises, asks for all memory, or gives what has no rows of its own, and none: views, and its inputs."""
+    repository = server.repositories[0]
+    large = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "o" data_type: TYPE_FP32 dims: -1 }'
+    sparse = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "o" data_type: TYPE_FP32 dims: 4 }'
+    drop(repository, "raising", torch_files.data("raising"), RAISING, filename="model.pt")
+    drop(repository, "large", torch_files.data("large"), large, filename="model.pt")
+    drop(repository, "sparse", torch_files.data("sparse"), sparse, filename="model.pt")
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    with Client(server.address) as client:
+        for name in ("raising", "large", "sparse"):
+            client.wait_until_ready(LOAD_SECONDS, model=name)
+        for _ in range(2):
+            with pytest.raises(Internal, match="nothing negative"):
+                client.infer("raising", {"x": -x})
+            answer = client.infer("raising", {"x": x})
+            np.testing.assert_array_equal(answer["same"], x)
+            np.testing.assert_array_equal(answer["turned"], x.T)
+            np.testing.assert_array_equal(answer["repeated"], x[[0, 0, 0]])
+            assert answer["rest"].shape == (0, 4) and answer["sum"].tolist() == [np.inf]
+            assert client.infer("raising", {"x": x[:1]})["same"].shape == (1, 4)
+            with pytest.raises(Unavailable, match="can't allocate memory"):
+                client.infer("large", {"x": np.array([1e15], np.float32)})
+            assert client.infer("large", {"x": np.array([2], np.float32)})["o"].tolist() == [0, 0]
+            with pytest.raises(Internal, match=r"output 'o' is a tensor in torch.sparse_coo of torch.float32"):
+                client.infer("sparse", {"x": x[0]})
+    assert "ended unexpectedly" not in server.log_text
+
+
 def test_a_pickle_is_refused_with_what_to_do(server: RocserveProcess) -> None:
     with Client(server.address) as client:
 
@@ -131,7 +170,7 @@ def test_a_program_is_replaced_under_load_and_its_worker_ends(server: RocservePr
             return client.model_metadata("exported").versions == ("2",)
 
         wait_until(is_swapped, seconds=LOAD_SECONDS)
-        wait_until(lambda: len(server.workers()) == 6)
+        wait_until(lambda: len(server.workers()) == 9)
 
 
 WRITE_WEIGHTS = """

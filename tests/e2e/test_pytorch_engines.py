@@ -13,7 +13,7 @@ from support.pytorch import TorchFiles
 from support.server import RocserveProcess
 from support.waiting import wait_until
 
-from rocserve_client import Client
+from rocserve_client import Client, InvalidArgument
 
 COMPILE_SECONDS = 400
 """A compile takes half a minute where nothing else runs."""
@@ -66,9 +66,52 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
     assert [file.stat().st_mtime_ns for file in package.parent.parent.glob("*/program.pt2")] == [written]
     drop(repository, "package", package.read_bytes(), PACKAGE, filename="model.pt2")
     check(server, torch_files, "package", ("ARGS[0]", "RESULT[scores]", "RESULT[best]"))
+    drop(repository, "single", package.read_bytes(), PACKAGE.replace("size: 8", "size: 1"), filename="model.pt2")
+    for name, before, after, reason in (
+        ("open", "FP32 dims: 4", "FP32 dims: -1", "FP32 [-1, -1] in config.pbtxt, and the package was compiled for"),
+        ("narrow", "FP32 dims: 4", "FP32 dims: 3", "another (dim value at 1, expected: 4, but got: 3"),
+        ("bytes", "FP32 dims: 4", "INT8 dims: 4", "another (dtype, expected: 6(at::kFloat), but got: 1"),
+        ("strings", "FP32 dims: 4", "STRING dims: 4", "is of strings in config.pbtxt, and packages take tensors"),
+    ):
+        # It would read their rows beyond the ends.
+        drop(repository, name, package.read_bytes(), PACKAGE.replace(before, after), filename="model.pt2")
+        wait_until(
+            lambda text=f"model '{name}'", why=reason: any(
+                text in line and why in line for line in server.log_text.splitlines()
+            ),
+            f"why {name} is refused",
+            seconds=COMPILE_SECONDS,
+        )
+    with Client(server.address) as client:
+        client.wait_until_ready(COMPILE_SECONDS, model="single")
+        assert client.infer("single", {"ARGS[0]": np.ones((1, 4), np.float32)})["RESULT[scores]"].shape == (1, 3)
     with Client(server.address) as client:
         assert client.model_metadata("package").properties["program"] == "a package of AOTInductor"
         assert client.model_metadata("again").properties["engine"] == "inductor"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
+def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    """Compiled, it would read beyond the end of the shorter one."""
+    drop(server.repositories[0], "pair", torch_files.data("pair"), ENGINE.format("inductor"), filename="model.pt2")
+    with Client(server.address) as client:
+        client.wait_until_ready(COMPILE_SECONDS, model="pair")
+
+        def ask(left: int, right: int, pairs: int) -> list[float]:
+            sizes = {"left": left, "right": right, "pairs": pairs}
+            answer = client.infer("pair", {name: np.ones(size, np.float32) for name, size in sizes.items()})
+            return answer["OUTPUT__0"].tolist()
+
+        for size in (1, 2, 100):
+            assert ask(size, size, 2 * size) == [4] * size
+        for sizes, text in (
+            ((4, 3, 8), "dimension 0 of input 'left' is 4, and dimension 0 of input 'right' is 3; its program was"),
+            ((4, 4, 6), "dimension 0 of input 'left' is 4, and dimension 0 of input 'pairs' is 6; its program was"),
+            ((4, 4, 7), "dimension 0 of input 'pairs' is 7; its program was exported for 0 at least, at most 200, in"),
+            ((101, 101, 202), "dimension 0 of input 'left' is 101; its program was exported for 0 at least, at most"),
+        ):
+            with pytest.raises(InvalidArgument, match=text):
+                ask(*sizes)
 
 
 def test_migraphx_by_way_of_onnx(migraphx_root: Path, torch_files: TorchFiles, tmp_path: Path) -> None:

@@ -63,6 +63,34 @@ class Split(nn.Module):
         return {"double": x * 2, "elsewhere": torch.ones(x.shape[1], device="meta")}
 
 
+class Sparse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to_sparse()
+
+
+class Raising(nn.Module):
+    """Refuses what is negative, in its own words."""
+
+    def forward(self, x: Tensor) -> Dict[str, Tensor]:  # noqa: UP006
+        if bool(x.min() < 0):
+            raise ValueError("nothing negative")
+        return {"same": x, "turned": x.t(), "repeated": x[:1].expand(3, -1), "rest": x[:0], "sum": x.sum() / 0}
+
+
+class Large(nn.Module):
+    """Needs as much memory as its input says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(int(x.sum()))
+
+
+class Pair(nn.Module):
+    """Of two inputs that are as long as each other, and another with as many pairs."""
+
+    def forward(self, left: Tensor, right: Tensor, pairs: Tensor) -> Tensor:
+        return left + right + pairs.reshape(-1, 2).sum(1)
+
+
 class Half(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2
@@ -86,6 +114,13 @@ def main(folder: Path) -> None:
     _save(folder, "narrow", narrow, {}, {})
     split = torch.export.export(Split(), (x,))
     _save(folder, "split", split, {"x": x}, {"double": x * 2})
+    length = Dim("length", max=100)
+    pair = torch.export.export(
+        Pair(),
+        (torch.ones(4), torch.ones(4), torch.ones(8)),
+        dynamic_shapes=({0: length}, {0: length}, {0: 2 * length}),
+    )
+    _save(folder, "pair", pair, {}, {})
     scale, bias = torch.full((5, 1), 3.0), torch.ones(5, 4)
     nested = torch.export.export(
         Nested(), (x, {"scale": scale}), {"bias": bias},
@@ -98,6 +133,9 @@ def main(folder: Path) -> None:
     )
     _save(folder, "of_dict", torch.jit.script(OfDict()), {"a": x, "b": x}, {"sum": 2 * x})
     _on_second_gpu(folder / "traced.pt", folder / "on_second_gpu.pt")
+    torch.jit.script(Sparse()).save(folder / "sparse.pt")
+    torch.jit.script(Raising()).save(folder / "raising.pt")
+    torch.jit.script(Large()).save(folder / "large.pt")
     torch.jit.script(Words()).save(folder / "words.pt")
     torch.save(classifier.state_dict(), folder / "weights.pt")
     torch.save(classifier, folder / "pickled.pt")

@@ -230,6 +230,15 @@ def test_torchscript_with_strings(model_source: SourceMaker, torch_files: TorchF
     assert given["OUTPUT__1"].tolist()[:2] == [3, 6]
 
 
+def test_memory_that_does_not_suffice(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    inputs, outputs = [InputConfig("x", FP32, (1,))], [OutputConfig("OUTPUT__0", FP32, (-1,))]
+    model = load(model_source("model.pt", torch_files.data("large"), inputs=inputs, outputs=outputs))
+    with pytest.raises(ServeError, match="can't allocate memory: you tried to allocate") as raised:
+        run(model, {"x": np.array([1e15], np.float32)})
+    assert raised.value.code is StatusCode.UNAVAILABLE
+    assert run(model, {"x": np.array([3], np.float32)})["OUTPUT__0"].tolist() == [0, 0, 0]
+
+
 def test_torchscript_needs_a_configuration_of_its_inputs(model_source: SourceMaker, torch_files: TorchFiles) -> None:
     assert refusal(model_source("model.pt", torch_files.data("in_place"))) == (
         "the file of model 'model' does not tell datatypes and shapes of its inputs: config.pbtxt has to say of each"

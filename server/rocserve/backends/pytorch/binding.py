@@ -12,7 +12,13 @@ import numpy as np
 import torch
 
 from rocserve.backends.pytorch.datatypes import datatype_of
-from rocserve.backends.pytorch.program import ProgramSignature, ProgramTensor, output_names, outputs_of
+from rocserve.backends.pytorch.program import (
+    ProgramSignature,
+    ProgramTensor,
+    output_names,
+    outputs_of,
+    take_as_they_are,
+)
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
@@ -51,9 +57,14 @@ class BoundProgram:
         return tensors
 
 
-def bind(program: ProgramSignature, config: ModelConfig, trial: Trial) -> BoundProgram:
-    """`trial`: finds the outputs where the file does not say them. Raises: ServeError: INVALID_ARGUMENT, neither the
-    configuration nor the file says a tensor's datatype or shape."""
+def bind(
+    program: ProgramSignature,
+    config: ModelConfig,
+    trial: Trial,
+    check: Callable[[Sequence[TensorSpec]], None] = take_as_they_are,
+) -> BoundProgram:
+    """The inputs are as `check` takes them. `trial`: finds the outputs where the file does not say them. Raises:
+    ServeError: INVALID_ARGUMENT, neither the configuration nor the file says a tensor's datatype or shape."""
     if program.most_rows is not None and config.max_batch_size > program.most_rows:
         raise invalid_argument(
             f"max_batch_size of model '{config.name}' is {config.max_batch_size}, but its program was exported for at"
@@ -64,6 +75,8 @@ def bind(program: ProgramSignature, config: ModelConfig, trial: Trial) -> BoundP
     declared = {entry.name: entry for entry in config.inputs}
     inputs = [_input(name, tensor, declared, config) for name, tensor in zip(names, program.inputs, strict=True)]
     requested = [_with_fixed_sizes(spec, declared.get(spec.name), batches) for spec in inputs]
+    is_single = batches and config.max_batch_size == 1
+    check([replace(spec, shape=(1, *spec.shape[1:])) for spec in requested] if is_single else requested)
     samples = [
         _sample(spec.shape, tensor.sample or spec.shape, batches)
         for spec, tensor in zip(requested, program.inputs, strict=True)

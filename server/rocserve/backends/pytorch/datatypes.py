@@ -56,7 +56,10 @@ def from_torch(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
     if isinstance(value, list):
         return np.array([bytes_of_text(text) for text in value], np.object_)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dtype not in _OURS:
-        what = f"a tensor of {value.dtype}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        what = f"a {type(value).__name__}"
+        if isinstance(value, torch.Tensor):
+            kind = "tensor" if value.layout is torch.strided else f"tensor in {value.layout}"
+            what = f"a {kind} of {value.dtype}"
         raise internal(f"output '{name}' is {what}, which the protocol cannot say")
     value = value.detach().cpu().resolve_conj().resolve_neg()
     if value.dtype is not torch.bfloat16:

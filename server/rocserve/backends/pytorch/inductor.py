@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rocserve.backends.pytorch.program import (
     DTYPES,
     Program,
     ProgramSignature,
+    check_sizes,
     devices_of,
     open_exported,
     open_package,
@@ -37,6 +39,8 @@ from rocserve.jobs.messages import Report
 _COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
+_FILES = "2"
+"""Goes up with what is in the files."""
 _WORK = "work"
 """Where Inductor keeps its sources and objects meanwhile."""
 
@@ -62,7 +66,12 @@ def load(model: ModelSource) -> LoadedModel:
             f"model '{model.name}': its program has inputs that are no tensors, with which Inductor's packages cannot"
             " be called; export it without them, or leave parameter 'engine' out"
         )
-    program = Program(package.call, replace(signature, overwritten=package.signature.overwritten))
+
+    def call(values: Sequence[Any]) -> Any:
+        check_sizes(signature.inputs, values)
+        return package.call(values)
+
+    program = Program(call, replace(signature, overwritten=package.signature.overwritten))
     return TorchModel(model, program, options, device, {"program": "compiled by Inductor"})
 
 
@@ -88,7 +97,7 @@ def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
         file = str(model.model_file)
         return InductorJob(model.name, file, str(folder), str(device), precision, compiling.mode, settings)
 
-    parts = (precision, compiling.mode, settings, *machine_parts(device))
+    parts = (_FILES, precision, compiling.mode, settings, *machine_parts(device))
     return written_folder(model, "inductor", parts, job)
 
 

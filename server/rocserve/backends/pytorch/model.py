@@ -30,6 +30,8 @@ _LOG = logging.getLogger(__name__)
 
 _BATCHES_AT_ONCE = 2
 """On a GPU: one is copied while the other is computed."""
+_NO_HOST_MEMORY = "can't allocate memory"
+"""In the error of PyTorch's allocator for the CPU, which has no class of its own."""
 _WARM_UPS = 3
 """TorchScript profiles its first two runs and compiles for their shapes."""
 
@@ -95,7 +97,7 @@ class TorchModel:
             # loading has left goes back.
             keep_freed_memory(of_any_size=True)()
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
-        self._bound: BoundProgram = bind(program.signature, source.config, self._call)
+        self._bound: BoundProgram = bind(program.signature, source.config, self._call, program.check)
         if not self.signature.supports_batching:
             return
         if device.type != "cpu":
@@ -214,13 +216,16 @@ class TorchModel:
         """Raises PyTorch's errors of a batch as ServeErrors."""
         try:
             yield
-        except torch.OutOfMemoryError as error:
+        except ServeError:
+            raise
+        except (torch.OutOfMemoryError, MemoryError) as error:
             raise unavailable(f"PyTorch: {error}") from None
         except AssertionError as error:
             # An exported program's check of its inputs.
             raise invalid_argument(f"PyTorch: {error}") from None
         except Exception as error:
-            raise internal(f"PyTorch: {error}") from None
+            is_memory = _NO_HOST_MEMORY in str(error)
+            raise (unavailable if is_memory else internal)(f"PyTorch: {error}") from None
         finally:
             if self._options.cleans_cache:
                 _give_memory_back()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
+from rocserve.backends.pytorch.package_check import check_package
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.requests import TensorSpec
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """By the parameter `precision`; fp32 is as the file has it."""
@@ -39,6 +42,18 @@ _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
 
 
 @dataclass(frozen=True, slots=True)
+class OpenSize:
+    """A size that varies: `factor` times a number, and `offset` more."""
+
+    number: str
+    """By this name; in all sizes of the program that have it it is the same."""
+    factor: int
+    offset: int
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramTensor:
     """An input or an output as the program's file has it."""
 
@@ -50,6 +65,8 @@ class ProgramTensor:
     """-1 where the size varies; None = the file does not say."""
     sample: tuple[int, ...] = ()
     """A shape that the program is known to take; empty where the file does not say the shape."""
+    open_sizes: tuple[OpenSize | None, ...] = ()
+    """Of an input, for each dimension; None = it does not vary, or by more than one number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +88,10 @@ class ProgramSignature:
     """Of its weights: "fp32", "int8, fp32"; "" = the file does not say."""
 
 
+def take_as_they_are(specs: Sequence[TensorSpec]) -> None:
+    """Of a program whose own checks refuse other inputs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     call: Callable[[Sequence[Any]], Any]
@@ -79,6 +100,8 @@ class Program:
     signature: ProgramSignature
     devices: tuple[str, ...] = ()
     """Where its parts are, of one that leaves them where its file has them."""
+    check: Callable[[Sequence[TensorSpec]], None] = take_as_they_are
+    """Whether it takes such inputs, in its order. Raises: ServeError: INVALID_ARGUMENT, it does not."""
 
 
 def outputs_of(result: Any) -> list[Any]:
@@ -208,7 +231,9 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
             raise invalid_argument(
                 f"input '{spec.arg.name}' of the program is no tensor; export it with a tensor there"
             )
-        inputs.append(_tensor("input", (spec.arg.name, f"INPUT__{len(inputs)}", path), values[spec.arg.name]))
+        tensor = _tensor("input", (spec.arg.name, f"INPUT__{len(inputs)}", path), values[spec.arg.name])
+        sizes = tuple(_open_size(size, exported.range_constraints) for size in values[spec.arg.name].shape)
+        inputs.append(replace(tensor, open_sizes=sizes))
         places.append(place)
     results = [spec for spec in exported.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
     tensors = [spec.arg.name for spec in results if isinstance(spec.arg, TensorArgument)]
@@ -278,10 +303,9 @@ def open_package(path: Path, device: torch.device | None) -> Program:
     """A package of AOTInductor. `device`: None: the first of the kind that it was compiled for, where it is given its
     inputs. Raises: ServeError: INVALID_ARGUMENT, PyTorch cannot load it; UNAVAILABLE, it is compiled for another kind
     of device."""
+    index = -1 if device is None or device.index is None else device.index
     try:
-        package = torch._inductor.aoti_load_package(
-            str(path), device_index=-1 if device is None or device.index is None else device.index
-        )
+        package = torch._inductor.aoti_load_package(str(path), device_index=index)
         compiled_for = package.loader.get_metadata().get(_PACKAGE_DEVICE, _CPU.type if device is None else device.type)
         in_spec = pytree.treespec_loads(package.loader.get_call_spec()[0])
     except Exception as error:
@@ -292,13 +316,19 @@ def open_package(path: Path, device: torch.device | None) -> Program:
             " give the model instances there, or compile the program for this device"
         )
 
-    def call(values: Sequence[Any]) -> Any:
+    def called(package: Callable[..., Any], values: Sequence[Any]) -> Any:
         own = values if device is not None else [value.to(compiled_for) for value in values]
         args, kwargs = pytree.tree_unflatten(list(own), in_spec)
         return package(*args, **kwargs)
 
+    def another() -> Callable[..., Any]:
+        return partial(called, torch._inductor.aoti_load_package(str(path), device_index=index))
+
+    def check(specs: Sequence[TensorSpec]) -> None:
+        check_package(another, specs, device or compiled_for)
+
     names = [(f"INPUT__{place}", argument) for place, argument in enumerate(_argument_paths(in_spec))]
-    return Program(call, _without_shapes(names), (compiled_for,))
+    return Program(partial(called, package), _without_shapes(names), (compiled_for,), check)
 
 
 def _without_shapes(
@@ -342,6 +372,40 @@ def _tensor(kind: str, names: tuple[str, ...], value: Any) -> ProgramTensor:
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     datatype = datatype_of(value.dtype, f"{kind} '{names[0]}' of the program")
     return ProgramTensor(names, datatype, shape, tuple(map(_example_size, value.shape)))
+
+
+def _open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
+    if isinstance(size, int) or len(size.node.expr.free_symbols) != 1:
+        return None
+    (symbol,) = size.node.expr.free_symbols
+    factor, offset = size.node.expr.coeff(symbol), size.node.expr.subs(symbol, 0)
+    if not (factor.is_Integer and factor > 0 and size.node.expr == factor * symbol + offset):
+        return None
+    own = bounds.get(symbol)
+    least = 0 if own is None or own.lower <= _LEAST_ROWS else int(own.lower)
+    most = None if own is None or not own.upper < _UNBOUNDED else int(own.upper)
+    return OpenSize(str(symbol), int(factor), int(offset), least, most)
+
+
+def check_sizes(inputs: Sequence[ProgramTensor], values: Sequence[Any]) -> None:
+    """As the program itself does; what Inductor makes of it would read beyond the end of an input. Raises: ServeError:
+    INVALID_ARGUMENT, sizes do not go together, or are out of the bounds that it was exported with."""
+    numbers: dict[str, tuple[int, str]] = {}
+    for tensor, value in zip(inputs, values, strict=True):
+        for dimension, (own, size) in enumerate(zip(tensor.open_sizes, value.shape, strict=True)):
+            if own is None:
+                continue
+            number, rest = divmod(size - own.offset, own.factor)
+            what = f"dimension {dimension} of input '{tensor.names[0]}' is {size}"
+            if rest or number < own.least or (own.most is not None and number > own.most):
+                most = "" if own.most is None else f", at most {own.factor * own.most + own.offset}"
+                raise invalid_argument(
+                    f"{what}; its program was exported for {own.factor * own.least + own.offset} at least{most}"
+                    f"{f', in steps of {own.factor}' if own.factor > 1 else ''}"
+                )
+            before, other = numbers.setdefault(own.number, (number, what))
+            if before != number:
+                raise invalid_argument(f"{other}, and {what}; its program was exported for sizes that go together")
 
 
 def _example_size(size: Any) -> int:
