@@ -196,6 +196,28 @@ def test_bytes_are_the_levels_rounded(kernel: str, height: int, width: int) -> N
         np.testing.assert_array_equal(result(operation, pixels), np.clip(np.rint(levels), 0, 255))
 
 
+@pytest.mark.parametrize("kernel", [*KERNELS, "LINEAR", "NEAREST_NEIGHBOR"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_part_is_that_of_the_whole(kernel: str, channels: int) -> None:
+    pixels = picture(97, 143, channels)
+    for height, width in ((41, 59), (130, 205), (97, 70)):
+        size = {"resize_width": width, "resize_height": height}
+        operation = make("resize", channels, **size, interpolation_type=f"{kernel}_INTERPOLATION")
+        whole = result(operation, pixels)
+        for top, left in ((0, 0), (7, 5), (height - 30, width - 50)):
+            image = operation.run(Image.whole(pixels), as_float=False)
+            # The second time it is cut out of the whole.
+            for _ in range(2):
+                np.testing.assert_array_equal(image.part(top, left, 30, 50), whole[top : top + 30, left : left + 50])
+
+
+def test_a_part_of_what_is_mirrored_and_normalised() -> None:
+    pixels, keys = picture(97, 143), {"dest_width": 61, "dest_height": 44, "mean": [90], "std_dev": [0.7], "mirror": 1}
+    operation = make("ResizeMirrorNormalize", **keys)
+    image = operation.run(Image.whole(pixels), as_float=False)
+    np.testing.assert_array_equal(image.part(5, 9, 30, 52), result(operation, pixels)[5:35, 9:61])
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_even_picture_stays_even(kernel: str) -> None:
     pixels = np.full((13, 19, 3), 201, dtype=np.uint8)
