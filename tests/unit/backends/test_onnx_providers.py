@@ -271,6 +271,6 @@ def test_how_batches_are_padded() -> None:
 
 
 def test_all_kinds_are_told_apart() -> None:
-    for attribute in ("accelerator", "provider", "package", "library"):
+    for attribute in ("accelerator", "provider", "package"):
         assert len({getattr(kind, attribute) for kind in KINDS}) == len(KINDS)
     assert KINDS[0] is MIGRAPHX_PROVIDER

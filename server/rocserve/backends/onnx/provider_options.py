@@ -30,8 +30,6 @@ class ProviderKind:
     on_gpu: bool
     package: str
     """The Python package whose ONNX Runtime has it."""
-    library: str
-    """The file of that package which holds it, without its ending."""
     options: Mapping[str, Reader]
     passed_over: Mapping[str, str] = field(default_factory=dict)
     """Parameters that are accepted but change nothing, and why."""
@@ -116,7 +114,6 @@ CUDA = ProviderKind(
     provider="CUDAExecutionProvider",
     on_gpu=True,
     package="onnxruntime-gpu",
-    library="libonnxruntime_providers_cuda",
     options={
         **_ARENA,
         "cudnn_conv_algo_search": numbered("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
@@ -136,7 +133,6 @@ ROCM = ProviderKind(
     provider="ROCMExecutionProvider",
     on_gpu=True,
     package="onnxruntime-rocm",
-    library="libonnxruntime_providers_rocm",
     options={
         **_ARENA,
         **switches("miopen_conv_exhaustive_search", "miopen_conv_use_max_workspace"),
@@ -153,7 +149,6 @@ OPENVINO = ProviderKind(
     provider="OpenVINOExecutionProvider",
     on_gpu=False,
     package="onnxruntime-openvino",
-    library="libonnxruntime_providers_openvino",
     options={
         "device_type": words,
         "precision": one_of({"FP32": "FP32", "FP16": "FP16", "ACCURACY": "ACCURACY"}),
@@ -197,7 +192,6 @@ MIGRAPHX_PROVIDER = ProviderKind(
     provider="MIGraphXExecutionProvider",
     on_gpu=True,
     package="onnxruntime-migraphx",
-    library="libonnxruntime_providers_migraphx",
     options=_MIGRAPHX_OPTIONS,
     passed_over={
         **dict.fromkeys(CACHE_NAMES, "compiled programs are kept in the server's own cache (--cache-directory)"),

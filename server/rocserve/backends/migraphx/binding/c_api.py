@@ -255,7 +255,7 @@ class CBinding(Binding):
             self._library.call("tf_options_set_output_names", handle, names, len(names))
         return self._program("parse_tf", path, handle)
 
-    def _load(self, path: Path) -> CProgram:
+    def load(self, path: Path) -> CProgram:
         options = self._library.new("file_options_create", "file_options_destroy")
         return self._program("load", path, options, compiled=True)
 

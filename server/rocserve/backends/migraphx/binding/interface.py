@@ -289,7 +289,7 @@ class Binding(abc.ABC):
 
     def parse_onnx(self, path: Path, shapes: Shapes = NO_SHAPES, default_dimension: int = 1) -> Program:
         """`default_dimension`: what symbolic dimensions without a shape become."""
-        _check_parsing(path, shapes, default_dimension)
+        _check_shapes(shapes, default_dimension)
         return _with_inputs(self._parse_onnx(path, shapes, default_dimension), shapes)
 
     def parse_tensorflow(
@@ -301,13 +301,12 @@ class Binding(abc.ABC):
     ) -> Program:
         """A graph whose images are NHWC, TensorFlow's default: its 4-d inputs are NCHW to the program, and in `shapes`,
         which are taken instead of the graph's own. `output_names`: none = the graph's last node."""
-        _check_parsing(path, shapes, batch_size)
+        _check_shapes(shapes, batch_size)
         return _with_inputs(self._parse_tensorflow(path, shapes, batch_size, output_names), shapes)
 
+    @abc.abstractmethod
     def load(self, path: Path) -> Program:
         """A compiled program from a .mxr file (`model_files/mxr.py` checks that it is one)."""
-        _check_file(path)
-        return self._load(path)
 
     def take_messages(self) -> Sequence[str]:
         """MIGraphX's output since the last call that was no error (warnings, progress), line by line."""
@@ -332,12 +331,8 @@ class Binding(abc.ABC):
         self, path: Path, shapes: Mapping[str, tuple[int, ...]], batch_size: int, output_names: Sequence[str]
     ) -> Program: ...
 
-    @abc.abstractmethod
-    def _load(self, path: Path) -> Program: ...
 
-
-def _check_parsing(path: Path, shapes: Shapes, default: int) -> None:
-    _check_file(path)
+def _check_shapes(shapes: Shapes, default: int) -> None:
     if default < 1:
         raise MigraphxError(f"dimensions without a shape must be 1 or more, not {default}")
     for name, shape in shapes.items():
@@ -356,19 +351,6 @@ def _with_inputs(program: Program, shapes: Shapes) -> Program:
             inputs = names_text(program.parameters)
             raise MigraphxError(f"a shape is given for input '{name}', but the model's inputs are {inputs}")
     return program
-
-
-def _check_file(path: Path) -> None:
-    """An empty ONNX file would be a program that aborts when compiled; of unreadable ones MIGraphX says little."""
-    try:
-        if not path.is_file():
-            raise MigraphxError(f"there is no file {str(path)!r}")
-        with path.open("rb") as file:
-            empty = not file.read(1)
-    except OSError as error:
-        raise MigraphxError(f"the file {str(path)!r} cannot be read: {error.strerror}") from None
-    if empty:
-        raise MigraphxError(f"the file {str(path)!r} is empty (0 bytes)")
 
 
 def _check_inputs(inputs: Mapping[str, Array], parameters: Mapping[str, ProgramTensor]) -> None:

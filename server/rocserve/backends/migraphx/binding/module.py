@@ -90,7 +90,7 @@ class ModuleBinding(Binding):
         )
         return ModuleProgram(self, program, compiled=False)
 
-    def _load(self, path: Path) -> ModuleProgram:
+    def load(self, path: Path) -> ModuleProgram:
         return ModuleProgram(self, self.call(self.module.load, os.fspath(path)), compiled=True)
 
 

@@ -39,7 +39,7 @@ def read_program_file(recipe: ProgramRecipe, model_folder: Path) -> ProgramFile:
     path = Path(recipe.source.path)
     files: tuple[Path, ...] = ()
     if recipe.source.kind is SourceKind.TENSORFLOW:
-        inputs, names = read_tensorflow_graph(path).inputs, recipe.output_names
+        inputs, names = read_tensorflow_graph(path, recipe.output_names).inputs, recipe.output_names
     else:
         graph = read_onnx_graph(path, (model_folder,))
         inputs, names = graph.inputs, tuple(output.name for output in graph.outputs)

@@ -8,11 +8,10 @@ tensor_shape.proto.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor
+from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, ModelGraph
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.wire_format import LONGEST_VARINT, VARINT, WireError, field_spans, read_varint
@@ -74,34 +73,11 @@ class TensorflowNode:
         return tuple(source.partition(":")[0] for source in self.inputs if not source.startswith("^"))
 
 
-@dataclass(frozen=True, slots=True)
-class TensorflowGraph:
-    inputs: tuple[GraphTensor, ...]
-    """The placeholders, in the file's order; images in the graph's own layout."""
-    outputs: tuple[str, ...]
-    """The nodes that no other reads, in the file's order."""
-    nodes: Mapping[str, TensorflowNode]
-
-    def check_outputs(self, names: Iterable[str]) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT; a node depends on an operator that MIGraphX reads wrongly."""
-        waiting, seen = list(names), set(names)
-        while waiting:
-            name = waiting.pop()
-            node = self.nodes.get(name)
-            if node is None:
-                continue
-            if node.operator in _MISREAD:
-                raise invalid_argument(
-                    f"node '{name}' of the TensorFlow graph has operator {node.operator}, which MIGraphX takes for an"
-                    " identity, so that the answers would be wrong; write the graph without it, or convert it to ONNX"
-                )
-            waiting.extend(source for source in node.sources if source not in seen)
-            seen.update(node.sources)
-
-
-def read_tensorflow_graph(path: Path) -> TensorflowGraph:
-    """Raises: ServeError: INVALID_ARGUMENT; the file cannot be read, is damaged or is no frozen graph, or a placeholder
-    is of a type that MIGraphX does not take."""
+def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
+    """The placeholders in the file's order, images in the graph's own layout, and as outputs those that are wanted
+    where there are nodes of these names, else the nodes that no other reads, in the file's order. Raises: ServeError:
+    INVALID_ARGUMENT; the file cannot be read, is damaged or is no frozen graph, a placeholder is of a type that
+    MIGraphX does not take, or an output depends on an operator that it reads wrongly."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise _wrong(path, "has more than the 2 GB that the format can have")
@@ -147,7 +123,24 @@ def read_tensorflow_graph(path: Path) -> TensorflowGraph:
                 text = f"has placeholder '{node.name}' of type {kind}, which MIGraphX does not take; it takes {known}"
                 raise _wrong(path, text)
             inputs.append(GraphTensor(node.name, datatype, node.dims))
-    return TensorflowGraph(tuple(inputs), outputs, {node.name: node for node in nodes})
+    by_name = {node.name: node for node in nodes}
+    if wanted and all(name.removesuffix(":0") in by_name for name in wanted):
+        outputs = tuple(wanted)
+    waiting = [name.removesuffix(":0") for name in outputs]
+    seen = set(waiting)
+    while waiting:
+        name = waiting.pop()
+        if name not in by_name:
+            continue
+        operator, sources = by_name[name].operator, by_name[name].sources
+        if operator in _MISREAD:
+            raise invalid_argument(
+                f"node '{name}' of the TensorFlow graph has operator {operator}, which MIGraphX takes for an"
+                " identity, so that the answers would be wrong; write the graph without it, or convert it to ONNX"
+            )
+        waiting.extend(source for source in sources if source not in seen)
+        seen.update(sources)
+    return ModelGraph(tuple(inputs), tuple(GraphTensor(name, None, None) for name in outputs), len(data))
 
 
 _GRAPH_NODE = 1

@@ -19,7 +19,7 @@ from rocserve.backends.host import FreeMemory, Host
 from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, bounds
 from rocserve.backends.migraphx.calibration import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions, Target
-from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, ModelGraph
+from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
@@ -77,7 +77,9 @@ def plan_programs(
     kind, output_names = SourceKind.ONNX, tuple[str, ...]()
     if model.config.backend == "tensorflow" and model_file in (None, model.model_file):
         kind = SourceKind.TENSORFLOW
-        graph, output_names = _read_tensorflow(model.config, path)
+        # Where the configuration names others, the server reports which there are.
+        graph = read_tensorflow_graph(path, [output.name for output in model.config.outputs])
+        output_names = tuple(output.name.removesuffix(":0") for output in graph.outputs)
     else:
         graph = read_onnx_graph(path, (model.model_folder,))
     # Where MIGraphX needs fixed shapes.
@@ -127,19 +129,6 @@ def plan_programs(
         weight_bytes=graph.weight_bytes,
         is_quantised=graph.is_quantised,
     )
-
-
-def _read_tensorflow(config: ModelConfig, path: Path) -> tuple[ModelGraph, tuple[str, ...]]:
-    """And the nodes that the compiler is asked for: the configuration's outputs where the graph has nodes of these
-    names (else the server reports which there are)."""
-    frozen = read_tensorflow_graph(path)
-    names = tuple(output.name for output in config.outputs)
-    if not names or any(name.removesuffix(":0") not in frozen.nodes for name in names):
-        names = frozen.outputs
-    node_names = tuple(name.removesuffix(":0") for name in names)
-    frozen.check_outputs(node_names)
-    outputs = tuple(GraphTensor(name, None, None) for name in names)
-    return ModelGraph(frozen.inputs, outputs, path.stat().st_size), node_names
 
 
 def _recipes(

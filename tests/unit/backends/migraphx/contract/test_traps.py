@@ -74,25 +74,6 @@ def test_an_empty_program_is_not_compiled(factory: ProgramFactory, content: byte
     assert refusal(lambda: program.quantize("fp16")) == expected
 
 
-@pytest.mark.parametrize("what", ["parse_onnx", "parse_tensorflow", "load"])
-def test_files_are_looked_at_first(factory: ProgramFactory, what: str) -> None:
-    def open_file(path: Path) -> object:
-        if what == "parse_onnx":
-            return factory.binding.parse_onnx(path)
-        if what == "parse_tensorflow":
-            return factory.binding.parse_tensorflow(path)
-        return factory.binding.load(path)
-
-    empty = factory.file(b"", "empty")
-    assert refusal(lambda: open_file(empty)) == f"the file '{empty}' is empty (0 bytes)"
-    missing = factory.folder / "missing"
-    assert refusal(lambda: open_file(missing)) == f"there is no file '{missing}'"
-    assert refusal(lambda: open_file(factory.folder)) == f"there is no file '{factory.folder}'"
-    long = factory.folder / ("x" * 300)
-    assert refusal(lambda: open_file(long)) == f"the file '{long}' cannot be read: File name too long"
-    assert refusal(lambda: open_file(Path("a\0b"))) == r"there is no file 'a\x00b'"
-
-
 def test_paths_of_any_letters(factory: ProgramFactory, compiled: Program) -> None:
     folder = factory.folder / "Modèle „x“ 模型"
     folder.mkdir()
