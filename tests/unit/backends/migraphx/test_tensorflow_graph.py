@@ -39,7 +39,7 @@ def _refusal(path: Path) -> str:
 def test_a_classifier(tmp_path: Path) -> None:
     graph = read_tensorflow_graph(_write(tmp_path, graphdef.classifier()))
     assert graph.inputs == (GraphTensor("image", DataType.FP32, ("", 8, 8, 3)),)
-    assert tuple(output.name for output in graph.outputs) == ("scores",)
+    assert graph.outputs == (GraphTensor("scores", None, None),)
 
 
 def test_inputs_and_outputs_keep_the_files_order(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_inputs_and_outputs_keep_the_files_order(tmp_path: Path) -> None:
         GraphTensor("picture", DataType.FP32, (2, 4, 6, 2)),
         GraphTensor("bias", DataType.FP32, (2, 2)),
     )
-    assert tuple(output.name for output in graph.outputs) == ("brighter", "doubled")
+    assert graph.outputs == (GraphTensor("brighter", None, None), GraphTensor("doubled", None, None))
 
 
 def test_shapes_and_types_of_placeholders(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_is_read_in_any_way_is_no_output(tmp_path: Path) -> None:
     graph.node("NoOp", "init")
     graph.node("Identity", "before", "x")
     graph.node("Identity", "after", "parts:1", "^before")
-    assert read_tensorflow_graph(_write(tmp_path, graph.serialized())).outputs == ("after",)
+    assert read_tensorflow_graph(_write(tmp_path, graph.serialized())).outputs == (GraphTensor("after", None, None),)
 
 
 def _with(operator: str) -> bytes:
