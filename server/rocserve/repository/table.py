@@ -93,7 +93,6 @@ class ModelTable:
         """The server's first loads have ended."""
         self.context = context
         self._holder = holder
-        self._log = context.log
         self._is_closed = False
         self._keys: dict[str, set[str]] = {}
         """Of the models of each folder that has some."""
@@ -149,13 +148,13 @@ class ModelTable:
                 self._remove(model)
         for content in contents:
             for warning in content.definition.warnings:
-                self._log.warning("%s: %s", content.definition.name, warning)
+                self.context.log.warning("%s: %s", content.definition.name, warning)
             self._own(content.model, folder).apply(content, at_once=at_once)
 
     def reject(self, folder: str, problem: Failure, name: str = "") -> None:
         """What the folder says cannot be used; what its models serve stays. `name`: the model's, if another."""
         name = name or folder
-        self._log.error("failed to read model folder '%s': %s", name, problem.text)
+        self.context.log.error("failed to read model folder '%s': %s", name, problem.text)
         models = self.models_of(folder)
         if not models and self.folder_of(name) in (None, folder):
             models = [self._own(name, folder)]
@@ -176,7 +175,7 @@ class ModelTable:
         return self.models[key]
 
     def _remove(self, model: ManagedModel) -> None:
-        self._log.info("model '%s' is no more in the repository", model.name)
+        self.context.log.info("model '%s' is no more in the repository", model.name)
         folder, model.folder = model.folder, None
         assert folder is not None, "it is a folder's"
         self._keys[folder].discard(model.key)
@@ -224,7 +223,7 @@ class ModelTable:
             try:
                 callback(changed_keys)
             except Exception:
-                self._log.exception("a subscriber to the serving table failed")
+                self.context.log.exception("a subscriber to the serving table failed")
 
     @contextlib.contextmanager
     def one_publication(self) -> Iterator[None]:

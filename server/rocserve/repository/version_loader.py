@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import itertools
 import logging
 import time
 from collections import Counter
@@ -270,14 +269,12 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: Plane
     """
     config, number = ensemble.config, ensemble.version
     has_text_ids = _has_text_ids(config, ensemble.dispatcher.tables.table)
-    numbers = itertools.count(_FIRST_SEQUENCE)
-    for name, batch in warm_up_samples(config, folder):
+    for identity, (name, batch) in enumerate(warm_up_samples(config, folder), _FIRST_SEQUENCE):
         trial = EnsembleVersion(
             config, ensemble.config_message, number, ModelStatistics(), ensemble.dispatcher, ensemble.memory
         )
         heads = tuple(InputHead(entry.name, entry.datatype.value, entry.shape) for entry in batch.inputs.values())
         head = RequestHead(config.name, str(number), heads)
-        identity = next(numbers)
         sequence = SequenceTag(f"warmup {identity}" if has_text_ids else identity, starts=True, ends=True)
         request = InferRequest(head, "", [entry.data for entry in batch.inputs.values()], sequence=sequence)
         try:
