@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import FileIO
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet
@@ -20,7 +21,7 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.tensors import Tensor
-from rocserve.core.trace import Moment, Trace, TraceGroup
+from rocserve.core.trace import Moment, TraceGroup
 
 if TYPE_CHECKING:
     from rocserve.observability.tracing.tracing import TraceSetting
@@ -94,16 +95,11 @@ class WriterThread(Generic[Item]):
 def why_unwritable(path: str) -> str:
     """Why a file cannot be written there, as far as it shows without making it; empty = it seems that it can."""
     file = Path(path)
-    folder = file.parent
     if file.is_dir():
-        number = errno.EISDIR
-    elif not folder.is_dir():
-        number = errno.ENOENT
-    elif not os.access(file if file.exists() else folder, os.W_OK):
-        number = errno.EACCES
-    else:
-        return ""
-    return os.strerror(number)
+        return os.strerror(errno.EISDIR)
+    if not file.parent.is_dir():
+        return os.strerror(errno.ENOENT)
+    return "" if os.access(file if file.exists() else file.parent, os.W_OK) else os.strerror(errno.EACCES)
 
 
 def _write_all(file: FileIO, data: bytes) -> None:
@@ -230,40 +226,24 @@ def group_json(group: TraceGroup) -> str:
     """The entries of a request and of those that it led to, with commas between them."""
     entries: list[dict[str, Any]] = []
     for record in group.records:
-        entries.append(_head(record))
+        head = {"id": record.number, "model_name": record.model_name, "model_version": int(record.model_version)}
+        if record.request_id:
+            # A text that has no form in UTF-8 could not be written.
+            head["request_id"] = record.request_id.encode(errors="replace").decode()
+        if record.parent_id:
+            head["parent_id"] = record.parent_id
         moments = record.moments + (group.front_end if not record.parent_id else [])
-        entries += [_entry(record.number, moment) for moment in sorted(moments, key=lambda moment: moment.ns)]
+        entries += [head, *(_entry(record.number, moment) for moment in sorted(moments, key=attrgetter("ns")))]
     return ",".join(json.dumps(entry, separators=(",", ":"), ensure_ascii=False) for entry in entries)
 
 
-def _head(record: Trace) -> dict[str, Any]:
-    head: dict[str, Any] = {
-        "id": record.number,
-        "model_name": record.model_name,
-        "model_version": int(record.model_version),
-    }
-    if record.request_id:
-        # A text that has no form in UTF-8 could not be written.
-        head["request_id"] = record.request_id.encode(errors="replace").decode()
-    if record.parent_id:
-        head["parent_id"] = record.parent_id
-    return head
-
-
 def _entry(number: int, moment: Moment) -> dict[str, Any]:
-    if moment.tensor is None:
-        return {"id": number, "timestamps": [{"name": moment.activity, "ns": moment.ns}]}
     tensor = moment.tensor
-    return {
-        "id": number,
-        "activity": moment.activity,
-        "tensor": {
-            "name": tensor.name,
-            "data": _data(tensor),
-            "shape": ",".join(map(str, tensor.shape)),
-            "dtype": tensor.datatype.value,
-        },
-    }
+    if tensor is None:
+        return {"id": number, "timestamps": [{"name": moment.activity, "ns": moment.ns}]}
+    shape, dtype = ",".join(map(str, tensor.shape)), tensor.datatype.value
+    shown = {"name": tensor.name, "data": _data(tensor), "shape": shape, "dtype": dtype}
+    return {"id": number, "activity": moment.activity, "tensor": shown}
 
 
 def _data(tensor: Tensor) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from operator import attrgetter
+from types import MappingProxyType
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -59,9 +61,9 @@ class SpanSink:
         self._exporter: SpanExporter = OTLPSpanExporter(endpoint=options.url)
         self._processor = BatchSpanProcessor(
             self._exporter,
-            max_queue_size=options.max_queue_size,
-            schedule_delay_millis=options.schedule_delay_ms,
-            max_export_batch_size=options.max_export_batch_size,
+            max_queue_size=options.batch["bsp_max_queue_size"],
+            schedule_delay_millis=options.batch["bsp_schedule_delay"],
+            max_export_batch_size=options.batch["bsp_max_export_batch_size"],
         )
         provider.add_span_processor(self._processor)
         self._exporter_warnings = _ExporterWarnings(log)
@@ -99,22 +101,18 @@ class SpanSink:
     def _handle(self, groups: list[TraceGroup]) -> None:
         for group in groups:
             moments = [moment for record in group.records for moment in record.moments] + group.front_end
-            if moments:
-                self._send(group, moments)
-
-    def _send(self, group: TraceGroup, moments: list[Moment]) -> None:
-        parent = group.parent
-        above = None
-        if parent is not None:
-            state = TraceState.from_header([parent.state]) if parent.state else None
-            above = SdkContext(parent.trace_id, parent.span_id, True, TraceFlags(TraceFlags.SAMPLED), state)
-        root = self._begin(group, "InferRequest", above, group.span_id, moments, {})
-        _add_events(root, group, group.front_end)
-        by_number: dict[int, Span] = {}
-        for record in group.records:
-            outer = by_number.get(record.parent_id, root)
-            by_number[record.number] = self._send_record(group, record, outer)
-        _end(root, group, moments)
+            if not moments:
+                continue
+            parent, above = group.parent, None
+            if parent is not None:
+                state = TraceState.from_header([parent.state]) if parent.state else None
+                above = SdkContext(parent.trace_id, parent.span_id, True, TraceFlags(TraceFlags.SAMPLED), state)
+            root = self._begin(group, "InferRequest", above, group.span_id, moments)
+            by_number: dict[int, Span] = {}
+            for record in group.records:
+                outer = by_number.get(record.parent_id, root)
+                by_number[record.number] = self._send_record(group, record, outer)
+            _end(root, group, moments, group.front_end)
 
     def _send_record(self, group: TraceGroup, record: Trace, outer: Span) -> Span:
         if not record.moments:
@@ -131,12 +129,9 @@ class SpanSink:
             group, record.model_name, outer.get_span_context(), record.span_id, record.moments, attributes
         )
         computing = [moment for moment in record.moments if moment.activity in _COMPUTE]
-        _add_events(span, group, [moment for moment in record.moments if moment.activity not in _COMPUTE])
         if computing:
-            inner = self._begin(group, "compute", span.get_span_context(), 0, computing, {})
-            _add_events(inner, group, computing)
-            _end(inner, group, computing)
-        _end(span, group, record.moments)
+            _end(self._begin(group, "compute", span.get_span_context(), 0, computing), group, computing, computing)
+        _end(span, group, record.moments, [moment for moment in record.moments if moment.activity not in _COMPUTE])
         return span
 
     def _begin(
@@ -146,7 +141,7 @@ class SpanSink:
         above: SdkContext | None,
         span_id: int,
         moments: list[Moment],
-        attributes: Mapping[str, str | int],
+        attributes: Mapping[str, str | int] = MappingProxyType({}),
     ) -> Span:
         self._ids.give(group.trace_id, span_id)
         context = set_span_in_context(NonRecordingSpan(above)) if above is not None else None
@@ -156,12 +151,10 @@ class SpanSink:
         )
 
 
-def _add_events(span: Span, group: TraceGroup, moments: list[Moment]) -> None:
-    for moment in sorted(moments, key=lambda moment: moment.ns):
+def _end(span: Span, group: TraceGroup, moments: list[Moment], events: list[Moment]) -> None:
+    """`moments`: within the span, of which some are its own events."""
+    for moment in sorted(events, key=attrgetter("ns")):
         span.add_event(moment.activity, timestamp=group.wall_offset_ns + moment.ns)
-
-
-def _end(span: Span, group: TraceGroup, moments: list[Moment]) -> None:
     span.end(group.wall_offset_ns + max(moment.ns for moment in moments))
 
 

@@ -20,22 +20,16 @@ TraceConfig = Sequence[tuple[str, str, str]]
 """Mode ("" = of all modes), setting, value."""
 
 MODES = ("triton", "opentelemetry")
+_DEFAULT_URL = "http://localhost:4318/v1/traces"
+_BATCH_DEFAULTS = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_export_batch_size": 512}
 _SETTINGS = {
     "": ("mode", "level", "rate", "count"),
     "triton": ("file", "log-frequency"),
-    "opentelemetry": (
-        "url",
-        "resource",
-        "bsp_max_queue_size",
-        "bsp_schedule_delay",
-        "bsp_max_export_batch_size",
-    ),
+    "opentelemetry": ("url", "resource", *_BATCH_DEFAULTS),
 }
-_DEFAULT_URL = "http://localhost:4318/v1/traces"
-_BATCH_DEFAULTS = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_export_batch_size": 512}
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
-_LARGEST_COUNT = (1 << 31) - 1
 _LARGEST = (1 << 32) - 1
+_BOUNDS = {"rate": (0, _LARGEST), "count": (-1, (1 << 31) - 1), "log-frequency": (0, _LARGEST)}
 
 _LEVELS = {
     **dict.fromkeys(("false", "off"), TraceLevel.OFF),
@@ -64,9 +58,8 @@ class SpanOptions:
 
     url: str = _DEFAULT_URL
     resource: Mapping[str, str] = field(default_factory=dict)
-    max_queue_size: int = _BATCH_DEFAULTS["bsp_max_queue_size"]
-    schedule_delay_ms: int = _BATCH_DEFAULTS["bsp_schedule_delay"]
-    max_export_batch_size: int = _BATCH_DEFAULTS["bsp_max_export_batch_size"]
+    batch: Mapping[str, int] = field(default_factory=_BATCH_DEFAULTS.copy)
+    """Of the SDK's batch processor; a delay in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +97,8 @@ def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.envir
             levels.append(level)
         elif name == "file":
             file = value
-        elif name == "count":
-            numbers[name] = _number(where, value, -1, _LARGEST_COUNT)
         elif name in numbers:
-            numbers[name] = _number(where, value, 0, _LARGEST)
+            numbers[name] = _number(where, value, *_BOUNDS[name])
     level = TraceLevel.OFF if TraceLevel.OFF in levels else TraceLevel.of(levels)
     values = TraceValues(level, numbers["rate"], numbers["count"], numbers["log-frequency"])
     spans, shown = _spans(config, environment) if mode == "opentelemetry" else (SpanOptions(), ())
@@ -158,7 +149,7 @@ def _spans(config: TraceConfig, environment: Mapping[str, str]) -> tuple[SpanOpt
         raise ValueError(
             f"opentelemetry: bsp_max_export_batch_size is {size}, but must be at most bsp_max_queue_size, {queue}"
         )
-    return SpanOptions(url, resource, queue, batch["bsp_schedule_delay"], size), tuple(shown)
+    return SpanOptions(url, resource, batch), tuple(shown)
 
 
 @dataclass(eq=False)
@@ -205,7 +196,7 @@ class TraceSetting:
         return is_due or forced
 
 
-TraceChange = Mapping[str, int | None]
+TraceChange = Mapping[str, Any]
 """New values by the fields of TraceValues; None = that of the setting above again."""
 
 
@@ -285,17 +276,15 @@ class Tracing:
         else:
             current, above = self._global, self._default
         before = current.specified if current is not None else frozenset()
-        cleared = {name for name, value in change.items() if value is None}
-        specified = (before | change.keys()) - cleared
+        given = {name: value for name, value in change.items() if value is not None}
+        specified = (before | given.keys()) - (change.keys() - given.keys())
         if model_name and not specified:
-            if self._models.pop(model_name, None) is not None and current is not None:
+            if current is not None:
+                del self._models[model_name]
                 self._sink.retire(current)
             return
-        values = above.values
-        if current is not None:
-            now = current.values
-            values = _changed(values, {name: getattr(now, name) for name in specified})
-        values = _changed(values, change)
+        kept = {name: getattr(current.values, name) for name in specified} if current is not None else {}
+        values: TraceValues = replace(above.values, **(kept | given))
         fault = self._fault(values)
         if fault and values.level is not TraceLevel.OFF:
             raise invalid_argument(f"Attempting to set invalid trace setting :{fault}")
@@ -324,29 +313,22 @@ class Tracing:
             self.on_switched()
 
 
+_TRACE_PARENT = re.compile(
+    r"(?:00|(?P<later>(?!00|ff)[0-9a-f]{2}))-(?P<trace>(?!0{32})[0-9a-f]{32})-(?P<span>(?!0{16})[0-9a-f]{16})-[0-9a-f]{2}"
+    r"(?(later)(?:-.*)?)"
+)
+"""Later versions may have more behind it."""
+
+
 def client_context(headers: Mapping[str, str]) -> SpanContext | None:
     """The client's span, by the headers `traceparent` and `tracestate`; None = none that is valid.
 
     `headers`: names in lower case.
     """
-    parts = headers.get("traceparent", "").strip().split("-")
-    if len(parts) < 4 or [len(part) for part in parts[:4]] != [2, 32, 16, 2] or parts[0] == "ff":
+    found = _TRACE_PARENT.fullmatch(headers.get("traceparent", "").strip())
+    if found is None:
         return None
-    if parts[0] == "00" and len(parts) != 4:
-        return None
-    if not all(set(part) <= set("0123456789abcdef") for part in parts[:4]):
-        return None
-    trace_id, span_id = int(parts[1], 16), int(parts[2], 16)
-    if not trace_id or not span_id:
-        return None
-    return SpanContext(trace_id, span_id, headers.get("tracestate", "").strip())
-
-
-def _changed(values: TraceValues, change: TraceChange) -> TraceValues:
-    given: dict[str, Any] = {name: value for name, value in change.items() if value is not None}
-    if "level" in given:
-        given["level"] = TraceLevel(given["level"])
-    return replace(values, **given)
+    return SpanContext(int(found["trace"], 16), int(found["span"], 16), headers.get("tracestate", "").strip())
 
 
 NEEDS_EXTRA = (

@@ -115,7 +115,7 @@ def test_a_client_that_traces_is_followed_whatever_rate_and_count() -> None:
     )
     assert context is not None
     assert int(context[1], 16) == record.span_id
-    settings.change("", {"level": 0})
+    settings.change("", {"level": TraceLevel.OFF})
     assert settings.begin("m", {"traceparent": TRACEPARENT}) is None
 
 
@@ -203,7 +203,7 @@ def test_the_settings_of_spans() -> None:
         "http://collector/v1/traces",
         {"service.name": "vision=2", "zone": "a"},
     )
-    assert (spans.max_queue_size, spans.schedule_delay_ms, spans.max_export_batch_size) == (10, 5000, 5)
+    assert tuple(spans.batch.values()) == (10, 5000, 5)
     assert options.shown == (
         ("url", "http://collector/v1/traces"),
         ("resource", "service.name=vision=2"),
