@@ -148,13 +148,15 @@ def test_questions(rocserve_server: RocserveProcess):
 
 
 def test_load_and_unload(serve: Callable[..., RocserveProcess], repository: Path):
-    drop(repository, "add_sub", add_sub())
-    server = serve(repository, flags=("--model-control-mode=explicit",))
+    for name in ("add_sub", "named"):
+        drop(repository, name, add_sub())
+    server = serve(repository, flags=("--model-control-mode=explicit", "--load-model=named"))
     numbers = {"INPUT0": np.ones((1, 16), np.int32), "INPUT1": np.ones((1, 16), np.int32)}
     with Client(server.address) as client:
         client.wait_until_ready(30)
+        assert client.model_ready("named")
         assert not client.model_ready("add_sub")
-        with pytest.raises(RocserveError):
+        with pytest.raises(RocserveError, match="failed to load 'nothing'"):
             client.load_model("nothing")
         client.load_model("add_sub", timeout=60)
         assert client.infer("add_sub", numbers)["OUTPUT0"].tolist() == [[2] * 16]

@@ -219,11 +219,15 @@ def test_a_model_that_comes_with_a_call_and_a_question_meanwhile(
 def test_health_is_watched(server: RocserveProcess, clients: list[triton.InferenceServerClient]) -> None:
     states: queue.Queue[int] = queue.Queue()
     with grpc.insecure_channel(server.address) as channel:
-        watch = channel.unary_stream(
+        watching = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )(health_pb2.HealthCheckRequest(service="simple"))
+        )
+        unknown = watching(health_pb2.HealthCheckRequest(service="nobody"))
+        assert next(unknown).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        unknown.cancel()
+        watch = watching(health_pb2.HealthCheckRequest(service="simple"))
 
         def follow() -> None:
             try:

@@ -7,8 +7,6 @@ import json
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -77,15 +75,3 @@ def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) 
     sending.sendall(data)
     assert sending.recv(65536).startswith(b"HTTP/1.1 200")
     assert server.process.wait(20) == 0
-
-
-def test_a_taken_port_is_said(serve: Any, repository: Path) -> None:
-    server: RocserveProcess = serve(repository)
-    command = [sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--allow-grpc=false"]
-    command += ["--allow-metrics=false", "--http-address=127.0.0.1", f"--http-port={server.http_port}"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 1
-    assert (
-        f"cannot serve HTTP at 127.0.0.1:{server.http_port}: Address already in use; name another with --http-port, or"
-        " switch HTTP off with --allow-http=false" in result.stderr
-    )

@@ -8,7 +8,6 @@ import threading
 import time
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -16,8 +15,6 @@ from support.infer_inputs import infer_input
 from support.models import add_constant, drop, slow_sum
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
-
-from rocserve.protocol import health_pb2
 
 
 def ask(client: triton.InferenceServerClient, model: str, version: str = "") -> list[float]:
@@ -66,56 +63,6 @@ def test_an_open_stream_does_not_hold_the_end_up(serve, repository: Path):
     assert time.monotonic() - started < 10
 
 
-def test_health_is_watched(serve, repository: Path):
-    server = serve(repository)
-    server.wait_until_ready()
-    seen: list[int] = []
-    with grpc.insecure_channel(server.address) as channel:
-        watch = channel.unary_stream(
-            "/grpc.health.v1.Health/Watch",
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )(health_pb2.HealthCheckRequest(service="m"))
-        threading.Thread(target=lambda: collect(watch, seen), daemon=True).start()
-        wait_until(lambda: seen == [health_pb2.HealthCheckResponse.SERVICE_UNKNOWN])
-        drop(repository, "m", add_constant(1.0))
-        wait_until(lambda: seen[-1] == health_pb2.HealthCheckResponse.SERVING)
-
-
-def collect(watch, seen: list[int]) -> None:
-    try:
-        for response in watch:
-            seen.append(response.status)
-    except grpc.RpcError:
-        pass
-
-
-def test_explicit_control(serve, repository: Path):
-    drop(repository, "a", add_constant(1.0))
-    drop(repository, "b", add_constant(2.0))
-    server = serve(repository, flags=("--model-control-mode=explicit", "--load-model=a"))
-    server.wait_until_ready()
-    client = server.client()
-    assert ask(client, "a") == [2.0, 3.0]
-    assert not client.is_model_ready("b")
-    client.load_model("b")
-    assert ask(client, "b") == [3.0, 4.0]
-    client.unload_model("a")
-    wait_until(lambda: not client.is_model_ready("a"))
-    client.load_model("a", config='{"max_batch_size": 2, "platform": "onnx_onnxv1"}')
-    assert client.get_model_config("a").config.max_batch_size == 2
-    with pytest.raises(InferenceServerException, match="failed to load 'nothing'"):
-        client.load_model("nothing")
-
-
-def test_load_is_refused_where_the_folder_decides(serve, repository: Path):
-    drop(repository, "a", add_constant(1.0))
-    server = serve(repository)
-    server.wait_until_ready()
-    with pytest.raises(InferenceServerException, match="explicit model load / unload is not allowed"):
-        server.client().load_model("a")
-
-
 def test_version_policies(serve, repository: Path):
     for version in (1, 2, 3):
         for name, policy in (
@@ -143,7 +90,6 @@ def rocserve(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        ((), "name what to serve: a model's file, its folder, or a repository"),
         (("--model-repository=.", "--allow-vertex-ai=true"), "The Vertex AI front end is not served by this version"),
         (("--model-repository=.", "--sagemaker-port=8080"), "--sagemaker-port: The SageMaker front end is not served"),
         (("--model-repository=.", "--grpc-use-ssl=true"), "TLS needs --grpc-server-cert and --grpc-server-key"),
@@ -181,29 +127,6 @@ def test_a_gpu_is_never_replaced_by_the_cpu_unasked(serve, repository: Path):
     assert "kind KIND_GPU but no GPUs are available" in reasons["strict"]
 
 
-def test_a_taken_port_is_said(serve, repository: Path):
-    server = serve(repository)
-    result = rocserve(
-        "serve",
-        f"--model-repository={repository}",
-        "--grpc-address=127.0.0.1",
-        f"--grpc-port={server.port}",
-        "--allow-http=false",
-        "--allow-metrics=false",
-    )
-    assert result.returncode == 1
-    assert f"127.0.0.1:{server.port}" in result.stderr
-
-
-def test_a_failing_model_ends_the_start_unless_told_otherwise(repository: Path):
-    drop(repository, "broken", b"no ONNX")
-    ports = ("--grpc-address=127.0.0.1", "--grpc-port=0", "--allow-http=false", "--allow-metrics=false")
-    result = rocserve("serve", f"--model-repository={repository}", *ports)
-    assert result.returncode == 1
-    assert result.stderr.count("failed to load 'broken' version 1: ") == 1
-    assert "--exit-on-error=false" in result.stderr
-
-
 def test_the_effective_config_is_printed(repository: Path):
     folder = drop(repository, "m", add_constant(1.0))
     result = rocserve("config", str(folder))
@@ -214,17 +137,3 @@ def test_the_effective_config_is_printed(repository: Path):
     result = rocserve("config", str(folder))
     assert result.returncode == 1
     assert "max_batchsize" in result.stderr
-
-
-def test_the_status_table_is_printed(serve, repository: Path):
-    drop(repository, "m", add_constant(1.0))
-    server = serve(repository)
-    server.wait_until_ready()
-    ask(server.client(), "m")
-    result = rocserve("status", "--once", "--url", server.address)
-    assert result.returncode == 0, result.stderr
-    assert "READY" in result.stdout
-    assert "m" in result.stdout
-    result = rocserve("status", "--once", "--url", "127.0.0.1:1")
-    assert result.returncode == 1
-    assert "127.0.0.1:1" in result.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -165,24 +163,6 @@ def test_models_come_and_go(serve, repository: Path) -> None:
     client.unload_model("m")
     wait_until(lambda: not any('model="m"' in name for name in scrape(port)), "the end of the model's numbers")
     assert folder.is_dir()
-
-
-def test_a_taken_port_is_said(serve, repository: Path) -> None:
-    server: RocserveProcess = serve(repository, flags=FLAGS)
-    port = port_of(server)
-    command = [sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--grpc-port=0"]
-    result = subprocess.run(
-        [*command, "--allow-http=false", "--metrics-address=127.0.0.1", f"--metrics-port={port}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 1
-    assert (
-        f"cannot serve metrics at 127.0.0.1:{port}: Address already in use; name another with --metrics-port, or switch"
-        " metrics off with --allow-metrics=false" in result.stderr
-    )
 
 
 def test_without_metrics(serve, repository: Path) -> None:

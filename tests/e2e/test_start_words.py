@@ -47,7 +47,9 @@ def test_all_ports_in_use_are_told_at_once(repository: Path) -> None:
         flags = [f"--{name.lower()}-{what}" for name in ports for what in ("address=127.0.0.1", f"port={ports[name]}")]
         log = run(f"--model-repository={repository}", *flags)
     for name, port in ports.items():
-        assert log.count(f"cannot serve {name} at 127.0.0.1:{port}: Address already in use") == 1
+        said = f"cannot serve {name} at 127.0.0.1:{port}: Address already in use; name another with"
+        flag = name.lower()
+        assert log.count(f"{said} --{flag}-port, or switch {name} off with --allow-{flag}=false") == 1
 
 
 def test_a_broken_drop_takes_nothing_from_others_and_is_told_everywhere(serve, repository: Path) -> None:
