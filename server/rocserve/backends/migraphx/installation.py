@@ -42,17 +42,8 @@ class MigraphxInstallation:
     """Why that place was searched, for people: "$ROCM_PATH", "the dynamic loader's cache", ..."""
 
 
-@dataclass(frozen=True, slots=True)
-class SystemPlaces:
-    """The folders of a system that are searched."""
-
-    rocm_folders: Path = Path("/opt")
-    """Holds rocm and rocm-<version>."""
-    loader_cache: Path = Path("/etc/ld.so.cache")
-
-
 def find_installation(
-    settings: EngineSettings, environment: Mapping[str, str] = os.environ, system: SystemPlaces | None = None
+    settings: EngineSettings, environment: Mapping[str, str] = os.environ, system: Path = Path("/")
 ) -> MigraphxInstallation:
     """In this order: the root that the settings or $ROCSERVE_MIGRAPHX_ROOT name (then nowhere else), $ROCM_PATH,
     $LD_LIBRARY_PATH, the wheel migraphx-libs, /opt/rocm, its newest extras-*, the newest /opt/rocm-*, the dynamic
@@ -76,7 +67,7 @@ def find_installation(
             f"MIGraphX is not in {place}, which {named_by} names: there is no {LIBRARY} in its"
             f" {', '.join(_ROOT_LIBRARIES)} (make migraphx-root makes such a folder)"
         )
-    searched = [(folder.absolute(), reason) for folder, reason in _places(environment, system or SystemPlaces())]
+    searched = [(folder.absolute(), reason) for folder, reason in _places(environment, system)]
     for folder, reason in searched:
         if (folder / LIBRARY).is_file():
             return MigraphxInstallation(str(folder / LIBRARY), _module_in(folder) or _importable_module(), (), reason)
@@ -96,7 +87,7 @@ def python_command(installation: MigraphxInstallation) -> tuple[str, ...]:
     return (*installation.loader, sys.executable)
 
 
-def _places(environment: Mapping[str, str], system: SystemPlaces) -> Iterator[tuple[Path, str]]:
+def _places(environment: Mapping[str, str], system: Path) -> Iterator[tuple[Path, str]]:
     """Folders that may hold the library, and why."""
     named = environment.get("ROCM_PATH", "")
     if named:
@@ -106,16 +97,16 @@ def _places(environment: Mapping[str, str], system: SystemPlaces) -> Iterator[tu
     wheel = importlib.util.find_spec("migraphx_libs")
     for path in (wheel and wheel.submodule_search_locations) or ():
         yield Path(path), "the wheel migraphx-libs"
-    rocm = system.rocm_folders / "rocm"
+    rocm = system / "opt/rocm"
     yield rocm / "lib", "ROCm's own place"
     for folder in _newest_first(rocm.glob("extras-*")):
         yield folder / "lib", "ROCm's extras"
-    for folder in _newest_first(system.rocm_folders.glob("rocm-*")):
+    for folder in _newest_first((system / "opt").glob("rocm-*")):
         yield folder / "lib", "an installed ROCm"
     # The cache names each library by its path, ended by a zero; asking ldconfig would be a process and its output.
     with suppress(OSError):
         pattern = rb"\0(/[^\0]*/)" + re.escape(LIBRARY.encode()) + rb"\0"
-        for match in re.findall(pattern, system.loader_cache.read_bytes()):
+        for match in re.findall(pattern, (system / "etc/ld.so.cache").read_bytes()):
             yield Path(os.fsdecode(match)), "the dynamic loader's cache"
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 import mmap
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
 from rocserve.core.errors import invalid_argument
-
-if TYPE_CHECKING:
-    import onnx
 
 _KEY = b"location"
 """A tensor names its file under this key, which is therefore somewhere in the model file."""
@@ -52,7 +49,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
     # The library takes longer to import than a small model to load, so only models that need it wait for it.
     import onnx
 
-    from rocserve.backends.migraphx.model_files.onnx_graph import ExternalFiles
+    from rocserve.backends.migraphx.model_files.onnx_graph import ExternalFiles, parts_of
 
     try:
         loaded = onnx.load(path, format="protobuf", load_external_data=False)
@@ -61,7 +58,10 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
         return NO_WEIGHTS
     checked = ExternalFiles(path, (model.model_folder,))
     files: dict[str, Path] = {}
-    for tensor in _external(loaded):
+    tensors = [
+        part for part in parts_of(loaded) if isinstance(part, onnx.TensorProto) and part.data_location == part.EXTERNAL
+    ]
+    for tensor in tensors:
         try:
             checked.add(tensor, 0)
         except UnicodeDecodeError:
@@ -71,11 +71,11 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
         location = next((str(entry.value) for entry in reversed(tensor.external_data) if entry.key == "location"), "")
         files[location] = path.parent / location
     # ONNX Runtime takes from memory what the main graph's initializers are in, by names that need no normalising.
-    given = sum(1 for tensor in loaded.graph.initializer for _ in _external(tensor))
+    given = sum(tensor.data_location == tensor.EXTERNAL for tensor in loaded.graph.initializer)
     in_memory = (
         hasattr(onnxruntime.SessionOptions, "add_external_initializers_from_files_in_memory")
         and all(str(PurePosixPath(name)) == name for name in files)
-        and given == sum(1 for _ in _external(loaded))
+        and given == len(tensors)
     )
     return ExternalWeights(files, in_memory)
 
@@ -102,16 +102,3 @@ def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) ->
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-
-def _external(message: Any) -> Iterator[onnx.TensorProto]:
-    """The tensors that lie in other files, wherever they are within a message of ONNX."""
-    if message.DESCRIPTOR.name == "TensorProto":
-        if message.data_location == message.EXTERNAL:
-            yield message
-        return
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is not None:
-            parts: Iterable[Any] = (value,) if hasattr(value, "ListFields") else value
-            for part in parts:
-                yield from _external(part)

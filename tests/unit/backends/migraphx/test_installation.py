@@ -16,7 +16,6 @@ from rocserve.backends.migraphx.installation import (
     INSTALL_LINES,
     LIBRARY,
     MigraphxInstallation,
-    SystemPlaces,
     find_installation,
     python_command,
 )
@@ -27,9 +26,9 @@ MODULE = f"migraphx{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
 @pytest.fixture
-def system(tmp_path: Path) -> SystemPlaces:
+def system(tmp_path: Path) -> Path:
     (tmp_path / "opt").mkdir()
-    return SystemPlaces(rocm_folders=tmp_path / "opt", loader_cache=tmp_path / "ld.so.cache")
+    return tmp_path
 
 
 def put(folder: Path, *names: str) -> Path:
@@ -39,18 +38,18 @@ def put(folder: Path, *names: str) -> Path:
     return folder
 
 
-def find(system: SystemPlaces, **environment: str) -> MigraphxInstallation:
+def find(system: Path, **environment: str) -> MigraphxInstallation:
     return find_installation(EngineSettings(), environment, system)
 
 
-def refusal(system: SystemPlaces, settings: EngineSettings | None = None, **environment: str) -> str:
+def refusal(system: Path, settings: EngineSettings | None = None, **environment: str) -> str:
     with pytest.raises(ServeError) as caught:
         find_installation(settings or EngineSettings(), environment, system)
     assert caught.value.code is StatusCode.UNAVAILABLE
     return caught.value.text
 
 
-def test_it_says_where_it_looked(system: SystemPlaces, tmp_path: Path) -> None:
+def test_it_says_where_it_looked(system: Path, tmp_path: Path) -> None:
     put(tmp_path / "opt" / "rocm-6.4.0")
     assert refusal(system, ROCM_PATH="/r", LD_LIBRARY_PATH=":/a:/b") == (
         f"MIGraphX is not installed here: there is no {LIBRARY} in /r/lib ($ROCM_PATH); /a ($LD_LIBRARY_PATH); "
@@ -60,7 +59,7 @@ def test_it_says_where_it_looked(system: SystemPlaces, tmp_path: Path) -> None:
     )
 
 
-def test_the_order(system: SystemPlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order(system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each place is found once those before it are gone."""
     monkeypatch.syspath_prepend(tmp_path / "site")
     places = {
@@ -73,7 +72,9 @@ def test_the_order(system: SystemPlaces, tmp_path: Path, monkeypatch: pytest.Mon
     }
     older = put(tmp_path / "opt" / "rocm-7.9.1" / "lib", LIBRARY)
     cached = put(tmp_path / "cached", LIBRARY)
-    system.loader_cache.write_bytes(f"glibc\0{LIBRARY}\0{cached}/{LIBRARY}\0libz.so.1\0/lib/libz.so.1\0".encode())
+    (put(system / "etc") / "ld.so.cache").write_bytes(
+        f"glibc\0{LIBRARY}\0{cached}/{LIBRARY}\0libz.so.1\0/lib/libz.so.1\0".encode()
+    )
     variables = {"ROCM_PATH": str(tmp_path / "named"), "LD_LIBRARY_PATH": f"/nowhere:{tmp_path / 'path'}"}
     for reason, folder in places.items():
         found = find(system, **variables)
@@ -93,7 +94,7 @@ def test_this_systems_own_loader_cache_can_be_read() -> None:
         assert "nor in the dynamic loader's cache" in error.text
 
 
-def test_a_root_that_is_named_is_the_only_place(system: SystemPlaces, tmp_path: Path) -> None:
+def test_a_root_that_is_named_is_the_only_place(system: Path, tmp_path: Path) -> None:
     put(tmp_path / "opt" / "rocm" / "lib", LIBRARY)
     root = put(tmp_path / "root")
     message = refusal(system, ROCSERVE_MIGRAPHX_ROOT=str(root))
@@ -106,14 +107,14 @@ def test_a_root_that_is_named_is_the_only_place(system: SystemPlaces, tmp_path: 
     )
 
 
-def test_a_root_may_be_a_rocm_folder(system: SystemPlaces, tmp_path: Path) -> None:
+def test_a_root_may_be_a_rocm_folder(system: Path, tmp_path: Path) -> None:
     folder = put(tmp_path / "rocm" / "lib", LIBRARY, MODULE)
     found = find(system, ROCSERVE_MIGRAPHX_ROOT=str(tmp_path / "rocm"))
     assert found == MigraphxInstallation(str(folder / LIBRARY), str(folder), (), "$ROCSERVE_MIGRAPHX_ROOT")
     assert python_command(found) == (sys.executable,)
 
 
-def test_a_root_with_its_own_c_library_has_loader_words(system: SystemPlaces, tmp_path: Path) -> None:
+def test_a_root_with_its_own_c_library_has_loader_words(system: Path, tmp_path: Path) -> None:
     libraries = put(tmp_path / "root" / "usr/lib/x86_64-linux-gnu", LIBRARY, "ld-linux-x86-64.so.2")
     found = find(system, ROCSERVE_MIGRAPHX_ROOT=str(tmp_path / "root"))
     assert python_command(found) == (
@@ -124,21 +125,19 @@ def test_a_root_with_its_own_c_library_has_loader_words(system: SystemPlaces, tm
     )
 
 
-def test_the_module_lies_beside_the_library(system: SystemPlaces, tmp_path: Path) -> None:
+def test_the_module_lies_beside_the_library(system: Path, tmp_path: Path) -> None:
     folder = put(tmp_path / "opt" / "rocm" / "lib", LIBRARY, "migraphx.cpython-27-x86_64-linux-gnu.so")
     assert find(system).module_folder == ""  # it is another Python's
     put(folder, MODULE)
     assert find(system).module_folder == str(folder)
 
 
-def test_the_module_alone_is_enough(system: SystemPlaces, tmp_path: Path) -> None:
+def test_the_module_alone_is_enough(system: Path, tmp_path: Path) -> None:
     folder = put(tmp_path / "opt" / "rocm" / "lib", MODULE)
     assert find(system) == MigraphxInstallation("", str(folder), (), "the Python module")
 
 
-def test_the_module_on_the_interpreters_path(
-    system: SystemPlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_module_on_the_interpreters_path(system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path / "site")
     put(tmp_path / "site" / "migraphx")
     refusal(system)  # a folder that happens to be called so

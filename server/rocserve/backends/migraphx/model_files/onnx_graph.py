@@ -83,56 +83,32 @@ class _GraphReader:
     def __init__(self, path: Path, files: ExternalFiles) -> None:
         self._file = path.name
         self._files = files
-        self._operators: set[str] = set()
-        self._weight_bytes = 0
 
     def read(self, model: onnx.ModelProto) -> ModelGraph:
         graph = model.graph
         if not model.ir_version or not graph.node or not graph.output:
             missing = "ir_version" if not model.ir_version else "nodes" if not graph.node else "outputs"
             raise self._wrong(f"is no ONNX model, or a damaged one: it has no {missing}; copy or export it again")
-        self._walk(graph)
-        for function in model.functions:
-            self._walk_nodes(function.node)
+        weight_bytes, operators = 0, set()
+        for whole in (*graph.initializer, *graph.sparse_initializer, *graph.node, *model.functions):
+            for part in parts_of(whole):
+                if isinstance(part, onnx.TensorProto):
+                    weight_bytes += self._size(part)
+                elif as_text(part.domain) in ("", "ai.onnx"):
+                    operators.add(as_text(part.op_type))
         defaults = {as_text(tensor.name) for tensor in graph.initializer}
         defaults.update(as_text(tensor.values.name) for tensor in graph.sparse_initializer)
         return ModelGraph(
             inputs=tuple(self._tensors("input", (value for value in graph.input if value.name not in defaults))),
             outputs=tuple(self._tensors("output", graph.output)),
             # Of all initializers and constants, external ones included.
-            weight_bytes=self._weight_bytes,
+            weight_bytes=weight_bytes,
             external_files=self._files.paths,
-            is_quantised=not _QUANTISED.isdisjoint(self._operators),
+            is_quantised=not _QUANTISED.isdisjoint(operators),
         )
 
-    def _walk(self, graph: onnx.GraphProto) -> None:
-        """Take in what the graph and the graphs within its nodes hold."""
-        for tensor in graph.initializer:
-            self._weigh(tensor)
-        for sparse in graph.sparse_initializer:
-            self._weigh(sparse.values)
-            self._weigh(sparse.indices)
-        self._walk_nodes(graph.node)
-
-    def _walk_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        for node in nodes:
-            if as_text(node.domain) in ("", "ai.onnx"):
-                self._operators.add(as_text(node.op_type))
-            for attribute in node.attribute:
-                sparse: Any = (attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()
-                for tensor in (attribute.t,) if attribute.HasField("t") else ():
-                    self._weigh(tensor)
-                for tensor in attribute.tensors:
-                    self._weigh(tensor)
-                for each in (*sparse, *attribute.sparse_tensors):
-                    self._weigh(each.values)
-                    self._weigh(each.indices)
-                if attribute.HasField("g"):
-                    self._walk(attribute.g)
-                for graph in attribute.graphs:
-                    self._walk(graph)
-
-    def _weigh(self, tensor: onnx.TensorProto) -> None:
+    def _size(self, tensor: onnx.TensorProto) -> int:
+        """Its bytes, in the file or beside it."""
         bits = _BITS.get(tensor.data_type, 0) * math.prod(tensor.dims)
         size = max(0, (bits + 7) // 8)
         # MIGraphX reads what is named there whatever the location says.
@@ -145,14 +121,14 @@ class _GraphReader:
                     f" MIGraphX takes them for {', '.join(_EXTERNAL_ORDER)}; write it anew with onnx.save_model(...,"
                     " save_as_external_data=True)"
                 )
-            size = self._files.add(tensor, size)
-        elif tensor.HasField("raw_data") and bits and len(tensor.raw_data) < size:
+            return self._files.add(tensor, size)
+        if tensor.HasField("raw_data") and bits and len(tensor.raw_data) < size:
             # MIGraphX would read on behind their end.
             raise self._wrong(
                 f"is damaged: tensor '{as_text(tensor.name)}' has {len(tensor.raw_data)} bytes, expected {size}; copy"
                 " or export it again"
             )
-        self._weight_bytes += size
+        return size
 
     def _tensors(self, kind: str, values: Iterable[onnx.ValueInfoProto]) -> Iterator[GraphTensor]:
         names: set[str] = set()
@@ -188,6 +164,17 @@ class _GraphReader:
 
     def _wrong(self, text: str) -> ServeError:
         return invalid_argument(f"ONNX file {self._file} {text}")
+
+
+def parts_of(message: Any) -> Iterator[Any]:
+    """The nodes and tensors of a message of ONNX, wherever they are within it, also in the graphs of nodes."""
+    kind = message.DESCRIPTOR.name
+    if kind in ("NodeProto", "TensorProto"):
+        yield message
+    for descriptor, value in () if kind == "TensorProto" else message.ListFields():
+        if descriptor.message_type is not None:
+            for part in (value,) if hasattr(value, "ListFields") else value:
+                yield from parts_of(part)
 
 
 def _type_name(element_type: int) -> str:
