@@ -49,7 +49,7 @@ from rocserve.workers.messages import LONGEST_TEXT
 
 _MOST_DESCRIPTORS = 6
 _MOST_UNREAD_BYTES = 256 << 20
-"""That the server may have to read before a worker waits for it."""
+"""That the server has to read already, when a worker that has more waits for it."""
 _RETURNED_AT_ONCE = 16 << 10
 """Bytes that the server has to read before a worker checks whether it has: some 80 small results, whose slots are taken
 back together."""
@@ -252,24 +252,29 @@ class WorkerEnd:
     # Results
 
     def place(self, nbytes: int) -> tuple[int, memoryview]:
-        """A slot of `nbytes`, and its memory. Waits while the server has much to read. Raises: HeapFull; ServerGone."""
+        """A slot of `nbytes` for what is sent next, and its memory. Waits while the server has much to read. Raises:
+        HeapFull; ServerGone."""
         with self._lock:
-            while True:
-                if not self._is_wanted:
-                    raise ServerGone
-                if (self._unread_bytes >= _RETURNED_AT_ONCE or self._kept) and self._returns.has_mail():
-                    self._take_returns()
-                if not self._unread or self._unread_bytes + nbytes <= _MOST_UNREAD_BYTES:
-                    place, view = self._heap.allocate(nbytes)
-                    self._unread[place] = nbytes
-                    self._unread_bytes += nbytes
-                    return place, view
-                time.sleep(_WAIT_SECONDS)
+            self._await_reader()
+            place, view = self._heap.allocate(nbytes)
+            self._unread[place] = nbytes
+            self._unread_bytes += nbytes
+            return place, view
+
+    def _await_reader(self) -> None:
+        """Raises: ServerGone."""
+        while self._is_wanted:
+            if (self._unread_bytes >= _RETURNED_AT_ONCE or self._kept) and self._returns.has_mail():
+                self._take_returns()
+            # Whatever is to come: a few small slots always lie with the server, which returns them together.
+            if self._unread_bytes < _MOST_UNREAD_BYTES:
+                return
+            time.sleep(_WAIT_SECONDS)
+        raise ServerGone
 
     def give_up(self, place: int) -> None:
-        """Free a slot that the server does not know of."""
+        """Free a slot of `reserve` that is not sent."""
         with self._lock:
-            self._unread_bytes -= self._unread.pop(place)
             self._heap.free(place)
 
     def _take_returns(self) -> None:
@@ -299,8 +304,12 @@ class WorkerEnd:
         self.post(entry)
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
-        """A slot for a batch's one result of `nbytes`, and the memory where that goes."""
-        place, view = self.place(RESULT_START + nbytes)
+        """A slot for a batch's one result of `nbytes`, and the memory where that goes. It waits for nothing, and
+        nothing for it until it is sent: a batch that began sooner is sent sooner. Raises: HeapFull."""
+        with self._lock:
+            if self._returns.has_mail():
+                self._take_returns()
+            place, view = self._heap.allocate(RESULT_START + nbytes)
         return place, view[RESULT_START:]
 
     def finish(
@@ -328,6 +337,10 @@ class WorkerEnd:
                 table.append(NO_ENTRY)
             fill(view, [*table, *pieces])
         else:
+            with self._lock:
+                self._await_reader()
+                self._unread[place] = end
+                self._unread_bytes += end
             self._heap.view(place, ENTRY_BYTES)[:] = table[0]
         if kept:
             self._kept[place] = kept

@@ -9,6 +9,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from rocserve.core.tensor_places import PlacedTensors, padded
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, SharedHeap
 from rocserve.plane.loop import PlaneLoop
+from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import request_inputs, separate
 from rocserve.workers.entries import ENTRY, NO_DETAILS, REMEMBERED_LAYOUTS, RESULTS, read_details, write_details
 from rocserve.workers.instance import Instance, WorkerGone
@@ -301,6 +303,44 @@ def test_results_travel_through_shared_memory(both: Both) -> None:
         assert outputs[0][1].numpy().tolist() == [b"x" * length]
         del outcome
         on_plane(both.plane, both.outcomes.clear)
+
+
+def test_a_result_of_more_than_may_be_unread_waits_for_large_ones_only(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small ones before it, which the server has read, may wait there to be returned together."""
+    monkeypatch.setattr(worker_end, "_MOST_UNREAD_BYTES", 1 << 20)
+    large = np.arange(1 << 19, dtype=np.float32)
+
+    def answered(values: np.ndarray) -> bool:
+        outcome = both.answered([ModelResponse([tensor_from_numpy("N", values)])])
+        return np.array_equal(tensors_of(outcome.outputs_of(0))[0].numpy(), values)
+
+    with ThreadPoolExecutor() as threads:
+        for values in (large[:4], large, large[:4], large):
+            assert threads.submit(answered, values).result(timeout=10)
+            on_plane(both.plane, both.outcomes.clear)
+        assert answered(large)
+        waiting = threads.submit(answered, large)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.1)
+        on_plane(both.plane, both.outcomes.clear)
+        assert waiting.result(timeout=10)
+
+
+def test_room_for_a_batch_that_runs_is_not_waited_for_by_the_one_before(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_end, "_MOST_UNREAD_BYTES", 1 << 20)
+    nbytes = 3 << 19
+    with ThreadPoolExecutor() as threads:
+        rooms = [threads.submit(both.end.reserve, nbytes).result(timeout=10) for _ in range(2)]
+        assert rooms[0][0] != rooms[1][0]
+        answers = [ModelResponse([tensor_from_numpy("N", np.zeros(nbytes // 4, np.float32))])]
+        outcome = threads.submit(both.answered, answers).result(timeout=10)
+        assert len(tensors_of(outcome.outputs_of(0))) == 1
+    for place, _ in rooms:
+        both.end.give_up(place)
 
 
 @pytest.mark.parametrize(
