@@ -354,6 +354,23 @@ async def test_idle_models_go(folders: Folders, rig: Any) -> None:
     await host.loaded("a")
 
 
+async def test_an_idle_model_that_is_asked_when_it_is_about_to_go_goes_later(folders: Folders, rig: Any) -> None:
+    models(folders, "a", more='parameters { key: "idle_unload_secs" value { string_value: "0.3" } }')
+    host: Rig = await rig(ResidencySettings())
+    await host.loaded("a")
+    gate = threading.Event()
+    host.plane.call_soon(gate.wait)
+    running = host.ask("a", finish=False)
+    # The data plane hears of the end of its idle time behind the request.
+    await asyncio.sleep(0.6)
+    gate.set()
+    await host.answered(running)
+    await asyncio.sleep(0.6)
+    assert host.resident == {"a"}
+    host.plane.call_soon(functools.partial(running.responder.send, None))
+    await host.served.until(lambda: not host.resident)
+
+
 async def test_an_ensembles_members_are_loaded_with_it(folders: Folders, loader: FakeLoader, rig: Any) -> None:
     models(folders, "a")
     folders.ensemble("e", "a")
