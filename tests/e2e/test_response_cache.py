@@ -42,27 +42,6 @@ def counts(client: triton.InferenceServerClient, model: str = "m") -> dict[str, 
     }
 
 
-def test_equal_requests_are_run_once(serve, repository: Path) -> None:
-    drop(repository, "m", add_constant(1.0), CACHED)
-    server: RocserveProcess = serve(repository, flags=(CACHE,))
-    server.wait_until_ready()
-    client = server.client()
-    for request_id in ("a", "b", "c"):
-        answer = ask(client, [1, 2], request_id=request_id)
-        assert answer.get_response().id == request_id
-        assert np.array_equal(answer.as_numpy("Y"), [[2, 3]])
-    assert np.array_equal(ask(client, [5, 6]).as_numpy("Y"), [[6, 7]])
-    assert counts(client) == {
-        "success": 4,
-        "queue": 4,
-        "compute_infer": 2,
-        "cache_hit": 2,
-        "cache_miss": 2,
-        "inferences": 2,
-        "executions": 2,
-    }
-
-
 def test_a_new_version_does_not_give_the_old_ones_answers(serve, repository: Path) -> None:
     drop(repository, "m", add_constant(1.0), CACHED)
     server: RocserveProcess = serve(repository, flags=(CACHE, "--repository-settle-secs=0.1"))
