@@ -22,7 +22,6 @@ from rocserve.backends.rocal.image import Image
 from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipeline
 from rocserve.core.datatypes import DataType
-from rocserve.core.heap_trim import keep_freed_memory
 
 Arguments = Mapping[str, np.ndarray[Any, Any]]
 """By the names of the pipeline's inputs: one flag for each image, [images], BOOL."""
@@ -113,8 +112,6 @@ class ThreadedEngine:
         """Raises: RuntimeError: libturbojpeg is not installed."""
         # Images are worked on side by side; threads within one would only get in each other's way.
         cv2.setNumThreads(0)
-        # Each image is worked on in what the one before has freed: new pages would take a tenth of its time and more.
-        keep_freed_memory()
         decoder = Decoder(setup.color_format, setup.decoder)
         self._engine = PipelineEngine(setup.pipeline, decoder, setup.formats)
         # Decoding and resizing release the GIL, so threads spread a batch over the CPUs.
