@@ -23,17 +23,14 @@ from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment
 from rocserve.core.errors import invalid_argument
 
 _DEEPEST = 8
-_SIZED = {
-    # Of MessagePack: the types whose size follows them, and how; whether text, bytes, a list or a map comes then.
+_HEADS = {
+    # Of MessagePack: the types whose size follows them, and how; whether text, bytes, a list or a map comes then. Or
+    # the number itself follows.
     0xC4: (">B", "bytes"), 0xC5: (">H", "bytes"), 0xC6: (">I", "bytes"),
     0xD9: (">B", "text"), 0xDA: (">H", "text"), 0xDB: (">I", "text"),
     0xDC: (">H", "list"), 0xDD: (">I", "list"),
     0xDE: (">H", "map"), 0xDF: (">I", "map"),
-}  # fmt: skip
-_NUMBERS = {
-    0xCA: ">f", 0xCB: ">d",
-    0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q",
-    0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
+    **{kind: (f">{code}", "") for kind, code in enumerate("fdBHIQbhiq", 0xCA)},
 }  # fmt: skip
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
@@ -86,9 +83,9 @@ class _MessagePack:
             return "text", kind & 0x1F
         if kind in _CONSTANTS:
             return "", _CONSTANTS[kind]
-        layout, what = (_NUMBERS[kind], "") if kind in _NUMBERS else _SIZED.get(kind, ("", ""))
-        if not layout:
+        if kind not in _HEADS:
             raise ValueError(f"a value of kind 0x{kind:02x}")
+        layout, what = _HEADS[kind]
         return what, struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
 
     def _take(self, size: int) -> bytes:

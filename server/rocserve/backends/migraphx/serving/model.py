@@ -268,7 +268,23 @@ def load_compiled(
         plan = replace(plan, outputs=tuple(replace(tensor, name=entry.name) for tensor, entry in pairs))
     precision = quantised_in if plan.is_quantised else ""
     facts = {name: text for name, text in (("precision", precision), ("note", note)) if text}
-    model = _Compiled(context, plan).load(facts)
+    compiled = _Compiled(context, plan)
+    # The batch size that a file has baked in is sure to be had; others may turn out not to be.
+    first, *others = sorted(plan.recipes, key=lambda recipe: recipe.rebatched)
+    loaded = compiled.program(first)
+    runner = ProgramRunner(context.model.name, loaded)
+    by_size = {recipe.batch_size: recipe for recipe in others}
+
+    def prepare(size: int, report: Callable[[str], None]) -> None:
+        program = compiled.program(by_size[size], report)
+        try:
+            program.warm_up()
+        except MigraphxError as error:
+            context.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
+        runner.add(program)
+
+    background = BackgroundSizes(tuple(by_size), prepare, context.runner.call_off, context.model.report, context.log)
+    model = MigraphxModel(context, compiled.signature(loaded.layout), runner, facts, background)
     context.model.report("")
     return model
 
@@ -278,28 +294,7 @@ class _Compiled:
     context: CompileContext
     plan: ProgramPlan
 
-    def load(self, facts: Mapping[str, str]) -> MigraphxModel:
-        context = self.context
-        # The batch size that a file has baked in is sure to be had; others may turn out not to be.
-        first, *others = sorted(self.plan.recipes, key=lambda recipe: recipe.rebatched)
-        loaded = self._loaded(first)
-        runner = ProgramRunner(context.model.name, loaded)
-        by_size = {recipe.batch_size: recipe for recipe in others}
-
-        def prepare(size: int, report: Callable[[str], None]) -> None:
-            loaded = self._loaded(by_size[size], report)
-            try:
-                loaded.warm_up()
-            except MigraphxError as error:
-                context.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
-            runner.add(loaded)
-
-        background = BackgroundSizes(
-            tuple(by_size), prepare, context.runner.call_off, context.model.report, context.log
-        )
-        return MigraphxModel(context, self._signature(loaded.layout), runner, facts, background)
-
-    def _loaded(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> LoadedProgram:
+    def program(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> LoadedProgram:
         """The recipe's program, compiled where it is not in the cache. With `report` while the model serves."""
         context, plan, model = self.context, self.plan, self.context.model
         check_memory(model.name, planned_memory(recipe, plan), model.device)
@@ -348,7 +343,7 @@ class _Compiled:
                     f" says {shape_text(planned.shape)}; set parameter 'engine' to \"migraphx\" to have it all the same"
                 )
 
-    def _signature(self, layout: ProgramLayout) -> Signature:
+    def signature(self, layout: ProgramLayout) -> Signature:
         """As the model's file has it, and where that is silent, as the program."""
         served = {tensor.name: tensor for tensor in (*layout.inputs, *layout.outputs)}
         configured = self.context.model.config.inputs
