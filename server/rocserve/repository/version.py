@@ -18,7 +18,8 @@ from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import FILES_CHANGED, Failure, FilesChanged, LoadedVersion, LoadOrder
-from rocserve.repository.residency.resident_models import LazyVersion, ResidentModels
+from rocserve.repository.residency.lazy_version import LazyVersion
+from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scan import ModelScan
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 

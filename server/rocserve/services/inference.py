@@ -22,7 +22,7 @@ from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.residency.resident_models import LazyVersion
+from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.services.client_limits import ClientLimits
 from rocserve.services.client_memory.attachment import ClientMemory

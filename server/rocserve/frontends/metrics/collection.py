@@ -22,7 +22,8 @@ from rocserve.core.statistics import StatisticsSnapshot
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples, summary_samples
 from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.model_repository import outcomes
-from rocserve.repository.residency.resident_models import LazyVersion, ResidentModels
+from rocserve.repository.residency.lazy_version import LazyVersion
+from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.settings import MetricsSettings
 
 Source = Callable[[], Iterable[MetricFamily]]

@@ -1,5 +1,4 @@
-"""Resident models: registers versions, loads them when they are asked for, and unloads them as room.py says. Requests
-that find a version cold wait until it is loaded."""
+"""Resident models: registers versions, loads them when they are asked for, and unloads them as room.py says."""
 
 from __future__ import annotations
 
@@ -10,20 +9,16 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocserve.backends.host import Host
-from rocserve.config.definition import ModelDefinition
 from rocserve.config.model_limits import idle_unload_seconds, is_pinned
 from rocserve.core.dispatch import Dispatcher
-from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, unavailable
-from rocserve.core.model_config import InstanceKind, ModelConfig
-from rocserve.core.requests import Answer, InferRequest
-from rocserve.core.serving import ForwardingResponder, Responder, ServedVersion
-from rocserve.core.statistics import ModelStatistics
-from rocserve.plane.heap import SharedHeap
-from rocserve.plane.loop import PlaneLoop, TimerHandle
+from rocserve.core.errors import ServeError, internal, unavailable
+from rocserve.core.model_config import InstanceKind
+from rocserve.core.serving import ServedVersion
+from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import (
     BackgroundTasks,
@@ -34,10 +29,9 @@ from rocserve.repository.lifecycle import (
     RetryPolicy,
 )
 from rocserve.repository.membership import find_member
-from rocserve.repository.residency.room import MODELS, Room, Stage, Tenant
+from rocserve.repository.residency.lazy_version import LazyVersion, Load
+from rocserve.repository.residency.room import MODELS, Room, Stage
 from rocserve.scheduling.ensemble.run import EnsembleVersion
-from rocserve.scheduling.scheduler import cancelled
-from rocserve.scheduling.served_version import ScheduledVersion
 from rocserve.settings import ResidencySettings
 from rocserve.workers.resource_watch import share_bytes
 
@@ -49,10 +43,6 @@ _PATIENCE_SECONDS = 10.0
 """After these a load lets the next begin beside it."""
 _RESCAN_SECONDS = 0.01
 """While a version waits for room: the end of a request is not reported."""
-_NOT_LOADED = "not loaded: its first request loads it"
-
-Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
-"""Loads the version, calling back with its progress. Raises: ServeError; FilesChanged."""
 
 
 @dataclass(slots=True)
@@ -295,266 +285,6 @@ class ResidentModels:
 
         self.plane.call_soon(run)
         return await done
-
-
-class LazyVersion(Tenant):
-    """Implements repository.lifecycle.LoadedVersion. What has to do with requests is called on the data plane's thread,
-    all else on the asyncio loop, but that properties may be read from any."""
-
-    def __init__(
-        self,
-        definition: ModelDefinition,
-        number: int,
-        needs: Mapping[str, int],
-        is_pinned: bool,
-        load: Load,
-        on_change: Callable[[], None],
-        residents: ResidentModels,
-    ) -> None:
-        super().__init__(needs, is_pinned, idle_unload_seconds(definition.config.parameters))
-        self.name = definition.name
-        self.version = number
-        self.config: ModelConfig = definition.config
-        """As the last load has completed it."""
-        self.config_message = definition.serialized
-        self.load = load
-        self.on_change = on_change
-        self.failure: Failure | None = None
-        """Of the last load; the next is not tried before that may be."""
-        self.progress = ""
-        """What the load that runs is at."""
-        self.is_over = False
-        """It is not loaded any more: its files are not what they were when it was registered, or it is to go."""
-        self.task: asyncio.Task[None] | None = None
-        """The load, or the unloading."""
-        self.brought: asyncio.Future[None] | None = None
-        """What those await who wait for the load without a request."""
-        self._residents = residents
-        self._loaded: LoadedVersion | None = None
-        self._statistics: ModelStatistics | None = None
-        self._waiting: dict[_Counted, None] = {}
-        batching = self.config.sequence_batching
-        self._hold_seconds = batching.max_sequence_idle_microseconds / 1e6 if batching is not None else 0.0
-
-    # Requests
-
-    def infer(self, request: InferRequest, responder: Responder) -> None:
-        now = time.monotonic()
-        self.note_use(now)
-        if self._hold_seconds:
-            self.held_until = now + self._hold_seconds
-        counted = _Counted(self, responder)
-        if self._loaded is not None:
-            self._loaded.infer(request, counted)
-        else:
-            self._infer_cold(request, counted, now)
-
-    def want(self) -> None:
-        """Load it: a request of an ensemble will come to it."""
-        if self._loaded is None and self.cold_refusal() is None:
-            self.note_use(time.monotonic())
-            self._residents.soon(self._residents.want, self)
-
-    def cold_refusal(self) -> ServeError | None:
-        """Why it is not loaded for a request now."""
-        failure = self.failure
-        if failure is None or failure.is_due():
-            return None
-        return unavailable(f"model '{self.name}' version {self.version} could not be loaded: {failure.text}")
-
-    def open(self, loaded: LoadedVersion) -> None:
-        """It is loaded: those that wait are run, in the order in which they came."""
-        if self._statistics is not None:
-            loaded.statistics.go_on_from(self._statistics)
-        self.config, self.config_message, self._statistics = loaded.config, loaded.config_message, loaded.statistics
-        self._loaded, self.failure = loaded, None
-        now = time.monotonic()
-        for waiting in self._take_waiting():
-            self._residents.counts.cold_requests += 1
-            self._residents.counts.cold_seconds += now - waiting.since
-            loaded.infer(waiting.request, waiting)
-
-    def refuse(self, error: ServeError) -> None:
-        """It cannot be loaded."""
-        for waiting in self._take_waiting():
-            self._fail(waiting, ServeError(error.code, error.text))
-
-    def release(self) -> LoadedVersion | None:
-        """The version to unload; None: it is in use."""
-        if not self.is_idle(time.monotonic()):
-            return None
-        loaded, self._loaded = self._loaded, None
-        return loaded
-
-    def close(self) -> LoadedVersion | None:
-        """It serves no more: waiting requests go to the version in its place. Returns the version to unload."""
-        loaded, self._loaded = self._loaded, None
-        for waiting in self._take_waiting():
-            self._residents.dispatcher.dispatch(waiting.request, waiting)
-        return loaded
-
-    def _infer_cold(self, request: InferRequest, waiting: _Counted, now: float) -> None:
-        waiting.request, waiting.since = request, now
-        refusal = self.cold_refusal()
-        if refusal is None:
-            if not self.is_over:
-                self._residents.soon(self._residents.want, self)
-            if not self._residents.settings.wait_for_model:
-                refusal = unavailable(f"model '{self.name}' is being loaded; ask again in a second")
-                refusal.retry_seconds = 1.0
-            elif len(self._waiting) >= self._residents.most_waiting:
-                refusal = unavailable(f"Exceeds maximum queue size: model '{self.name}' is being loaded")
-        if refusal is not None:
-            self._fail(waiting, refusal)
-            return
-        limit = now + self._residents.settings.model_wait_seconds
-        until = limit if request.deadline is None else min(limit, request.deadline)
-        waiting.timer = self._residents.plane.call_at(until, functools.partial(self._expire, waiting, until < limit))
-        self._waiting[waiting] = None
-        waiting.watch_cancellation(functools.partial(self._drop, waiting, cancelled()))
-
-    def _expire(self, waiting: _Counted, is_deadline: bool) -> None:
-        text = f"model '{self.name}' was not loaded within {self._residents.settings.model_wait_seconds:g} s; ask again"
-        self._drop(waiting, deadline_exceeded() if is_deadline else unavailable(text))
-
-    def _drop(self, waiting: _Counted, error: ServeError) -> None:
-        if waiting in self._waiting:
-            del self._waiting[waiting]
-            waiting.timer.cancel()
-            self._fail(waiting, error)
-            if not self._waiting:
-                self._residents.soon(self._residents.withdraw, self)
-
-    def _fail(self, waiting: _Counted, error: ServeError) -> None:
-        began, now = int(waiting.since * 1e9), time.monotonic_ns()
-        if error.code is StatusCode.CANCELLED:
-            self._own_statistics().record_cancellation(began, now)
-        else:
-            self._own_statistics().record_rejection(began, now)
-            self._own_statistics().note_failure(error.text)
-        waiting.send(error)
-
-    def _take_waiting(self) -> Sequence[_Counted]:
-        waiting, self._waiting = tuple(self._waiting), {}
-        for one in waiting:
-            one.timer.cancel()
-        return waiting
-
-    def _own_statistics(self) -> ModelStatistics:
-        if self._statistics is None:
-            self._statistics = ModelStatistics()
-        return self._statistics
-
-    def answer_brought(self, error: ServeError | None = None) -> None:
-        """On the loop."""
-        brought, self.brought = self.brought, None
-        if brought is not None and error is not None:
-            brought.set_exception(error)
-        elif brought is not None:
-            brought.set_result(None)
-
-    # State
-
-    @property
-    def is_loaded(self) -> bool:
-        return self._loaded is not None
-
-    @property
-    def was_asked(self) -> bool:
-        """Whether there is anything to count of it."""
-        return self._statistics is not None
-
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting or self.brought)
-
-    @property
-    def inputs(self) -> SharedHeap | None:
-        """Where its workers read inputs of requests."""
-        loaded = self._loaded
-        return loaded.inputs if isinstance(loaded, ScheduledVersion) else None
-
-    @property
-    def statistics(self) -> ModelStatistics:
-        """Over all its loads."""
-        return self._statistics or ModelStatistics()
-
-    @property
-    def available(self) -> bool:
-        loaded = self._loaded
-        return self.failure is None if loaded is None else loaded.available
-
-    @property
-    def status_reason(self) -> str:
-        loaded, failure = self._loaded, self.failure
-        if loaded is not None:
-            return loaded.status_reason
-        if failure is not None:
-            return failure.text
-        shown = {Stage.WAITING: "waits for room", Stage.LOADING: self.progress or "is being loaded"}
-        return shown.get(self.stage, _NOT_LOADED)
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        return {} if (loaded := self._loaded) is None else loaded.properties
-
-    @property
-    def pending_requests(self) -> int:
-        loaded = self._loaded
-        return len(self._waiting) + (0 if loaded is None else loaded.pending_requests)
-
-    @property
-    def load_seconds(self) -> float:
-        return 0.0 if (loaded := self._loaded) is None else loaded.load_seconds
-
-    @property
-    def worker_pids(self) -> Mapping[int, int]:
-        return {} if (loaded := self._loaded) is None else loaded.worker_pids
-
-    @property
-    def worker_restarts(self) -> int:
-        return 0 if (loaded := self._loaded) is None else loaded.worker_restarts
-
-    def follow_members(self, is_decoupled: bool) -> None:
-        """See repository.lifecycle.LoadedVersion; it has none."""
-
-    async def unload(self) -> None:
-        await self._residents.unload(self)
-
-
-class _Counted(ForwardingResponder):
-    """Counts its request as in flight until it is answered. Its client's leaving is reported to the last that watches
-    for it: first to the wait for the load, then to the version."""
-
-    __slots__ = ("_has_left", "_on_left", "_tenant", "request", "since", "timer")
-
-    request: InferRequest
-    """With `since` and `timer`, of one that waits for a load."""
-    since: float
-    timer: TimerHandle
-
-    def __init__(self, tenant: Tenant, responder: Responder) -> None:
-        super().__init__(responder)
-        self._tenant = tenant
-        self._on_left: Callable[[], None] | None = None
-        self._has_left = False
-        tenant.in_flight += 1
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        self._tenant.in_flight -= final
-        self._responder.send(answer, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        is_first, self._on_left = self._on_left is None, callback
-        if self._has_left:
-            callback()
-        elif is_first:
-            self._responder.watch_cancellation(self._left)
-
-    def _left(self) -> None:
-        self._has_left = True
-        if self._on_left is not None:
-            self._on_left()
 
 
 async def _end_of(task: asyncio.Task[None] | None) -> None:
