@@ -50,7 +50,7 @@ def outputs(program: Program, values: Sequence[Any]) -> list[Any]:
 
 
 def by_onnx_runtime(file: Path, program: Program, values: Sequence[Any]) -> list[Any]:
-    names = [[tensor.names[0] for tensor in own] for own in (program.signature.inputs, program.signature.outputs or ())]
+    names = program.signature.default_names
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write_onnx(read_exported(file), path, *names)

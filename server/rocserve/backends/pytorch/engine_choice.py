@@ -72,10 +72,9 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     if wanted == TORCH_MIGRAPHX.name:
         return EngineChoice(TORCH_MIGRAPHX, named, auto_takes_gpus=True)
     auto_takes_gpus = machine.is_installed("torch", _GPU_LIBRARIES[:1])
-    if wanted == INDUCTOR.name:
-        return EngineChoice(INDUCTOR, named, auto_takes_gpus=auto_takes_gpus)
-    if wanted == EAGER.name:
-        return EngineChoice(EAGER, named, auto_takes_gpus=auto_takes_gpus)
+    for engine in (EAGER, INDUCTOR):
+        if wanted == engine.name:
+            return EngineChoice(engine, named, auto_takes_gpus=auto_takes_gpus)
     choice = EngineChoice(EAGER, "it runs all of PyTorch's files as they are", auto_takes_gpus=auto_takes_gpus)
     if torch_compile_options(config).is_asked_for:
         choice = replace(choice, engine=INDUCTOR, reason=f"parameter '{TORCH_COMPILE}' says so")

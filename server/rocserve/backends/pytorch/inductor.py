@@ -19,12 +19,12 @@ from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
+from rocserve.backends.pytorch.open_sizes import check_sizes
 from rocserve.backends.pytorch.parameters import torch_compile_options
 from rocserve.backends.pytorch.program import (
     DTYPES,
     Program,
     ProgramSignature,
-    check_sizes,
     devices_of,
     open_exported,
     open_package,
@@ -66,9 +66,10 @@ def load(model: ModelSource) -> LoadedModel:
             f"model '{model.name}': its program has inputs that are no tensors, with which Inductor's packages cannot"
             " be called; export it without them, or leave parameter 'engine' out"
         )
+    sizes = [(tensor.names[0], tensor.open_sizes) for tensor in signature.inputs]
 
     def call(values: Sequence[Any]) -> Any:
-        check_sizes(signature.inputs, values)
+        check_sizes(sizes, values)
         return package.call(values)
 
     program = Program(call, replace(signature, overwritten=package.signature.overwritten))

@@ -16,6 +16,7 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
+from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, open_size
 from rocserve.backends.pytorch.package_check import check_package
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
@@ -31,26 +32,10 @@ _PRECISIONS = {
     torch.uint8: "uint8",
 }
 """Of weights; integers of other sizes are counts or indices."""
-_UNBOUNDED = 1 << 31
-"""torch.export gives a size without a bound a larger one."""
-_LEAST_ROWS = 2
-"""torch.export's lower bound of a size that it has not tried with 0 and 1, which work."""
 _CPU = torch.device("cpu")
 _ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
 """In a package's metadata: the kind of device that it was compiled for."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSize:
-    """A size that varies: `factor` times a number, and `offset` more."""
-
-    number: str
-    """By this name; in all sizes of the program that have it it is the same."""
-    factor: int
-    offset: int
-    least: int
-    most: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +71,12 @@ class ProgramSignature:
     """The positions of the inputs that it may write into."""
     precision: str = ""
     """Of its weights: "fp32", "int8, fp32"; "" = the file does not say."""
+
+    @property
+    def default_names(self) -> tuple[list[str], list[str]]:
+        """Of its inputs, and of its outputs as far as the file says them."""
+        inputs, outputs = ([tensor.names[0] for tensor in tensors] for tensors in (self.inputs, self.outputs or ()))
+        return inputs, outputs
 
 
 def take_as_they_are(specs: Sequence[TensorSpec]) -> None:
@@ -232,7 +223,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
                 f"input '{spec.arg.name}' of the program is no tensor; export it with a tensor there"
             )
         tensor = _tensor("input", (spec.arg.name, f"INPUT__{len(inputs)}", path), values[spec.arg.name])
-        sizes = tuple(_open_size(size, exported.range_constraints) for size in values[spec.arg.name].shape)
+        sizes = tuple(open_size(size, exported.range_constraints) for size in values[spec.arg.name].shape)
         inputs.append(replace(tensor, open_sizes=sizes))
         places.append(place)
     results = [spec for spec in exported.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
@@ -254,8 +245,8 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
     signature = ProgramSignature(
         tuple(inputs),
         tuple(_tensor("output", own, values[name]) for own, name in zip(names, tensors, strict=True)),
-        batches=bool(inputs) and rows is not None and (bounds is None or bool(bounds.lower <= _LEAST_ROWS)),
-        most_rows=None if bounds is None or not bounds.upper < _UNBOUNDED else int(bounds.upper),
+        batches=bool(inputs) and rows is not None and (bounds is None or bool(bounds.lower <= LEAST_TRIED)),
+        most_rows=None if bounds is None or not bounds.upper < UNBOUNDED else int(bounds.upper),
         overwritten=frozenset(place for place, tensor in enumerate(inputs) if tensor.names[0] in written),
         precision=_precision_of(exported.state_dict if weights is None else weights),
     )
@@ -372,40 +363,6 @@ def _tensor(kind: str, names: tuple[str, ...], value: Any) -> ProgramTensor:
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     datatype = datatype_of(value.dtype, f"{kind} '{names[0]}' of the program")
     return ProgramTensor(names, datatype, shape, tuple(map(_example_size, value.shape)))
-
-
-def _open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
-    if isinstance(size, int) or len(size.node.expr.free_symbols) != 1:
-        return None
-    (symbol,) = size.node.expr.free_symbols
-    factor, offset = size.node.expr.coeff(symbol), size.node.expr.subs(symbol, 0)
-    if not (factor.is_Integer and factor > 0 and size.node.expr == factor * symbol + offset):
-        return None
-    own = bounds.get(symbol)
-    least = 0 if own is None or own.lower <= _LEAST_ROWS else int(own.lower)
-    most = None if own is None or not own.upper < _UNBOUNDED else int(own.upper)
-    return OpenSize(str(symbol), int(factor), int(offset), least, most)
-
-
-def check_sizes(inputs: Sequence[ProgramTensor], values: Sequence[Any]) -> None:
-    """As the program itself does; what Inductor makes of it would read beyond the end of an input. Raises: ServeError:
-    INVALID_ARGUMENT, sizes do not go together, or are out of the bounds that it was exported with."""
-    numbers: dict[str, tuple[int, str]] = {}
-    for tensor, value in zip(inputs, values, strict=True):
-        for dimension, (own, size) in enumerate(zip(tensor.open_sizes, value.shape, strict=True)):
-            if own is None:
-                continue
-            number, rest = divmod(size - own.offset, own.factor)
-            what = f"dimension {dimension} of input '{tensor.names[0]}' is {size}"
-            if rest or number < own.least or (own.most is not None and number > own.most):
-                most = "" if own.most is None else f", at most {own.factor * own.most + own.offset}"
-                raise invalid_argument(
-                    f"{what}; its program was exported for {own.factor * own.least + own.offset} at least{most}"
-                    f"{f', in steps of {own.factor}' if own.factor > 1 else ''}"
-                )
-            before, other = numbers.setdefault(own.number, (number, what))
-            if before != number:
-                raise invalid_argument(f"{other}, and {what}; its program was exported for sizes that go together")
 
 
 def _example_size(size: Any) -> int:

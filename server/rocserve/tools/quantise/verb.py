@@ -155,8 +155,7 @@ def _write(program: ExportedProgram, signature: ProgramSignature, path: Path) ->
         if path.suffix == _ONNX:
             from rocserve.backends.pytorch.onnx_file import write_onnx
 
-            names = [[tensor.names[0] for tensor in tensors] for tensors in (signature.inputs, signature.outputs or ())]
-            write_onnx(program, Path(file.name), *names)
+            write_onnx(program, Path(file.name), *signature.default_names)
         else:
             torch.export.save(program, file)
 
