@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import Holding, RequestMemory
@@ -40,14 +39,6 @@ _STREAMS = frozenset({"Watch"})
 """Their clients send one message."""
 
 
-class _Waiting(NamedTuple):
-    """Who gets what the server says of a call."""
-
-    take: Callable[[bytes], None]
-    fail: Callable[[ServeError], None]
-    holding: Holding
-
-
 @dataclass(eq=False)
 class Forwarding:
     """On the front end's loop's thread."""
@@ -56,7 +47,10 @@ class Forwarding:
     _link: FrontLinkEnd
     _number: int = 0
     """Of the last call."""
-    _open: dict[int, _Waiting] = field(default_factory=dict)
+    _open: dict[int, tuple[Callable[[bytes], None], Callable[[ServeError], None], Holding]] = field(
+        default_factory=dict
+    )
+    """Who takes the answers of a call, who its error, and who holds its message."""
 
     def routes(self) -> Mapping[str, Route]:
         names = PROTOCOLS.keys() - _OWN
@@ -88,27 +82,27 @@ class Forwarding:
         except HeapFull:
             self._memory.release(holding)
             raise
-        self._open[number] = _Waiting(take, fail, holding)
+        self._open[number] = take, fail, holding
         return number
 
     def cancel(self, number: int) -> None:
         """Nobody waits for it any more."""
-        waiting = self._open.pop(number, None)
-        if waiting is not None:
-            self._memory.release(waiting.holding)
+        if number in self._open:
+            self._memory.release(self._open.pop(number)[2])
             self._link.post(ENTRY.pack(entries.CALL_LEFT, 0, 0, number, 0, 0, 0))
 
     def on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
         waiting = self._open.get(number)
         if waiting is None:
             return  # Its client has gone meanwhile.
-        self._memory.release(waiting.holding)
+        take, fail, holding = waiting
+        self._memory.release(holding)
         if kind != entries.CALL_MESSAGE:
             del self._open[number]
         if kind == entries.CALL_END:
-            waiting.fail(ServeError(status_code(count), content.decode()))
+            fail(ServeError(status_code(count), content.decode()))
         else:
-            waiting.take(content)
+            take(content)
 
     def _forward(self, call: UnaryCall) -> None:
         try:
@@ -130,13 +124,12 @@ class _ForwardedStream:
     def on_message(self, message: bytes) -> None:
         call = self._call
         try:
-            self._number = self._forwarding.begin(call.method, message, call.send, self._fail, call.metadata, call.peer)
+            self._number = self._forwarding.begin(
+                call.method, message, call.send, call.reply_error, call.metadata, call.peer
+            )
         except ServeError as error:
-            self._fail(error)
+            call.reply_error(error)
         call.request_next()
-
-    def _fail(self, error: ServeError) -> None:
-        self._call.finish(error.code, error.text)
 
     def on_half_close(self) -> None:
         if not self._number:

@@ -73,10 +73,9 @@ class FrontEndProcess:
     def __init__(self, owner: FrontEndProcesses, number: int, parent_pipe: int, port: int) -> None:
         """`parent_pipe`: the reading end of a pipe; when its writing end is gone, the process ends. Raises: OSError: it
         cannot be started; nothing is left of it."""
-        common = owner.common
+        common, protocol = owner.common, owner.where.protocol
         self.number = number
-        self._protocol = owner.where.protocol
-        self._plane = common.plane
+        self._protocol = protocol
         self._common = common
         self._log = owner.log
         loop = asyncio.get_running_loop()
@@ -95,7 +94,7 @@ class FrontEndProcess:
             own.callback(os.close, reader)
             self._link = FrontLink(
                 link,
-                owner.where.protocol.upper(),
+                protocol.upper(),
                 common.plane,
                 common.inference,
                 owner.routes,
@@ -112,7 +111,7 @@ class FrontEndProcess:
                     sys.executable,
                     str(_BOOTSTRAP),
                     "rocserve.frontends.processes.main",
-                    owner.where.protocol.lower(),
+                    protocol.lower(),
                     *map(str, (*passed, *numbers)),
                     *common.command,
                 ],
@@ -122,8 +121,8 @@ class FrontEndProcess:
                 pass_fds=passed,
             )
             own.pop_all()
-        self._output = WorkerOutput(reader, f"front end {number} of {owner.where.protocol}: ", owner.log)
-        self._plane.call_soon(self._link.open)
+        self._output = WorkerOutput(reader, f"front end {number} of {protocol}: ", owner.log)
+        common.plane.call_soon(self._link.open)
         self.send_wants()
         self.ended = loop.create_task(self._reap())
         """How it has ended."""
@@ -131,7 +130,7 @@ class FrontEndProcess:
     def tell(self, kind: int, number: int = 0, flags: int = 0) -> None:
         """Post an entry that has no contents."""
         if not self._closed.done():
-            self._plane.call_soon(partial(self._link.post, kind, number, flags))
+            self._common.plane.call_soon(partial(self._link.post, kind, number, flags))
 
     def send_wants(self) -> None:
         """Whether its requests are to say where they come from."""
@@ -152,7 +151,7 @@ class FrontEndProcess:
             if time.monotonic() > kill_at:
                 self.process.kill()
             await asyncio.sleep(_REAP_SECONDS)
-        self._plane.call_soon(self._link.close)
+        self._common.plane.call_soon(self._link.close)
         # It knows this object, and its memory is to go with it.
         del self._link
         self._common.memory.forget_front_end(self._row)
