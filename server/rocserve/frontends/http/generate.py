@@ -23,8 +23,9 @@ from rocserve.core.requests import (
     RequestHead,
 )
 from rocserve.core.tensors import Buffer
+from rocserve.frontends.http.answer_bodies import detached
 from rocserve.frontends.http.body import LARGE_JSON
-from rocserve.frontends.http.infer_bodies import detached, id_of_refused, plain_parameter, read_id
+from rocserve.frontends.http.infer_bodies import id_of_refused, plain_parameter, read_id
 from rocserve.frontends.http.inference import HttpParts, HttpResponder, request_timeout
 from rocserve.frontends.http.json_text import element_slices, json_bytes, members, parse_json, raw_contents
 from rocserve.frontends.http.request import JSON, Request, Response, error_response, not_allowed, status_of

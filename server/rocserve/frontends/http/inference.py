@@ -14,6 +14,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.tensors import Buffer
+from rocserve.frontends.http.answer_bodies import BINARY_ONLY, JSON_ONLY, AnswerLayout, AnswerLayouts, detached
 from rocserve.frontends.http.body import (
     HEADER_LENGTH,
     IDENTITY,
@@ -28,13 +29,8 @@ from rocserve.frontends.http.body import (
     stated_length,
 )
 from rocserve.frontends.http.infer_bodies import (
-    BINARY_ONLY,
-    JSON_ONLY,
-    AnswerLayout,
-    AnswerLayouts,
     InferRequestReader,
     InferText,
-    detached,
     form_boundary,
     form_parts,
     id_of_refused,

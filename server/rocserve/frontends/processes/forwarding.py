@@ -39,6 +39,10 @@ _STREAMS = frozenset({"Watch"})
 """Their clients send one message."""
 
 
+_Waiting = tuple[Callable[[bytes], None], Callable[[ServeError], None], Holding]
+"""Who takes the answers of a call, who its error, and what holds its message."""
+
+
 @dataclass(eq=False)
 class Forwarding:
     """On the front end's loop's thread."""
@@ -47,10 +51,7 @@ class Forwarding:
     _link: FrontLinkEnd
     _number: int = 0
     """Of the last call."""
-    _open: dict[int, tuple[Callable[[bytes], None], Callable[[ServeError], None], Holding]] = field(
-        default_factory=dict
-    )
-    """Who takes the answers of a call, who its error, and who holds its message."""
+    _open: dict[int, _Waiting] = field(default_factory=dict)
 
     def routes(self) -> Mapping[str, Route]:
         names = PROTOCOLS.keys() - _OWN

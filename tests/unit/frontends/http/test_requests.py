@@ -16,15 +16,9 @@ from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensors import Tensor
+from rocserve.frontends.http.answer_bodies import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts
 from rocserve.frontends.http.generate import generate_body, read_generate
-from rocserve.frontends.http.infer_bodies import (
-    BINARY_ONLY,
-    JSON_ONLY,
-    LONGEST_REMEMBERED_TEXT,
-    AnswerForm,
-    AnswerLayouts,
-    InferRequestReader,
-)
+from rocserve.frontends.http.infer_bodies import LONGEST_REMEMBERED_TEXT, InferRequestReader
 
 INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
 
