@@ -89,7 +89,7 @@ def test_a_process_without_it() -> None:
 class SilentBinding(Binding):
     """A binding that only writes."""
 
-    check_target = _parse_onnx = _parse_tensorflow = _load = None  # type: ignore[assignment]
+    check_target = _parse_onnx = _parse_tensorflow = load = None  # type: ignore[assignment]
 
 
 def test_messages_are_taken_once_and_bounded() -> None:
