@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.latencies import (
     BATCH_SIZE_HISTOGRAM,
     CACHE_HIT_SUMMARY,
@@ -289,17 +290,15 @@ class ModelStatistics:
             self._numbers.fail.add(ended_ns - started_ns)
             self._numbers.backend_failures += by_backend
 
-    def record_rejection(self, started_ns: int, ended_ns: int) -> None:
-        """A request that was refused by the queue (full, or its time was up): a failure, counted apart as well."""
+    def record_refusal(self, error: ServeError, started_ns: int, ended_ns: int) -> None:
+        """A request that is not run: a failure, counted apart as well. CANCELLED: its client had gone; else it was
+        refused (the queue was full, its time was up), and the error is noted."""
+        is_cancelled = error.code is StatusCode.CANCELLED
         with self._lock:
             self._numbers.fail.add(ended_ns - started_ns)
-            self._numbers.reject.add(ended_ns - started_ns)
-
-    def record_cancellation(self, started_ns: int, ended_ns: int) -> None:
-        """A request that was dropped because its client had gone: a failure, counted apart as well."""
-        with self._lock:
-            self._numbers.fail.add(ended_ns - started_ns)
-            self._numbers.cancel.add(ended_ns - started_ns)
+            (self._numbers.cancel if is_cancelled else self._numbers.reject).add(ended_ns - started_ns)
+        if not is_cancelled:
+            self.note_failure(error.text)
 
     def note_failure(self, text: str) -> None:
         """An error that a client got in place of an answer. Not counted here."""

@@ -402,11 +402,7 @@ def refuse(entry: InferRequest, error: ServeError, statistics: ModelStatistics) 
     now = time.monotonic_ns()
     if entry.trace is not None:
         entry.trace.note(QUEUE_START, entry.queue_start_ns)
-    if error.code is StatusCode.CANCELLED:
-        statistics.record_cancellation(entry.queue_start_ns, now)
-    else:
-        statistics.record_rejection(entry.queue_start_ns, now)
-        statistics.note_failure(error.text)
+    statistics.record_refusal(error, entry.queue_start_ns, now)
     responder = entry.responder
     if isinstance(responder, OrderedResponder):
         # It need not wait for the answers to others.

@@ -62,10 +62,10 @@ class ScheduledVersion:
         except ServeError as error:
             now = time.monotonic_ns()
             if isinstance(error, QueueFull):
-                self.statistics.record_rejection(now, now)
+                self.statistics.record_refusal(error, now, now)
             else:
                 self.statistics.record_failure(now, now)
-            self.statistics.note_failure(error.text)
+                self.statistics.note_failure(error.text)
             responder.send(error)
 
     def _infer_unless_cached(self, answers: CachedAnswers, request: InferRequest, responder: Responder) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.latencies import (
     BATCH_SIZE_HISTOGRAM,
     CACHE_HIT_SUMMARY,
@@ -61,10 +62,11 @@ def test_requests_that_ran_one_by_one_are_an_execution_each_and_sizes_are_apart(
 def test_failures_count_as_failures_only():
     statistics = ModelStatistics()
     statistics.record_failure(10, 30)
-    statistics.record_rejection(10, 15)
-    statistics.record_cancellation(10, 17)
+    statistics.record_refusal(unavailable("the queue is full"), 10, 15)
+    statistics.record_refusal(ServeError(StatusCode.CANCELLED, "gone"), 10, 17)
     counted = statistics.snapshot()
     assert (counted.fail.count, counted.fail.ns) == (3, 32)
+    assert [failure.text for failure in statistics.failures] == ["the queue is full"]
     assert counted.success.count == counted.inference_count == counted.execution_count == 0
 
 

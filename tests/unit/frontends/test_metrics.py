@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rocserve.core.errors import unavailable
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
@@ -20,6 +21,7 @@ from rocserve.frontends.metrics.collection import server_families
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
 from rocserve.repository.engine_plan import Fallback
+from rocserve.scheduling.scheduler import cancelled
 
 LOG = logging.getLogger("test")
 
@@ -90,11 +92,11 @@ def test_what_is_counted() -> None:
             rows=5,
         )
     )
-    version.statistics.record_rejection(0, 1)
+    version.statistics.record_refusal(unavailable("full"), 0, 1)
     version.statistics.record_failure(0, 1)
     version.statistics.record_failure(0, 1, by_backend=True)
     version.statistics.record_failure(0, 1, by_backend=True)
-    version.statistics.record_cancellation(0, 1)
+    version.statistics.record_refusal(cancelled(), 0, 1)
     labels = '{model="m",version="3"}'
     failures = {
         f'nv_inference_request_failure{{model="m",version="3",reason="{reason}"}}': count

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING
 
 from rocserve.config.definition import ModelDefinition
 from rocserve.config.model_limits import idle_unload_seconds
-from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, unavailable
+from rocserve.core.errors import ServeError, deadline_exceeded, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest
 from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import TimerHandle
-from rocserve.repository.lifecycle import (
-    Failure,
-    LoadedVersion,
-)
+from rocserve.repository.lifecycle import Failure, LoadedVersion
 from rocserve.repository.residency.room import Stage, Tenant
 from rocserve.scheduling.scheduler import cancelled
 from rocserve.scheduling.served_version import ScheduledVersion
@@ -163,12 +160,7 @@ class LazyVersion(Tenant):
                 self._residents.soon(self._residents.withdraw, self)
 
     def _fail(self, waiting: _Counted, error: ServeError) -> None:
-        began, now = int(waiting.since * 1e9), time.monotonic_ns()
-        if error.code is StatusCode.CANCELLED:
-            self._own_statistics().record_cancellation(began, now)
-        else:
-            self._own_statistics().record_rejection(began, now)
-            self._own_statistics().note_failure(error.text)
+        self._own_statistics().record_refusal(error, int(waiting.since * 1e9), time.monotonic_ns())
         waiting.send(error)
 
     def _take_waiting(self) -> Sequence[_Counted]:
