@@ -208,7 +208,7 @@ class Instance:
         self._log = log
         self.closed = False
         """It takes no new batches."""
-        self._has_ended = False
+        self.has_ended = False
         """Nothing more is said to the worker."""
         self.batches_at_once = 1
         """That its engine may have; those behind them wait in the worker."""
@@ -311,7 +311,7 @@ class Instance:
 
     def _post_written(self) -> None:
         unposted, work = self._unposted, self._work
-        if self._has_ended:
+        if self.has_ended:
             return
         while unposted and not unposted[0].large:
             batch = unposted.popleft()
@@ -421,7 +421,7 @@ class Instance:
 
     def return_places(self) -> None:
         """Return slots that have been read to the worker."""
-        if self._to_return and not self._has_ended:
+        if self._to_return and not self.has_ended:
             entries = min(self._room(self._returns), -(-len(self._to_return) // 3))
             self._returns.post(return_entries(self._to_return[: 3 * entries]))
             # Before it posts more, the worker takes these: the rest follows then.
@@ -436,14 +436,12 @@ class Instance:
 
     def has_unread(self) -> bool:
         """Whether it has said what the server has not read yet."""
-        return not self._has_ended and self.inbox.has_mail()
+        return not self.has_ended and self.inbox.has_mail()
 
     # The end
 
     def _end_talk(self) -> None:
-        self.closed = self._has_ended = True
-        if self.requests is not None:
-            self.requests.has_ended = True
+        self.closed = self.has_ended = True
 
     def break_off(self, reason: str) -> None:
         """The worker talks nonsense, or takes nothing."""

@@ -74,8 +74,6 @@ class InstanceRequests:
         """Messages that are still to be posted."""
         self._waiting_since = 0.0
         self._retry: TimerHandle | None = None
-        self.has_ended = False
-        """Nothing more is said to the worker."""
 
     def owed(self, batch: int) -> Owed:
         """See Instance. `batch`: as of Owed."""
@@ -107,7 +105,7 @@ class InstanceRequests:
 
     def answer_call(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> None:
         """Tensors are copied before it returns. `references`: how many of the first ones are references."""
-        if self.has_ended:
+        if self._instance.has_ended:
             return
         if final and self._calls.pop(number, None) is None:
             return
@@ -128,7 +126,7 @@ class InstanceRequests:
         return slot.offset, view
 
     def _send(self, entry: bytes) -> None:
-        if self.has_ended:
+        if self._instance.has_ended:
             return
         if not self._waiting:
             self._waiting_since = time.monotonic()
@@ -195,7 +193,6 @@ class InstanceRequests:
 
     def end(self, error: ServeError) -> None:
         """The worker has ended: open requests get the error, calls are cancelled."""
-        self.has_ended = True
         if self._retry is not None:
             self._retry.cancel()
         lost = RequestLost(error.code, error.text)
