@@ -89,7 +89,7 @@ class SecretFile:
         """Raises: OSError, ValueError: there is no secret in it."""
         self._path = path
         self._log = log
-        self._mark, self._value = self._read()
+        self._mark, self._value = self._read_mark(), self._read()
         self._checked_at = time.monotonic()
 
     def value(self) -> str:
@@ -98,21 +98,24 @@ class SecretFile:
         if now - self._checked_at >= _POLL_SECONDS:
             self._checked_at = now
             try:
-                mark, value = self._read()
+                mark = self._read_mark()
                 if mark != self._mark:
-                    self._mark, self._value = mark, value
+                    self._mark, self._value = mark, self._read()
                     self._log.info("the secret in %s has been renewed", self._path)
             except (OSError, ValueError) as error:
                 self._log.warning("the secret in %s stays as it was: %s", self._path, error)
         return self._value
 
-    def _read(self) -> tuple[tuple[int, int, int], str]:
-        """What changes when the file does, and the secret."""
+    def _read_mark(self) -> tuple[int, int, int]:
+        """What changes when the file does."""
         found = self._path.stat()
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _read(self) -> str:
         text = self._path.read_bytes().decode(errors="surrogateescape").rstrip("\r\n")
         if not text:
             raise ValueError(f"{self._path} holds no secret: it is empty")
-        return (found.st_mtime_ns, found.st_size, found.st_ino), text
+        return text
 
 
 _CHANGES_SETTINGS = frozenset({"TraceSetting", "LogSettings"})
