@@ -6,6 +6,7 @@ Rules and words are Triton's (its model_config_utils and ensemble_utils).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -43,16 +44,10 @@ def ensemble_faults(message: ModelConfig) -> Iterator[str]:
             sources[written] = given
     edges = [(set(step.input_map.values()), set(step.output_map.values())) for step in steps]
     read = {tensor for reads, _ in edges for tensor in reads}
-    ready = {tensor.name for tensor in message.input}
     for tensor in message.input:
         if tensor.name not in read and tensor.name not in sources:
             yield f"ensemble input '{tensor.name}' for ensemble {name}' is not used"
-    known = 0
-    while known < len(ready):
-        known = len(ready)
-        for reads, writes in edges:
-            if reads <= ready:
-                ready |= writes
+    ready = _ready(edges, [tensor.name for tensor in message.input])
     for output in message.output:
         if output.name not in read and output.name not in sources:
             yield f"ensemble output '{output.name}' for ensemble {name}' is not used"
@@ -62,6 +57,26 @@ def ensemble_faults(message: ModelConfig) -> Iterator[str]:
     for entry in (tensor for step in steps for tensor in (*step.output_map.values(), *step.input_map.values())):
         if entry not in outputs and (entry not in ready or entry not in read):
             yield f"ensemble tensor '{entry}' is unused in ensemble '{name}'"
+
+
+def _ready(edges: Sequence[tuple[Set[str], Set[str]]], found: list[str]) -> Set[str]:
+    """The tensors that are there once all steps have run which can. `edges`: what each step reads and writes; `found`:
+    what is there before; it is used up."""
+    readers: defaultdict[str, list[int]] = defaultdict(list)
+    for index, (reads, _) in enumerate(edges):
+        for tensor in reads:
+            readers[tensor].append(index)
+    missing = [len(reads) for reads, _ in edges]
+    ready: set[str] = set()
+    while found:
+        tensor = found.pop()
+        if tensor not in ready:
+            ready.add(tensor)
+            for index in readers[tensor]:
+                missing[index] -= 1
+                if not missing[index]:
+                    found += edges[index][1]
+    return ready
 
 
 def _not_written(output: str, ensemble: str, sources: Mapping[str, Sequence[str]], ready: Set[str]) -> str:
