@@ -313,11 +313,8 @@ class Tracing:
             self.on_switched()
 
 
-_TRACE_PARENT = re.compile(
-    r"(?:00|(?P<later>(?!00|ff)[0-9a-f]{2}))-(?P<trace>(?!0{32})[0-9a-f]{32})-(?P<span>(?!0{16})[0-9a-f]{16})-[0-9a-f]{2}"
-    r"(?(later)(?:-.*)?)"
-)
-"""Later versions may have more behind it."""
+_TRACE_PARENT = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+"""Version, trace, span and flags; later versions than 00 may have more behind them."""
 
 
 def client_context(headers: Mapping[str, str]) -> SpanContext | None:
@@ -328,7 +325,11 @@ def client_context(headers: Mapping[str, str]) -> SpanContext | None:
     found = _TRACE_PARENT.fullmatch(headers.get("traceparent", "").strip())
     if found is None:
         return None
-    return SpanContext(int(found["trace"], 16), int(found["span"], 16), headers.get("tracestate", "").strip())
+    version, trace, span, more = found.groups()
+    trace_id, span_id = int(trace, 16), int(span, 16)
+    if version == "ff" or (version == "00" and more) or not trace_id or not span_id:
+        return None
+    return SpanContext(trace_id, span_id, headers.get("tracestate", "").strip())
 
 
 NEEDS_EXTRA = (
