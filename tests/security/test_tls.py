@@ -39,6 +39,12 @@ class Served:
     """What the server was told; a test may put others in their place."""
 
 
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rocserve.cli", *words], check=False, capture_output=True, text=True, timeout=60
+    )
+
+
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     if shutil.which("openssl") is None:
@@ -144,13 +150,7 @@ def test_nothing_is_answered_without_tls(served: Served) -> None:
             connection.request("GET", path)
             connection.getresponse()
         connection.close()
-    status = subprocess.run(
-        [sys.executable, "-m", "rocserve.cli", "status", "--once", f"--url=localhost:{served.server.port}"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    status = command("status", "--once", f"--url=localhost:{served.server.port}")
     assert status.returncode == 1
     assert "does it want TLS?" in status.stderr
 
@@ -185,26 +185,8 @@ def test_curl_and_the_status_verb(served: Served, ours: Authority) -> None:
                 timeout=30,
             )
             assert told.returncode == 0, told.stderr
-    status = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "rocserve.cli",
-                "status",
-                "--once",
-                f"--url=localhost:{served.server.port}",
-                "--tls",
-            ),
-            f"--root-cert={ours.root}",
-            f"--client-cert={ours.certificate}",
-            f"--client-key={ours.key}",
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    own = (f"--root-cert={ours.root}", f"--client-cert={ours.certificate}", f"--client-key={ours.key}")
+    status = command("status", "--once", f"--url=localhost:{served.server.port}", "--tls", *own)
     assert status.returncode == 0, status.stderr
     assert "add_sub" in status.stdout
 
@@ -281,12 +263,11 @@ def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_n
 def test_a_lock_on_one_of_two_doors_is_refused(
     flags: tuple[str, ...], choices: str, ours: Authority, repository: Path
 ) -> None:
-    command = [
-        *(sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--grpc-port=0"),
-        *("--http-port=0", "--grpc-address=127.0.0.1", "--http-address=127.0.0.1", "--allow-metrics=false"),
-        *(f"--grpc-server-cert={ours.certificate}", f"--grpc-server-key={ours.key}", f"--grpc-root-cert={ours.root}"),
-    ]
-    refused = subprocess.run([*command, *flags], check=False, capture_output=True, text=True, timeout=60)
+    refused = command(
+        *("serve", f"--model-repository={repository}", "--grpc-port=0", "--http-port=0", "--grpc-address=127.0.0.1"),
+        *("--http-address=127.0.0.1", "--allow-metrics=false", f"--grpc-server-cert={ours.certificate}"),
+        *(f"--grpc-server-key={ours.key}", f"--grpc-root-cert={ours.root}", *flags),
+    )
     assert refused.returncode == 2, refused.stderr
     assert choices in " ".join(refused.stderr.split())
 
@@ -294,16 +275,10 @@ def test_a_lock_on_one_of_two_doors_is_refused(
 def test_a_pair_that_does_not_belong_together_ends_the_start(
     ours: Authority, theirs: Authority, repository: Path
 ) -> None:
-    refused = subprocess.run(
-        [
-            *(sys.executable, "-m", "rocserve.cli", "serve", f"--model-repository={repository}", "--allow-grpc=false"),
-            *("--http-port=0", "--http-address=127.0.0.1", "--http-use-ssl", "--allow-metrics=false"),
-            *(f"--grpc-server-cert={ours.certificate}", f"--grpc-server-key={theirs.key}"),
-        ],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
+    refused = command(
+        *("serve", f"--model-repository={repository}", "--allow-grpc=false", "--http-port=0"),
+        *("--http-address=127.0.0.1", "--http-use-ssl", "--allow-metrics=false"),
+        *(f"--grpc-server-cert={ours.certificate}", f"--grpc-server-key={theirs.key}"),
     )
     assert refused.returncode == 1
     assert "cannot serve HTTP with TLS: expected PEM files that belong together" in refused.stderr

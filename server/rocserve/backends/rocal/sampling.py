@@ -417,7 +417,7 @@ def _weighted(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -> 
 @lru_cache(_GRIDS)
 def _taps(source_size: int, size: int, kernel: str) -> _Taps:
     function, reach, widens = _KERNELS[kernel]
-    ratio = np.float32(source_size) / np.float32(size)
+    ratio = _ratio(source_size, size)
     radius, scale = np.float32(reach), np.float32(1)
     if widens and source_size > size:
         radius, scale = np.float32(reach) * ratio, np.float32(1) / ratio

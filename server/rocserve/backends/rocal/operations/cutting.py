@@ -306,7 +306,7 @@ def _stretching(
     name: str, keys: Mapping[str, Key], rule: _PartRule, make: Callable[[Node, Call], Tensor], **options: Any
 ) -> Operation:
     """Declares an operation that stretches a part, with the arguments of its rule, `resize_width`, `resize_height` and
-    those of `_resized`; `make` adds it to rocAL's graph."""
+    those of `resized`; `make` adds it to rocAL's graph."""
 
     def run(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
         return resized(rule.cut(image, **arguments), result.size, as_float, **arguments)
