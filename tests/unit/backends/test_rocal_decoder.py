@@ -261,6 +261,15 @@ def test_a_small_file_cannot_ask_for_hundreds_of_passes_over_a_large_image() -> 
     assert read_jpeg_header(memoryview(many)).scans == 100
 
 
+def test_scans_of_a_sequential_image_count_where_its_first_does_not_have_all_components() -> None:
+    encoded = pictures.jpeg()
+    scan = b"\xff\xda\0\x08\1\1\0\0\x3f\0"
+    many = encoded[: encoded.index(b"\xff\xda")] + scan * 100 + b"\xff\xd9"
+    assert read_jpeg_header(memoryview(many)).scans == 100
+    with pytest.raises(ImageError, match=r"goes 100 times over 60x40 pixels; 20 times over the 11999 that"):
+        Decoder(ColorFormat.RGB24, UNSCALED.at_most(11_999)).decode(many)
+
+
 def test_no_more_than_500_scans_are_read() -> None:
     encoded = pictures.jpeg(progressive=True)
     many = encoded[:-2] + encoded[encoded.rindex(b"\xff\xda") : -2] * 500 + b"\xff\xd9"

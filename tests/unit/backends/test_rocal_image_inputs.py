@@ -99,6 +99,9 @@ def test_exif_that_cannot_be_read_turns_nothing(body: bytes) -> None:
         (b"<!DOCTYPE html><html><body>404", "an HTML page"),
         (b"\n<HTML>", "an HTML page"),
         (b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg">', "an SVG image"),
+        (b'<?xml version="1.0"?><!DOCTYPE svg PUBLIC ""> <!-- a --><!-- b -->\n<svg>', "an SVG image"),
+        # In as many ways as there are combinations these are comments; none of them may be tried.
+        (b"<!---->" * 80, "text, perhaps a path or an address"),
         (b'<?xml version="1.0"?>\n<note/>', "XML text"),
         (b'{"error": "not found"}', "JSON text"),
         (b"/9j/4AAQSkZJRgABAQ", "a JPEG as base64 text; send its bytes"),

@@ -88,7 +88,7 @@ class Decoder:
             if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
                 # Hundreds of scans fit into some kilobytes, and each takes as long as the image is large.
                 raise ImageError(
-                    f"it is a progressive JPEG that goes {header.scans} times over {header.width}x{header.height}"
+                    f"it is a JPEG that goes {header.scans} times over {header.width}x{header.height}"
                     f" pixels; {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows"
                     " is the most"
                 )
@@ -154,7 +154,8 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"/9j/", "a JPEG as base64 text; send its bytes"),
         (rb"iVBORw0KGgo", "a PNG as base64 text; send its bytes"),
         (rb"\s*(<!doctype html|<html|<head|<body)", "an HTML page"),
-        (rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*|<!doctype svg[^>]*>\s*)*<svg", "an SVG image"),
+        # A comment ends where it first can, once and for all: else many of them would be tried in every combination.
+        (rb"\s*(<\?xml[^>]*>\s*)?(?><!--.*?-->\s*|<!doctype svg[^>]*>\s*)*<svg", "an SVG image"),
         (rb"\s*<\?xml", "XML text"),
         (rb"\s*[{\[]\s*[\"{\[\]}\d-]", "JSON text"),
         (rb".{4}\xff\xd8\xff", "a JPEG behind four other bytes, perhaps its length; send the file alone"),

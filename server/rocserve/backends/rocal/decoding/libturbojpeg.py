@@ -52,19 +52,20 @@ _TRUNCATED = "Premature end of JPEG file: its end-of-image marker is missing, so
 
 
 def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageHeader:
-    """The header of a file that starts with SIGNATURE. Where the last bytes may be trusted, a sequential image ends
+    """The header of a file that starts with SIGNATURE. Where the last bytes may be trusted, an image of one scan ends
     with the file if an end marker is there. Raises: ImageError: it is truncated, its segments do not follow each other,
     or its coding is not supported."""
     frame: tuple[int, int, int, int] | None = None
     orientation = None
     scans = 0
+    is_one_scan = False
     position = 2
     for _ in range(_MAX_SEGMENTS):
         marker, position = _marker_at(data, position)
         if marker == _END_OF_IMAGE:
             if frame is None or not scans:
                 raise ImageError("it is a JPEG with no image in it")
-            return _header(frame, orientation or NOT_TURNED, position, scans)
+            return _header(frame, orientation or NOT_TURNED, position, 1 if is_one_scan else scans)
         body = _segment_at(data, position, marker)
         position += 2 + len(body)
         if marker in _FRAMES:
@@ -75,10 +76,13 @@ def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageH
             orientation = read_orientation(body[len(_EXIF) :])
         elif marker == _START_OF_SCAN:
             scans += 1
-            if trusts_last_bytes and frame is not None and frame[0] in _SEQUENTIAL_FRAMES and data[-2:] == END:
-                # The end is there. A marker before it that does not belong there is found in decoding: a sequential
-                # image's data is read in one go. Looking for one here would take as long as a tenth of the decoding.
-                return _header(frame, orientation or NOT_TURNED, len(data), scans)
+            if scans == 1 and frame is not None:
+                # All components are in the first scan: libjpeg reads no second one.
+                is_one_scan = frame[0] in _SEQUENTIAL_FRAMES and body[:1] == bytes(frame[3:])
+                if is_one_scan and trusts_last_bytes and data[-2:] == END:
+                    # The end is there. A marker before it that does not belong there is found in decoding. Looking for
+                    # one here would take as long as a tenth of the decoding.
+                    return _header(frame, orientation or NOT_TURNED, len(data), 1)
             found = _MARKER_AFTER_SCAN.search(data, position)
             if found is None:
                 raise ImageError(_TRUNCATED)
@@ -135,8 +139,7 @@ def _read_frame(marker: int, body: memoryview) -> tuple[int, int, int, int]:
 
 
 def _header(frame: tuple[int, int, int, int], orientation: int, length: int, scans: int) -> ImageHeader:
-    marker, height, width, components = frame
-    scans = 1 if marker in _SEQUENTIAL_FRAMES else scans
+    _, height, width, components = frame
     return ImageHeader(width, height, _COLOR_MODELS[components], orientation, length, scans)
 
 
