@@ -322,10 +322,11 @@ def choose_backend(
     unnamed = not platform and not backend
     if platform == ENSEMBLE_PLATFORM or (unnamed and message.HasField("ensemble_scheduling")):
         return None
-    if unnamed and strict:
-        raise invalid_argument(f"must specify 'platform' or 'backend' for '{message.name}'")
     if unnamed:
-        return _backend_of_files(message, registry, folder)
+        reason = f"must specify 'platform' or 'backend' for '{message.name}'"
+        if strict:
+            raise invalid_argument(reason)
+        return _backend_of_files(message, registry, folder, reason)
     by_platform = registry.find(platform, "") if platform else None
     by_backend = registry.find("", backend) if backend else None
     # Of a backend that Triton does not know itself, the platform is no more than a word for its metadata.
@@ -396,8 +397,8 @@ def describe_files(place: Listing) -> str:
     return ", ".join(names[:_SHOWN_NAMES]) + more or "no files"
 
 
-def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: ModelFolder) -> BackendSpec:
-    reason = f"must specify 'platform' or 'backend' for '{message.name}'"
+def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, reason: str) -> BackendSpec:
+    """`reason`: why the configuration should have said it. Raises: ServeError: INVALID_ARGUMENT."""
     if message.default_model_filename:
         ending = Path(message.default_model_filename).suffix
         candidates = [

@@ -46,8 +46,8 @@ def check_model_config(message: ModelConfig) -> None:
 
 
 def check_readable(message: ModelConfig) -> None:
-    """What must be right for the configuration to be taken at all: its scheduling, and that it names what serves it.
-    Raises: ServeError: INVALID_ARGUMENT with the first fault."""
+    """What must be right for the configuration to be taken at all: its name and its scheduling. Raises: ServeError:
+    INVALID_ARGUMENT with the first fault."""
     for fault in _unreadable(message):
         raise invalid_argument(fault)
 
@@ -75,8 +75,6 @@ def _unreadable(message: ModelConfig) -> Iterator[str]:
         yield f"ensemble scheduling cannot be set for model '{message.name}' whose platform is not {ENSEMBLE_PLATFORM}"
     if is_ensemble and not message.HasField("ensemble_scheduling"):
         yield f"ensemble scheduling must be set for ensemble {message.name} whose platform is {ENSEMBLE_PLATFORM}"
-    if not message.platform and not message.backend:
-        yield f"must specify 'platform' or 'backend' for '{message.name}'"
     if message.max_batch_size < 0:
         yield f"'max_batch_size' must be non-negative value for {message.name}"
     if message.HasField("dynamic_batching"):

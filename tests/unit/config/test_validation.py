@@ -28,7 +28,6 @@ def _input(fields: str) -> str:
     ("text", "fault"),
     [
         ("", "model configuration must specify 'name'"),
-        ('name: "m"', "must specify 'platform' or 'backend' for 'm'"),
         (
             'name: "m" platform: "ensemble" backend: "b" ensemble_scheduling { }',
             "Ensemble model 'm' must have platform type 'ensemble' and empty backend type",
