@@ -7,7 +7,7 @@ Rules and words are Triton's (its model_config_utils and ensemble_utils).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from rocserve.config.datatypes import type_name
@@ -16,7 +16,7 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, OutputConfig
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.validation import format_shape
-from rocserve.protocol.model_config_pb2 import ModelConfig
+from rocserve.protocol.model_config_pb2 import ModelConfig, ModelEnsembling
 
 
 def ensemble_faults(message: ModelConfig) -> Iterator[str]:
@@ -42,12 +42,12 @@ def ensemble_faults(message: ModelConfig) -> Iterator[str]:
                     f" {index}"
                 )
             sources[written] = given
-    edges = [(set(step.input_map.values()), set(step.output_map.values())) for step in steps]
-    read = {tensor for reads, _ in edges for tensor in reads}
+    read = {tensor for step in steps for tensor in step.input_map.values()}
     for tensor in message.input:
         if tensor.name not in read and tensor.name not in sources:
             yield f"ensemble input '{tensor.name}' for ensemble {name}' is not used"
-    ready = _ready(edges, [tensor.name for tensor in message.input])
+    ready = {tensor.name for tensor in message.input}
+    ready.update(*(steps[place].output_map.values() for place in _order(steps, ready)))
     for output in message.output:
         if output.name not in read and output.name not in sources:
             yield f"ensemble output '{output.name}' for ensemble {name}' is not used"
@@ -59,24 +59,28 @@ def ensemble_faults(message: ModelConfig) -> Iterator[str]:
             yield f"ensemble tensor '{entry}' is unused in ensemble '{name}'"
 
 
-def _ready(edges: Sequence[tuple[Set[str], Set[str]]], found: list[str]) -> Set[str]:
-    """The tensors that are there once all steps have run which can. `edges`: what each step reads and writes; `found`:
-    what is there before; it is used up."""
+def _order(steps: Sequence[EnsembleStep | ModelEnsembling.Step], given: Iterable[str]) -> list[int]:
+    """The places of the steps that can run, each behind those that write what it reads. `given`: the tensors that are
+    there before."""
     readers: defaultdict[str, list[int]] = defaultdict(list)
-    for index, (reads, _) in enumerate(edges):
+    missing = []
+    for place, step in enumerate(steps):
+        reads = set(step.input_map.values())
+        missing.append(len(reads))
         for tensor in reads:
-            readers[tensor].append(index)
-    missing = [len(reads) for reads, _ in edges]
-    ready: set[str] = set()
-    while found:
-        tensor = found.pop()
-        if tensor not in ready:
-            ready.add(tensor)
-            for index in readers[tensor]:
-                missing[index] -= 1
-                if not missing[index]:
-                    found += edges[index][1]
-    return ready
+            readers[tensor].append(place)
+    order: list[int] = []
+    found = fresh = set(given)
+    while fresh:
+        can_run = []
+        for place in (place for tensor in fresh for place in readers[tensor]):
+            missing[place] -= 1
+            if not missing[place]:
+                can_run.append(place)
+        order += sorted(can_run)
+        fresh = {tensor for place in can_run for tensor in steps[place].output_map.values()} - found
+        found = found | fresh
+    return order
 
 
 def _not_written(output: str, ensemble: str, sources: Mapping[str, Sequence[str]], ready: Set[str]) -> str:
@@ -175,19 +179,17 @@ def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
     """Whether answers of a decoupled member flow through the ensemble. Each of its answers is a stream element; a step
     cannot join elements of different streams. Raises: ServeError."""
     streams = {tensor.name: 0 for tensor in config.inputs}
-    waiting = list(enumerate(config.ensemble_steps, start=1))
-    while ready := [entry for entry in waiting if all(name in streams for name in entry[1].input_map.values())]:
-        for number, step in ready:
-            sources = {streams[name] for name in step.input_map.values()}
-            if len(sources) > 1:
-                # Triton names the ensemble where the step's model is meant.
-                raise invalid_argument(
-                    f"in ensemble {config.name}, step of model '{config.name}' receives inputs originated from"
-                    f" different decoupled models; it is the step of '{step.model_name}'"
-                )
-            stream = number if step.member in decoupled else next(iter(sources), 0)
-            streams.update(dict.fromkeys(step.output_map.values(), stream))
-        waiting = [entry for entry in waiting if entry not in ready]
+    for place in _order(config.ensemble_steps, streams):
+        step = config.ensemble_steps[place]
+        sources = {streams[name] for name in step.input_map.values()}
+        if len(sources) > 1:
+            # Triton names the ensemble where the step's model is meant.
+            raise invalid_argument(
+                f"in ensemble {config.name}, step of model '{config.name}' receives inputs originated from"
+                f" different decoupled models; it is the step of '{step.model_name}'"
+            )
+        stream = place + 1 if step.member in decoupled else next(iter(sources), 0)
+        streams.update(dict.fromkeys(step.output_map.values(), stream))
     return any(streams.values())
 
 

@@ -152,6 +152,22 @@ def test_a_decoupled_member() -> None:
     assert check_ensemble(_ENSEMBLE, {"a": _model("a"), "b": plain}) is False
 
 
+def test_steps_in_any_order() -> None:
+    last = EnsembleStep("join", -1, {"x": "left", "z": "right"}, {"y": "out"})
+    steps = (
+        last,
+        EnsembleStep("b", -1, {"x": "mid"}, {"y": "right"}),
+        EnsembleStep("c", -1, {"x": "mid"}, {"y": "left"}),
+    )
+    ensemble = replace(_ENSEMBLE, ensemble_steps=(*steps, EnsembleStep("a", -1, {"x": "in"}, {"y": "mid"})))
+    join = replace(_model("join"), inputs=tuple(InputConfig(name, DataType.FP32, (4,)) for name in ("x", "z")))
+    members = {"a": _model("a"), "b": _model("b"), "c": _model("c"), "join": join}
+    assert check_ensemble(ensemble, members) is False
+    assert check_ensemble(ensemble, members | {"a": replace(_model("a"), decoupled=True)}) is True
+    with pytest.raises(ServeError, match="different decoupled models; it is the step of 'join'"):
+        check_ensemble(ensemble, members | {"c": replace(_model("c"), decoupled=True)})
+
+
 def test_members_that_are_not_there() -> None:
     assert _wiring_fault(b=None) == "ensemble e contains models that are not available or ambiguous: b"
     with pytest.raises(ServeError, match=r"not available or ambiguous: a, b$"):
