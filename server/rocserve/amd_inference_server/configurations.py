@@ -153,7 +153,7 @@ def _toml_model(table: _Table, *, id_required: bool) -> _Stage:
 
 
 _COMMENT = re.compile(r"#[^\n]*")
-_THEIRS = re.compile(r"(?m)^\s*(?:inputs|outputs)\s*[:\[{<]")
+_THEIRS = re.compile(r"(?m)^[^\S\n]*(?:inputs|outputs)\s*[:\[{<]")
 _TRITONS = re.compile(r"\b(?:input|output|data_type|dims|max_batch_size|instance_group|dynamic_batching)\s*[:\[{<]")
 
 

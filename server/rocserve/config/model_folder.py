@@ -18,6 +18,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal, invalid_argument, unimplemented
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import VersionPolicy
+from rocserve.core.printable import printable
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _BESIDE = ("config.pbtxt", "labels.txt")
@@ -137,12 +138,13 @@ class ModelFolder:
 
     def resolve(self, name: str, what: str, below: str = "") -> Path:
         """The file that `name` names, relative to the folder or one `below` it. It need not exist. Raises: ServeError:
-        INVALID_ARGUMENT when the name is absolute, has `..`, or leads out by a link."""
+        INVALID_ARGUMENT when the name is absolute, has `..` or a zero byte, or leads out by a link."""
         base = self.path / below
         pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts:
+        if pure.is_absolute() or ".." in pure.parts or "\0" in name:
             raise invalid_argument(
-                f"{what} '{name}' must be a path within the folder {base.name}, without '..' and not absolute"
+                f"{what} '{printable(name)}' must be a path within the folder {base.name}, without '..' and not"
+                " absolute"
             )
         path = base / pure
         if path.parent == self.path:
@@ -180,11 +182,13 @@ def is_so(ask: Callable[[], bool]) -> bool:
 def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]]:
     """The labels of each output with a `label_filename`, which lies within the model's folder. Raises: ServeError:
     INVALID_ARGUMENT when the file leads out of the folder or is not UTF-8, INTERNAL when it is absent."""
-    return {
-        output.name: _read_lines(ModelFolder(folder), output.label_filename, f"label file of output '{output.name}'")
-        for output in message.output
-        if output.label_filename
-    }
+    # Each file once: a thousand outputs may name the same million lines.
+    labels: dict[str, tuple[str, ...]] = {}
+    for output in message.output:
+        name = output.label_filename
+        if name and name not in labels:
+            labels[name] = _read_lines(ModelFolder(folder), name, f"label file of output '{output.name}'")
+    return {output.name: labels[output.label_filename] for output in message.output if output.label_filename}
 
 
 def read_names(folder: ModelFolder, filename: str) -> tuple[str, ...]:

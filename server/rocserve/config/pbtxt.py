@@ -20,8 +20,9 @@ from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _LONGEST_NAME = 100
 """Characters of a wrong name that others are compared with: the comparison's time grows with its square."""
-_YAML = re.compile(r"^---\s*$|^\s*- \S|^\w+:\s*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
-"""A document's mark, an entry of a list, a name with nothing behind it, a text without quotes."""
+_YAML = re.compile(r"^---[^\S\n]*$|^[^\S\n]*- \S|^\w+:[^\S\n]*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
+"""A document's mark, an entry of a list, a name with nothing behind it, a text without quotes. Each within its line:
+from each of a million empty lines a search would go on to the last."""
 _POSITION = re.compile(r"^\d+:\d+ : ")
 NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"(?: at "(?P<path>[^"]*)")?')
 """Protobuf's words, of its text format and of JSON."""

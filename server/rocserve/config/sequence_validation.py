@@ -128,15 +128,20 @@ def _state_faults(state: ModelSequenceBatching.State, model: str) -> Iterator[st
 def _repetitions(message: ModelConfig) -> Iterator[str]:
     """Each tensor of the model is one of the requests', a control, or a state."""
     batching = message.sequence_batching
-    controls = [entry.name for entry in batching.control_input]
-    states = [state.input_name for state in batching.state]
-    outputs = [state.output_name for state in batching.state]
-    for what, names in (("State input name", states), ("State output name", outputs)):
-        repeated = (name for place, name in enumerate(names) if name in names[:place])
-        yield from (f"{what} '{name}' specified more than once." for name in repeated)
-    requested = [tensor.name for tensor in message.input]
+    controls = dict.fromkeys(entry.name for entry in batching.control_input)
+    states: set[str] = set()
+    outputs: set[str] = set()
+    for state in batching.state:
+        if state.input_name in states:
+            yield f"State input name '{state.input_name}' specified more than once."
+        states.add(state.input_name)
+    for state in batching.state:
+        if state.output_name in outputs:
+            yield f"State output name '{state.output_name}' specified more than once."
+        outputs.add(state.output_name)
     twofold = [(name, "a sequence batching control and a state input") for name in controls if name in states]
-    for name in requested:
+    for tensor in message.input:
+        name = tensor.name
         twofold += [(name, "an input and a sequence batching control")] if name in controls else []
         twofold += [(name, "an input and a state input")] if name in states else []
     for name, what in twofold:

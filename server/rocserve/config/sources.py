@@ -31,6 +31,8 @@ def parse_override(text: str) -> ModelConfig:
         raise invalid_argument(
             f"Invalid config override: not JSON: {error.msg} at line {error.lineno} column {error.colno}"
         ) from None
+    except ValueError:
+        raise invalid_argument("Invalid config override: a number has more digits than can be read") from None
     except RecursionError:
         raise invalid_argument("Invalid config override: nested too deeply") from None
     if not isinstance(document, dict):

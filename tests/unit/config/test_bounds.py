@@ -121,6 +121,21 @@ def test_a_field_with_an_endless_name_is_told_at_once() -> None:
         parse_model_config("a" * 200_000 + ": 1", "config.pbtxt")
 
 
+@pytest.mark.timeout(10)
+def test_as_many_states_as_a_configuration_can_hold_are_compared_at_once() -> None:
+    fields = 'input_name:"a{0}" output_name:"b{0}" data_type:TYPE_INT8'
+    states = "".join(f"state{{{fields.format(number)}}}" for number in range(bounds.MOST_CONFIG_BYTES // 65))
+    check_readable(parse_model_config(f"{HEAD} sequence_batching {{ {states} }}", "config.pbtxt"))
+
+
+def test_outputs_with_the_same_labels_hold_them_once(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    outputs = "".join(f'output {{ name: "O{number}" label_filename: "labels.txt" }}' for number in range(3))
+    labels = read_labels(parse_model_config(outputs, "config.pbtxt"), tmp_path)
+    assert labels == dict.fromkeys(("O0", "O1", "O2"), ("cat", "dog"))
+    assert labels["O0"] is labels["O2"]
+
+
 @pytest.mark.parametrize("name", ["..", "a/b", "a\nb", "a\x1b[2Jb"])
 def test_a_name_that_no_folder_should_have(name: str) -> None:
     message = parse_model_config(HEAD, "config.pbtxt")

@@ -68,6 +68,13 @@ def test_fault_in_the_file_tells_its_place(make_folder: MakeFolder, registry: Ba
     assert _fault(folder, registry).startswith("config.pbtxt:2:3: unknown field 'max_batch_sise'")
 
 
+def test_fault_is_told_at_once_however_many_empty_lines_follow(
+    make_folder: MakeFolder, registry: BackendRegistry
+) -> None:
+    folder = make_folder("m", {"config.pbtxt": "bogus" + "\n" * 1_000_000})
+    assert "unknown field 'bogus'" in _fault(folder, registry)
+
+
 def test_chosen_configuration(make_folder: MakeFolder, registry: BackendRegistry) -> None:
     folder = make_folder(
         "m",
@@ -237,6 +244,19 @@ class TestLabels:
         assert fault == (
             f"label file of output 'y' '{name}' must be a path within the folder m, without '..' and not absolute"
         )
+
+    @pytest.mark.parametrize(
+        "field",
+        [
+            'output { name: "y" data_type: TYPE_FP32 dims: 3 label_filename: "a\\000b" }',
+            'model_repository_agents { agents { name: "checksum" parameters { key: "MD5:a\\000b" value: "d" } } }',
+            'input { name: "x" data_type: TYPE_FP32 dims: 3 } model_warmup { name: "w" batch_size: 1 inputs { key: "x"'
+            ' value { data_type: TYPE_FP32 dims: 3 input_data_file: "a\\000b" } } }',
+        ],
+    )
+    def test_no_path_has_a_zero_byte(self, make_folder: MakeFolder, registry: BackendRegistry, field: str) -> None:
+        fault = _fault(make_folder("m", {"config.pbtxt": f"{_ONNX} {field}"}), registry)
+        assert "'a\\x00b' must be a path within the folder" in fault
 
     def test_link_to_the_outside(self, make_folder: MakeFolder, registry: BackendRegistry, tmp_path: Path) -> None:
         (tmp_path / "secret").write_text("s")
