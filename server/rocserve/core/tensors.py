@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import invalid_argument
+from rocserve.core.steps import Steps, result_of
 
 Buffer = bytes | bytearray | memoryview
 
@@ -107,7 +108,7 @@ def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes
     return b"".join(parts)
 
 
-def count_elements(data: Buffer, expected: int) -> Generator[None, None, str]:
+def count_elements(data: Buffer, expected: int) -> Steps[str]:
     """Follows the lengths of the elements of BYTES, some at a step: there may be millions.
 
     Returns: the fault where there are not `expected`, with {where} in the input's place; empty: nothing.
@@ -150,13 +151,7 @@ def _early_end(begin: int, position: int, end: int) -> str:
 
 def element_fault(data: Buffer, expected: int) -> str:
     """As `count_elements`, in one step."""
-    steps = count_elements(data, expected)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            fault: str = end.value
-            return fault
+    return result_of(count_elements(data, expected))
 
 
 def bytes_elements(data: Buffer, expected: int, name: str) -> list[memoryview]:

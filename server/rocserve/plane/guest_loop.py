@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
+from rocserve.core.steps import Steps
 from rocserve.plane.loop import NEVER, PlaneLoop, TimerHandle
 
 _Result = TypeVar("_Result")
@@ -113,6 +114,25 @@ class GuestLoop(asyncio.SelectorEventLoop):
     def _on_time(self) -> None:
         self._wakes_at = NEVER
         self._turn()
+
+
+async def worked_off(plane: PlaneLoop, steps: Steps[_Result]) -> _Result:
+    """What steps come to, or what they raise, taken in turns with the plane's other work; the first ones at once. A
+    task that is cancelled takes no more of them. On the plane's thread."""
+    outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
+
+    def taken() -> Iterator[None]:
+        try:
+            while not outcome.cancelled():
+                next(steps)
+                yield
+        except StopIteration as end:
+            outcome.set_result(end.value)
+        except Exception as error:
+            outcome.set_exception(error)
+
+    plane.work_off(taken())
+    return await outcome
 
 
 class _Selector(selectors.EpollSelector):

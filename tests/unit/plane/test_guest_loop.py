@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rocserve.plane.guest_loop import GuestLoop
+from rocserve.core.steps import Steps
+from rocserve.plane.guest_loop import GuestLoop, worked_off
 from rocserve.plane.loop import PlaneLoop
 
 
@@ -152,3 +153,63 @@ def test_what_is_left_at_the_end_is_cancelled(plane: PlaneLoop) -> None:
     assert closed.wait(10)
     assert cancelled.is_set()
     assert guest.is_closed()
+
+
+async def test_others_have_their_turn_between_steps(plane: PlaneLoop, guest: GuestLoop) -> None:
+    turns: list[int] = []
+    taken: list[int] = []
+
+    def steps() -> Steps[str]:
+        for _ in range(20):
+            taken.append(len(turns))
+            time.sleep(0.002)
+            yield
+        return "done"
+
+    async def count_turns() -> None:
+        while True:
+            turns.append(len(taken))
+            await asyncio.sleep(0)
+
+    async def work() -> str:
+        counting = asyncio.get_running_loop().create_task(count_turns())
+        result = await worked_off(plane, steps())
+        counting.cancel()
+        return result
+
+    assert await guest.run(work()) == "done"
+    assert len(taken) == 20
+    assert len(set(taken)) > 10, "tasks go on between one step and the next"
+
+
+async def test_what_steps_raise_is_raised(plane: PlaneLoop, guest: GuestLoop) -> None:
+    def steps(count: int) -> Steps[None]:
+        for _ in range(count):
+            time.sleep(0.002)
+            yield
+        raise ValueError(f"after {count}")
+
+    for count in (0, 3):
+        with pytest.raises(ValueError, match=f"after {count}"):
+            await guest.run(worked_off(plane, steps(count)))
+
+
+async def test_nobody_waits_for_further_steps(plane: PlaneLoop, guest: GuestLoop) -> None:
+    begun, ended = asyncio.Event(), threading.Event()
+
+    def steps() -> Steps[None]:
+        try:
+            while True:
+                time.sleep(0.002)
+                begun.set()
+                yield
+        finally:
+            ended.set()
+
+    async def work() -> None:
+        working = asyncio.get_running_loop().create_task(worked_off(plane, steps()))
+        await begun.wait()
+        working.cancel()
+
+    await guest.run(work())
+    assert await asyncio.to_thread(ended.wait, 10)

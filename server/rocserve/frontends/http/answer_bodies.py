@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from rocserve.core.memo import Memo
 from rocserve.core.requests import InferResponse, ResponseHead
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, Tensor
-from rocserve.frontends.http.json_text import element_slices, json_bytes
+from rocserve.frontends.http.json_text import element_pieces, json_bytes
 
 
 class AnswerForm(NamedTuple):
@@ -38,6 +39,15 @@ def detached(response: InferResponse) -> InferResponse:
     return replace(response, data=[bytes(data) for data in response.data], slot=None)
 
 
+class AnswerBody(NamedTuple):
+    """The body of a response."""
+
+    json: list[bytes]
+    """In pieces: of millions of elements it is never put together."""
+    tensors: list[Buffer]
+    """Behind it, in binary form; they are the response's own memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerLayout:
     """The body of responses that are alike: all but their ids, parameters, elements in JSON and tensors behind it."""
@@ -49,7 +59,7 @@ class AnswerLayout:
     """Of the outputs, those whose elements are there."""
     behind: Sequence[int]
     takes_long: bool
-    """So much has to be written as JSON that it is better done beside the event loop."""
+    """So much has to be written as JSON that others have their turn meanwhile."""
 
     @classmethod
     def of(cls, head: ResponseHead, sizes: Sequence[int], form: AnswerForm) -> AnswerLayout:
@@ -74,9 +84,9 @@ class AnswerLayout:
         takes_long = sum(math.prod(head.outputs[index].shape) for index in in_json) > _MANY_ELEMENTS
         return cls(json_bytes(model)[1:-1], [*texts, text + b"]}"], in_json, behind, takes_long)
 
-    def body(self, response: InferResponse) -> list[Buffer]:
-        """A response's JSON, then the tensors in binary form, which are its own memory. Raises: ServeError:
-        INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape."""
+    def body(self, response: InferResponse) -> Steps[AnswerBody]:
+        """Raises: ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its
+        shape."""
         data = response.data
         parts = [b'{"id":%b,' % json_bytes(response.id) if response.id else b"{", self.model]
         if response.parameters:
@@ -84,8 +94,11 @@ class AnswerLayout:
         parts.append(self.texts[0])
         for behind, index in zip(self.texts[1:], self.in_json, strict=True):
             tensor = Tensor(*response.head.outputs[index], data[index])
-            parts += b",".join([json_bytes(elements)[1:-1] for elements in element_slices(tensor)]), behind
-        return [b"".join(parts), *[data[index] for index in self.behind]]
+            for piece in element_pieces(tensor):
+                parts.append(piece)
+                yield
+            parts.append(behind)
+        return AnswerBody(parts, [data[index] for index in self.behind])
 
 
 class AnswerLayouts:

@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,27 +70,50 @@ def response_encoding(accepted: str | None) -> str:
     return best
 
 
-def decompressed(data: Buffer, limit: int) -> bytes:
+_ZIPPED_AT_ONCE = 1 << 20
+"""Bytes in plain form: zlib lets go of the interpreter's lock while it works, but not while it copies its results."""
+_UNZIPPED_AT_ONCE = 64 << 10
+"""Compressed bytes: those that are still to be used it copies each time that it stops."""
+
+
+def decompressed(data: Buffer, limit: int) -> bytearray:
     """The body in plain form. What is broken off is taken as far as it goes. Raises: ServeError: INVALID_ARGUMENT when
     there is nothing, it is damaged or neither gzip nor deflate, or it is more than `limit` bytes."""
     if not data:
         raise invalid_argument("nothing to be decompressed")
     stream = zlib.decompressobj(_EITHER_FORMAT)
-    try:
-        plain = stream.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise invalid_argument(f"the request's body is not valid gzip or deflate data: {error}") from None
-    if len(plain) > limit:
-        raise invalid_argument(
-            f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. Use --http-max-input-size to"
-            " increase the limit."
-        )
+    plain = bytearray()
+    view = memoryview(data)
+    for start in range(0, len(view), _UNZIPPED_AT_ONCE):
+        rest: Buffer = view[start : start + _UNZIPPED_AT_ONCE]
+        is_full = True
+        while is_full and not stream.eof:
+            try:
+                piece = stream.decompress(rest, min(_ZIPPED_AT_ONCE, limit + 1 - len(plain)))
+            except zlib.error as error:
+                raise invalid_argument(f"the request's body is not valid gzip or deflate data: {error}") from None
+            plain += piece
+            if len(plain) > limit:
+                raise invalid_argument(
+                    f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. Use"
+                    " --http-max-input-size to increase the limit."
+                )
+            rest = stream.unconsumed_tail
+            is_full = bool(rest) or len(piece) == _ZIPPED_AT_ONCE
     return plain
 
 
-def compressed(parts: list[Buffer], encoding: str) -> bytes:
+def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
+    """The body in compressed form, in pieces: zlib lets go of the interpreter's lock while it works, but not while it
+    puts together what has come of it."""
     stream = zlib.compressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
-    return b"".join([*(stream.compress(part) for part in parts), stream.flush()])
+    pieces: list[Buffer] = []
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), _ZIPPED_AT_ONCE):
+            if piece := stream.compress(view[start : start + _ZIPPED_AT_ONCE]):
+                pieces.append(piece)
+    return [*pieces, stream.flush()]
 
 
 LARGEST_BODY = (1 << 31) - 1

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, invalid_argument
 from rocserve.core.model_config import InputConfig
-from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import Holding
 from rocserve.core.request_parameters import check_entries
 from rocserve.core.requests import (
@@ -22,13 +20,16 @@ from rocserve.core.requests import (
     ParameterValue,
     RequestHead,
 )
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_bodies import detached
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.infer_bodies import id_of_refused, plain_parameter, read_id
-from rocserve.frontends.http.inference import HttpParts, HttpResponder, request_timeout
-from rocserve.frontends.http.json_text import element_slices, json_bytes, members, parse_json, raw_contents
+from rocserve.frontends.http.inference import ONE_PIECE, HttpParts, HttpResponder, request_timeout
+from rocserve.frontends.http.json_text import element_pieces, json_bytes, members, parse_json, raw_contents
 from rocserve.frontends.http.request import JSON, Request, Response, error_response, not_allowed, status_of
+from rocserve.plane.guest_loop import worked_off
+from rocserve.services.inference import Inference
 
 NESTED = "parameters"
 """The member whose members are taken as if they stood beside it."""
@@ -96,8 +97,9 @@ def _shape(entry: InputConfig, batches: bool, count: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def generate_body(response: InferResponse) -> bytes:
-    """A response as one JSON object: what it says of itself, its parameters and its outputs, sorted by their names.
+def generate_body(response: InferResponse) -> Steps[list[bytes]]:
+    """A response as one JSON object, in pieces: what it says of itself, its parameters and its outputs, sorted by their
+    names.
 
     Raises:
         ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape.
@@ -106,9 +108,18 @@ def generate_body(response: InferResponse) -> bytes:
     fields |= {"model_name": response.head.model_name, "model_version": response.head.model_version}
     # Names that are taken keep their values.
     fields = {**response.parameters, **fields}
-    outputs = {tensor.name: list(chain.from_iterable(element_slices(tensor))) for tensor in response.outputs}
-    fields = {name: each[0] if len(each) == 1 else each for name, each in outputs.items()} | fields
-    return json_bytes({name: fields[name] for name in sorted(fields)})
+    written: dict[str, list[bytes]] = {}
+    for tensor in response.outputs:
+        pieces = [] if tensor.element_count == 1 else [b"["]
+        for piece in element_pieces(tensor):
+            pieces.append(piece)
+            yield
+        written[tensor.name] = pieces if tensor.element_count == 1 else [*pieces, b"]"]
+    written |= {name: [json_bytes(value)] for name, value in fields.items()}
+    body: list[bytes] = []
+    for name in sorted(written):
+        body += b",%b:" % json_bytes(name) if body else b"{%b:" % json_bytes(name), *written[name]
+    return [*body, b"}"]
 
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -148,8 +159,8 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
         if responder.is_refused and isinstance(first, ServeError):
             return error_response(parts.inference.paths.without(first))
         if not streams:
-            return await _only_response(first, responder, parts.inference.paths)
-        await _send_events(request, first, responder, parts.inference.paths)
+            return await _only_response(request, first, responder, parts.inference)
+        await _send_events(request, first, responder, parts.inference)
         return None
     except BaseException:
         responder.cancel()
@@ -158,7 +169,9 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
         responder.close()
 
 
-async def _only_response(first: Answer, responder: AnswerStream, paths: PrivatePaths) -> Response:
+async def _only_response(
+    request: Request, first: Answer, responder: AnswerStream, inference: Inference
+) -> Response | None:
     are_more = False
     while first is not None and await responder.next() is not None:
         are_more = True
@@ -166,30 +179,36 @@ async def _only_response(first: Answer, responder: AnswerStream, paths: PrivateP
         return error_response(deadline_exceeded())
     if first is None or are_more:
         return error_response(internal(NOT_ONE_RESPONSE))
-    status, body = _status_and_body(first, paths)
-    return Response(status, body, JSON)
+    status, body = await _status_and_body(first, inference)
+    if sum(map(len, body)) <= ONE_PIECE:
+        return Response(status, b"".join(body), JSON)
+    await request.respond_in_parts(body, JSON)
+    return None
 
 
-async def _send_events(request: Request, first: Answer, responder: AnswerStream, paths: PrivatePaths) -> None:
+async def _send_events(request: Request, first: Answer, responder: AnswerStream, inference: Inference) -> None:
     """The first one decides about the status; what fails later is an event of the stream."""
-    status, body = (200, b"") if first is None else _status_and_body(first, paths)
+    body: list[bytes] = []
+    status = 200
+    if first is not None:
+        status, body = await _status_and_body(first, inference)
     request.begin_stream(status, EVENT_STREAM, {"Cache-Control": "no-cache"})
     outcome = first
     while outcome is not None:
-        await request.send(b"data: %b\n\n" % body)
+        await request.send(b"data: ", *body, b"\n\n")
         outcome = await responder.next()
         if outcome is not None:
-            _, body = _status_and_body(outcome, paths)
+            _, body = await _status_and_body(outcome, inference)
     request.end_stream()
 
 
-def _status_and_body(outcome: InferResponse | ServeError, paths: PrivatePaths) -> tuple[int, bytes]:
+async def _status_and_body(outcome: InferResponse | ServeError, inference: Inference) -> tuple[int, list[bytes]]:
     if not isinstance(outcome, ServeError):
         try:
-            return 200, generate_body(outcome)
+            return 200, await worked_off(inference.plane, generate_body(outcome))
         except ServeError as error:
             outcome = error
-    return status_of(outcome), json_bytes({"error": paths.hide(outcome.text)})
+    return status_of(outcome), [json_bytes({"error": inference.paths.hide(outcome.text)})]
 
 
 BACKLOG_LIMIT_BYTES = 256 << 20

@@ -13,8 +13,16 @@ from rocserve.core.errors import ServeError, deadline_exceeded, internal, invali
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse
+from rocserve.core.steps import result_of
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.answer_bodies import BINARY_ONLY, JSON_ONLY, AnswerLayout, AnswerLayouts, detached
+from rocserve.frontends.http.answer_bodies import (
+    BINARY_ONLY,
+    JSON_ONLY,
+    AnswerBody,
+    AnswerLayout,
+    AnswerLayouts,
+    detached,
+)
 from rocserve.frontends.http.body import (
     HEADER_LENGTH,
     IDENTITY,
@@ -37,6 +45,7 @@ from rocserve.frontends.http.infer_bodies import (
     parse_infer_text,
 )
 from rocserve.frontends.http.request import JSON, PLAIN, Request, Response, error_response
+from rocserve.plane.guest_loop import worked_off
 from rocserve.plane.loop import TimerHandle
 from rocserve.scheduling.batch import send_copied
 from rocserve.services.inference import NOT_FOR_DECOUPLED, ClientResponder, HeaderForwarding, Inference, RequestOrigin
@@ -45,7 +54,7 @@ from rocserve.settings import HttpSettings
 
 _HEADER_LENGTH_KEY = HEADER_LENGTH.lower()
 _BINARY = "application/octet-stream"
-_ONE_PIECE = 128 << 10
+ONE_PIECE = 128 << 10
 """Bytes up to which a body is put together, rather than sent part by part."""
 
 
@@ -359,12 +368,12 @@ class InferCall(HttpResponder):
             else:
                 layout = self._handler.layouts.of(outcome, self._form)
                 is_plain = self._head.answer_encoding == IDENTITY and not layout.takes_long
-                if not is_plain or sum(map(len, outcome.data)) > _ONE_PIECE:
+                if not is_plain or sum(map(len, outcome.data)) > ONE_PIECE:
                     request.run(self._send(detached(outcome), layout))
                     return
                 # It is the connection's at once, and held by nobody else.
-                body = layout.body(outcome)
-                response = Response(200, b"".join(body), *_content(body))
+                body = result_of(layout.body(outcome))
+                response = Response(200, b"".join([*body.json, *body.tensors]), *_content(body))
             request.respond(response)
         except ServeError as error:
             request.respond(error_response(error, PLAIN))
@@ -376,14 +385,15 @@ class InferCall(HttpResponder):
         memory, encoding = self._parts.memory, self._head.answer_encoding
         try:
             memory.admit_answer(self, sum(map(len, outcome.data)))
-            body = await asyncio.to_thread(layout.body, outcome) if layout.takes_long else layout.body(outcome)
-            memory.release_answer(self)
-            memory.admit_answer(self, sum(map(len, body)))
+            body = await worked_off(self._parts.inference.plane, layout.body(outcome))
             content_type, headers = _content(body)
+            pieces = [*body.json, *body.tensors]
+            memory.release_answer(self)
+            memory.admit_answer(self, sum(map(len, pieces)))
             if encoding != IDENTITY:
-                body = [await asyncio.to_thread(compressed, body, encoding)]
+                pieces = await asyncio.to_thread(compressed, pieces, encoding)
                 headers = {**headers, "Content-Encoding": encoding}
-            await self.request.respond_in_parts(body, content_type, headers)
+            await self.request.respond_in_parts(pieces, content_type, headers)
             return None
         except ServeError as error:
             return error_response(error, PLAIN)
@@ -391,5 +401,5 @@ class InferCall(HttpResponder):
             memory.release_answer(self)
 
 
-def _content(body: Sequence[Buffer]) -> tuple[str, Mapping[str, str]]:
-    return (_BINARY, {HEADER_LENGTH: str(len(body[0]))}) if len(body) > 1 else (JSON, {})
+def _content(body: AnswerBody) -> tuple[str, Mapping[str, str]]:
+    return (_BINARY, {HEADER_LENGTH: str(sum(map(len, body.json)))}) if body.tensors else (JSON, {})

@@ -7,6 +7,7 @@ import base64
 import json
 import math
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, invalid_argument
-from rocserve.core.tensors import Buffer, Tensor, bytes_elements, encode_bytes_elements
+from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 
 DEEPEST_NESTING = 100
 
@@ -178,6 +179,9 @@ _NUMBERS: Mapping[str, tuple[Any, set[type], str]] = {
 _BINARY_ONLY = frozenset({DataType.FP16, DataType.BF16})
 SLICE = 4096
 """Elements whose JSON is written at a time: nothing else runs meanwhile."""
+SLICE_BYTES = 64 << 10
+"""Of their texts, likewise."""
+_LENGTH = struct.Struct("<I")
 
 DATATYPES = {datatype.value: datatype for datatype in DataType}
 
@@ -217,11 +221,13 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, 
     return raw
 
 
-def element_slices(tensor: Tensor) -> Iterator[list[Any]]:
-    """The elements of a tensor, one after the other, as JSON has them; few enough at a time that it takes little.
+def element_pieces(tensor: Tensor) -> Iterator[bytes]:
+    """The elements of a tensor as they stand in JSON between brackets, in pieces that take little each. Nothing is kept
+    of them: millions of objects would be looked through by the garbage collector, again and again.
 
     Raises:
-        ServeError: INVALID_ARGUMENT for a datatype that has no JSON, INTERNAL when the data does not fit the shape.
+        ServeError: INVALID_ARGUMENT for a datatype that has no JSON, INTERNAL when the data does not fit the shape; the
+            pieces before are of no use then.
     """
     datatype = tensor.datatype
     if datatype in _BINARY_ONLY:
@@ -230,18 +236,48 @@ def element_slices(tensor: Tensor) -> Iterator[list[Any]]:
         )
     count = math.prod(tensor.shape)
     if datatype is DataType.BYTES:
-        try:
-            elements = bytes_elements(tensor.data, count, tensor.name)
-        except ServeError:
-            raise _wrong_size(tensor.name) from None
-        for start in range(0, count, SLICE):
-            yield [str(element, "utf-8", "surrogateescape") for element in elements[start : start + SLICE]]
+        yield from _text_pieces(tensor, count)
         return
     if len(tensor.data) != count * datatype.itemsize:
         raise _wrong_size(tensor.name)
     array = np.frombuffer(tensor.data, dtype=datatype.numpy_dtype)
     for start in range(0, count, SLICE):
-        yield array[start : start + SLICE].tolist()
+        piece = json_bytes(array[start : start + SLICE].tolist())[1:-1]
+        yield b"," + piece if start else piece
+
+
+def _text_pieces(tensor: Tensor, count: int) -> Iterator[bytes]:
+    view = memoryview(tensor.data)
+    last, unpack = len(view) - _LENGTH.size, _LENGTH.unpack_from
+    position = nbytes = 0
+    texts: list[str] = []
+    comma = b""
+    for _ in range(count):
+        if position > last:
+            raise _wrong_size(tensor.name)
+        begin = position + _LENGTH.size
+        position = begin + unpack(view, position)[0]
+        nbytes += position - begin
+        if texts and (nbytes > SLICE_BYTES or len(texts) == SLICE):
+            yield comma + json_bytes(texts)[1:-1]
+            comma = b","
+            texts, nbytes = [], position - begin
+        if nbytes <= SLICE_BYTES:
+            texts.append(str(view[begin:position], "utf-8", "surrogateescape"))
+            continue
+        if position > len(view):
+            raise _wrong_size(tensor.name)
+        # Only ASCII is escaped, and all other bytes stay what they are: it may be cut anywhere.
+        yield comma + b'"'
+        for start in range(begin, position, SLICE_BYTES):
+            part = view[start : min(start + SLICE_BYTES, position)]
+            yield json_bytes(str(part, "utf-8", "surrogateescape"))[1:-1]
+        yield b'"'
+        comma, nbytes = b",", 0
+    if position != len(view):
+        raise _wrong_size(tensor.name)
+    if texts:
+        yield comma + json_bytes(texts)[1:-1]
 
 
 def _wrong_size(output_name: str) -> ServeError:

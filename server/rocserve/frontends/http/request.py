@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 LARGEST_HEAD_LINE = 8190
 """Bytes of a URL, and of a header's name and value."""
 _WRITTEN_AT_ONCE = 256 << 10
-"""Bytes of a large answer: what a client does not read is then copied to no more than this in the connection."""
+"""Bytes of a large answer: what a client does not read is then copied to no more than this in the connection. Nothing
+else runs while so many are written."""
 _NO_HEADERS: Mapping[str, str] = {}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _REMEMBERED_LINES = 256
@@ -209,12 +210,23 @@ class Request:
         self._connection.check_open()
         self._has_begun = True
         self._connection.write(self._head(200, content_type, headers, sum(map(len, parts))))
+        await self._write_in_turns(parts)
+        self._connection.end_request(self)
+
+    async def _write_in_turns(self, parts: Sequence[Buffer]) -> None:
+        """However fast the client reads, others have their turn after so many bytes."""
+        connection = self._connection
+        in_turn = 0
         for part in parts:
             view = memoryview(part)
             for start in range(0, len(view), _WRITTEN_AT_ONCE):
-                self._connection.write(view[start : start + _WRITTEN_AT_ONCE])
-                await self._connection.drain()
-        self._connection.end_request(self)
+                piece = view[start : start + _WRITTEN_AT_ONCE]
+                in_turn += len(piece)
+                if in_turn > _WRITTEN_AT_ONCE:
+                    in_turn = len(piece)
+                    await asyncio.sleep(0)
+                connection.write(piece)
+                await connection.drain()
 
     def begin_stream(self, status: int, content_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
         """Of an answer whose length is not known; raises as `respond_in_parts` does."""
@@ -227,10 +239,17 @@ class Request:
             headers = {**headers, "Transfer-Encoding": "chunked"}
         self._connection.write(self._head(status, content_type, headers, None))
 
-    async def send(self, part: bytes) -> None:
-        self._connection.check_open()
-        self._connection.write(b"%x\r\n%b\r\n" % (len(part), part) if self._chunked else part)
-        await self._connection.drain()
+    async def send(self, *pieces: bytes) -> None:
+        """One part of the answer, as one chunk."""
+        connection = self._connection
+        connection.check_open()
+        length = sum(map(len, pieces))
+        written = (b"%x\r\n" % length, *pieces, b"\r\n") if self._chunked else pieces
+        if length > _WRITTEN_AT_ONCE:
+            await self._write_in_turns(written)
+            return
+        connection.write(b"".join(written))
+        await connection.drain()
 
     def end_stream(self) -> None:
         if self._chunked:

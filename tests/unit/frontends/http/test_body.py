@@ -7,6 +7,7 @@ import gzip
 import logging
 import threading
 import zlib
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.http import body as body_module
 from rocserve.frontends.http.body import BodyReader, compressed, decompressed, request_encoding, response_encoding
 from rocserve.frontends.http.listener import HttpListener
@@ -89,7 +91,7 @@ async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
 async def test_little_that_becomes_much_is_decompressed_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
-    def noted(data: bytes, limit: int) -> bytes:
+    def noted(data: bytes, limit: int) -> bytearray:
         threads.append(threading.get_ident())
         return decompressed(data, limit)
 
@@ -133,10 +135,10 @@ def test_the_encoding_of_a_request() -> None:
 
 
 def test_both_ways() -> None:
-    assert gzip.decompress(compressed([b"a", memoryview(b"b")], "gzip")) == b"ab"
-    assert zlib.decompress(compressed([b"a", b"b"], "deflate")) == b"ab"
+    assert gzip.decompress(zipped([b"a", memoryview(b"b")], "gzip")) == b"ab"
+    assert zlib.decompress(zipped([b"a", b"b"], "deflate")) == b"ab"
     for encoding in ("gzip", "deflate"):
-        assert decompressed(compressed([b"abc"], encoding), 3) == b"abc"
+        assert decompressed(zipped([b"abc"], encoding), 3) == b"abc"
     assert decompressed(gzip.compress(b"abc" * 1000)[:-8], 10_000) == b"abc" * 1000
 
 
@@ -155,3 +157,53 @@ def test_what_cannot_be_decompressed(data: bytes, text: str) -> None:
     with pytest.raises(ServeError) as caught:
         decompressed(data, 1000)
     assert caught.value.text.startswith(text)
+
+
+def zipped(parts: list[Buffer], encoding: str) -> bytes:
+    return b"".join(compressed(parts, encoding))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize(
+    "plain", [bytes(5 << 20), Random(1).randbytes(3 << 20), b"ab" * (1 << 20)], ids=["zeros", "noise", "even"]
+)
+def test_little_is_compressed_and_decompressed_at_once(
+    encoding: str, plain: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    given: list[int] = []
+
+    class Stream:
+        """Of zlib, with what its calls take and give, each of which holds up all other threads while it is copied."""
+
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+        def compress(self, data: Buffer) -> bytes:
+            taken.append(len(data))
+            return self._note(self._stream.compress(data))
+
+        def decompress(self, data: Buffer, most: int) -> bytes:
+            taken.append(len(data))
+            return self._note(self._stream.decompress(data, most))
+
+        def _note(self, made: bytes) -> bytes:
+            given.append(len(made))
+            return made
+
+    for name in ("compressobj", "decompressobj"):
+        made = getattr(zlib, name)
+        monkeypatch.setattr(zlib, name, lambda *given, made=made, **named: Stream(made(*given, **named)))
+    packed = zipped([plain], encoding)
+    assert decompressed(packed, len(plain)) == plain
+    assert max(taken) <= 1 << 20
+    assert max(given) <= 1.1 * (1 << 20)
+    with pytest.raises(ServeError, match="exceeds the maximum allowed value"):
+        decompressed(packed, len(plain) - 1)
+
+
+def test_what_follows_compressed_data_is_no_part_of_it() -> None:
+    assert decompressed(gzip.compress(b"abc") + bytes(1 << 20), 3) == b"abc"

@@ -11,14 +11,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from support.certificates import make_authority
 from support.workers import open_descriptors
 
+from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
-from rocserve.frontends.http.request import Request, Response
+from rocserve.frontends.http.request import Head, Request, Response
 from rocserve.frontends.listen_address import CertificateFiles, ListenAddress, RenewedContext
 
 LOG = logging.getLogger("test")
@@ -112,6 +114,52 @@ async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(caplog: 
     writer.close()
     await listener.stop(1.0)
     assert caplog.messages == []
+
+
+class FastClient:
+    """A connection whose client reads all that is written at once."""
+
+    def __init__(self) -> None:
+        self.begun_at = 0.0
+        self.ends_at = float("inf")
+        self.listener = HttpListener(lambda request: None, LOG)
+        self.written = b""
+        self.in_turn: list[int] = [0]
+        """Bytes that have been written in each turn of the loop."""
+
+    def check_open(self) -> None: ...
+
+    def write(self, data: Buffer) -> None:
+        self.written += data
+        self.in_turn[-1] += len(data)
+
+    async def drain(self) -> None: ...
+
+    def end_request(self, request: Request) -> None: ...
+
+    async def count_turns(self) -> None:
+        while True:
+            self.in_turn.append(0)
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("sizes", [[5 << 20], [100_000] * 50, [1, 3 << 20, 0, 100]])
+@pytest.mark.parametrize("is_event", [False, True], ids=["answer", "event"])
+async def test_others_have_their_turn_while_a_fast_client_reads(sizes: list[int], is_event: bool) -> None:
+    client: Any = FastClient()
+    counting = asyncio.create_task(client.count_turns())
+    request = Request(client, Head(keeps_alive=True))
+    parts = [bytes([number]) * size for number, size in enumerate(sizes)]
+    body = b"".join(parts)
+    if is_event:
+        request.begin_stream(200, "text/plain")
+        await request.send(*parts)
+        body = b"%x\r\n%b\r\n" % (len(body), body)
+    else:
+        await request.respond_in_parts(parts, "text/plain")
+    counting.cancel()
+    assert client.written.partition(b"\r\n\r\n")[2] == body
+    assert max(client.in_turn) < 300 << 10
 
 
 async def is_closed(reader: asyncio.StreamReader, seconds: float = 10.0) -> bool:

@@ -15,6 +15,7 @@ from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
+from rocserve.core.steps import result_of
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http.answer_bodies import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts
 from rocserve.frontends.http.generate import generate_body, read_generate
@@ -248,7 +249,12 @@ FORMS = [AnswerForm((("B", True),)), AnswerForm((("B", True),), shared=frozenset
 
 
 def body_of(response: InferResponse, form: AnswerForm) -> list[Any]:
-    return AnswerLayouts().of(response, form).body(response)
+    return written(AnswerLayouts(), response, form)
+
+
+def written(layouts: AnswerLayouts, response: InferResponse, form: AnswerForm) -> list[Any]:
+    body = result_of(layouts.of(response, form).body(response))
+    return [b"".join(body.json), *body.tensors]
 
 
 def test_an_answer() -> None:
@@ -278,9 +284,9 @@ def test_remembered_json_is_that_of_a_first_answer(form: AnswerForm, parameters:
     for request_id in ("", 'i"', "j", ""):
         for data in (b"\1\2", b"\3\4"):
             response = replace(RESPONSE, id=request_id, parameters=parameters, data=[data, RESPONSE.data[1]])
-            assert layouts.of(response, form).body(response) == body_of(response, form)
+            assert written(layouts, response, form) == body_of(response, form)
     other = InferResponse.of("m", "1", "i", [Tensor("A", DataType.INT8, (2, 1), b"\1\2")])
-    assert layouts.of(other, form).body(other) == body_of(other, form)
+    assert written(layouts, other, form) == body_of(other, form)
 
 
 def generate(body: Any, config: ModelConfig = CONFIG) -> Any:
@@ -328,6 +334,15 @@ def test_bad_generate_requests(body: Any, code: StatusCode, text: str) -> None:
 
 
 def test_generate_answers() -> None:
-    assert generate_body(replace(RESPONSE, parameters={"p": True, "id": "other"})) == (
+    assert generated(replace(RESPONSE, parameters={"p": True, "id": "other"})) == (
         b'{"A":[1,2],"B":"b","id":"i","model_name":"m","model_version":"1","p":true}'
     )
+    empty = Tensor("A", DataType.INT8, (0,), b"")
+    taken = Tensor("id", DataType.INT8, (1,), b"\1")
+    assert generated(InferResponse.of("m", "1", "i", [empty, taken])) == (
+        b'{"A":[],"id":"i","model_name":"m","model_version":"1"}'
+    )
+
+
+def generated(response: InferResponse) -> bytes:
+    return b"".join(result_of(generate_body(response)))

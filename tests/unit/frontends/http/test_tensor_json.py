@@ -3,8 +3,9 @@ that pass through."""
 
 from __future__ import annotations
 
+import gc
+import json
 import struct
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.tensors import Tensor
-from rocserve.frontends.http.json_text import SLICE, element_slices, json_bytes, parse_json, raw_contents
+from rocserve.core.tensors import Tensor, encode_bytes_elements
+from rocserve.frontends.http.json_text import SLICE, SLICE_BYTES, element_pieces, json_bytes, parse_json, raw_contents
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,36 @@ def test_to_json() -> None:
     assert _elements(tensor(DataType.INT8, (0,), b"")) == []
 
 
-def test_many_elements_come_in_slices() -> None:
+def test_many_elements_come_in_pieces() -> None:
     array = np.arange(2 * SLICE + 1, dtype=np.int32)
-    slices = list(element_slices(tensor(DataType.INT32, array.shape, array.tobytes())))
-    assert [len(part) for part in slices] == [SLICE, SLICE, 1]
-    assert list(chain.from_iterable(slices)) == array.tolist()
+    pieces = list(element_pieces(tensor(DataType.INT32, array.shape, array.tobytes())))
+    assert [piece.strip(b",").count(b",") + 1 for piece in pieces] == [SLICE, SLICE, 1]
+    assert json.loads(b"[%b]" % b"".join(pieces)) == array.tolist()
+
+
+def test_many_texts_come_in_pieces() -> None:
+    texts = [b"a" * 5, *[b""] * (2 * SLICE), *[b"b" * (SLICE_BYTES // 3)] * 5, b"c"]
+    pieces = list(element_pieces(tensor(DataType.BYTES, (len(texts),), encode_bytes_elements(texts))))
+    assert max(piece.count(b",") for piece in pieces) <= SLICE
+    assert max(map(len, pieces)) < 2 * SLICE_BYTES
+    assert json.loads(b"[%b]" % b"".join(pieces)) == [text.decode() for text in texts]
+
+
+@pytest.mark.parametrize("ahead", [[], ["x"], ["x" * SLICE_BYTES]], ids=["first", "second", "behind a long one"])
+def test_a_long_text_comes_in_pieces(ahead: list[str]) -> None:
+    long = b'\xff"\\\n' * SLICE_BYTES + "\N{SNOWMAN}".encode() * SLICE_BYTES
+    data = encode_bytes_elements([*ahead, long, b"behind"])
+    pieces = list(element_pieces(tensor(DataType.BYTES, (len(ahead) + 2,), data)))
+    assert max(map(len, pieces)) <= 2 * SLICE_BYTES, "some are written as two characters"
+    given = [*ahead, str(long, "utf-8", "surrogateescape"), "behind"]
+    assert b"".join(pieces) == json_bytes(given)[1:-1]
+
+
+def test_objects_do_not_pile_up_while_texts_are_written() -> None:
+    texts = tensor(DataType.BYTES, (20 * SLICE,), bytes(4 * 20 * SLICE))
+    gc.collect()
+    before = len(gc.get_objects())
+    assert max(len(gc.get_objects()) - before for _ in element_pieces(texts)) < SLICE
 
 
 @pytest.mark.parametrize(
@@ -94,6 +120,9 @@ def test_many_elements_come_in_slices() -> None:
         ),
         (tensor(DataType.INT32, (2,), b"\0\0"), "output tensor shape does not match size of output for 'X'"),
         (tensor(DataType.BYTES, (2,), b"\1\0\0\0a"), "output tensor shape does not match size of output for 'X'"),
+        (tensor(DataType.BYTES, (1,), b"\2\0\0\0a"), "output tensor shape does not match size of output for 'X'"),
+        (tensor(DataType.BYTES, (1,), b"\0\0\2\0a"), "output tensor shape does not match size of output for 'X'"),
+        (tensor(DataType.BYTES, (1,), b"\0\0\0\0a"), "output tensor shape does not match size of output for 'X'"),
     ],
 )
 def test_outputs_without_json(faulty: Tensor, text: str) -> None:
@@ -103,7 +132,8 @@ def test_outputs_without_json(faulty: Tensor, text: str) -> None:
 
 
 def _elements(tensor: Tensor) -> list[Any]:
-    return list(chain.from_iterable(element_slices(tensor)))
+    elements: list[Any] = parse_json(b"[%b]" % b"".join(element_pieces(tensor)))
+    return elements
 
 
 @pytest.mark.parametrize(
