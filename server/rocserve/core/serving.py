@@ -53,6 +53,8 @@ class EndingResponder(ForwardingResponder):
 
 
 _HIGHEST_VERSION = 2**63 - 1
+_MOST_DIGITS = 20
+"""Behind zeros: with as many it is higher, and Python makes no number of thousands."""
 _MOST_HINTED = 100
 """With more models an unknown one is answered without names: each would be compared, on the data plane's thread."""
 
@@ -182,9 +184,10 @@ class ServingTable:
 
 def parse_version(text: str) -> int:
     """A version as clients write it; Triton's wording for other texts."""
-    if text.isascii() and text.isdigit() and (number := int(text)) <= _HIGHEST_VERSION:
+    digits = text.removeprefix("-").lstrip("0")[:_MOST_DIGITS]
+    if text.isascii() and text.isdigit() and (number := int(digits or 0)) <= _HIGHEST_VERSION:
         return number
-    if text.isascii() and text[:1] == "-" and text[1:].isdigit() and int(text):
+    if text.isascii() and text[:1] == "-" and text[1:].isdigit() and digits:
         raise invalid_argument(f"invalid model version specified '{text}' , version should be an integral value > 0")
     raise invalid_argument(
         f"failed to get model version from specified version string '{text}' (details: stol), version should be"

@@ -58,8 +58,10 @@ def refuse_repository_name(name: str) -> None:
         raise unimplemented("'repository_name' specification is not supported")
 
 
-_NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
+_NUMBER = re.compile(r"\s*([+-]?)0*([0-9]+)")
 """What C++ takes for one: whatever follows it."""
+_MOST_DIGITS = 11
+"""With as many it is out of range, and Python makes no number of thousands."""
 _INT_RANGE = range(-(1 << 31), 1 << 31)
 _TRACE_NUMBERS = {
     "trace_rate": ("rate", 0, (1 << 32) - 1),
@@ -136,7 +138,7 @@ def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
         found = _NUMBER.match(values[0])
         if found is None:
             raise invalid_argument(f"{unable}, {got}")
-        number = int(found[1])
+        number = int(found[1] + found[2][:_MOST_DIGITS])
         if number not in _INT_RANGE:
             raise invalid_argument(f"{unable}, value is out of range [ {least}, {most} ], {got}")
         if number < least < 0:

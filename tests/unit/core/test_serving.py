@@ -13,12 +13,16 @@ from rocserve.core.serving import ServedModel, ServedVersion, ServingTable, pars
 TABLE = ServingTable({"m": ServedModel("m", {}, None, {2: "unloaded"})})
 
 
-@pytest.mark.parametrize(("text", "number"), [("1", 1), ("007", 7), (str(2**63 - 1), 2**63 - 1)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("0", 0), ("1", 1), ("007", 7), ("0" * 5000 + "3", 3), (str(2**63 - 1), 2**63 - 1)]
+)
 def test_a_version_is_a_number(text: str, number: int) -> None:
     assert parse_version(text) == number
 
 
-@pytest.mark.parametrize("text", ["", " 3", "3 ", "3x", "+3", "0x3", "1.0", "-", "-0", "\u0663", str(2**63), "9" * 30])
+@pytest.mark.parametrize(
+    "text", ["", " 3", "3 ", "3x", "+3", "0x3", "1.0", "-", "-0", "\u0663", str(2**63), "9" * 30, "9" * 5000]
+)
 def test_anything_else_is_none(text: str) -> None:
     with pytest.raises(ServeError) as caught:
         parse_version(text)

@@ -80,6 +80,10 @@ def test_what_is_taken(control: Control, settings: dict[str, list[str]], changed
             {"log_frequency": ["99999999999"]},
             "Unable to parse 'log_frequency', value is out of range [ 0, 4294967295 ], got: 99999999999",
         ),
+        (
+            {"trace_rate": ["9" * 5000]},
+            f"Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: {'9' * 5000}",
+        ),
     ],
 )
 def test_what_is_refused(control: Control, settings: dict[str, list[str]], text: str) -> None:

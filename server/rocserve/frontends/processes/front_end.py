@@ -42,6 +42,8 @@ from rocserve.workers.messages import status_code
 _DESCRIPTORS = 5
 _RINGS_AT_ONCE = 4096
 """Of one byte each."""
+_LATEST_SECONDS = 1 << 34
+"""Five hundred years: a later deadline is none, and an entry could not hold it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -137,10 +139,10 @@ class RemoteInference:
         else:
             token = self._next_token = self._next_token + 1
         self._open[token] = (client, request.id)
-        deadline_ns = int(request.deadline * 1e9) if request.deadline is not None else 0
-        self.end.post(
-            ENTRY.pack(entries.REQUEST, flags, 0, token, head.number | nbytes << 32, place, max(deadline_ns, 0))
-        )
+        deadline_ns = 0
+        if request.deadline is not None and request.deadline < _LATEST_SECONDS:
+            deadline_ns = max(int(request.deadline * 1e9), 1)
+        self.end.post(ENTRY.pack(entries.REQUEST, flags, 0, token, head.number | nbytes << 32, place, deadline_ns))
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         if self._sends_origins:

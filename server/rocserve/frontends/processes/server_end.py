@@ -228,7 +228,11 @@ class FrontLink:
             sequence=sequence,
             data_owner=responder,
         )
-        self._service.infer(request, responder)
+        try:
+            self._service.infer(request, responder)
+        except Exception as error:
+            # It is one request's: the front goes on with all others.
+            responder.send(self._failures.error_of(f"an inference request by {self.protocol}", error))
         responder.is_accepted = True
 
     def _lend(self, head_number: int, known: _Head) -> None:

@@ -112,6 +112,8 @@ class Service:
             request.responder = responder
             if len(self.requests) == TOGETHER:
                 self._answer_together()
+        elif name == "break":
+            raise ValueError("a fault of the server's own")
         elif name == "never":
             self.requests.append(request)
             responder.watch_cancellation(self.left.set)
@@ -310,6 +312,27 @@ def test_errors_many_answers_and_ends(ends: Ends) -> None:
     single = ends.ask(request_of("many", np.arange(3, dtype=np.int32)))
     time.sleep(0.1)
     assert not single.responses
+
+
+def test_a_fault_of_the_server_is_one_requests_own(ends: Ends) -> None:
+    broken, other = ends.ask(request_of("break")), ends.ask(request_of("echo"))
+    assert broken.ended.wait(10)
+    assert (broken.errors[0].code, broken.errors[0].text) == (
+        StatusCode.INTERNAL,
+        "ValueError: a fault of the server's own",
+    )
+    assert other.ended.wait(10)
+    assert ends.reasons == []
+
+
+@pytest.mark.parametrize(
+    ("deadline", "known"), [(None, None), (1e12, None), (float("inf"), None), (5e5, 5e5), (-1.0, 1e-9)]
+)
+def test_deadlines_travel_as_far_as_somebody_may_live_to_see_them(
+    ends: Ends, deadline: float | None, known: float | None
+) -> None:
+    assert ends.ask(request_of("never", deadline=deadline)).watched.wait(10)
+    assert ends.service.requests[0].deadline == known
 
 
 def test_when_the_front_goes_its_requests_are_cancelled(ends: Ends) -> None:
