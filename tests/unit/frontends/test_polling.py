@@ -80,6 +80,45 @@ print(len(turns), len(set(turns)), flush=True)
 transport.stop(1)
 plane.stop()
 """
+READING_SERVER = """
+import logging, math
+from rocserve.frontends.grpc.server import GrpcServer
+from rocserve.frontends.grpc.transport import UnaryRoute
+from rocserve.frontends.grpc.unfinished import received_bytes
+from rocserve.settings import GrpcSettings
+from rocserve.plane.loop import PlaneLoop
+
+class Turns:
+    wake_descriptor = None
+    longest_sleep_seconds = math.inf
+    looks = 1
+    received = [0]
+
+    def poll(self):
+        self.received.append(sum(sum(sockets.values()) for sockets in received_bytes(port).values()))
+        return False
+
+    def has_mail(self):
+        return False
+
+log = logging.getLogger()
+plane = PlaneLoop(log)
+plane.start()
+routes = {"/test.Service/Unary": UnaryRoute(lambda call: call.reply(b""))}
+transport = GrpcServer(GrpcSettings(address="127.0.0.1", port=0), routes, log, plane)
+port = transport.start()
+turns = Turns()
+plane.call_soon(lambda: plane.add_source(turns))
+print(port, type(transport._polling).__name__, flush=True)
+input()
+print(max(now - before for before, now in zip(turns.received, turns.received[1:])), flush=True)
+transport.stop(1)
+plane.stop()
+"""
+LARGE_BYTES = 128 << 20
+MOST_BYTES_A_TURN = 24 << 20
+"""What the kernel has of a connection, some 6 MiB, and what comes while that is read."""
+
 CONNECTIONS = 12
 """Their calls are three events each, fewer than a turn takes."""
 
@@ -169,6 +208,27 @@ def test_calls_that_have_come_on_connections_of_their_own_are_taken_in_one_turn(
             taken, turns = map(int, process.stdout.readline().split())
         assert taken == CONNECTIONS
         assert turns <= CONNECTIONS // 3
+        assert process.wait(10) == 0
+
+
+@pytest.mark.long
+def test_a_large_message_is_read_in_many_turns() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", READING_SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GRPC_EXPERIMENTS": "-event_engine_listener"},
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        port, name = process.stdout.readline().split()
+        assert name == QueuePolling.__name__
+        with grpc.insecure_channel(f"127.0.0.1:{port}", (("grpc.enable_http_proxy", 0),)) as channel:
+            for _ in range(3):
+                assert channel.unary_unary(UNARY)(bytes(LARGE_BYTES), timeout=60) == b""
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert int(process.stdout.readline()) < MOST_BYTES_A_TURN
         assert process.wait(10) == 0
 
 

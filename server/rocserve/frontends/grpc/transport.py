@@ -35,6 +35,9 @@ LEAST_READ_BYTES_PER_SECOND = 64 << 10
 MOST_REQUESTS_PER_READ = 10_000
 """That gRPC's core may begin out of what it has read of a connection at once; its limit of this number."""
 
+RECEIVE_WINDOW_BYTES = 1 << 20
+"""That a client may send of a message before gRPC's core has said that it takes more."""
+
 LINGER_SECONDS = 1.0
 """How long connections stay open after the last answer when the server shuts down."""
 
@@ -220,6 +223,9 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
         "grpc.so_reuseport": int(settings.reuse_port),
         # With more in one read the core has a thread of its own go on, which does not wake the loop (server.py).
         "grpc.http2.max_requests_per_read": MOST_REQUESTS_PER_READ,
+        # Windows that grow with what is received have the core read 100 MiB of a connection in one go.
+        "grpc.http2.bdp_probe": 0,
+        "grpc.http2.lookahead_bytes": RECEIVE_WINDOW_BYTES,
         "grpc.max_receive_message_length": settings.max_message_bytes,
         "grpc.max_send_message_length": settings.max_message_bytes,
         "grpc.keepalive_time_ms": settings.keepalive_time_ms,
