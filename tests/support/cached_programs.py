@@ -14,7 +14,14 @@ from typing import Any
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
-from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
+from rocserve.backends.migraphx.program_cache import (
+    ABOUT_FILENAME,
+    PROGRAM_FILENAME,
+    CachedProgram,
+    ProgramAbout,
+    ProgramCache,
+)
+from rocserve.cache.folders import FolderCache
 
 GENEROUS = 1 << 30
 
@@ -66,6 +73,16 @@ def stored(cache: ProgramCache, recipe: ProgramRecipe, content: bytes = b"progra
     program = store(cache, recipe, content, model)
     program.release()
     return program.key
+
+
+def stored_by_another_version(cache: ProgramCache, key: str) -> None:
+    """A program whose description only a later rocserve can read."""
+
+    def make(folder: Path) -> None:
+        (folder / PROGRAM_FILENAME).write_bytes(b"program")
+        (folder / ABOUT_FILENAME).write_text('{"of": "the future"}')
+
+    FolderCache(cache.directory / "programs", GENEROUS, print).find_or_make(key, make, wait).release()
 
 
 @contextmanager

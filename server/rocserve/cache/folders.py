@@ -116,10 +116,9 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def make_private(folder: Path) -> None:
     """Make the folder, with those above it, for this user alone (mode 0700), or check the one that is there. Raises:
     ServeError: UNAVAILABLE, others could have put files into it. OSError: it is not there and cannot be made."""
-    try:
-        folder.mkdir(mode=0o700, parents=True)
-    except FileExistsError:
-        pass
+    # One by one: `parents=True` would make those above as the process's umask has it.
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
     check_private(folder)
 
 
@@ -191,11 +190,19 @@ class _DamagedError(Exception):
 class FolderCache:
     """Folders by their names, in one place."""
 
-    def __init__(self, place: Path, limit_bytes: int, warn: Callable[[str], None]) -> None:
-        """Of folders that take more than `limit_bytes` those used least lately go. `warn` takes each fault."""
+    def __init__(
+        self,
+        place: Path,
+        limit_bytes: int,
+        warn: Callable[[str], None],
+        is_known: Callable[[Path], bool] = lambda folder: True,
+    ) -> None:
+        """Of folders that take more than `limit_bytes` those used least lately go. `warn` takes each fault. `is_known`:
+        whether this version of rocserve can use a folder's files; those of others count as damaged."""
         self.place = place
         self._limit_bytes = limit_bytes
         self._warn = warn
+        self._is_known = is_known
 
     def find(self, name: str) -> CachedFolder | None:
         """The folder, which counts as used now; None where there is none, or a damaged one."""
@@ -237,7 +244,7 @@ class FolderCache:
     def entries(self) -> Sequence[FolderEntry]:
         """All of them, those used least lately first."""
         try:
-            folders = [entry for entry in self.place.iterdir() if not entry.name.startswith(".")]
+            folders = [entry for entry in self.place.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
         except OSError:
             return []
         return folder_entries(folders)
@@ -307,6 +314,8 @@ class FolderCache:
                     raise _DamagedError("others may write to it")
                 if file.read() != folder_listing(folder):
                     raise _DamagedError("its files are not those that were stored")
+                if not self._is_known(folder):
+                    raise _DamagedError("another version of rocserve has written it")
                 with suppress(OSError):  # A cache that is only read has no order.
                     os.utime(folder)
                 stack.pop_all()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from rocserve.cache.folders import FolderCache
+from rocserve.cache.folders import FolderCache, is_private, make_private
 
 
 class Cache:
@@ -53,3 +55,24 @@ def test_a_folder_whose_files_have_changed_is_made_anew(cache: Cache, file: str,
     assert ("it cannot be read: " if unreadable else "its files are not those that were stored") in warning
     cache.folder()
     assert cache.made == 2
+
+
+def test_folders_above_it_are_for_its_owner_alone_too(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        make_private(tmp_path / "cache/rocserve/pytorch")
+    finally:
+        os.umask(before)
+    # Another engine's part of the cache may be beside it.
+    assert is_private(tmp_path / "cache/rocserve")
+    for folder in ("cache", "cache/rocserve", "cache/rocserve/pytorch"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
+
+
+def test_a_file_of_somebody_else_s_does_not_keep_folders_from_going(cache: Cache) -> None:
+    cache.folder()
+    (cache.place / "README").write_text("What is this?")
+    os.utime(cache.place / "README", (1, 1))
+    folders = FolderCache(cache.place, 0, cache.warnings.append)
+    assert [entry.path.name for entry in folders.prune(0)] == ["name"]
+    assert (folders.entries(), cache.warnings) == ([], [])

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,15 +203,7 @@ class ProgramCache:
 
     def find(self, key: str) -> CachedProgram | None:
         """The program, which counts as used now and stays for as long as the result lives."""
-        for programs in self._places():
-            found = programs.find(key)
-            if found is None:
-                continue
-            if (program := _program(found)) is not None:
-                return program
-            found.release()
-            programs.remove(key)
-        return None
+        return next((_program(found) for programs in self._places() if (found := programs.find(key))), None)
 
     def find_or_build(
         self, key: str, build: Callable[[Path], ProgramAbout], waiting: Callable[[], None]
@@ -227,19 +219,19 @@ class ProgramCache:
         if (found := self.find(key)) is not None:
             return found
         problems: list[str] = []
-        for spare in (bool(self._problem), True):
-            directory = self._spare if spare else self.directory
+        for directory in self._writable():
             problem = _prepare(directory)
             free = shutil.disk_usage(directory).free if not problem else 0
             if not problem and free < _LEAST_FREE_BYTES:
                 least = _LEAST_FREE_BYTES >> 20
                 problem = f"the disk has {free >> 20} MiB free, and a program may take {least} MiB"
             if not problem:
-                found = _program(self._programs(directory).find_or_make(key, make, waiting))
-                assert found is not None, "its description has just been written"
-                return found
+                made = _program(self._programs(directory).find_or_make(key, make, waiting))
+                # Now that it is there: `build` may give up, to be called again and again.
+                for each in problems:
+                    self._warn(f"nothing can be compiled into {each}; {ANOTHER_PLACE}")
+                return made
             problems.append(f"{directory}: {problem}")
-            self._warn(f"nothing can be compiled into {problems[-1]}; {ANOTHER_PLACE}")
         raise unavailable(f"there is no place to compile into ({'; '.join(problems)}); {ANOTHER_PLACE}")
 
     def entries(self) -> Sequence[CacheEntry]:
@@ -287,6 +279,12 @@ class ProgramCache:
         _prepare(Path(self._own_spare.name))
         return Path(self._own_spare.name)
 
+    def _writable(self) -> Iterator[Path]:
+        """Where programs may be compiled into, the best first; the spare folder is made when it is asked for."""
+        if not self._problem:
+            yield self.directory
+        yield self._spare
+
     def _places(self) -> Sequence[FolderCache]:
         """Those that may hold programs."""
         directories = [self.directory]
@@ -299,7 +297,9 @@ class ProgramCache:
         return [self._programs(directory) for directory in dict.fromkeys(directories)]
 
     def _programs(self, directory: Path) -> FolderCache:
-        return FolderCache(directory / _PROGRAMS, self.limit_bytes, self._warn)
+        return FolderCache(
+            directory / _PROGRAMS, self.limit_bytes, self._warn, lambda folder: _read_about(folder) is not None
+        )
 
 
 def _prepare(directory: Path) -> str:
@@ -318,11 +318,9 @@ def _prepare(directory: Path) -> str:
     return problem
 
 
-def _program(folder: CachedFolder) -> CachedProgram | None:
-    """None where another version of rocserve has described it."""
+def _program(folder: CachedFolder) -> CachedProgram:
     about = _read_about(folder.path)
-    if about is None:
-        return None
+    assert about is not None, "a folder whose description cannot be read is not found"
     path = folder.path / PROGRAM_FILENAME
     return CachedProgram(folder.path.name, path, about, path.stat().st_size, folder)
 

@@ -19,7 +19,7 @@ from support.cached_programs import (
     start,
     store,
     stored,
-    wait,
+    stored_by_another_version,
 )
 
 from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, PROGRAM_FILENAME, ProgramCache, open_cache
@@ -126,17 +126,21 @@ def test_a_damaged_program_is_not_used_and_made_anew(
     assert store(cache, recipe, b"sound").path.read_bytes() == b"sound"
 
 
-def test_a_program_that_another_version_has_described_is_made_anew(cache: ProgramCache) -> None:
-    key = stored(cache, a_recipe())
-    cache.remove(key)
-
-    def as_another_version(folder: Path) -> None:
-        (folder / PROGRAM_FILENAME).write_bytes(b"program")
-        (folder / ABOUT_FILENAME).write_text('{"of": "the future"}')
-
-    FolderCache(cache.directory / "programs", GENEROUS, print).find_or_make(key, as_another_version, wait).release()
+def test_a_program_that_another_version_has_described_is_made_anew(cache: ProgramCache, warnings: list[str]) -> None:
+    key = a_recipe().key
+    stored_by_another_version(cache, key)
     assert cache.find(key) is None
+    assert warnings == [f"{entry(cache, key)} is damaged, and not used: another version of rocserve has written it"]
     assert store(cache, a_recipe(), b"sound").path.read_bytes() == b"sound"
+
+
+def test_it_is_made_anew_while_the_other_version_holds_it(cache: ProgramCache) -> None:
+    key = a_recipe().key
+    stored_by_another_version(cache, key)
+    held = FolderCache(cache.directory / "programs", GENEROUS, print).find(key)
+    assert held is not None
+    assert store(cache, a_recipe(), b"sound").path.read_bytes() == b"sound"
+    held.release()
 
 
 def test_an_entry_without_its_program_is_none(cache: ProgramCache) -> None:

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.cached_programs import GENEROUS, a_recipe, cache_at, printed_lines, start, store, stored
+from support.cached_programs import (
+    GENEROUS,
+    a_recipe,
+    cache_at,
+    printed_lines,
+    start,
+    store,
+    stored,
+    stored_by_another_version,
+)
 
 from rocserve.backends.migraphx.program_cache import ProgramCache
 from rocserve.core.errors import ServeError, StatusCode
@@ -72,6 +81,37 @@ print(*warnings, sep="\\n")
     cache = ProgramCache(directory, GENEROUS, spare_directory=spare)
     found = cache.find(a_recipe("new").key)
     assert found is not None and found.path.read_bytes() == b"new"
+
+
+def test_what_another_version_has_left_where_nothing_can_be_written_is_made_elsewhere(
+    tmp_path: Path, mounting: Sequence[str]
+) -> None:
+    directory, spare = tmp_path / "cache", tmp_path / "spare"
+    stored_by_another_version(cache_at(directory), a_recipe().key)
+    script = """
+print(store(cache, a_recipe(), b"new").path.is_relative_to(sys.argv[2]))
+"""
+    only_read = mounted(mounting, f"mount --bind {directory} {directory}", f"mount -o remount,bind,ro {directory}")
+    assert printed_lines(start(SPARE_OPENED + script, directory, spare, before=only_read)) == ["True"]
+
+
+def test_who_asks_again_and_again_is_told_of_a_full_disk_once(tmp_path: Path, mounting: Sequence[str]) -> None:
+    disk, spare = tmp_path / "disk", tmp_path / "spare"
+    disk.mkdir()
+    script = """
+def no_slot_is_free(file):
+    raise LookupError
+for attempt in range(3):
+    try:
+        cache.find_or_build(a_recipe().key, no_slot_is_free, wait)
+    except LookupError:
+        print(len(warnings))
+store(cache, a_recipe())
+print(len(warnings))
+"""
+    small = mounted(mounting, f"mount -t tmpfs -o size=2m none {disk}")
+    lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
+    assert lines == ["0", "0", "0", "1"]
 
 
 def test_a_full_disk_keeps_no_model_from_being_compiled(tmp_path: Path, mounting: Sequence[str]) -> None:
