@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +16,8 @@ from support.pytorch import TorchFiles
 
 from rocserve.backends.base import Batch, Execution, LoadedModel, ModelSource, model_executions
 from rocserve.core.datatypes import DataType
-from rocserve.core.model_config import InputConfig, InstanceKind
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import InputConfig, InstanceKind, OutputConfig
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 
 
@@ -24,13 +29,20 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+SourceMaker = Callable[..., ModelSource]
+
 pytestmark = [pytest.mark.long, pytest.mark.skipif("not _has_gpu()", reason="no GPU here that PyTorch can use")]
 
 LARGEST = 8
+PACKAGE = """
+import sys, torch
+torch._inductor.aoti_compile_and_package(torch.export.load(sys.argv[1]), package_path=sys.argv[2])
+torch._inductor.aoti_load_package(sys.argv[2])
+"""
 
 
 @pytest.fixture
-def model(model_source: Callable[..., ModelSource], torch_files: TorchFiles) -> Iterator[LoadedModel]:
+def model(model_source: SourceMaker, torch_files: TorchFiles) -> Iterator[LoadedModel]:
     from rocserve.backends.pytorch import eager
 
     source = model_source(
@@ -91,3 +103,129 @@ def test_what_is_put_into_the_engines_memory_runs_from_there(model: LoadedModel,
         memory[:] = x.tobytes()
         execution.start(Batch({"x": Tensor("x", DataType.FP32, x.shape, memory)}, ("scores", "best"), (1, 2)))
         check(execution, x, expected)
+
+
+@pytest.mark.parametrize("saves", ["exported", "traced"])
+@pytest.mark.parametrize("devices", [("cuda:0", "cpu"), ("cpu", "cuda:0"), ("cuda:0", "cuda:1")])
+def test_of_kind_model_parts_stay_on_the_gpus_where_the_file_has_them(
+    model_source: SourceMaker, tmp_path: Path, saves: str, devices: tuple[str, str]
+) -> None:
+    import torch
+
+    if devices[1] == "cuda:1" and torch.cuda.device_count() < 2:
+        pytest.skip("no second GPU here")
+    network = two_layers(*devices)
+    x = torch.arange(12.0).reshape(3, 4)
+    expected = network(x).cpu()
+    file = tmp_path / ("saved.pt2" if saves == "exported" else "saved.pt")
+    if saves == "exported":
+        rows = torch.export.Dim("rows", max=64)
+        torch.export.save(torch.export.export(network, (x,), dynamic_shapes=({0: rows},)), file)
+    else:
+        torch.jit.trace(network, x).save(file)
+    source = model_source(
+        f"model{file.suffix}",
+        file.read_bytes(),
+        inputs=[InputConfig("INPUT__0", DataType.FP32, (4,))],
+        outputs=[OutputConfig("OUTPUT__0", DataType.FP32, (2,))],
+        max_batch_size=LARGEST,
+        kind=InstanceKind.MODEL,
+    )
+    model = eager_load(source)
+    assert set(devices) <= set(model.properties["device"].split(", "))
+    check_output(model, x.numpy(), expected.numpy())
+    model.close()
+
+
+@pytest.mark.parametrize("kind", [InstanceKind.CPU, InstanceKind.GPU])
+def test_a_program_that_was_exported_on_a_gpu_runs_where_its_instance_is(
+    model_source: SourceMaker, tmp_path: Path, kind: InstanceKind
+) -> None:
+    import torch
+
+    network = two_layers("cuda:0", "cuda:0")
+    x = torch.arange(12.0).reshape(3, 4)
+    expected = network(x).cpu().numpy()
+    rows = torch.export.Dim("rows", max=64)
+    file = tmp_path / "exported.pt2"
+    torch.export.save(torch.export.export(network, (x.to("cuda:0"),), dynamic_shapes=({0: rows},)), file)
+    source = model_source("model.pt2", file.read_bytes(), max_batch_size=LARGEST, kind=kind)
+    model = eager_load(replace(source, device=0) if kind is InstanceKind.GPU else source)
+    assert model.properties["device"] == ("cpu" if kind is InstanceKind.CPU else "cuda:0")
+    name = model.signature.inputs[0].name
+    check_output(model, x.numpy(), expected, name)
+    model.close()
+
+
+def test_a_package_for_a_gpu_takes_what_it_was_compiled_for(model_source: SourceMaker, tmp_path: Path) -> None:
+    import torch
+
+    network = two_layers("cuda:0", "cuda:0")
+    x = torch.arange(12.0).reshape(3, 4)
+    expected = network(x).cpu().numpy()
+    rows = torch.export.Dim("rows", max=64)
+    file = tmp_path / "package.pt2"
+    torch.export.save(
+        torch.export.export(network, (x.to("cuda:0"),), dynamic_shapes=({0: rows},)), tmp_path / "exported.pt2"
+    )
+    made = subprocess.run([sys.executable, "-c", PACKAGE, tmp_path / "exported.pt2", file], check=False, timeout=200)
+    if made.returncode < 0:
+        pytest.skip(f"PyTorch itself ends by signal {-made.returncode} when it loads a package for the GPU here")
+    assert made.returncode == 0
+
+    def load(width: int, datatype: DataType, kind: InstanceKind = InstanceKind.GPU) -> LoadedModel:
+        source = model_source(
+            "model.pt2",
+            file.read_bytes(),
+            inputs=[InputConfig("INPUT__0", datatype, (width,))],
+            outputs=[OutputConfig("OUTPUT__0", DataType.FP32, (2,))],
+            max_batch_size=LARGEST,
+            kind=kind,
+        )
+        return eager_load(replace(source, device=0) if kind is InstanceKind.GPU else source)
+
+    model = load(4, DataType.FP32)
+    check_output(model, x.numpy(), expected)
+    check_output(model, x.numpy()[:1], expected[:1])
+    model.close()
+    for width, datatype in ((3, DataType.FP32), (8, DataType.FP32), (4, DataType.FP64), (4, DataType.FP16)):
+        with pytest.raises(ServeError, match="and the package was compiled for another") as refused:
+            load(width, datatype)
+        assert refused.value.code is StatusCode.INVALID_ARGUMENT
+    with pytest.raises(ServeError, match="is compiled for PyTorch's device 'cuda' and the instance is on 'cpu'"):
+        load(4, DataType.FP32, InstanceKind.CPU)
+
+
+def two_layers(first: str, second: str) -> Any:
+    """A network of 4 to 8 to 2 values, its layers on these devices."""
+    import torch
+    from torch import nn
+
+    class TwoLayers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 8).to(first)
+            self.second = nn.Linear(8, 2).to(second)
+
+        def forward(self, x: Any) -> Any:
+            return self.second(torch.relu(self.first(x.to(first))).to(second))
+
+    torch.manual_seed(0)
+    return TwoLayers().eval().requires_grad_(False)
+
+
+def eager_load(source: ModelSource) -> LoadedModel:
+    from rocserve.backends.pytorch import eager
+
+    model = eager.load(source)
+    model.warm_up([])
+    return model
+
+
+def check_output(model: LoadedModel, x: np.ndarray, expected: np.ndarray, name: str = "INPUT__0") -> None:
+    (output,) = (spec.name for spec in model.signature.outputs)
+    execution = model_executions(model)[0]
+    execution.start(Batch({name: tensor_from_numpy(name, x, DataType.FP32)}, (output,), (len(x),)))
+    value = execution.result().outputs[output]
+    assert isinstance(value, np.ndarray)
+    np.testing.assert_allclose(value, expected, atol=2e-3)
