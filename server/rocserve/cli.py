@@ -51,6 +51,12 @@ _VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the result is its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
+    for descriptor in range(3):
+        # One that is closed would become a pipe or socket of ours, into which others print.
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     try:
         if words[:1] == ["serve"]:
             return Supervisor(lambda post: _run(words, post)).run()

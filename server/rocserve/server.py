@@ -285,7 +285,7 @@ class Server:
             stopped.cancel()
             return 1
         self._log.info("%s", summary(self._repository.index(ready_only=False), front_ends.status_command()))
-        if not self._supervisor.takes_place_of:
+        if not self._supervisor.takes_place_of and sys.stdout:
             # Nobody need read it.
             with contextlib.suppress(OSError):
                 self._print_start(front_ends)

@@ -64,8 +64,8 @@ class Supervisor:
         """The exit status; in the server's process its own."""
         signal.set_wakeup_fd(self._waker)
         for number in (signal.SIGCHLD, signal.SIGHUP, *_ENDING):
-            # Where one is ignored from the start (nohup) it stays so.
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            # Where one is ignored from the start (nohup) it stays so; but without SIGCHLD no end would be noticed.
+            if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)  # The wake-up pipe reports it.
         end, failures = "", 0
         while True:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from support.workers import running
 from tritonclient.utils import InferenceServerException
 
 STORMS = 10
+PORTS = ("--grpc-port=0", "--http-port=0")
 
 # Starts a process, writes its number beside the repository, and stays in `execute` once it is asked.
 STAYS = """
@@ -159,3 +163,42 @@ def test_sighup_that_is_ignored_at_the_start_stays_so(repository: Path, tmp_path
             assert "SIGHUP" not in server.log_text
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_end_comes_though_the_folder_of_the_log_has_gone(repository: Path, tmp_path: Path):
+    drop(repository, "m", add_constant(1.0))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    log = folder / "log"
+    words = [f"--model-repository={repository}", f"--log-file={log}", "--allow-metrics=false", *PORTS]
+    command = [sys.executable, "-m", "rocserve.cli", "serve", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: log.exists() and "1 model served" in log.read_text(), "the start")
+        shutil.rmtree(folder)
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "SIGTERM: finishing the work in flight" in errors
+
+
+def test_sigchld_that_is_ignored_at_the_start_hides_no_end(repository: Path):
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    words = [sys.executable, "-m", "rocserve.cli", "serve", str(repository / "nothing.onnx")]
+    command = [sys.executable, "-c", ignoring, *words]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2
+    assert "there is no file or folder" in ran.stderr
+
+
+def test_a_server_without_standard_streams_serves(repository: Path, tmp_path: Path):
+    drop(repository, "m", add_constant(1.0))
+    log = tmp_path / "log"
+    words = [f"--model-repository={repository}", f"--log-file={log}", "--allow-metrics=false", *PORTS]
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "rocserve.cli", "serve", *words]
+    with subprocess.Popen(command) as process:
+        wait_until(lambda: log.exists() and "1 model served" in log.read_text(), "the start")
+        process.terminate()
+        assert process.wait(60) == 0
+    assert "the server cannot go on" not in log.read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,8 +28,7 @@ class ServerLog:
     def __init__(self, settings: LogSettings, environment: Mapping[str, str] = os.environ) -> None:
         """`environment`: TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in it has messages written as they are, not in quotes.
         Raises: OSError: the log file cannot be opened."""
-        # A file that was moved away, by logrotate say, is opened again under its name.
-        handler = WatchedFileHandler(settings.file) if settings.file else logging.StreamHandler()
+        handler = _LogFile(settings.file) if settings.file else logging.StreamHandler()
         handler.addFilter(self._is_wanted)
         self._formatter = _LineFormatter(escapes=environment.get(ESCAPE_VARIABLE) != "0")
         handler.setFormatter(self._formatter)
@@ -66,6 +66,25 @@ class ServerLog:
         if record.levelno >= logging.INFO:
             return settings.info
         return settings.verbose > 0
+
+
+class _LogFile(WatchedFileHandler):
+    """Opens a file that was moved away, by logrotate say, again under its name. A line that cannot be written, for the
+    folder has gone or the disk is full, goes to standard error: nothing that logs fails."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+            return
+        elsewhere = logging.StreamHandler()
+        elsewhere.setFormatter(self.formatter)
+        elsewhere.emit(record)
 
 
 class _LineFormatter(logging.Formatter):

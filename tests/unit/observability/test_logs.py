@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,3 +130,26 @@ def test_levels_are_switched_while_it_is_written(written: WrittenLog) -> None:
     assert log_all() == "2222"
     assert changes == 3
     assert written.server_log.settings.format == "ISO8601"
+
+
+def test_lines_that_cannot_be_written_go_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    written = WrittenLog(folder / "log")
+    written.log.info("before")
+    shutil.rmtree(folder)
+    written.log.info("while it is away")
+    written.log.info("and on")
+    folder.mkdir()
+    written.log.info("after")
+    written.server_log.close()
+    assert [line.split("] ")[1] for line in capsys.readouterr().err.splitlines()] == ['"while it is away"', '"and on"']
+    (line,) = written.lines
+    assert line.endswith('] "after"')
+
+
+def test_a_full_disk_is_no_error_of_the_part_that_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    written = WrittenLog(Path("/dev/full"))
+    written.log.info("told elsewhere")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith('] "told elsewhere"')
