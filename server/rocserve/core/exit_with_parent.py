@@ -1,10 +1,10 @@
 """Ends a process when the one that it works for ends, however that ends and whatever the process is doing.
 
-The server (for its workers) or a worker (for its compilers) alone holds the writing end of a pipe. The kernel signals
-whoever asked for it on the reading end (O_ASYNC, fcntl(2)) when that last writer is gone. The signal is SIGKILL: an
-engine that holds the GIL for an hour of compiling would see neither a handler nor an end-of-file. PR_SET_PDEATHSIG
-would tie workers to the zygote instead, and any process to the one thread that started it, and would spare what it has
-started itself.
+The server (for its workers) or a worker (for its compilers) alone holds the writing end of a pipe. A process that
+asks for it on the reading end (O_ASYNC, fcntl(2)) gets a signal of the kernel when that last writer is gone. The signal
+is SIGKILL: an engine that holds the GIL for an hour of compiling would see neither a handler nor an end-of-file.
+PR_SET_PDEATHSIG would tie workers to the zygote instead, and any process to the one thread that started it, and would
+spare what it has started itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bounds the memory of requests: half received ones, those that wait or run, and answers that are not yet read.
 
-Whoever keeps bytes of a request or of an answer is a holder. What a holder gives back is what the memory has noted for
+What keeps bytes of a request or of an answer is a holder. What a holder gives back is what the memory has noted for
 it, so that nothing is given back twice, however many ways a request has to end.
 
 Half received requests have half of the limit: clients that never finish a request must not keep whole ones out, those

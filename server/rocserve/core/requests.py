@@ -52,8 +52,8 @@ class RequestedOutput:
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestHead:
     """All of a request but its id and its data. Clients send the same head again and again; a front end may hand out
-    one object for all of them, and whoever works out something from a head may remember it by the head's identity
-    (hence no field-wise equality)."""
+    one object for all of them, and what is worked out from a head may be remembered by the head's identity (hence no
+    field-wise equality)."""
 
     model_name: str
     model_version: str

@@ -138,8 +138,8 @@ class ServingTable:
     ambiguous: Mapping[str, int] = field(default_factory=dict)
     """How many models there are of a name that is in several namespaces."""
     is_returning: bool = False
-    """The server has taken another's place, and not yet loaded all that this one had: whoever had answers of a model
-    that is not there may ask again."""
+    """The server has taken another's place, and not yet loaded all that this one had: a client that had answers of a
+    model that is not there may ask again."""
     by_head: Memo[RequestHead, ServedVersion] = field(default_factory=Memo, init=False, compare=False, repr=False)
     """What `find` gave for the heads that clients have sent lately."""
 
