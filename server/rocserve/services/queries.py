@@ -102,8 +102,9 @@ class QueryService:
         return pb.ServerMetadataResponse(name=self._server_id, version=rocserve.__version__, extensions=EXTENSIONS)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        version = self._tables.table.find(request.name, request.version)
-        model, config = self._tables.table.models[request.name], version.config
+        table = self._tables.table
+        version, model = table.find(request.name, request.version), table.models[request.name]
+        config = version.config
         lead = [-1] if config.max_batch_size > 0 else []
 
         response = pb.ModelMetadataResponse(

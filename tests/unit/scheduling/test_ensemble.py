@@ -229,6 +229,20 @@ def test_two_failing_steps_answer_once():
     assert ask(version, 1, 2).count == 1
 
 
+@pytest.mark.parametrize("sequence", [True, "x" * 129], ids=["of no type", "too long"])
+def test_what_a_member_says_of_a_sequence_and_cannot_be_is_the_requests_error(sequence):
+    class Says(Member):
+        def infer(self, request: InferRequest, responder) -> None:
+            self.responder = responder
+
+    member = Says("a", plus(1))
+    answer = ask(ensemble(member, steps=[step("a", "X", "Y")]), 1, 2)
+    output = Tensor("OUT", FP32, (1, 2), bytes(8))
+    member.responder.send(InferResponse.of("a", "1", "id-1", [output], {"sequence_id": sequence}))
+    assert answer.count == 1
+    assert answer.error.text.startswith("in ensemble 'e', ")
+
+
 def test_a_member_that_is_gone_is_named():
     version = ensemble(Member("a", plus(1)), steps=[step("gone", "X", "Y")])
     answer = ask(version, 1, 2)

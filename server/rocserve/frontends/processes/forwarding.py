@@ -124,6 +124,8 @@ class _ForwardedStream:
 
     def on_message(self, message: bytes) -> None:
         call = self._call
+        # One that has come before is let go of.
+        self._forwarding.cancel(self._number)
         try:
             self._number = self._forwarding.begin(
                 call.method, message, call.send, call.reply_error, call.metadata, call.peer

@@ -22,7 +22,7 @@ from rocserve.core.device_references import References, device_of, may_be_refere
 from rocserve.core.dispatch import Dispatcher, dispatch_traced
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
-from rocserve.core.request_memory import Holding, MemoryFull, RequestMemory
+from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters
 from rocserve.core.sequences import (
@@ -188,23 +188,24 @@ class EnsembleRun:
             iteration = self._iterations.get(request.index, 0)
             self._iterations[request.index] = iteration + 1
         outputs = [tensor for tensor in response.outputs if tensor.name in step.output_map]
+        made: dict[str, _Held] = {}
         try:
             self._hold(iteration, sum(len(tensor.data) for tensor in outputs), request if is_last else None)
-        except MemoryFull as error:
+            sequence = request.sequence
+            if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
+                # A model may put what follows it into a sequence of its own.
+                sequence, _ = take_sequence(response.parameters)
+            for tensor in outputs:
+                name, data = step.output_map[tensor.name], tensor.data if response.slot is None else bytes(tensor.data)
+                held = Tensor(name, tensor.datatype, tensor.shape, data)
+                slot = None
+                if tensor.name in request.may_stay and tensor.datatype is DataType.BYTES:
+                    held, slot = referred(held, request.is_batched), request.slot
+                made[name] = _Held(held, sequence, len(data), slot)
+        except ServeError as error:
+            # There is no memory for them, or they are not what the server makes of them.
             self.step_failed(error)
             return
-        sequence = request.sequence
-        if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
-            # A model may put what follows it into a sequence of its own.
-            sequence, _ = take_sequence(response.parameters)
-        made: dict[str, _Held] = {}
-        for tensor in outputs:
-            name, data = step.output_map[tensor.name], tensor.data if response.slot is None else bytes(tensor.data)
-            held = Tensor(name, tensor.datatype, tensor.shape, data)
-            slot = None
-            if tensor.name in request.may_stay and tensor.datatype is DataType.BYTES:
-                held, slot = referred(held, request.is_batched), request.slot
-            made[name] = _Held(held, sequence, len(data), slot)
         for output in self._graph.wanted_from[request.index]:
             made.setdefault(step.output_map[output], _Held(None, sequence))
         self.advance(iteration, made, is_step_over=is_last)

@@ -261,8 +261,10 @@ class SequenceResponder(ForwardingResponder):
             except ServeError as error:
                 answer = error
             else:
-                head, outputs = answer.head, [each for each in answer.outputs if each.name in bare[1].outputs]
-                answer = InferResponse.of(head.model_name, head.model_version, answer.id, outputs, answer.parameters)
+                wanted = [index for index, head in enumerate(answer.head.outputs) if head.name in bare[1].outputs]
+                heads = tuple(answer.head.outputs[index] for index in wanted)
+                data = [answer.data[index] for index in wanted]
+                answer = replace(answer, head=answer.head._replace(outputs=heads), data=data)
         if final:
             # The request knows this: such a ring would keep the client's data until the next collection.
             self.request = None

@@ -18,13 +18,15 @@ from support.waiting import wait_until
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.private_paths import PrivatePaths
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.core.tensor_places import PlacedTensors
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.grpc.transport import UnaryCall, UnaryRoute
+from rocserve.frontends.grpc.transport import StreamCall, StreamReceiver, StreamRoute, UnaryCall, UnaryRoute, full_name
 from rocserve.frontends.processes import entries
+from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane import loop
@@ -155,6 +157,22 @@ class Service:
         return InferResponse.of(request.head.model_name, "1", request.id, tensors, dict(request.head.parameters))
 
 
+class Watch:
+    """A call of a stream in the server."""
+
+    def __init__(self, call: StreamCall, ends: Ends) -> None:
+        self._call = call
+        self._watches = ends.watches
+        self.asked = b""
+
+    def on_message(self, message: bytes) -> None:
+        self.asked = message
+        self._watches.append(self)
+
+    def on_cancel(self) -> None:
+        self._watches.remove(self)
+
+
 class Ends:
     def __init__(self) -> None:
         self.service = Service()
@@ -163,6 +181,8 @@ class Ends:
         self.reasons: list[str] = []
         self.server_gone = threading.Event()
         self.calls: list[UnaryCall] = []
+        self.watches: list[Watch] = []
+        """Those that go on."""
         self.listening: list[tuple[int, str]] = []
         self.to_front: list[tuple[int, int, int, bytes]] = []
         """Kind, number, count and content of what is not of inference."""
@@ -171,7 +191,7 @@ class Ends:
             "GRPC",
             self.server,
             self.service,  # type: ignore[arg-type]
-            {"/a/B": UnaryRoute(self.calls.append)},
+            {"/a/B": UnaryRoute(self.calls.append), full_name("Watch"): StreamRoute(lambda call: Watch(call, self))},
             lambda number, text: self.listening.append((number, text)),
             self.reasons.append,
             LOG,
@@ -255,6 +275,42 @@ def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends
     ]
     ends.calls.clear()
     wait_until(lambda: not _slots_of_calls(ends))
+
+
+class WatchingClient:
+    """A stream of a front's client."""
+
+    method = full_name("Watch")
+    metadata = ()
+    peer = ""
+
+    def send(self, message: bytes) -> None:
+        raise AssertionError("nobody answers")
+
+    def reply_error(self, error: ServeError) -> None:
+        raise error
+
+    def request_next(self) -> None:
+        """It has sent all."""
+
+
+def test_a_client_that_asks_twice_in_one_stream_watches_once(ends: Ends) -> None:
+    """As without a front end in a process, the last counts; and nothing is left of it when it goes."""
+    forwarding = Forwarding(RequestMemory(), ends.remote.end)
+    route = forwarding.routes()[WatchingClient.method]
+
+    def ask() -> None:
+        receiver = route.handler(WatchingClient())
+        for message in (b"1", b"2", b"3"):
+            receiver.on_message(message)
+        receivers.append(receiver)
+
+    receivers: list[StreamReceiver] = []
+    ends.front.call_soon(ask)
+    wait_until(lambda: receivers)
+    wait_until(lambda: [watch.asked for watch in ends.watches] == [b"3"], "the last question alone")
+    ends.front.call_soon(receivers[0].on_cancel)
+    wait_until(lambda: not ends.watches, "the end of the watch")
 
 
 def _slots_of_calls(ends: Ends) -> object:

@@ -8,6 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
+from support.hand_instances import Outcome
 from support.hand_loop import Flag
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
@@ -155,6 +156,21 @@ def test_the_server_keeps_states(make_bench, strategy):
     assert states == [[0], [0, 5], [0, 5, 6]]
     assert [answer.value for answer in answers] == [5, 6, 7]
     assert [answer.names for answer in answers] == [["OUT"]] * 3
+
+
+def test_an_answer_without_its_states_still_lies_in_the_workers_memory(make_bench, monkeypatch):
+    """Who gets it is to copy what it keeps, as of any other."""
+    slot = object()
+    monkeypatch.setattr(Outcome, "slot", slot)
+    monkeypatch.setattr(Outcome, "is_large", True)
+    bench = make_bench(states=(STATE,))
+    answer = bench.ask(1, 5, start=True)
+    sent = []
+    monkeypatch.setattr(answer, "send", lambda response, final=True: sent.append(response))
+    bench.instance.last.finish()
+    (response,) = sent
+    assert [head.name for head in response.head.outputs] == ["OUT"]
+    assert (response.slot, response.is_large) == (slot, True)
 
 
 def test_states_of_different_shapes_run_apart(make_bench):

@@ -1,0 +1,37 @@
+"""What only reads: answers of one moment, whatever is served in the next."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.private_paths import PrivatePaths
+from rocserve.core.serving import ServedModel, ServedVersion, ServingTable, ServingTableHolder
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.repository.model_repository import ModelRepository
+from rocserve.services.queries import QueryService, Readiness
+
+
+class LeavingTables(ServingTableHolder):
+    """The model is served while its table is looked at for the first time."""
+
+    def __init__(self, version: ServedVersion) -> None:
+        self._tables = [ServingTable({"m": ServedModel("m", {1: version}, version)}), ServingTable()]
+
+    @property
+    def table(self) -> ServingTable:  # type: ignore[override]
+        return self._tables.pop(0)
+
+
+class Version:
+    name = "m"
+    version = 1
+    config = ModelConfig("m", platform="p")
+    properties = {"engine": "e"}  # noqa: RUF012
+
+
+def test_the_metadata_of_a_model_that_goes_meanwhile() -> None:
+    tables = LeavingTables(cast(ServedVersion, Version()))
+    service = QueryService(tables, cast(ModelRepository, None), "id", Readiness(lambda: True), PrivatePaths())
+    answer = service.model_metadata(pb.ModelMetadataRequest(name="m"))
+    assert (answer.name, list(answer.versions), answer.platform) == ("m", ["1"], "p")
