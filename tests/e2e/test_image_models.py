@@ -24,7 +24,8 @@ from rocserve_client import Client
 _SHAPES = Path(__file__).parents[2] / "model_repository" / "detect_shapes_network" / "1" / "model.onnx"
 _SIDE = 192
 YOLOV4_ANCHORS = np.array([12, 16, 19, 36, 40, 28, 36, 75, 76, 55, 72, 146], dtype=np.float32).reshape(2, 3, 2)
-COLOURS = ("red", "green", "blue")
+COLOURS = ("red\u2028", "gr\x85e\x0ben", "blue")
+"""Names may hold what other programs take for the end of a line."""
 
 
 def shapes_like_yolov8(batch: int | str = "N") -> bytes:
@@ -288,7 +289,7 @@ def test_it_follows_its_model(repository: Path, serve) -> None:
         wait_until(lambda: client.model_ready("colours_image"))
         assert answered() == ([b"1"], 48)
         (folder / "labels.txt").write_text("\n".join(COLOURS))
-        wait_until(lambda: answered() == ([b"green"], 48), "the labels")
+        wait_until(lambda: answered() == ([COLOURS[1].encode()], 48), "the labels")
         put(repository, "colours", colour_classifier(side=48), "yolov8")
         wait_until(lambda: "preprocess 'yolov8' is for a model with one output of boxes" in index()["colours_image"])
         assert client.model_ready("colours")

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from rocserve.presets.class_names import read_class_names
+
 _ROUNDING = 1e-2
 """By how much the sum of a row of probabilities may differ from 1: a thousand of them in FP16 are off by less."""
 
@@ -20,8 +22,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         filename = pb_utils.get_output_config_by_name(config, "PROBABILITIES")["label_filename"]
-        lines = (Path(args["model_repository"]) / filename).read_text(encoding="utf-8").splitlines()
-        self._labels = np.array([line.encode() for line in lines], dtype=object)
+        self._labels = read_class_names(Path(args["model_repository"]) / filename)
         self._batches = config["max_batch_size"] > 0
 
     def execute(self, requests: list[Any]) -> list[Any]:

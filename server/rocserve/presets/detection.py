@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from rocserve.presets.class_names import read_class_names
 from rocserve.presets.yolo import HeadGeometry, Resize, Thresholds, detect, detect_boxes
 
 Number = TypeVar("Number", int, float)
@@ -44,8 +45,7 @@ class TritonPythonModel:
         filename = pb_utils.get_output_config_by_name(config, "CLASSES").get("label_filename")
         if not filename:
             raise ValueError("output 'CLASSES' has no label_filename in config.pbtxt; expected the file of the labels")
-        lines = (Path(args["model_repository"]) / filename).read_text(encoding="utf-8").splitlines()
-        self._labels = np.array([line.encode() for line in lines], dtype=object)
+        self._labels = read_class_names(Path(args["model_repository"]) / filename)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
