@@ -74,4 +74,18 @@ def run_batch(
         np.full((len(images), *shape), 7, dtype=kind.numpy_dtype) for shape, kind in zip(shapes, types, strict=True)
     ]
     given = {name: np.asarray(values) for name, values in (arguments or {}).items()}
-    return outputs, engine.run(images, given, outputs)
+
+    def put(row: int, output: int, result: np.ndarray) -> None:
+        assert result.shape == outputs[output].shape[1:]
+        outputs[output][row] = result
+
+    return outputs, engine.run(images, given, put)
+
+
+def run_one(engine: BatchEngine, image: Any, arguments: Mapping[str, np.ndarray] | None = None) -> list[np.ndarray]:
+    """All results for one image, whose sizes may be its own. Raises: Exception: the image failed."""
+    results: dict[int, np.ndarray] = {}
+    failures = engine.run([image], arguments or {}, lambda row, output, result: results.update({output: result.copy()}))
+    if failures:
+        raise failures[0]
+    return [results[output] for output in sorted(results)]

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from support.amd_rocal import STAND_IN, engines, run_batch, setup_for
+from support.amd_rocal import STAND_IN, engines, run_batch, run_one, setup_for
 from support.pictures import jpeg
 
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
@@ -147,7 +147,7 @@ def test_threads_wait_for_each_other() -> None:
     try:
         with ThreadPoolExecutor(4) as threads:
             images = [np.full((30, 40, 3), level, dtype=np.uint8) for level in range(100)]
-            results = list(threads.map(lambda image: engine.run_one(image, {})[0], images))
+            results = list(threads.map(lambda image: run_one(engine, image)[0], images))
     finally:
         sys.setswitchinterval(interval)
     for level, result in enumerate(results):
@@ -157,8 +157,8 @@ def test_threads_wait_for_each_other() -> None:
 def test_nothing_of_an_earlier_image_stands_beside_a_smaller_one(rocal: ModuleType) -> None:
     setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [RESIZE]}, batch_size=1)
     engine, _ = engines(setup)
-    engine.run_one(np.full((90, 80, 3), 255, dtype=np.uint8), {})
-    engine.run_one(np.full((20, 70, 3), 3, dtype=np.uint8), {})
+    run_one(engine, np.full((90, 80, 3), 255, dtype=np.uint8))
+    run_one(engine, np.full((20, 70, 3), 3, dtype=np.uint8))
     # What rocAL was given, margins and all.
     memory = rocal.contexts[-1].memory[0]
     assert (memory[:20, :70] == 3).all()
@@ -182,11 +182,11 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_results_of_a_thread_that_died_are_not_handed_out(rocal: ModuleType, broken: None) -> None:
     engine, _ = engines(setup_for([RESIZE], batch_size=1))
-    engine.run_one(jpeg(), {})
+    run_one(engine, jpeg())
     rocal.break_after(rocal.contexts[-1], 1)
-    engine.run_one(jpeg(30, 30), {})
+    run_one(engine, jpeg(30, 30))
     with pytest.raises(Broken, match="its processing thread ended"):
-        engine.run_one(jpeg(50, 30), {})
+        run_one(engine, jpeg(50, 30))
 
 
 def test_a_loader_that_loses_count_is_noticed(rocal: ModuleType, broken: None) -> None:
@@ -210,12 +210,12 @@ def test_a_batch_that_rocal_does_not_take_is_not_waited_for(
 
     monkeypatch.setattr(rocal, "externalSourceFeedInput", refuse)
     with pytest.raises(Broken, match="no more memory"):
-        engine.run_one(jpeg(), {})
+        run_one(engine, jpeg())
 
 
 _WAITS_FOR_EVER = """
 import rocal_pybind
-from support.amd_rocal import engines, setup_for
+from support.amd_rocal import engines, run_one, setup_for
 from rocserve.backends.rocal.amd import graph as amd
 import numpy as np
 
@@ -224,7 +224,7 @@ setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [
 engine, _ = engines(setup)
 rocal_pybind.contexts[-1].feed = lambda *arguments: None
 amd._LONGEST_RUN_SECONDS = 0.2
-engine.run_one(np.zeros((8, 8, 3), dtype=np.uint8), {})
+run_one(engine, np.zeros((8, 8, 3), dtype=np.uint8))
 """
 
 
@@ -250,14 +250,14 @@ def test_a_call_that_never_returns_ends_the_process() -> None:
 _BREAKS = """
 import logging, rocal_pybind
 import numpy as np
-from support.amd_rocal import engines, setup_for
+from support.amd_rocal import engines, run_one, setup_for
 
 logging.basicConfig()
 setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [
     {"operation": "Resize", "dest_width": 4, "dest_height": 4, "is_output": True}]}, batch_size=1)
 engine, _ = engines(setup)
 rocal_pybind.break_after(rocal_pybind.contexts[-1], 0)
-engine.run_one(np.zeros((8, 8, 3), dtype=np.uint8), {})
+run_one(engine, np.zeros((8, 8, 3), dtype=np.uint8))
 """
 
 

@@ -202,6 +202,43 @@ def test_an_image_that_misses_the_declared_size_is_refused(model_source: SourceM
         model.execute(bytes_batch([jpeg(20, 50)], [1], shape=(1,)))
 
 
+@pytest.mark.usefixtures("rocal")
+@pytest.mark.parametrize("engine", ["cpu", "rocal"])
+def test_an_image_that_misses_the_declared_size_is_refused_alone(model_source: SourceMaker, engine: str) -> None:
+    declared = OutputConfig("IMAGE", DataType.UINT8, (30, 30, 3))
+    options = {"inputs": [ENCODED], "outputs": [declared], "max_batch_size": 8, "parameters": {"engine": engine}}
+    model = load(model_source("pipeline.json", CROP, **options))
+    # numpy would repeat a single pixel.
+    images = [jpeg(50, 50), jpeg(20, 50), jpeg(1, 1), jpeg(30, 30)]
+    result = model.execute(bytes_batch(images, [1, 2, 1]))
+    (text,) = [failure.text for failure in result.failures.values()]
+    assert list(result.failures) == [1]
+    assert text == (
+        "image 0 of input 'ENCODED' cannot be processed: output 'IMAGE' must have shape [30, 30, 3], but this image"
+        " gives [30, 20, 3]; resize images to a fixed size in the pipeline"
+    )
+    assert result.failures[1].code is StatusCode.INVALID_ARGUMENT
+    alone = model.execute(bytes_batch(images[2:3], [1]))
+    assert "but this image gives [1, 1, 3]" in alone.failures[0].text
+    for row in (0, 3):
+        np.testing.assert_array_equal(
+            result.outputs["IMAGE"][row], output(model, bytes_batch(images[row : row + 1], [1]))[0]
+        )
+
+
+@pytest.mark.usefixtures("rocal")
+@pytest.mark.parametrize("engine", ["cpu", "rocal"])
+def test_outputs_that_nobody_wants_are_left_out(model_source: SourceMaker, engine: str) -> None:
+    small = {"operation": "Resize", "dest_width": 4, "dest_height": 4, "is_output": True}
+    document = {"pipeline": [*RESIZE["pipeline"], small]}
+    model = load(model_source("pipeline.json", document, parameters={"engine": engine}))
+    tensor = Tensor("encoded", DataType.BYTES, (1, 1), encode_bytes_elements([jpeg(40, 30)]))
+    both = model.execute(Batch({"encoded": tensor}, ("image", "image_1"), (1,))).outputs
+    one = model.execute(Batch({"encoded": tensor}, ("image_1",), (1,))).outputs
+    assert list(one) == ["image_1"]
+    np.testing.assert_array_equal(one["image_1"], both["image_1"])
+
+
 @pytest.mark.parametrize(
     ("document", "side"),
     [

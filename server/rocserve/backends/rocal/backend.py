@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -187,9 +187,7 @@ def _measurement(config: ModelConfig, operation: Measurement, name: str, declare
     if declared is not None:
         name, dims = declared.name, _dims(declared)
         one = dims[1:] if config.max_batch_size == 0 and len(dims) == len(operation.shape) + 1 else dims
-        fits = len(one) == len(operation.shape) and all(
-            side in (-1, known) for side, known in zip(one, operation.shape, strict=True)
-        )
+        fits = len(one) == len(operation.shape) and _fits(operation.shape, one)
         if declared.datatype is not operation.datatype or not fits:
             raise PipelineError(
                 f"output '{name}' is the pipeline's {operation.name}: it must be TYPE_{operation.datatype.value} with"
@@ -276,45 +274,49 @@ class RocalModel:
             shape = (extent.height or _WARM_UP_SIDE, extent.width or _WARM_UP_SIDE, self._setup.color_format.channels)
             pixels = np.zeros(shape, dtype=np.uint8)
             image = pixels if is_raw else cast(SourceImage, cv2.imencode(".jpg", pixels)[1])
-            try:
-                self._engine.run_one(image, {name: np.zeros(1, dtype=bool) for name in self._setup.pipeline.inputs})
-            except (ImageError, PixelsError) as error:
+            flags = {name: np.zeros(1, dtype=bool) for name in self._setup.pipeline.inputs}
+            fault = self._engine.run([image], flags, lambda row, output, result: None).get(0)
+            if isinstance(fault, ImageError | PixelsError):
                 # Clients' images may be of another size.
-                _LOG.info("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, error)
-            except Exception as error:
-                raise self._fault(error, None) from error
+                _LOG.info("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, fault)
+            elif fault is not None:
+                raise self._fault(fault, None) from fault
 
     def execute(self, batch: Batch) -> BatchResult:
         interface, wanted = self._interface, batch.requested_outputs
         image = interface.image
         images = images_of(batch.inputs[image.spec.name], image)
         arguments = flags_of(batch.inputs, self._setup.pipeline.inputs, len(images))
-        if interface.holds_several:
-            arrays = {
-                output.name: np.empty((len(images), *output.shape), dtype=output.format.datatype.numpy_dtype)
-                for output in interface.outputs
-                if output.name in wanted
-            }
-            faults = self._engine.run(images, arguments, [arrays.get(output.name) for output in interface.outputs])
-            # Without batching there is one request, which may still bring several images.
-            sizes = batch.request_sizes if sum(batch.request_sizes) == len(images) else (len(images),)
-            return BatchResult(arrays, self._failures(faults, sizes))
-        if len(images) != 1:
+        if not interface.holds_several and len(images) != 1:
             raise invalid_argument(f"expected one image in input '{image.spec.name}', got {len(images)}")
-        try:
-            results = self._engine.run_one(images[0], arguments)
-        except Exception as error:
-            raise self._fault(error, None) from None
-        outputs = {}
-        for output, result in zip(interface.outputs, results, strict=True):
-            if any(declared not in (-1, actual) for declared, actual in zip(output.shape, result.shape, strict=True)):
-                raise invalid_argument(
+        arrays = {
+            output.name: np.empty((len(images), *output.shape), dtype=output.format.datatype.numpy_dtype)
+            for output in interface.outputs
+            if output.name in wanted and interface.holds_several
+        }
+
+        def put(row: int, place: int, result: np.ndarray[Any, Any]) -> None:
+            output = interface.outputs[place]
+            if output.name not in wanted:
+                return
+            if result.shape != output.shape and not _fits(result.shape, output.shape):
+                text = (
                     f"output '{output.name}' must have shape {list(output.shape)}, but this image gives"
                     f" {list(result.shape)}; resize images to a fixed size in the pipeline"
                 )
-            if output.name in wanted:
-                outputs[output.name] = np.ascontiguousarray(result)
-        return BatchResult(outputs)
+                raise PixelsError(text) if interface.holds_several else invalid_argument(text)
+            if interface.holds_several:
+                _copy(result, arrays[output.name][row])
+            else:
+                arrays[output.name] = np.empty(result.shape, result.dtype)
+                _copy(result, arrays[output.name])
+
+        faults = self._engine.run(images, arguments, put)
+        if faults and not interface.holds_several:
+            raise self._fault(faults[0], None) from None
+        # Without batching there is one request, which may still bring several images.
+        sizes = batch.request_sizes if sum(batch.request_sizes) == len(images) else (len(images),)
+        return BatchResult(arrays, self._failures(faults, sizes))
 
     def close(self) -> None:
         self._engine.close()
@@ -342,6 +344,21 @@ class RocalModel:
             return invalid_argument(f"{what} cannot be processed: {error}")
         _LOG.error("%s could not be processed", what, exc_info=error)
         return internal(f"{what} could not be processed: {str(error) or type(error).__name__}")
+
+
+def _fits(actual: tuple[int, ...], declared: tuple[int, ...]) -> bool:
+    return all(side in (-1, known) for side, known in zip(declared, actual, strict=True))
+
+
+def _copy(result: np.ndarray[Any, Any], row: np.ndarray[Any, Any]) -> None:
+    """Copy an output, from pixels to planes or from planes to pixels by OpenCV, which is several times faster."""
+    is_image = result.ndim == 3 and result.dtype == row.dtype
+    if is_image and result.shape[0] == 3 and result.strides[0] == result.itemsize:
+        cv2.split(result.transpose(1, 2, 0), list(row))
+    elif is_image and result.shape[2] == 3 and result.strides[1] == result.itemsize:
+        cv2.merge(list(result.transpose(2, 0, 1)), row)
+    else:
+        np.copyto(row, result)
 
 
 def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:

@@ -6,7 +6,7 @@ rocAL. `load` in `backend.py` chooses one and makes it of an EngineSetup.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,6 +25,10 @@ from rocserve.core.datatypes import DataType
 
 Arguments = Mapping[str, np.ndarray[Any, Any]]
 """By the names of the pipeline's inputs: one flag for each image, [images], BOOL."""
+
+Put = Callable[[int, int, np.ndarray[Any, Any]], None]
+"""Takes a result: the image's place, the output's in the pipeline's order, and the array, which is good until it
+returns. Raises: PixelsError: the image's result is not as it was declared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +54,14 @@ class EngineSetup:
 class BatchEngine(Protocol):
     """A pipeline ready to run. Several threads may call it at once (one for each instance of the model)."""
 
-    def run(
-        self, images: Sequence[SourceImage], arguments: Arguments, outputs: Sequence[np.ndarray[Any, Any] | None]
-    ) -> Mapping[int, Exception]:
-        """Write each image's results to its row of `outputs`; say which images failed, by their places.
-
-        `outputs` has, in the pipeline's order, one array of [images, *shape] a output, None where it is not wanted. All
-        shapes are fixed. One bad image never harms another: its rows may hold anything, all other rows are right.
+    def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
+        """Give each image's results to `put`, which several threads may call at once; say which images failed, by their
+        places. One bad image never harms another.
 
         A failure is an ImageError or a PixelsError where the client is at fault, with a text that goes on after
         "image 3 of input 'X'"; any other exception where the engine is. An exception that is raised
         fails the whole batch.
         """
-
-    def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
-        """All results for one image, whose sizes may be its own; `arguments` have one row. Raises: Exception: the image
-        failed, in the words of `run`."""
 
     def close(self) -> None:
         """End its threads and give back what it holds; nothing is called after it."""
@@ -117,15 +113,12 @@ class ThreadedEngine:
         # Decoding and resizing release the GIL, so threads spread a batch over the CPUs.
         self._pool = ThreadPoolExecutor(setup.threads, "rocal-image") if setup.threads > 1 else None
 
-    def run(
-        self, images: Sequence[SourceImage], arguments: Arguments, outputs: Sequence[np.ndarray[Any, Any] | None]
-    ) -> Mapping[int, Exception]:
+    def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
         def run_row(row: int) -> Exception | None:
             try:
                 results = self._engine.run(images[row], {name: values[row] for name, values in arguments.items()})
-                for output, result in zip(outputs, results, strict=True):
-                    if output is not None:
-                        _copy(result, output[row])
+                for output, result in enumerate(results):
+                    put(row, output, result)
             except Exception as error:  # Whatever it is, it is this image's own.
                 return error
             return None
@@ -134,24 +127,6 @@ class ThreadedEngine:
         faults = map(run_row, rows) if self._pool is None or len(images) == 1 else self._pool.map(run_row, rows)
         return {row: fault for row, fault in enumerate(faults) if fault is not None}
 
-    def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
-        results = self._engine.run(image, {name: values[0] for name, values in arguments.items()})
-        rows = [np.empty(result.shape, result.dtype) for result in results]
-        for result, row in zip(results, rows, strict=True):
-            _copy(result, row)
-        return rows
-
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
-
-
-def _copy(result: np.ndarray[Any, Any], row: np.ndarray[Any, Any]) -> None:
-    """Copy an output, from pixels to planes or from planes to pixels by OpenCV, which is several times faster."""
-    is_image = result.ndim == 3 and result.shape == row.shape and result.dtype == row.dtype
-    if is_image and result.shape[0] == 3 and result.strides[0] == result.itemsize:
-        cv2.split(result.transpose(1, 2, 0), list(row))
-    elif is_image and result.shape[2] == 3 and result.strides[1] == result.itemsize:
-        cv2.merge(list(result.transpose(2, 0, 1)), row)
-    else:
-        np.copyto(row, result)

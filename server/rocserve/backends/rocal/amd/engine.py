@@ -12,9 +12,8 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any
 
 import cv2
@@ -33,7 +32,7 @@ from rocserve.backends.rocal.amd.graph import (
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DecoderOptions, InputKind
-from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine
+from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine, Put
 from rocserve.backends.rocal.image import DecodedImage, Extent, PixelsError, ResultExtent
 from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import DECODED, Step, known_extents
@@ -175,10 +174,15 @@ class RocalEngine:
             return
         pixels = picture(height, width, setup.color_format.channels)
         flags = {name: np.zeros(1, dtype=bool) for name in setup.pipeline.inputs}
-        given = self._results_of_one([DecodedImage(pixels, height, width)], flags)
+        given: dict[int, np.ndarray[Any, Any]] = {}
+        image = DecodedImage(pixels, height, width)
+        failures = self._run_decoded([image], flags, lambda row, output, result: given.update({output: result.copy()}))
+        if failures:
+            raise failures[0]
         reference = PipelineEngine(setup.pipeline, Decoder(setup.color_format, _RAW_PIXELS), setup.formats)
         expected = reference.run(pixels, dict.fromkeys(flags, False))
-        for output, (found, right) in enumerate(zip(given, expected, strict=True)):
+        for output, right in enumerate(expected):
+            found = given[output]
             if found.shape == right.shape:
                 right = right.astype(np.float64)
                 mean = float(np.mean(np.abs(found - right)))
@@ -193,31 +197,10 @@ class RocalEngine:
                 "model '%s': rocAL does not give what the CPU engine does: output %d %s", setup.model_name, output, text
             )
 
-    def run(
-        self, images: Sequence[SourceImage], arguments: Arguments, outputs: Sequence[np.ndarray[Any, Any] | None]
-    ) -> Mapping[int, Exception]:
-        failures: dict[int, Exception] = {}
-        with closing(self._results(self._decoded(images), arguments, failures)) as results:
-            for row, output, result in results:
-                array = outputs[output]
-                if array is not None and result.shape != array.shape[1:]:
-                    failures[row] = RuntimeError(f"rocAL gave shape {list(result.shape)}, not {list(array.shape[1:])}")
-                elif array is not None:
-                    np.copyto(array[row], result)
-        return failures
-
-    def run_one(self, image: SourceImage, arguments: Arguments) -> Sequence[np.ndarray[Any, Any]]:
-        return self._results_of_one(self._decoded([image]), arguments)
-
-    def _results_of_one(
-        self, decoded: Iterable[DecodedImage | Exception], arguments: Arguments
-    ) -> list[np.ndarray[Any, Any]]:
-        failures: dict[int, Exception] = {}
-        with closing(self._results(decoded, arguments, failures)) as found:
-            results = {output: np.array(result, order="C") for _, output, result in found}
-        if failures:
-            raise failures[0]
-        return [results[output] for output in range(len(self._graph.setup.formats))]
+    def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
+        # Images are decoded side by side.
+        take_in = map if self._pool is None else self._pool.map
+        return self._run_decoded(take_in(self._taken_in, images), arguments, put)
 
     def close(self) -> None:
         # rocAL's pipelines are left to the end of the process: releasing one waits for its threads, and they wait for
@@ -225,15 +208,12 @@ class RocalEngine:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _decoded(self, images: Sequence[SourceImage]) -> Iterable[DecodedImage | Exception]:
-        return map(self._taken_in, images) if self._pool is None else self._pool.map(self._taken_in, images)
-
-    def _results(
-        self, images: Iterable[DecodedImage | Exception], arguments: Arguments, failures: dict[int, Exception]
-    ) -> Generator[tuple[int, int, np.ndarray[Any, Any]], None, None]:
-        """An image's place, the output's, and the array, which is good until the next; what is wrong with each image
-        that has none goes to `failures`. To be closed: the engine's lock is held meanwhile."""
-        pipeline, decoded = self._graph.setup.pipeline, dict[int, DecodedImage]()
+    def _run_decoded(
+        self, images: Iterable[DecodedImage | Exception], arguments: Arguments, put: Put
+    ) -> Mapping[int, Exception]:
+        pipeline = self._graph.setup.pipeline
+        decoded: dict[int, DecodedImage] = {}
+        failures: dict[int, Exception] = {}
         outputs = [step for step in pipeline.steps if step.is_output]
         for row, image in enumerate(images):
             if isinstance(image, Exception):
@@ -242,7 +222,7 @@ class RocalEngine:
             decoded[row] = image
             for output, step in enumerate(outputs):
                 if isinstance(step.call, Measurement):
-                    yield row, output, step.call.measure(image)
+                    put(row, output, step.call.measure(image))
         with self._lock:
             # The images that have the same flags, since rocAL has one value for a whole batch.
             groups: dict[Flags, list[int]] = {}
@@ -259,9 +239,10 @@ class RocalEngine:
                     for index, row in enumerate(chunk):
                         try:
                             for result in results:
-                                yield row, result.place, result.result(index)
-                        except RuntimeError as error:
+                                put(row, result.place, result.result(index))
+                        except Exception as error:  # Whatever it is, it is this image's own.
                             failures[row] = error
+        return failures
 
     def _run(self, runner: PipelineRunner, count: int) -> Sequence[OutputReader]:
         """The results of what lies on the canvas; does not return when rocAL can go on no more."""
