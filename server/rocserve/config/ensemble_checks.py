@@ -193,19 +193,23 @@ def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
     return any(streams.values())
 
 
-def check_no_cycle(name: str, ensembles: Mapping[str, PlainConfig]) -> None:
-    """Check that the ensemble `name` does not contain itself through other ensembles. Raises: ServeError:
+def check_no_cycle(key: str, ensembles: Mapping[str, PlainConfig]) -> None:
+    """Check that the ensemble of this key does not contain itself through other ensembles. Raises: ServeError:
     INVALID_ARGUMENT with the names along the circle."""
-    paths: list[tuple[str, ...]] = [(name,)] if name in ensembles else []
-    seen = {name}
-    while paths:
-        path = paths.pop()
-        for step in ensembles[path[-1]].ensemble_steps:
-            if step.member == name:
-                raise invalid_argument(f"circular dependency between ensembles: {' -> '.join((*path, name))}")
-            if step.member in ensembles and step.member not in seen:
-                seen.add(step.member)
-                paths.append((*path, step.member))
+    waiting = [key] if key in ensembles else []
+    found_in: dict[str, str] = {}
+    while waiting:
+        outer = waiting.pop()
+        for step in ensembles[outer].ensemble_steps:
+            if step.member == key:
+                path = [key, outer]
+                while path[-1] != key:
+                    path.append(found_in[path[-1]])
+                names = " -> ".join(ensembles[each].name for each in reversed(path))
+                raise invalid_argument(f"circular dependency between ensembles: {names}")
+            if step.member in ensembles and step.member not in found_in:
+                found_in[step.member] = outer
+                waiting.append(step.member)
 
 
 def _agree(left: Sequence[int], right: Sequence[int]) -> bool:

@@ -25,14 +25,16 @@ def members_of(config: ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.member for step in config.ensemble_steps))
 
 
-def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]) -> tuple[ServeError | None, bool]:
+def review(
+    key: str, config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]
+) -> tuple[ServeError | None, bool]:
     """Why an ensemble cannot run with the models served now, and whether it answers a request any number of times.
-    `ensembles`: all of them."""
+    `ensembles`: all of them, by their keys, as `key` is."""
     found = ((step.member, find_member(step, served)) for step in config.ensemble_steps)
     members = {name: None if member is None else member.config for name, member in found}
     try:
         if None in members.values():
-            check_no_cycle(config.name, ensembles)
+            check_no_cycle(key, ensembles)
             for step in config.ensemble_steps:
                 model = served.get(step.member)
                 if model is not None and model.versions and find_member(step, served) is None:
@@ -45,24 +47,22 @@ def review(config: ModelConfig, served: Served, ensembles: Mapping[str, ModelCon
         return error, False
 
 
-def outermost(ensembles: Iterable[tuple[str, ModelConfig]]) -> tuple[str, ...]:
-    """The ensembles that are no member of another of them; all of them when each is (a circle)."""
-    configs = dict(ensembles)
-    inner = {member for config in configs.values() for member in members_of(config)}
-    return tuple(name for name in configs if name not in inner) or tuple(configs)
+def outermost(members: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+    """The models that are no member of another of them; all of them when each is (a circle)."""
+    inner = {member for each in members.values() for member in each}
+    return tuple(key for key in members if key not in inner) or tuple(members)
 
 
-def innermost_first(ensembles: Mapping[str, ModelConfig]) -> Iterable[str]:
-    """All of them, each behind those that are its members, but in a circle."""
+def innermost_first(members: Mapping[str, Iterable[str]]) -> Iterable[str]:
+    """All models that have members here, each behind those of them that are here too, but in a circle."""
     found: dict[str, None] = {}
-
-    def visit(key: str, above: frozenset[str]) -> None:
-        for member in members_of(ensembles[key]):
-            if member in ensembles and member not in found and member not in above:
-                visit(member, above | {key})
-        found[key] = None
-
-    for key in ensembles:
-        if key not in found:
-            visit(key, frozenset())
+    begun: set[str] = set()
+    waiting = list(members)
+    while waiting:
+        key = waiting[-1]
+        if key in begun:
+            found[waiting.pop()] = None
+        else:
+            begun.add(key)
+            waiting += (member for member in members[key] if member in members and member not in begun)
     return found

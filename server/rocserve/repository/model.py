@@ -147,12 +147,12 @@ class ManagedModel:
         assert content is not None, "an ensemble has content"
         for version in self.versions:
             if version.served is not None:
-                error, is_decoupled = review(version.served.config, served, ensembles)
+                error, is_decoupled = review(self.key, version.served.config, served, ensembles)
                 version.suspension = "" if error is None else error.text
                 if error is None:
                     version.served.follow_members(is_decoupled)
         config = content.definition.config
-        error, _ = review(config, served, ensembles)
+        error, _ = review(self.key, config, served, ensembles)
         missing = {step.member for step in config.ensemble_steps if find_member(step, served) is None}
         members = ((key, self._table.models.get(key)) for key in members_of(config) if key in missing)
         reasons = [f"{key}: {model.problem_text()}" for key, model in members if model and model.lacks_files]
@@ -160,7 +160,7 @@ class ManagedModel:
             error = invalid_argument("; ".join((error.text, *reasons)))
         self._gate = None if error is None else Failure(error)
         self._lacks_files_of_members = 0 < len(missing) == len(reasons)
-        self._is_waiting_for_members = self._gate is not None and any(map(self._table.is_loading, members_of(config)))
+        self._is_waiting_for_members = self._gate is not None and self._table.is_any_loading(members_of(config))
         if self._is_load_due and self._gate is None:
             self._is_load_due = False
             self._want_versions(content)

@@ -14,7 +14,7 @@ from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
 from rocserve.repository.image_models import ImageModels
 from rocserve.repository.lifecycle import LifecycleContext, LoadVersion
-from rocserve.repository.membership import outermost
+from rocserve.repository.membership import members_of, outermost
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -115,9 +115,9 @@ class ModelRepository:
         await self._context.watch.close()
         await asyncio.to_thread(self._remotes.stop)
         models = self._table.models
-        while ensembles := [(model.name, model.config) for model in models.values() if model.is_ensemble]:
-            for name in outermost((name, config) for name, config in ensembles if config is not None):
-                models[name].remove()
+        while configs := {key: each.config for key, each in models.items() if each.config and each.config.is_ensemble}:
+            for key in outermost({key: members_of(config) for key, config in configs.items()}):
+                models[key].remove()
             await self._context.background.wait()
         for model in models.values():
             model.remove()

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from rocserve.core.errors import invalid_argument, unavailable
@@ -263,28 +263,34 @@ class ModelTable:
         else:
             self._served[key] = offered
 
-    def is_loading(self, key: str, above: frozenset[str] = frozenset()) -> bool:
-        """Whether a model is being loaded, or is an ensemble that waits for one that is. `above`: those that it is a
-        member of, in a circle too."""
-        model = self.models.get(key)
-        if key in above:
-            return False
-        if model is None:
-            others = self.names.keys(self.names.bare(key), self.models) if self.names.namespaces else ()
-            return any(self.is_loading(other, above | {key}) for other in others)
-        if model.has_running_loads or model.config is None or model.is_serving:
-            return model.has_running_loads
-        return any(self.is_loading(member, above | {key}) for member in members_of(model.config))
+    def is_any_loading(self, keys: Iterable[str]) -> bool:
+        """Whether one of these models is being loaded, or is an ensemble that waits for one that is."""
+        waiting = list(keys)
+        seen: set[str] = set()
+        while waiting:
+            key = waiting.pop()
+            if key in seen:
+                continue
+            seen.add(key)
+            model = self.models.get(key)
+            if model is None:
+                waiting += self.names.keys(self.names.bare(key), self.models) if self.names.namespaces else ()
+            elif model.has_running_loads:
+                return True
+            elif model.config is not None and not model.is_serving:
+                waiting += members_of(model.config)
+        return False
 
     def _review_ensembles(self, changed: Collection[str]) -> Collection[str]:
         """Bring those in line that have a member which has changed, each after its members, as ensembles may be members
         of ensembles; returns their keys."""
         configs = {key: model.config for key, model in self._ensembles.items() if model.config is not None}
         reviewed: dict[str, None] = {}
-        for key in innermost_first(configs):
+        members = {key: members_of(config) for key, config in configs.items()}
+        for key in innermost_first(members):
             # With namespaces a member may be another model than it was.
             is_affected = bool(self.names.namespaces) or key in changed
-            if is_affected or any(each in changed or each in reviewed for each in members_of(configs[key])):
+            if is_affected or any(each in changed or each in reviewed for each in members[key]):
                 reviewed[key] = None
                 self._ensembles[key].review_members(self._resolved(self._served)[0], configs)
                 self._look_at(key)

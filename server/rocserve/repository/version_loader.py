@@ -32,6 +32,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
 from rocserve.repository.lifecycle import LoadedVersion, LoadOrder
+from rocserve.repository.membership import members_of
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.scheduling.instances import RateLimiter
@@ -255,8 +256,6 @@ def new_scheduler(parts: SchedulerParts) -> Scheduler:
 
 _FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000
 """Where no client's numbers are likely to be: members may be serving already."""
-_DEEPEST = 32
-"""Ensembles within ensembles."""
 
 
 async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: PlaneLoop) -> None:
@@ -285,19 +284,23 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: Plane
             raise ServeError(error.code, f"failed to run warmup sample '{name}': {error.text}") from None
 
 
-def _has_text_ids(config: ModelConfig, table: ServingTable, depth: int = 0) -> bool:
+def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
     """Whether a member, at any depth, takes the ids of sequences as texts."""
-    if config.sequence_batching is not None:
-        return any(
-            control.kind is ControlKind.CORRELATION_ID and control.datatype is DataType.BYTES
-            for entry in config.sequence_batching.control_inputs
-            for control in entry.controls
-        )
-    if depth > _DEEPEST:
-        return False
-    models = (table.models.get(step.member) for step in config.ensemble_steps)
-    members = [model.latest.config for model in models if model is not None and model.latest is not None]
-    return any(_has_text_ids(member, table, depth + 1) for member in members)
+    waiting = list(members_of(ensemble))
+    seen: set[str] = set()
+    while waiting:
+        key = waiting.pop()
+        model = table.models.get(key)
+        if key in seen or model is None or model.latest is None:
+            continue
+        seen.add(key)
+        config = model.latest.config
+        waiting += members_of(config)
+        for entry in () if config.sequence_batching is None else config.sequence_batching.control_inputs:
+            for control in entry.controls:
+                if control.kind is ControlKind.CORRELATION_ID and control.datatype is DataType.BYTES:
+                    return True
+    return False
 
 
 class _Waiter:

@@ -36,6 +36,7 @@ from rocserve.core.serving import Responder, ServedModel, ServingTable, ServingT
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
+from rocserve.repository.membership import innermost_first
 from rocserve.repository.version_loader import warm_up_ensemble
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 
@@ -161,6 +162,52 @@ async def test_a_circle_of_ensembles_is_told(start: Start, folders: Folders) -> 
     assert "circular dependency between ensembles: e -> f -> e" in served.reason("e")
 
 
+async def test_a_circle_is_told_where_repositories_are_namespaces(
+    start: Start, folders: Folders, tmp_path: Path
+) -> None:
+    folders.ensemble("e", "f")
+    folders.ensemble("f", "e")
+    (tmp_path / "other").mkdir()
+    served: Served = await start(folders.root, tmp_path / "other", model_namespacing=True)
+    assert served.rows("e") == {"1": ("UNAVAILABLE", "circular dependency between ensembles: e -> f -> e")}
+
+
+_LAYER = """
+platform: "ensemble"
+max_batch_size: 8
+input {{ name: "E_IN" data_type: TYPE_INT32 dims: 4 }}
+output {{ name: "E_OUT" data_type: TYPE_INT32 dims: 4 }}
+ensemble_scheduling {{
+  step {{ model_name: "{0}_a" model_version: -1
+         input_map {{ key: "E_IN" value: "E_IN" }} output_map {{ key: "E_OUT" value: "MID" }} }}
+  step {{ model_name: "{0}_b" model_version: -1
+         input_map {{ key: "E_IN" value: "MID" }} output_map {{ key: "E_OUT" value: "E_OUT" }} }}
+}}
+"""
+
+
+def layers(folders: Folders, count: int) -> None:
+    """Of two ensembles each, whose members are those of the next layer; those of the last are of the model `m`."""
+    for number in range(count):
+        for name in ("a", "b"):
+            folder = folders.ensemble(f"{number}_{name}", "m")
+            if number < count - 1:
+                (folder / "config.pbtxt").write_text(_LAYER.format(number + 1))
+
+
+async def test_paths_through_ensembles_are_not_walked_one_by_one(start: Start, folders: Folders) -> None:
+    layers(folders, 30)
+    served: Served = await start()
+    assert served.state("0_a") == "UNAVAILABLE"
+    folders.model("m", 1)
+    await served.until(lambda: served.state("0_a") == "READY")
+
+
+def test_ensembles_may_be_nested_deeper_than_python_calls() -> None:
+    depth = 3_000
+    assert next(iter(innermost_first({str(number): (str(number + 1),) for number in range(depth)}))) == str(depth - 1)
+
+
 async def test_a_broken_new_config_of_an_ensemble_keeps_it(start: Start, folders: Folders) -> None:
     folder = folders.ensemble("e", "m")
     folders.model("m", 1)
@@ -280,3 +327,18 @@ async def test_each_run_is_a_sequence_of_its_own(
     assert second is not None
     assert first.starts and first.ends and isinstance(first.id, kind)
     assert first.id != second.id
+
+
+async def test_whether_ids_are_texts_is_asked_of_each_member_once(tmp_path: Path, plane: PlaneLoop) -> None:
+    models: dict[str, ServedModel] = {}
+    for layer in range(40):
+        names = (f"{layer + 1}_a", f"{layer + 1}_b")
+        inner = tuple(EnsembleStep(name, -1, {"X": "IN"}, {"Y": name}) for name in names)
+        for name in ("a", "b"):
+            member: Any = Member()
+            member.config = ModelConfig(f"{layer}_{name}", ensemble_steps=inner)
+            models[f"{layer}_{name}"] = ServedModel(f"{layer}_{name}", {1: member}, member, {})
+    version = ensemble(Member())
+    version.config = replace(version.config, ensemble_steps=(EnsembleStep("0_a", -1, {"X": "IN"}, {"Y": "OUT"}),))
+    version.dispatcher.tables.table = ServingTable(models)
+    await warm_up_ensemble(version, tmp_path, plane)
