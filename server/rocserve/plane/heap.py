@@ -61,19 +61,20 @@ def copy_in_steps(view: memoryview, start: int, data: Buffer) -> Generator[None,
 
 
 def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize) -> list[tuple[int, Buffer]]:
-    """Copy buffers, one behind the other, to memory that they fill. Returns: those of more than `at_once` bytes, which
-    are left out, and where they belong."""
+    """Copy buffers, one behind the other, to memory that they fill. Returns: those that do not lie within the first
+    `at_once` bytes, which are left out, and where they belong."""
     left_out: list[tuple[int, Buffer]] = []
     if len(view) <= COPIED_IN_PLACE:
         view[:] = b"".join(pieces)
         return left_out
     start = 0
     for piece in pieces:
-        if len(piece) <= at_once:
+        end = start + len(piece)
+        if end <= at_once:
             copy_bytes(view, start, piece)
         else:
             left_out.append((start, piece))
-        start += len(piece)
+        start = end
     return left_out
 
 

@@ -210,6 +210,10 @@ class FrontLinkEnd:
 
         self._plane.work_off(steps(source))
 
+    def take_back(self, place: int) -> None:
+        """Nothing that has been posted names the place, nor will."""
+        self._slots.pop(place, None)
+
     def end_heap(self, number: int) -> None:
         """Put nothing more there; its memory goes when all places in it have been returned."""
         heap = self.heaps.pop(number)

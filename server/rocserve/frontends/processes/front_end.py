@@ -7,8 +7,8 @@ import logging
 import math
 import os
 import socket
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError
@@ -17,6 +17,7 @@ from rocserve.core.plain import from_json
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
+from rocserve.core.sequences import SequenceId
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes import entries
@@ -32,7 +33,7 @@ from rocserve.frontends.processes.entries import (
 from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import SocketRinger, sleep_word
-from rocserve.plane.heap import SHARES, Heap, HeapFull, HeapReader, Slot
+from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, HeapReader, Slot, copy_in_steps, fill
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import ClientResponder
@@ -99,6 +100,12 @@ class RemoteInference:
         """Of heaps, that have come by the socket whose entries are still to come."""
         self._output_heaps: dict[int, HeapReader] = {}
         """Of workers, by their numbers."""
+        self._filled = Counter[int]()
+        """By heaps, how many requests are being copied into them."""
+        self._ended: set[int] = set()
+        """Those among them into which nothing else is to be put."""
+        self._behind: dict[tuple[str, SequenceId], list[tuple[InferRequest, ClientResponder]]] = {}
+        """By sequences of which a request is being copied, those that have come behind it."""
         self._sent_heads = 0
         self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces]] = {}
         self._open: dict[int, tuple[ClientResponder, str]] = {}
@@ -110,30 +117,82 @@ class RemoteInference:
         plane.register(connection.fileno(), self._on_readable)
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
-        """Hand a request to the server; every error goes to the responder."""
+        """Hand a request to the server, after the requests before it of its sequence; every error goes to the
+        responder. What is large of its inputs is copied a step a turn."""
+        sequence = request.sequence
+        if self._behind and sequence is not None:
+            behind = self._behind.get((request.head.model_name, sequence.id))
+            if behind is not None:
+                behind.append((request, client))
+                return
         try:
             head = self._heads.get(request.head) or self._send_head(request.head)
-            details = write_details(request)
-            origin = b""
-            if self._sends_origins:
-                known = client.origin()
-                fields = (known.protocol, known.received_ns, dict(known.headers), known.address)
-                origin = json.dumps(fields).encode()
             flags = (entries.IN_TURN if request.in_turn else 0) | (entries.SINGLE if client.takes_one else 0)
             places = head.places
             packed = places.packed(request.data) if places is not None else None
+            heap_number = 0
             if packed is None or places is None:
-                pieces, nbytes = framed(request.data)
-                place = self.end.place(pieces, nbytes)
+                packed, nbytes = framed(request.data)
             else:
-                flags, nbytes = flags | entries.PACKED, places.end
-                place = self.end.place(packed, nbytes, head.heap_number)
-            if details or origin:
-                pieces, size = framed((details, origin))
-                self.end.post(ENTRY.pack(entries.DETAILS, 0, 0, 0, self.end.place(pieces, size), size, 0))
+                flags, nbytes, heap_number = flags | entries.PACKED, places.end, head.heap_number
+            place, view = self.end.new_slot(nbytes, heap_number)
+            left_out = fill(view, packed, COPIED_AT_ONCE)
         except HeapFull as error:
             client.send(error)
             return
+        if left_out:
+            self.plane.work_off(self._copy(request, client, (flags, place, nbytes), view, left_out))
+        else:
+            self._post(request, client, head.number, flags, place, nbytes)
+
+    def _copy(
+        self,
+        request: InferRequest,
+        client: ClientResponder,
+        posted: tuple[int, int, int],
+        view: memoryview,
+        left_out: Sequence[tuple[int, Buffer]],
+    ) -> Iterator[None]:
+        sequence, heap_number = request.sequence, posted[1] >> entries.HEAP_SHIFT
+        key = None if sequence is None else (request.head.model_name, sequence.id)
+        if key is not None:
+            self._behind[key] = []
+        self._filled[heap_number] += 1
+        for begin, part in left_out:
+            yield from copy_in_steps(view, begin, part)
+        try:
+            # Others may have come meanwhile, and the server remembers the last ones only.
+            head = self._heads.get(request.head) or self._send_head(request.head)
+        except HeapFull as error:
+            self.end.take_back(posted[1])
+            client.send(error)
+        else:
+            self._post(request, client, head.number, *posted)
+        self._filled[heap_number] -= 1
+        if heap_number in self._ended and not self._filled[heap_number]:
+            self._let_go(heap_number)
+        if key is not None:
+            for each in self._behind.pop(key):
+                self.infer(*each)
+
+    def _post(
+        self, request: InferRequest, client: ClientResponder, head_number: int, flags: int, place: int, nbytes: int
+    ) -> None:
+        """What lies at the place is all there."""
+        details = write_details(request)
+        origin = b""
+        if self._sends_origins:
+            known = client.origin()
+            fields = (known.protocol, known.received_ns, dict(known.headers), known.address)
+            origin = json.dumps(fields).encode()
+        if details or origin:
+            pieces, size = framed((details, origin))
+            try:
+                self.end.post(ENTRY.pack(entries.DETAILS, 0, 0, 0, self.end.place(pieces, size), size, 0))
+            except HeapFull as error:
+                self.end.take_back(place)
+                client.send(error)
+                return
         if self._tokens:
             token = self._tokens.pop()
         else:
@@ -142,7 +201,7 @@ class RemoteInference:
         deadline_ns = 0
         if request.deadline is not None and request.deadline < _LATEST_SECONDS:
             deadline_ns = max(int(request.deadline * 1e9), 1)
-        self.end.post(ENTRY.pack(entries.REQUEST, flags, 0, token, head.number | nbytes << 32, place, deadline_ns))
+        self.end.post(ENTRY.pack(entries.REQUEST, flags, 0, token, head_number | nbytes << 32, place, deadline_ns))
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
         if self._sends_origins:
@@ -234,8 +293,10 @@ class RemoteInference:
             for head in self._heads.values():
                 if head.heap_number == number:
                     head.heap_number = 0
-            self.end.end_heap(number)
-            self.end.post(ENTRY.pack(entries.UNUSED, 0, 0, number, 0, 0, 0))
+            if self._filled[number]:
+                self._ended.add(number)
+            else:
+                self._let_go(number)
         elif kind == entries.OUTPUTS:
             self._take_rings()
             self._output_heaps[number] = HeapReader(self._files.popleft())
@@ -248,6 +309,13 @@ class RemoteInference:
         else:
             (content,) = read(self._answers_heap.view(a, b), c)
             self._on_message(kind, number, count, bytes(content))
+
+    def _let_go(self, number: int) -> None:
+        """Of a heap that has ended."""
+        self._ended.discard(number)
+        del self._filled[number]
+        self.end.end_heap(number)
+        self.end.post(ENTRY.pack(entries.UNUSED, 0, 0, number, 0, 0, 0))
 
     def _answer(self, flags: int, count: int, token: int, head_number: int, place: int, nbytes: int) -> None:
         final = bool(flags & entries.FINAL)

@@ -23,14 +23,14 @@ from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHea
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.core.tensor_places import PlacedTensors
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Buffer, Tensor
 from rocserve.frontends.grpc.transport import StreamCall, StreamReceiver, StreamRoute, UnaryCall, UnaryRoute, full_name
-from rocserve.frontends.processes import entries
+from rocserve.frontends.processes import entries, front_end
 from rocserve.frontends.processes.forwarding import Forwarding
 from rocserve.frontends.processes.front_end import RemoteInference
 from rocserve.frontends.processes.server_end import FrontLink
-from rocserve.plane import loop
-from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, SharedHeap, Slot
+from rocserve.plane import heap, loop
+from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, SharedHeap, Slot, copy_in_steps
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.inference import RequestOrigin
 
@@ -416,6 +416,81 @@ def test_origins_and_refusals_come_when_they_are_asked_for(ends: Ends) -> None:
     assert (error.code, error.text, request_id) == (StatusCode.INVALID_ARGUMENT, "bad é", "id7")
 
 
+LARGE = np.arange(1_000_000, dtype=np.int32)
+
+
+@pytest.fixture
+def pause(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """What is large of requests' inputs is copied when it is set."""
+    may_end = threading.Event()
+
+    def copy(view: memoryview, start: int, data: Buffer) -> Iterator[None]:
+        while not may_end.is_set():
+            yield
+        yield from copy_in_steps(view, start, data)
+
+    monkeypatch.setattr(front_end, "copy_in_steps", copy)
+    yield may_end
+    may_end.set()
+
+
+def test_small_requests_do_not_wait_for_the_inputs_of_a_large_one(ends: Ends, pause: threading.Event) -> None:
+    large = ends.ask(request_of("echo", np.arange(3, dtype=np.int32), LARGE, np.arange(4, dtype=np.int32)))
+    for index in range(3):
+        small = ends.ask(request_of("echo", np.arange(index, dtype=np.int32)))
+        assert small.ended.wait(10)
+    assert not large.ended.is_set()
+    pause.set()
+    assert large.ended.wait(10)
+    assert [tensor.numpy().size for tensor in large.responses[0].outputs] == [3, LARGE.size, 4]
+    assert (large.responses[0].outputs[1].numpy() == LARGE).all()
+
+
+def test_little_is_copied_in_a_step(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+
+    def note(view: memoryview, start: int, data: Buffer) -> None:
+        copied.append(len(data))
+        heap_module_copy(view, start, data)
+
+    heap_module_copy = heap.copy_bytes
+    monkeypatch.setattr(heap, "copy_bytes", note)
+    many = [np.full(50_000, number, np.int32) for number in range(20)]
+    client = ends.ask(request_of("never", *many, LARGE))
+    assert client.watched.wait(10)
+    (come,) = ends.service.requests
+    assert [bytes(data) for data in come.data] == [array.tobytes() for array in (*many, LARGE)]
+    assert max(copied) <= COPIED_AT_ONCE
+    at_once = itertools.takewhile(lambda end: end <= COPIED_AT_ONCE, itertools.accumulate(copied))
+    assert len([*at_once]) == 5, "of many that are small, as many as fit go at once, and the others one a step"
+
+
+def test_a_sequence_keeps_its_order_while_a_large_request_of_it_is_copied(ends: Ends, pause: threading.Event) -> None:
+    first = ends.ask(request_of("never", LARGE, id="first", sequence=SequenceTag("s", True, False)))
+    others = [
+        ends.ask(request_of("never", array, id=name, sequence=SequenceTag("s", False, False)))
+        for name, array in (("second", np.arange(3, dtype=np.int32)), ("third", LARGE), ("fourth", LARGE[:1]))
+    ]
+    other = ends.ask(request_of("never", LARGE[:1], id="other", sequence=SequenceTag("t", True, False)))
+    assert other.watched.wait(10)
+    pause.set()
+    for client in (first, *others):
+        assert client.watched.wait(10)
+    assert [request.id for request in ends.service.requests] == ["other", "first", "second", "third", "fourth"]
+    wait_until(lambda: not ends.remote._behind)
+
+
+def test_heads_are_forgotten_while_a_large_request_is_copied(ends: Ends, pause: threading.Event) -> None:
+    large = ends.ask(request_of("echo", LARGE))
+    few = np.arange(1, dtype=np.int32)
+    clients = [ends.ask(request_of(f"echo {number}", few)) for number in range(3 * entries.REMEMBERED_HEADS)]
+    assert all(client.ended.wait(20) for client in clients)
+    pause.set()
+    assert large.ended.wait(10)
+    assert (large.responses[0].outputs[0].numpy() == LARGE).all()
+    assert not ends.reasons
+
+
 @cache
 def head_of(shape: tuple[int, ...]) -> RequestHead:
     """The same each time: heads are told apart by what they are, not by what they say."""
@@ -454,6 +529,30 @@ def test_a_share_of_a_version_that_has_gone_is_used_no_more(ends: Ends) -> None:
     wait_until(lambda: not ends.link._shares and len(ends.remote.end.heaps) == 1, "the end of the share")
     assert not isinstance(asked_and_held(ends, array).data, PlacedTensors)
     assert [bytes(each) for each in held.data] == [array.tobytes()]
+
+
+def test_a_share_of_a_version_that_goes_is_kept_while_a_request_is_copied_into_it(
+    ends: Ends, pause: threading.Event
+) -> None:
+    heap = ends.service.heap = SharedHeap("version", 1 << 24)
+    pause.set()
+    asked_and_held(ends, LARGE)
+    pause.clear()
+    client = ends.ask(InferRequest(head_of(LARGE.shape), "", [memoryview(LARGE.tobytes())]))
+    wait_until(lambda: ends.remote._filled.total() == 1, "the beginning of its copy")
+    ends.service.heap = None
+    ends.server.call_soon(heap.close)
+    wait_until(lambda: ends.remote._ended, "the end of the heap")
+    # It goes elsewhere.
+    few = np.arange(100, dtype=np.int32)
+    assert not isinstance(asked_and_held(ends, few).data, PlacedTensors)
+    pause.set()
+    assert client.watched.wait(10)
+    come = ends.service.requests.pop()
+    assert isinstance(come.data, PlacedTensors)
+    assert [bytes(data) for data in come.data] == [LARGE.tobytes()]
+    wait_until(lambda: not ends.link._shares and len(ends.remote.end.heaps) == 1, "the end of the share")
+    assert not ends.remote._ended
 
 
 def test_the_share_of_a_front_end_that_has_died_is_kept_until_nobody_reads_it(ends: Ends) -> None:
