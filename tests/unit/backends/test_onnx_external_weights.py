@@ -131,6 +131,7 @@ FAULTS = {
         "is a link that leads nowhere",
         lambda folder, outside: (folder / "weights.bin").symlink_to("weights.bin"),
     ),
+    "a name that is too long": Fault("w" * 256, "wwww' cannot be read: File name too long"),
     "nameless": Fault("", "tensor 'weights' is external, but names no file"),
 }
 

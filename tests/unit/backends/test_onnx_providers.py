@@ -268,6 +268,8 @@ def test_how_batches_are_padded() -> None:
     assert pads_with_first_row(ModelConfig("m"), {})
     assert not pads_with_first_row(ModelConfig("m"), {"pad_batch": "0"})
     assert not pads_with_first_row(ModelConfig("m", parameters={"pad_batch": "false"}), {"pad_batch": "1"})
+    with pytest.raises(ServeError, match="parameter 'pad_batch' of model 'm' must be true, false, 1 or 0, not \"no\""):
+        pads_with_first_row(ModelConfig("m", parameters={"pad_batch": "No"}), {})
 
 
 def test_all_kinds_are_told_apart() -> None:

@@ -250,5 +250,10 @@ def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], larges
 
 
 def pads_with_first_row(config: ModelConfig, options: Mapping[str, str]) -> bool:
+    """Raises: ServeError: INVALID_ARGUMENT; the parameter is no switch."""
     text = config.parameters.get("pad_batch", "").strip().lower() or options.get("pad_batch", "1")
-    return text not in ("0", "false")
+    if text not in ("1", "true", "0", "false"):
+        raise invalid_argument(
+            f"parameter 'pad_batch' of model '{config.name}' must be true, false, 1 or 0, not \"{text}\""
+        )
+    return text in ("1", "true")

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -130,6 +131,15 @@ def test_weights_that_are_too_short(tmp_path: Path) -> None:
     whole, weights.raw_data = len(weights.raw_data), weights.raw_data[:-1]
     refused = _refusal(_write(tmp_path, model.SerializeToString()))
     assert f"is damaged: tensor '{weights.name}' has {whole - 1} bytes, expected {whole}; copy" in refused
+
+
+@pytest.mark.parametrize("count", [20, 100_000], ids=["sizes", "number of sizes"])
+@pytest.mark.parametrize("fields", [{}, {"raw_data": b"x"}, {"data_location": TensorProto.EXTERNAL}])
+def test_weights_of_a_shape_that_no_memory_holds(tmp_path: Path, count: int, fields: dict[str, Any]) -> None:
+    weight = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[1 << 62] * count, **fields)
+    weight.external_data.add(key="location", value="model.onnx")
+    refused = _refusal(_write(tmp_path, _model([_float("x", [1])], initializer=[weight])))
+    assert "is damaged: tensor 'w' has a shape that no memory holds; copy or export it again" in refused
 
 
 def test_a_file_above_what_the_format_can_have(tmp_path: Path) -> None:

@@ -101,12 +101,12 @@ class TestBatchesOfCompiledSizes:
         np.testing.assert_array_equal(result["twice"], rows(3) * 2)
         np.testing.assert_array_equal(result["same"], rows(3))
 
-    def test_without_padding_by_the_first_row_it_is_what_was_there_before(self) -> None:
+    def test_without_padding_by_the_first_row_it_is_zeros_whatever_was_there_before(self) -> None:
         runner, programs = sized(4, pad_with_first_row=False)
         runner.run({"x": rows(3, first=5)}, ("twice",))
         runner.run({"x": rows(1)}, ("twice",))
         np.testing.assert_array_equal(programs[4].given[0][3], [0, 0, 0])
-        np.testing.assert_array_equal(programs[4].given[1], [[1] * 3, [6] * 3, [7] * 3, [0] * 3])
+        np.testing.assert_array_equal(programs[4].given[1], [[1] * 3, [0] * 3, [0] * 3, [0] * 3])
 
     def test_one_above_all_sizes_runs_in_pieces(self) -> None:
         runner, programs = sized(1, 2, 4)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,17 @@ ONNX_DATATYPES: Mapping[str, DataType] = {
 
 Dims = tuple[int | str, ...]
 """Each a number, or the name of a dimension that is left open ("" where it has none)."""
+
+_MOST_DIMENSIONS = 64
+"""Of an array of numpy's."""
+_MOST_ELEMENTS = 1 << 48
+
+
+def is_beyond_memory(dims: Sequence[int | str]) -> bool:
+    """Whether no machine holds such a tensor, whatever its open dimensions are: a file may claim any number of sizes,
+    whose product alone would take hours."""
+    sizes = [size for size in dims if isinstance(size, int)]
+    return len(dims) > _MOST_DIMENSIONS or math.prod(sizes) > _MOST_ELEMENTS
 
 
 @dataclass(frozen=True, slots=True)

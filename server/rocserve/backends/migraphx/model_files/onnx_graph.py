@@ -15,7 +15,7 @@ import onnx
 
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
-from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES, GraphTensor, ModelGraph
+from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES, GraphTensor, ModelGraph, is_beyond_memory
 from rocserve.core.errors import ServeError, invalid_argument
 
 _LARGEST_FILE = (1 << 31) - 1
@@ -109,6 +109,10 @@ class _GraphReader:
 
     def _size(self, tensor: onnx.TensorProto) -> int:
         """Its bytes, in the file or beside it."""
+        if is_beyond_memory(tensor.dims):
+            raise self._wrong(
+                f"is damaged: tensor '{as_text(tensor.name)}' has a shape that no memory holds; copy or export it again"
+            )
         bits = _BITS.get(tensor.data_type, 0) * math.prod(tensor.dims)
         size = max(0, (bits + 7) // 8)
         # MIGraphX reads what is named there whatever the location says.

@@ -19,7 +19,7 @@ from rocserve.backends.host import FreeMemory, Host
 from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, bounds
 from rocserve.backends.migraphx.calibration import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions, Target
-from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor
+from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, is_beyond_memory
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
@@ -102,6 +102,9 @@ def plan_programs(
     if batch and model.config.max_batch_size == 0:
         batch = None
     shapes = _input_shapes(model.config, serving.input_shapes, graph.inputs, batch is not None)
+    for name, dims in (*shapes.items(), *((output.name, output.dims or ()) for output in graph.outputs)):
+        if is_beyond_memory(dims):
+            raise invalid_argument(f"model '{model.name}': tensor '{name}' has a shape that no memory holds")
     first = ProgramRecipe(
         source=ProgramSource(kind, str(path), file_digest(path, graph.external_files)),
         options=options,

@@ -210,17 +210,16 @@ class LoadedProgram:
                 continue
             staging = self._staging.get(tensor.name)
             if staging is None:
-                # Zeros, not just any bytes: what pads a batch is computed on, and an index must be one.
                 shape = _with_rows(tensor.program_shape, self.rows.most if self.rows else 0)
-                staging = self._staging[tensor.name] = np.zeros(shape, tensor.datatype.numpy_dtype)
+                staging = self._staging[tensor.name] = np.empty(shape, tensor.datatype.numpy_dtype)
             staging = wanted[tensor.name] = staging[:rows] if rows else staging
             destination = as_client(staging, tensor)
             if not rows:
                 destination[...] = given
                 continue
             destination[: len(given)] = given
-            if self._pad_with_first_row:
-                destination[len(given) :] = given[:1]
+            # Never with what earlier batches have left, which is other clients'.
+            destination[len(given) :] = given[:1] if self._pad_with_first_row else 0
         return wanted
 
 
