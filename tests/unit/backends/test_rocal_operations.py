@@ -12,7 +12,7 @@ from support.rocal_operations import Array, half_even, make, picture, result, se
 
 from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent
 from rocserve.backends.rocal.operations import OPERATIONS
-from rocserve.backends.rocal.operations.base import Call, Operation
+from rocserve.backends.rocal.operations.base import Call, Operation, kept_by_size
 from rocserve.backends.rocal.pipeline import parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType
@@ -382,3 +382,17 @@ def test_the_image_is_passed_on(name: str, as_float: bool) -> None:
     image = make(name).run(seen(PIXELS, 4, 6), as_float=as_float)
     assert (image.padded.shape, image.valid.shape[:2]) == (PIXELS.shape, (4, 6))
     np.testing.assert_array_equal(image.valid, PIXELS[:4, :6])
+
+
+def test_what_is_as_large_as_an_image_is_kept_for_eight_sizes_and_one_large_one() -> None:
+    made: list[tuple[int, int, str]] = []
+
+    @kept_by_size
+    def make(height: int, width: int, name: str) -> str:
+        made.append((height, width, name))
+        return name
+
+    small, large = [(1000 + index, 2000 - 2 * index, "a") for index in range(8)], [(1001, 2000, "a"), (1001, 2001, "a")]
+    for arguments in (*small, *small, *large, large[1], *small, large[0], (*small[0][:2], "b")):
+        assert make(*arguments) == arguments[2]
+    assert made == [*small, *large, large[0], (*small[0][:2], "b")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, cast
 
 import cv2
@@ -20,11 +19,9 @@ from rocserve.backends.rocal.operations.base import (
     Tensor,
     Values,
     in_place,
+    kept_by_size,
 )
 from rocserve.backends.rocal.sampling import bilinear_places, nearest_places
-
-_PLACES = 8
-"""Of each kind of operation, the places that are kept ready; each are as large as some images."""
 
 
 def _flip(pixels: Pixels, horizontal: bool, vertical: bool) -> Pixels:
@@ -49,7 +46,7 @@ def _fish_eye(pixels: Pixels) -> Pixels:
     return seen.reshape(height, width, channels)
 
 
-@lru_cache(_PLACES)
+@kept_by_size
 def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
     """For each pixel the one to read, counted along the rows, and whether there is none."""
     y = (np.arange(0, 2 * height, 2, dtype=np.float32) / np.float32(height) - np.float32(1))[:, np.newaxis]
@@ -82,7 +79,7 @@ def _lens_correction(pixels: Pixels, camera_matrix: tuple[float, ...], distortio
     return _undistorted_places(*pixels.shape[:2], camera_matrix, distortion_coeffs)(pixels)
 
 
-@lru_cache(_PLACES)
+@kept_by_size
 def _undistorted_places(
     height: int, width: int, camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]
 ) -> Callable[[Pixels], Pixels]:
@@ -172,7 +169,7 @@ def _moved_extent(source: ResultExtent, resize_width: int, resize_height: int, *
     return ResultExtent.whole(Extent(resize_height, resize_width) if resize_width and resize_height else source.size)
 
 
-@lru_cache(_PLACES)
+@kept_by_size
 def _affine_places(height: int, width: int, matrix: tuple[float, ...], is_linear: bool) -> Callable[[Pixels], Pixels]:
     steps = tuple(float(np.float32(number)) for number in matrix)
     if is_linear:

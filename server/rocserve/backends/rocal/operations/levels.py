@@ -8,7 +8,6 @@ default here.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, cast
 
 import cv2
@@ -23,6 +22,7 @@ from rocserve.backends.rocal.operations.base import (
     Values,
     by_levels,
     in_place,
+    kept_by_size,
     same_extent,
 )
 from rocserve.backends.rocal.sampling import resize_nearest, resize_to_bytes
@@ -160,10 +160,6 @@ def _pixelate(pixels: Pixels, pixelate_percent: float) -> Pixels:
     return resize_nearest(resize_to_bytes(pixels, shrunk_width, shrunk_height), width, height)
 
 
-_SHADES = 8
-"""Vignettes that are kept ready, each as large as an image."""
-
-
 def _vignette(pixels: Pixels, vignette: float) -> Pixels:
     """Darkens towards the corners: level * exp(-vignette / 4 * (distance / radius) ** 2).
 
@@ -174,7 +170,7 @@ def _vignette(pixels: Pixels, vignette: float) -> Pixels:
     return with_channels(cv2.convertScaleAbs(levels))
 
 
-@lru_cache(_SHADES)
+@kept_by_size
 def _shades(height: int, width: int, vignette: float) -> Pixels:
     half_height, half_width = height // 2, width // 2
     radius = np.float32(max(half_height, half_width, 1))
