@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.backends.request_model import Rescheduled, Result
@@ -77,6 +77,7 @@ class InFlightRequests:
         self._timers = timers
         self._on_answered = on_answered
         self._batches: dict[FormedBatch, _InFlightBatch] = {}
+        self._open: dict[InferRequest, _InFlight] = {}
 
     # On its way in
 
@@ -87,7 +88,7 @@ class InFlightRequests:
         running = self._batches[batch] = _InFlightBatch(batch, open_requests)
         members: list[Member] = []
         for request in batch.entries:
-            in_flight = _InFlight(request, running)
+            in_flight = self._open[request] = _InFlight(request, running)
             in_flight.number = open_requests.open_request(functools.partial(self._on_answer, in_flight))
             running.requests.append(in_flight)
             members.append((request.plan.form, request.data, in_flight.number, write_details(request)))
@@ -117,15 +118,14 @@ class InFlightRequests:
 
     def drop(self, batch: FormedBatch, request: InferRequest) -> bool:
         """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
-        running = self._batches.get(batch)
-        for in_flight in running.requests if running is not None else ():
-            if in_flight.request is request and not in_flight.ended_ns:
-                in_flight.batch.instance.cancel(in_flight.number)
-                in_flight.dropped = True
-                self._mark_ended(in_flight, True)
-                batch.drop(request)
-                return True
-        return False
+        in_flight = self._open.get(request)
+        if in_flight is None:
+            return False
+        in_flight.batch.instance.cancel(in_flight.number)
+        in_flight.dropped = True
+        self._mark_ended(in_flight, True)
+        batch.drop(request)
+        return True
 
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
         """Answer the requests whose answers have come with the batch; whether none is left open."""
@@ -149,6 +149,7 @@ class InFlightRequests:
                 self._statistics.note_failure(error.text)
             in_flight.failed = error is not None
             in_flight.ended_ns = now_ns
+            del self._open[request]
             ended.append(in_flight.number)
         running.open_count -= len(ended)
         running.instance.close_requests(ended)
@@ -225,6 +226,7 @@ class InFlightRequests:
     def _mark_ended(self, in_flight: _InFlight, failed: bool) -> None:
         in_flight.ended_ns = time.monotonic_ns()
         in_flight.failed = failed
+        del self._open[in_flight.request]
         in_flight.batch.open_count -= 1
         in_flight.batch.instance.close_requests((in_flight.number,))
 
@@ -264,16 +266,12 @@ class InFlightRequests:
 
     # Clients that leave
 
-    def open_requests(self) -> Iterator[InferRequest]:
+    def open_requests(self) -> Iterable[InferRequest]:
         """Those that workers have not answered."""
-        for running in self._batches.values():
-            for in_flight in running.requests:
-                if not in_flight.ended_ns:
-                    yield in_flight.request
+        return self._open
 
     def cancel(self, request: InferRequest) -> None:
         """Nobody waits for the request any more: its model may cancel it where it is open."""
-        for running in self._batches.values():
-            for in_flight in running.requests:
-                if in_flight.request is request and not in_flight.ended_ns:
-                    running.instance.cancel(in_flight.number)
+        in_flight = self._open.get(request)
+        if in_flight is not None:
+            in_flight.batch.instance.cancel(in_flight.number)

@@ -48,8 +48,10 @@ class SequenceRequest(InferRequest):
         return own
 
     tag: SequenceTag = NO_SEQUENCE
+    place: Place | None = None
+    """Where it waits; None = it does not, or not any more."""
     slot: Slot | None = None
-    """Where it runs or has run; None while it waits in the backlog."""
+    """Where it runs or has run; None before."""
     states: SequenceStates | None = None
     """Those that its answer changes."""
     cancelled: bool = False
@@ -176,8 +178,7 @@ class SequenceTable:
                 place = Backlog(sequence)
                 self._backlog.append(place)
             self._places[sequence] = place
-        place.queue.append(request)
-        self._add(request)
+        self._add(request, place)
         if request.tag.ends:
             self._forget(sequence)
         elif isinstance(place, Slot):
@@ -244,8 +245,7 @@ class SequenceTable:
         sequence = request.tag.id
         if slot.instance.gone or slot.sequence != sequence:
             return False
-        slot.queue.append(request)
-        self._add(request)
+        self._add(request, slot)
         if self._places.get(sequence) is slot:
             self._use(sequence, now)
         return True
@@ -261,7 +261,7 @@ class SequenceTable:
             slot.queue, slot.sequence = backlog.queue, backlog.sequence
             for request in slot.queue:
                 # Only what waits for a slot can wait too long.
-                request.expires_at = request.deadline
+                request.place, request.expires_at = slot, request.deadline
             if self._places.get(backlog.sequence) is backlog:
                 self._places[backlog.sequence] = slot
                 self._use(backlog.sequence, now)
@@ -327,24 +327,19 @@ class SequenceTable:
     def cancel(self, request: SequenceRequest, now: float) -> bool:
         """Nobody waits for a request: it ends its sequence when its turn comes, at once where it has come. False: it is
         no longer here."""
-        for slot in self._slots():
-            if request in slot.queue:
-                request.cancelled = True
-                self.settle(slot, now)
-                return True
-        backlog = self._backlog_of(request)
-        if backlog is None:
-            return False
-        deadline = request.deadline
-        is_late = deadline is not None and deadline <= now
-        self._refuse_backlog(backlog, deadline_exceeded() if is_late else cancelled())
-        return True
+        place, deadline = request.place, request.deadline
+        if isinstance(place, Slot):
+            request.cancelled = True
+            self.settle(place, now)
+        elif place is not None:
+            is_late = deadline is not None and deadline <= now
+            self._refuse_backlog(place, deadline_exceeded() if is_late else cancelled())
+        return place is not None
 
     def expire(self, request: SequenceRequest) -> None:
         """A request has waited for its sequence's slot for as long as it may: none of the sequence's will run."""
-        backlog = self._backlog_of(request)
-        if backlog is not None:
-            self._refuse_backlog(backlog, unavailable("timeout of the corresponding sequence has been expired"))
+        if isinstance(request.place, Backlog):
+            self._refuse_backlog(request.place, unavailable("timeout of the corresponding sequence has been expired"))
 
     def reap(self, now: float, idle_seconds: float) -> float | None:
         """End the sequences that nobody has used for this long; when to reap again, None = there are no others."""
@@ -365,13 +360,11 @@ class SequenceTable:
 
     def waiting(self) -> Iterator[SequenceRequest]:
         """Those that no instance has been chosen for, and those in slots."""
-        for slot in self._slots():
-            yield from slot.queue
+        for instance in self.instances:
+            for slot in instance.slots:
+                yield from slot.queue
         for backlog in self._backlog:
             yield from backlog.queue
-
-    def _backlog_of(self, request: SequenceRequest) -> Backlog | None:
-        return next((backlog for backlog in self._backlog if request in backlog.queue), None)
 
     def _refuse_backlog(self, backlog: Backlog, error: ServeError) -> None:
         self._backlog.remove(backlog)
@@ -384,16 +377,17 @@ class SequenceTable:
             self._drop(request)
             self._refused.append((request, error))
 
-    def _slots(self) -> Iterator[Slot]:
-        for instance in self.instances:
-            yield from instance.slots
-
-    def _add(self, request: SequenceRequest) -> None:
+    def _add(self, request: SequenceRequest, place: Place) -> None:
+        """To those that wait there."""
+        place.queue.append(request)
+        request.place = place
         self.count += 1
         self.deadline_count += request.deadline is not None
         self._nbytes += request.nbytes
 
     def _drop(self, request: SequenceRequest) -> None:
+        """It waits no longer."""
+        request.place = None
         self.count -= 1
         self.deadline_count -= request.deadline is not None
         self._nbytes -= request.nbytes
