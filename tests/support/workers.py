@@ -286,6 +286,11 @@ OwnChildren = Callable[[], list[psutil.Process]]
 """What the fixture `own_children` is."""
 
 
+def pids(group: WorkerGroup) -> list[int]:
+    """The process ids of the workers that run."""
+    return list(group.models_of_workers)
+
+
 def running(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:

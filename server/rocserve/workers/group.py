@@ -142,11 +142,6 @@ class WorkerGroup:
         return [instance for worker in self._workers for instance in worker.instances if not instance.closed]
 
     @property
-    def pids(self) -> Sequence[int]:
-        """The process ids of the workers that run."""
-        return list(self.models_of_workers)
-
-    @property
     def models_of_workers(self) -> Mapping[int, int]:
         """How many models are in each worker, by its process id; one that has ended has none."""
         processes = (worker.process for worker in self._workers)

@@ -16,7 +16,7 @@ import pytest
 from support.instance_peer import Peer
 from support.shared_memory import GUARD, SharedFile, shared_file
 from support.waiting import until
-from support.workers import BatchInput, Workshop, batch_input, members_of, on_plane, run_add_sub
+from support.workers import BatchInput, Workshop, batch_input, members_of, on_plane, pids, run_add_sub
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import StatusCode, unavailable
@@ -151,7 +151,7 @@ async def test_a_worker_that_has_lost_a_file_ends_and_another_runs_the_next_batc
     workshop: Workshop, file: SharedFile
 ) -> None:
     group = await workshop.serving()
-    (pid,) = group.pids
+    (pid,) = pids(group)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3))
     ended: asyncio.Future[BatchOutcome] = asyncio.get_running_loop().create_future()
     (instance,), member = group.instances, in_file(opened(file))
@@ -163,7 +163,7 @@ async def test_a_worker_that_has_lost_a_file_ends_and_another_runs_the_next_batc
     error = (await ended).error
     assert error is not None and error.code is StatusCode.UNAVAILABLE
     await until(lambda: workshop.events.recoveries == 1)
-    assert group.pids != [pid]
+    assert pids(group) != [pid]
     assert (await run_add_sub(group.instances[0])).error is None
 
 

@@ -18,6 +18,7 @@ from support.workers import (
     config_of,
     execute,
     on_plane,
+    pids,
     run_add_sub,
     submit,
 )
@@ -198,7 +199,7 @@ async def test_outputs_are_valid_while_somebody_holds_their_slot(workshop: Works
 
 async def test_instances_of_one_worker_run_beside_each_other(workshop: Workshop) -> None:
     group = await workshop.serving("four_at_once", plans=[WorkerPlan(InstanceKind.CPU, None, 4)])
-    assert len(group.instances) == 4 and len(group.pids) == 1
+    assert len(group.instances) == 4 and len(pids(group)) == 1
     answers = await asyncio.gather(*(run_add_sub(instance) for instance in group.instances))
     assert all(answer.error is None for answer in answers)
 
@@ -215,12 +216,12 @@ async def test_instances_of_one_worker_run_beside_each_other(workshop: Workshop)
 )
 async def test_a_failed_batch_fails_alone(workshop: Workshop, behaviour: str, code: StatusCode, text: str) -> None:
     group = await workshop.serving(behaviour)
-    (pid,) = group.pids
+    (pid,) = pids(group)
     for _ in range(2):
         answer = await run_add_sub(group.instances[0], 2)
         assert answer.error is not None
         assert (answer.error.code, answer.error.text) == (code, text)
-    assert group.pids == [pid]
+    assert pids(group) == [pid]
 
 
 async def test_single_requests_fail_alone(workshop: Workshop) -> None:

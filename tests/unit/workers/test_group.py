@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from support.waiting import until
-from support.workers import OwnChildren, Workshop, config_of, open_descriptors, run_add_sub, running
+from support.workers import OwnChildren, Workshop, config_of, open_descriptors, pids, run_add_sub, running
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
@@ -56,7 +56,7 @@ async def test_why_it_cannot_be_loaded(
         await group.load()
         await group.warm_up(config_of(behaviour))
     assert (caught.value.code, caught.value.text) == (code, text)
-    assert not group.instances and not group.pids
+    assert not group.instances and not pids(group)
     # Only the zygote is left, though both workers were started.
     await until(lambda: len(own_children()) == 1)
     assert not workshop.events.restarts
@@ -84,8 +84,8 @@ async def test_an_engine_that_is_not_there(workshop: Workshop) -> None:
 async def test_a_cancelled_load_ends_its_worker(workshop: Workshop, behaviour: str) -> None:
     group = workshop.group(behaviour)
     task = asyncio.create_task(group.load())
-    await until(lambda: group.pids)
-    (pid,) = group.pids
+    await until(lambda: pids(group))
+    (pid,) = pids(group)
     await asyncio.sleep(0.2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -130,7 +130,7 @@ async def test_a_warm_up_file_that_will_not_do(workshop: Workshop, name: str, te
 
 async def test_a_killed_worker_fails_what_is_in_it_and_comes_back(workshop: Workshop) -> None:
     group = await workshop.serving("stuck", plans=[WorkerPlan(InstanceKind.CPU, None, 2)])
-    (pid,) = group.pids
+    (pid,) = pids(group)
     first, second = group.instances
     in_engine, behind, elsewhere = run_add_sub(first), run_add_sub(first), run_add_sub(second)
     await asyncio.sleep(0.1)
@@ -150,12 +150,12 @@ async def test_a_killed_worker_fails_what_is_in_it_and_comes_back(workshop: Work
     assert workshop.events.lost == [first, second]
     assert workshop.events.restarts == [("worker ended unexpectedly (killed by signal 9)", 0.0)]
     assert workshop.events.opened == [first, second, *group.instances]
-    assert group.pids != [pid]
+    assert pids(group) != [pid]
 
 
 async def test_what_a_killed_worker_had_not_taken_may_run_elsewhere(workshop: Workshop) -> None:
     group = await workshop.serving("slow")
-    (pid,) = group.pids
+    (pid,) = pids(group)
     (instance,) = group.instances
     first = await run_add_sub(instance)
     assert first.error is None
@@ -180,13 +180,13 @@ async def test_a_batch_that_crashes_its_worker(workshop: Workshop) -> None:
 
 async def test_two_workers_only_one_crashes(workshop: Workshop) -> None:
     group = await workshop.serving(plans=[WorkerPlan(InstanceKind.CPU, None, 1)] * 2)
-    survivor, victim = group.pids
+    survivor, victim = pids(group)
     os.kill(victim, signal.SIGKILL)
     await until(lambda: workshop.events.lost)
     (instance,) = [instance for instance in workshop.events.opened if not instance.closed]
     assert (await run_add_sub(instance)).error is None
     await until(lambda: workshop.events.recoveries == 1)
-    assert group.pids[0] == survivor and len(group.instances) == 2
+    assert pids(group)[0] == survivor and len(group.instances) == 2
 
 
 async def test_restarts_wait_longer_each_time(workshop: Workshop) -> None:
@@ -217,12 +217,12 @@ async def test_a_worker_that_closes_its_socket_is_replaced(workshop: Workshop) -
 
 async def test_stop_lets_the_batch_in_flight_finish(workshop: Workshop) -> None:
     group = await workshop.serving("slow")
-    (instance,), (pid,) = group.instances, group.pids
+    (instance,), (pid,) = group.instances, pids(group)
     answers = [run_add_sub(instance), run_add_sub(instance)]
     await group.stop(10.0)
     for answer in await asyncio.gather(*answers):
         assert answer.error is None
-    assert not running(pid) and not group.instances and not group.pids
+    assert not running(pid) and not group.instances and not pids(group)
     with pytest.raises(WorkerGone):
         run_add_sub(instance)
     assert not workshop.events.lost and not workshop.events.restarts
@@ -230,7 +230,7 @@ async def test_stop_lets_the_batch_in_flight_finish(workshop: Workshop) -> None:
 
 async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
     group = await workshop.serving("stuck")
-    (instance,), (pid,) = group.instances, group.pids
+    (instance,), (pid,) = group.instances, pids(group)
     answer = run_add_sub(instance)
     await asyncio.sleep(0.1)
     await group.stop(0.3)
@@ -242,7 +242,7 @@ async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
 async def test_one_of_two_workers_that_hangs_is_reported_and_replaced(workshop: Workshop) -> None:
     plans = [WorkerPlan(InstanceKind.CPU, None, 1)] * 2
     group = await workshop.serving("stuck", plans=plans, limits=TimeLimits(request_timeout_seconds=1.0))
-    before = list(group.pids)
+    before = list(pids(group))
     hanging = run_add_sub(group.instances[0])
     await until(lambda: workshop.events.silences)
     assert re.fullmatch(r"1 of 2 instances has not answered for [01] s", workshop.events.silences[0])
@@ -258,7 +258,7 @@ async def test_one_of_two_workers_that_hangs_is_reported_and_replaced(workshop: 
         0.0,
     )
     assert workshop.events.silences[-1] == ""
-    assert group.pids[1] == before[1] and group.pids[0] != before[0]
+    assert pids(group)[1] == before[1] and pids(group)[0] != before[0]
 
 
 @pytest.mark.parametrize("behaviour", ["load_slow", "load_holds_gil"])
@@ -266,7 +266,7 @@ async def test_a_load_has_a_limit_of_time(workshop: Workshop, behaviour: str) ->
     group = workshop.group(behaviour, limits=TimeLimits(load_timeout_seconds=0.5))
     with pytest.raises(ServeError, match=r"did not load within 0\.5 s \(load_timeout_secs\) and was ended"):
         await group.load()
-    assert not group.pids
+    assert not pids(group)
 
 
 async def test_stop_between_two_restarts(workshop: Workshop, own_children: OwnChildren) -> None:
@@ -283,7 +283,7 @@ async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_c
 
     async def kill_one() -> None:
         recoveries = workshop.events.recoveries
-        instance, pid = group.instances[0], group.pids[0]
+        instance, pid = group.instances[0], pids(group)[0]
         answers = [run_add_sub(instance, 64, 5) for _ in range(2)]
         os.kill(pid, signal.SIGKILL)
         await asyncio.gather(*answers)

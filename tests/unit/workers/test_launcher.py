@@ -16,7 +16,7 @@ import psutil
 import pytest
 from support.migraphx import python_words
 from support.waiting import until, wait_until
-from support.workers import LOG, OwnChildren, Workshop, config_of, open_descriptors, run_add_sub, running
+from support.workers import LOG, OwnChildren, Workshop, config_of, open_descriptors, pids, run_add_sub, running
 
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InstanceKind
@@ -55,11 +55,11 @@ async def test_what_a_worker_is(workshop: Workshop, forked: bool) -> None:
 @pytest.mark.parametrize("forked", [True, False])
 async def test_signals_to_the_whole_process_group_are_not_for_workers(workshop: Workshop, forked: bool) -> None:
     group = await workshop.serving(forked=forked)
-    (pid,) = group.pids
+    (pid,) = pids(group)
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(pid, number)
         assert (await run_add_sub(group.instances[0])).error is None
-    assert group.pids == [pid]
+    assert pids(group) == [pid]
 
 
 async def test_forked_workers_do_not_share_their_random_numbers(workshop: Workshop) -> None:
@@ -182,7 +182,7 @@ async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
     workshop: Workshop, own_children: OwnChildren, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = await workshop.serving()
-    (worker,) = group.pids
+    (worker,) = pids(group)
     (zygote,) = (child for child in own_children() if child.ppid() == os.getpid())
     zygote.kill()
     await until(lambda: "the zygote, which starts workers, has ended" in caplog.text)
@@ -269,10 +269,10 @@ async def main():
     run_add_sub(serving.instances[0])
     loading = workshop.group("load_holds_gil", forked=sys.argv[1] == "forked")
     task = asyncio.create_task(loading.load())
-    while not loading.pids:
+    while not loading.models_of_workers:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)
-    print(*serving.pids, *loading.pids, launcher.zygote.pid, flush=True)
+    print(*serving.models_of_workers, *loading.models_of_workers, launcher.zygote.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())

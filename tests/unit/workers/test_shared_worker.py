@@ -10,7 +10,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 from support.waiting import until
-from support.workers import OwnChildren, Workshop, add_sub_inputs, config_of, run_add_sub, running, submit
+from support.workers import OwnChildren, Workshop, add_sub_inputs, config_of, pids, run_add_sub, running, submit
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.settings import TimeLimits
@@ -30,32 +30,32 @@ async def sums(group: WorkerGroup, value: int) -> None:
 
 async def test_models_of_a_group_are_in_one_process(workshop: Workshop, own_children: OwnChildren) -> None:
     groups = [await serving(workshop, f"m{number}") for number in range(20)]
-    assert len({pid for group in groups for pid in group.pids}) == 1
+    assert len({pid for group in groups for pid in pids(group)}) == 1
     await asyncio.gather(*(sums(group, number) for number, group in enumerate(groups)))
     other = await workshop.serving(config=config_of("add_sub", name="alone"))
-    assert other.pids != groups[0].pids
+    assert pids(other) != pids(groups[0])
     assert len(own_children()) == 3  # The zygote, and the two.
 
 
 async def test_models_that_load_at_once_start_one_process(workshop: Workshop) -> None:
     groups = await asyncio.gather(*(serving(workshop, f"m{number}") for number in range(8)))
-    assert len({pid for group in groups for pid in group.pids}) == 1
+    assert len({pid for group in groups for pid in pids(group)}) == 1
 
 
 async def test_a_model_that_is_unloaded_leaves_the_others_alone(workshop: Workshop, own_children: OwnChildren) -> None:
     first, second = await serving(workshop, "first"), await serving(workshop, "second")
-    (pid,) = first.pids
+    (pid,) = pids(first)
     files = psutil.Process(pid).num_fds()
     third = await serving(workshop, "third")
     await third.stop(10.0)
     await until(lambda: psutil.Process(pid).num_fds() <= files)
     await first.stop(10.0)
     await sums(second, 5)
-    assert second.pids == [pid] and not workshop.events.restarts
+    assert pids(second) == [pid] and not workshop.events.restarts
     await second.stop(10.0)
     assert not running(pid)
     again = await serving(workshop, "first")
-    assert again.pids != [pid]
+    assert pids(again) != [pid]
     await sums(again, 6)
 
 
@@ -101,7 +101,7 @@ async def test_one_that_loads_for_too_long_leaves_the_others_alone(workshop: Wor
 async def test_its_death_fails_what_was_in_it_and_restarts_all(workshop: Workshop) -> None:
     stuck, other = await serving(workshop, "stuck", "stuck"), await serving(workshop, "other")
     alone = await workshop.serving(config=config_of("add_sub", name="alone"))
-    (pid,) = other.pids
+    (pid,) = pids(other)
     answer = run_add_sub(stuck.instances[0])
     await asyncio.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
@@ -111,7 +111,7 @@ async def test_its_death_fails_what_was_in_it_and_restarts_all(workshop: Worksho
         " it; the model is being restarted"
     )
     await until(lambda: workshop.events.recoveries == 2)
-    assert stuck.pids == other.pids != [pid]
+    assert pids(stuck) == pids(other) != [pid]
     assert {reason for reason, _ in workshop.events.restarts} == {
         "shared worker 'small' ended unexpectedly (killed by signal 9)"
     }
@@ -155,7 +155,7 @@ async def test_memory_of_models_that_come_and_go_is_given_back(
     workshop: Workshop, own_children: Callable[[], list[psutil.Process]]
 ) -> None:
     stays = await serving(workshop, "stays")
-    process = psutil.Process(stays.pids[0])
+    process = psutil.Process(pids(stays)[0])
     for _ in range(10):
         await (await serving(workshop, "goes")).stop(10.0)
     await until(lambda: process.num_threads() <= 3)
