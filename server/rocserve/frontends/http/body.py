@@ -24,7 +24,7 @@ from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.request_memory import Holder, Holding, RequestMemory
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.request import HttpError, Request
+from rocserve.frontends.http.request import LARGEST_BODY, HttpError, Request
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _INTEGER = re.compile(r"\s*([+-]?\d{1,18})")
@@ -116,8 +116,6 @@ def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
     return [*pieces, stream.flush()]
 
 
-LARGEST_BODY = (1 << 31) - 1
-"""Bytes; as gRPC's largest message."""
 _BODY_SECONDS = 60.0
 """What a client has for a body, beside the time that what has come is granted."""
 _LEAST_BYTES_PER_SECOND = 64 << 10

@@ -207,14 +207,8 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, part: bytes) -> None:
         request = self._arriving
-        if request is None or request.has_answer:
-            return
-        if not request.data:
-            request.data = part
-            return
-        if isinstance(request.data, bytes):
-            request.data = bytearray(request.data)
-        request.data += part
+        if request is not None and not request.has_answer:
+            request.take(part)
 
     def on_message_complete(self) -> None:
         request, self._arriving = self._arriving, None

@@ -27,7 +27,6 @@ from rocserve.frontends.http.body import (
     HEADER_LENGTH,
     IDENTITY,
     LARGE_JSON,
-    LARGEST_BODY,
     BodyReader,
     LargeBodies,
     StatedLength,
@@ -44,7 +43,7 @@ from rocserve.frontends.http.infer_bodies import (
     id_of_refused,
     parse_infer_text,
 )
-from rocserve.frontends.http.request import JSON, PLAIN, Request, Response, error_response
+from rocserve.frontends.http.request import JSON, LARGEST_BODY, PLAIN, Request, Response, error_response
 from rocserve.plane.guest_loop import worked_off
 from rocserve.plane.loop import TimerHandle
 from rocserve.scheduling.batch import send_copied

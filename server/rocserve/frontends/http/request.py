@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import MemoryFull
@@ -25,6 +28,13 @@ LARGEST_HEAD_LINE = 8190
 _WRITTEN_AT_ONCE = 256 << 10
 """Bytes of a large answer: what a client does not read is then copied to no more than this in the connection. Nothing
 else runs while so many are written."""
+LARGEST_BODY = (1 << 31) - 1
+"""Bytes; as gRPC's largest message."""
+_LARGEST_GROWN = 32 << 20
+"""Bytes of a body that grows where it is. The C library keeps the memory of such blocks for the next ones; that of a
+larger one it moves while it grows, and unmaps page by page, which takes 0.1 s a GiB each."""
+_BEHIND_LARGEST = 2 << 20
+"""Bytes that may come before a body is refused that is too large."""
 _NO_HEADERS: Mapping[str, str] = {}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _REMEMBERED_LINES = 256
@@ -128,7 +138,7 @@ class Request:
     # Without slots the values of the class need not be set for each.
     _connection: Connection
     head: Head
-    data: bytes | bytearray = b""
+    data: bytes | bytearray | memoryview = b""
     """What has come of the body."""
     is_whole: bool = False
     is_last: bool = field(default=False, init=False)
@@ -140,6 +150,8 @@ class Request:
     on_gone: Callable[[], None] | None = field(default=None, init=False)
     """Called when the client goes before its answer has been sent."""
     taken: int = field(default=0, init=False)
+    _room: memoryview | None = field(default=None, init=False)
+    """Where a large body is put."""
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _chunked: bool = field(default=False, init=False)
@@ -155,6 +167,38 @@ class Request:
     def remote(self) -> str:
         """The client's address, empty where it has gone."""
         return self._connection.remote
+
+    def take(self, part: bytes) -> None:
+        """So much more has come of the body."""
+        data = self.data
+        if not data:
+            self.data = part
+            return
+        come = len(data)
+        end = come + len(part)
+        if self._room is None or end > len(self._room):
+            self._room = self._make_room(come, end)
+        if self._room is not None:
+            self._room[come:end] = part
+            self.data = self._room[:end]
+            return
+        if not isinstance(data, bytearray):
+            data = self.data = bytearray(data)
+        data += part
+
+    def _make_room(self, come: int, end: int) -> memoryview | None:
+        """For a large body, as long as its client has promised, or as long as any: pages take no memory until they are
+        written, and numpy asks for huge ones. None: it is none, or there is no room."""
+        promised = int(self.head.headers.get("content-length", "0"))
+        if max(promised, end) <= _LARGEST_GROWN:
+            return None
+        nbytes = min(promised or sys.maxsize, LARGEST_BODY + _BEHIND_LARGEST)
+        try:
+            room = np.empty(max(nbytes, end), np.uint8).data
+        except MemoryError:
+            return None
+        room[:come] = self.data
+        return room
 
     async def more(self) -> None:
         """Wait until more of the body has come than at the last call, or all of it, or there is a fault."""

@@ -11,12 +11,14 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http import body as body_module
+from rocserve.frontends.http import request as request_module
 from rocserve.frontends.http.body import BodyReader, compressed, decompressed, request_encoding, response_encoding
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import HttpError, Request, Response
@@ -58,6 +60,46 @@ async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: flo
     assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
     writer.close()
     await listener.stop(0)
+
+
+@pytest.mark.parametrize("has_length", [True, False], ids=["promised", "chunked"])
+@pytest.mark.parametrize("has_memory", [True, False])
+async def test_a_large_body_stays_where_it_is_while_it_grows(
+    has_length: bool, has_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_module, "_LARGEST_GROWN", 1 << 20)
+    if not has_memory:
+        monkeypatch.setattr(request_module, "np", SimpleNamespace(empty=no_memory, uint8=np.uint8))
+    bodies = BodyReader(1 << 24, RequestMemory())
+    sent = Random(1).randbytes(4 << 20)
+    places: set[int] = set()
+    come: list[bytes] = []
+
+    async def answer(request: Request) -> Response:
+        def note(nbytes: int) -> None:
+            if nbytes > 2 << 20:
+                places.add(np.frombuffer(request.data, np.uint8).ctypes.data)
+
+        monkeypatch.setattr(bodies._memory, "admit_part", lambda holder, nbytes: note(len(request.data)))
+        come.append(bytes(await bodies.read(request, Holding())))
+        return Response(200, b"end", "text/plain")
+
+    listener = HttpListener(lambda request: request.run(answer(request)), logging.getLogger("test"))
+    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    if has_length:
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(sent), sent))
+    else:
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(sent), sent))
+    await asyncio.wait_for(reader.readuntil(b"end"), 10)
+    assert come == [sent]
+    assert len(places) == 1 or not has_memory
+    writer.close()
+    await listener.stop(0)
+
+
+def no_memory(*shape: object) -> None:
+    raise MemoryError
 
 
 async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
