@@ -93,6 +93,21 @@ def test_an_instance_on_a_gpu_finds_it_as_the_first() -> None:
     assert (arguments["model_instance_kind"], arguments["model_instance_device_id"]) == ("GPU", "0")
 
 
+@pytest.mark.parametrize("gpus", [(), (2, 5)])
+def test_an_instance_of_kind_model_is_told_so_and_has_all_gpus(gpus: tuple[int, ...]) -> None:
+    config = ModelConfig("mirror", instance_groups=(InstanceGroup("group", InstanceKind.MODEL, 2),))
+    machine = ToldMachine(gpus=gpus)
+    plans, _ = plan_workers(config, BACKEND.engine_for(config, machine), machine, 0)
+    assert [(plan.kind, plan.device, plan.instance_name) for plan in plans] == [
+        (InstanceKind.MODEL, None, "group_0"),
+        (InstanceKind.MODEL, None, "group_1"),
+    ]
+    with serving(MODELS / "mirror", kind=InstanceKind.MODEL) as model:
+        (answer,) = model.execute([request(X=np.zeros((1, 1), np.int32))])
+    arguments = json.loads(outputs(answer)["SEEN"][0, 0])["args"]
+    assert (arguments["model_instance_kind"], arguments["model_instance_device_id"]) == ("MODEL", "0")
+
+
 def test_a_request_that_names_no_outputs_gets_all(tmp_path: Path) -> None:
     body = """
 assert requests[0].requested_output_names() == {"Y", "Z"}

@@ -16,6 +16,8 @@ BACKEND = BackendSpec(
             # What takes a model to a GPU is the model's own, such as PyTorch in its own environment; numpy is in all of
             # them.
             gpu_module="numpy",
+            # A model of KIND_MODEL chooses its devices itself, among all.
+            takes_kind_model=True,
         ),
     ),
     model_filenames=("model.py",),
