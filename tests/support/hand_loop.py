@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rocserve.plane.loop import TimerHandle, TimerQueue
@@ -26,6 +26,10 @@ class HandLoop:
         handle = TimerHandle(self._timers, when, callback)
         self._timers.push(handle)
         return handle
+
+    def work_off(self, steps: Iterator[None]) -> None:
+        for _ in steps:
+            pass
 
     def at_end_of_turn(self, callback: Callable[[], None]) -> None:
         self._ends[callback] = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.serving import ForwardingResponder, Responder
+from rocserve.scheduling.batch import send_copied
 
 
 class ResponseSequencer:
@@ -71,15 +72,21 @@ class Ticket:
 class OrderedResponder(ForwardingResponder):
     """Sends the responses to one request when it is their turn."""
 
-    def __init__(self, responder: Responder, ticket: Ticket) -> None:
+    def __init__(self, responder: Responder, ticket: Ticket, work_off: Callable[[Iterator[None]], object]) -> None:
+        """`work_off`: takes the steps of what takes long."""
         super().__init__(responder)
         self._ticket = ticket
+        self._work_off = work_off
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        if isinstance(answer, InferResponse) and not self._ticket.sequencer.is_next(self._ticket):
-            # The tensors are views on memory that is used again when this call returns.
-            answer.data = [bytes(data) for data in answer.data]
-        self._ticket.send(lambda: self._responder.send(answer, final), final)
+        ticket = self._ticket
+        if isinstance(answer, InferResponse) and answer.slot is not None and not ticket.sequencer.is_next(ticket):
+            # The tensors are views on memory that is used again when this call returns, or that a model waits for.
+            if answer.is_large:
+                self._work_off(send_copied(answer, final, self))
+                return
+            answer.data, answer.slot = [bytes(data) for data in answer.data], None
+        ticket.send(lambda: self._responder.send(answer, final), final)
 
     def out_of_order(self) -> Responder:
         """The responder itself, for a request that is refused at once; its ticket ends."""

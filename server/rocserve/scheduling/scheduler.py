@@ -75,6 +75,7 @@ class Scheduler(ABC):
         self._statistics = parts.statistics
         self._log = parts.log
         self._plane = parts.plane
+        self.work_off = parts.plane.work_off
         limiter = parts.limiter
         self._times = ComputeTimes()
         self._pool = (
@@ -513,7 +514,7 @@ class ModelScheduler(Scheduler):
                     # One that is refused while it waits delays no other; one that comes back from a worker has its
                     # ticket.
                     if not isinstance(entry.responder, OrderedResponder):
-                        entry.responder = OrderedResponder(entry.responder, self._sequencer.ticket())
+                        entry.responder = OrderedResponder(entry.responder, self._sequencer.ticket(), self.work_off)
             pool.begin(instance, batch)
             self._run(instance, batch)
 

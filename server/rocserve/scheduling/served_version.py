@@ -76,12 +76,13 @@ class ScheduledVersion:
                 self._scheduler.submit(request, keeper)
             return
         ticket = self._sequencer.ticket()
-        keeper = answers.look_up(request, responder, OrderedResponder(responder, ticket))
+        work_off = self._scheduler.work_off
+        keeper = answers.look_up(request, responder, OrderedResponder(responder, ticket, work_off))
         if keeper is None:
             return
         try:
             # Outermost, so that a request that is refused later on need not wait for its turn.
-            self._scheduler.submit(request, OrderedResponder(keeper, ticket))
+            self._scheduler.submit(request, OrderedResponder(keeper, ticket, work_off))
         except ServeError:
             ticket.end()
             raise

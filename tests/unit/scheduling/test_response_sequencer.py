@@ -3,8 +3,11 @@ by each link those that are alike together."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+from support.hand_loop import HandLoop
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
@@ -12,7 +15,7 @@ from rocserve.core.model_config import DynamicBatching, InputConfig, ModelConfig
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
 from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.core.validation import RequestValidator
-from rocserve.plane.heap import Slot
+from rocserve.plane.heap import COPIED_AT_ONCE, Slot
 from rocserve.scheduling.batch import BatchAnswers, LinkedResponder, ResponseMaker
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.workers.instance import WorkerGone
@@ -48,11 +51,14 @@ def said() -> list[str]:
 @pytest.fixture
 def responders(said: list[str]) -> list[OrderedResponder]:
     sequencer = ResponseSequencer()
-    return [OrderedResponder(Log(name, said), sequencer.ticket()) for name in "abc"]
+    return [OrderedResponder(Log(name, said), sequencer.ticket(), HandLoop().work_off) for name in "abc"]
 
 
 def response(data: bytearray) -> InferResponse:
-    return InferResponse.of("m", "1", "", [Tensor("OUT", DataType.UINT8, (1, len(data)), memoryview(data))])
+    """In a worker's memory."""
+    made = InferResponse.of("m", "1", "", [Tensor("OUT", DataType.UINT8, (1, len(data)), memoryview(data))])
+    made.slot = object()
+    return made
 
 
 def test_answers_that_come_in_order_are_given_at_once(responders, said) -> None:
@@ -87,7 +93,7 @@ def test_who_gives_up_its_ticket_keeps_nobody_waiting(responders, said) -> None:
 def test_what_comes_while_another_is_sent_follows_it_on_memory_of_its_own(said) -> None:
     """A response may lead to the next: another step of an ensemble, say."""
     sequencer = ResponseSequencer()
-    first, second = sequencer.ticket(), OrderedResponder(Log("b", said), sequencer.ticket())
+    first, second = sequencer.ticket(), OrderedResponder(Log("b", said), sequencer.ticket(), HandLoop().work_off)
     data = bytearray(b"1")
 
     def send() -> None:
@@ -98,6 +104,19 @@ def test_what_comes_while_another_is_sent_follows_it_on_memory_of_its_own(said) 
 
     first.send(send)
     assert said == ["a", "b:1.", "c"]
+
+
+def test_a_large_answer_that_waits_for_others_is_copied_some_at_a_time(said) -> None:
+    sequencer = ResponseSequencer()
+    copying: list[Iterator[None]] = []
+    first, second = (OrderedResponder(Log(name, said), sequencer.ticket(), copying.append) for name in "ab")
+    large = response(bytearray(b"2" * (3 * COPIED_AT_ONCE)))
+    large.is_large = True
+    second.send(large)
+    first.send(response(bytearray(b"1")))
+    assert said == ["a:1."]
+    assert len(list(copying[0])) >= 3
+    assert said[1:] == [f"b:{'2' * (3 * COPIED_AT_ONCE)}."]
 
 
 def test_what_is_refused_in_the_queue_does_not_wait_for_what_runs(make_bench) -> None:

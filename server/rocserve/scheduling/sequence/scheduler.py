@@ -361,7 +361,7 @@ class SequenceScheduler(Scheduler):
                 batch.drop(entry)
                 batch.absent_rows += 1
             elif instance.sequencer is not None and not isinstance(entry.responder, OrderedResponder):
-                entry.responder = OrderedResponder(entry.responder, instance.sequencer.ticket())
+                entry.responder = OrderedResponder(entry.responder, instance.sequencer.ticket(), self.work_off)
         self._pool.begin(worker, batch)
         return batch
 
