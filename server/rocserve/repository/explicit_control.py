@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
 from rocserve.repository.content import IN_REPOSITORY, LoadParameters, ModelContent, parse_load_parameters
 from rocserve.repository.lifecycle import Failure, LifecycleContext
-from rocserve.repository.membership import members_of
-from rocserve.repository.model import wait_for_loads
+from rocserve.repository.membership import innermost_first, members_of
+from rocserve.repository.model import ManagedModel, wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScan
@@ -22,6 +23,21 @@ from rocserve.repository.table import ModelTable
 ALL_MODELS = "*"
 _ATTEMPTS = 5
 """How often a load begins anew because the model's files change under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a folder says, beside what a load request says."""
+
+    folder: ModelScan
+    contents: Sequence[ModelContent]
+    parameters: LoadParameters
+
+    @property
+    def members(self) -> Set[str]:
+        """The keys of those of its ensembles, but for its own models."""
+        members = {member for content in self.contents for member in members_of(content.definition.config)}
+        return members - {content.model for content in self.contents}
 
 
 class ExplicitControl:
@@ -33,7 +49,8 @@ class ExplicitControl:
         self._models = table.models
         self._names = table.names
         self._remotes = remotes
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By the folders' keys; each held while its models load."""
 
     async def load_at_start(self, names: Iterable[str]) -> dict[str, str]:
         """Load these models, and all that are there for "*"; returns what could not be found, with the reason."""
@@ -46,8 +63,17 @@ class ExplicitControl:
         for key, model in scan.models.items():
             for text in model.advice if key in wanted or ALL_MODELS in names else ():
                 self._context.log.warning("%s", text)
-        failures = await self._load_all(wanted, scan, frozenset())
-        return {key: error.text for key, error in failures.items() if key not in self._models}
+        missing: dict[str, str] = {}
+
+        async def load(key: str) -> None:
+            try:
+                await self._load(key, IN_REPOSITORY, scan)
+            except ServeError as error:
+                if key not in self._models:
+                    missing[key] = error.text
+
+        await asyncio.gather(*map(load, wanted))
+        return missing
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
         """Load a model, and the members of an ensemble; goes on even if the caller is cancelled. Raises: ServeError:
@@ -71,7 +97,7 @@ class ExplicitControl:
             if model is None:
                 continue
             config = model.config
-            model.remove()
+            self._table.unload(model)
             if unload_dependents and config is not None:
                 loaded = (each.config for each in self._models.values())
                 needed = {member for each in loaded if each is not None for member in members_of(each)}
@@ -93,59 +119,83 @@ class ExplicitControl:
         scanner = self._context.scanner
         scan = await scanner.run([root / folder for root in scanner.roots for folder in folders])
         for key in self._keys(name, scan):
-            await self._load(key, parameters, scan, frozenset())
-            served = self._models[key].served_model()
+            served = (await self._load(key, parameters, scan)).served_model()
             if served is not None and self._context.residents is not None:
                 for version in served.versions.values():
                     await self._context.residents.bring(version)
 
-    async def _load_all(
-        self, keys: Iterable[str], scan: RepositoryScan, above: frozenset[str]
-    ) -> dict[str, ServeError]:
-        """Load these beside each other; returns why those failed that did."""
-        failures: dict[str, ServeError] = {}
+    async def _load(self, key: str, parameters: LoadParameters, scan: RepositoryScan) -> ManagedModel:
+        """Load a model; of an ensemble first the members, at any depth, that do not serve, beside each other but for
+        those that are members of each other. A member's failure shows at the ensemble. Raises: ServeError."""
+        readings: dict[str, _Reading] = {key: await self._read(key, parameters, scan)}
+        members: dict[str, Set[str]] = {}
+        failed: set[str] = set()
+        while unseen := readings.keys() - members.keys():
+            named = {member for each in unseen for member in readings[each].members}
+            lacking = {self._names.bare(member) for member in named if not self._is_serving(member)}
+            if lacking and await self._remotes.take(lacking):
+                scan = await self._context.scanner.run()
+            for each in unseen:
+                found = (self._keys(self._names.bare(member), scan) for member in readings[each].members)
+                members[each] = {member for keys in found for member in keys if not self._is_serving(member)}
+            new = sorted(set().union(*(members[each] for each in unseen)) - readings.keys() - failed)
+            works = (self._read(member, IN_REPOSITORY, scan) for member in new)
+            for member, outcome in zip(new, await asyncio.gather(*works, return_exceptions=True), strict=True):
+                if isinstance(outcome, _Reading):
+                    readings[member] = outcome
+                else:
+                    self._tell_failure(outcome)
+                    failed.add(member)
+        loads: dict[str, asyncio.Task[ManagedModel]] = {}
+        for each in innermost_first(members):
+            before = [loads[member] for member in members[each] if member in loads]
+            loads[each] = asyncio.create_task(self._load_alone(each, readings[each], before))
+        own = loads.pop(key)
+        for ended in await asyncio.gather(*loads.values(), return_exceptions=True):
+            if isinstance(ended, BaseException):
+                self._tell_failure(ended)
+        return await own
 
-        async def load(key: str) -> None:
+    def _tell_failure(self, error: BaseException) -> None:
+        """Of a member."""
+        if not isinstance(error, ServeError):
+            raise error
+        self._context.log.error("a member could not be loaded: %s", error.text)
+
+    async def _load_alone(
+        self, key: str, reading: _Reading, before: Collection[asyncio.Task[ManagedModel]]
+    ) -> ManagedModel:
+        """Let the models of a folder become what it says, once `before` has ended; over again when files change
+        meanwhile. Raises: ServeError: the model of this key is not loaded."""
+        if before:
+            await asyncio.wait(before)
+        models: list[ManagedModel] = []
+        folder_key = reading.folder.key
+        lock = self._locks.setdefault(folder_key, asyncio.Lock())
+        async with lock:
             try:
-                await self._load(key, IN_REPOSITORY, scan, above)
-            except ServeError as error:
-                failures[key] = error
-
-        await asyncio.gather(*map(load, keys))
-        return failures
-
-    async def _load(self, key: str, parameters: LoadParameters, scan: RepositoryScan, above: frozenset[str]) -> None:
-        """Raises: ServeError."""
+                for _ in range(_ATTEMPTS):
+                    self._table.take(folder_key, reading.contents, at_once=True)
+                    models = [self._models[content.model] for content in reading.contents]
+                    await wait_for_loads(models)
+                    if not any(model.waits_for_files for model in models):
+                        break
+                    await asyncio.sleep(self._context.settings.settle_seconds)
+                    reading = await self._read(key, reading.parameters, await self._context.scanner.run())
+            finally:
+                # Nothing else waits for the files of those whose folder is gone, or goes on changing.
+                for model in models:
+                    model.stop_loading()
         name = self._names.bare(key)
-        folder = await self._find_folder(key, parameters, scan)
-        contents = await self._read(name, folder, parameters)
-        await self._load_members(contents, scan, above | {key})
-        async with self._locks[folder.key]:
-            await self._apply(key, folder, contents, parameters)
-        model = next((self._models[each.model] for each in contents if each.definition.name == name), None)
-        error = _not_polled(name) if model is None else model.load_error()
+        own = [self._models[each.model] for each in reading.contents if each.definition.name == name]
+        error = own[0].load_error() if own else _not_polled(name)
         try:
             if error is not None:
                 raise error
         finally:
             # Its traceback holds this frame, and through it the files that a request may have brought.
             del error
-
-    async def _apply(
-        self, key: str, folder: ModelScan, contents: Sequence[ModelContent], parameters: LoadParameters
-    ) -> None:
-        """Let the models become this and wait until their loads have ended, over again when files change meanwhile."""
-        for _ in range(_ATTEMPTS):
-            self._table.take(folder.key, contents, at_once=True)
-            models = [self._models[content.model] for content in contents]
-            await wait_for_loads(models)
-            if not any(model.waits_for_files for model in models):
-                return
-            await asyncio.sleep(self._context.settings.settle_seconds)
-            folder = await self._find_folder(key, parameters, await self._context.scanner.run())
-            contents = await self._read(self._names.bare(key), folder, parameters)
-        for model in models:
-            model.stop_loading()
+        return own[0]
 
     async def _find_folder(self, key: str, parameters: LoadParameters, scan: RepositoryScan) -> ModelScan:
         folder = scan.models.get(self._table.folder_of(key) or key)
@@ -168,9 +218,12 @@ class ExplicitControl:
         self._context.log.error("failed to load '%s': there is no folder of that name in the model repositories", name)
         raise _not_polled(name)
 
-    async def _read(self, name: str, folder: ModelScan, parameters: LoadParameters) -> tuple[ModelContent, ...]:
+    async def _read(self, key: str, parameters: LoadParameters, scan: RepositoryScan) -> _Reading:
+        """Raises: ServeError."""
+        name = self._names.bare(key)
+        folder = await self._find_folder(key, parameters, scan)
         try:
-            return await asyncio.to_thread(self._context.reader.read, folder, parameters, name)
+            contents = await asyncio.to_thread(self._context.reader.read, folder, parameters, name)
         except RequestRefused:
             raise
         except ServeError as error:
@@ -178,20 +231,7 @@ class ExplicitControl:
             if parameters.files and not parameters.config:
                 raise
             raise _not_polled(name) from error
-
-    async def _load_members(
-        self, contents: Sequence[ModelContent], scan: RepositoryScan, above: frozenset[str]
-    ) -> None:
-        """Load the members of ensembles that are not served yet. A failure shows at the ensemble."""
-        own = {content.model for content in contents}
-        members = {member for content in contents for member in members_of(content.definition.config)}
-        lacking = {self._names.bare(member) for member in members if not self._is_serving(member)}
-        if lacking and await self._remotes.take(lacking):
-            scan = await self._context.scanner.run()
-        needed = {key for member in members for key in self._keys(self._names.bare(member), scan)}
-        keys = sorted(key for key in needed - own - above if not self._is_serving(key))
-        for error in (await self._load_all(keys, scan, above)).values():
-            self._context.log.error("a member could not be loaded: %s", error.text)
+        return _Reading(folder, contents, parameters)
 
     def _is_serving(self, name: str) -> bool:
         model = self._models.get(name)

@@ -125,7 +125,7 @@ class ManagedModel:
         self._is_waiting_for_members = False
         self._lacks_files_of_members = False
         self._is_load_due = False
-        self.is_extra |= self.folder is None
+        self.is_extra |= self.folder is None and self.context.is_polling
         self._is_told_missing = False
         for version in self.versions:
             version.retire()

@@ -56,6 +56,10 @@ class RepositoryEvents:
                 self._events.append(RepositoryEvent(self._number, time.time_ns() // 1_000_000, row))
                 self._wake()
 
+    def forget(self, key: str) -> None:
+        """The model is not shown any more."""
+        self._rows.pop(key, None)
+
     def end(self) -> None:
         """The server ends: `after` waits no longer."""
         self.has_ended = True
@@ -161,6 +165,14 @@ class ModelTable:
         for model in models:
             model.reject(problem)
 
+    def unload(self, model: ManagedModel) -> None:
+        """A client wants it no more. One that no folder of the repositories has any more, such as those that clients
+        bring, is gone with that."""
+        if model.folder is None or model.folder in self.context.scanner.latest.models:
+            model.remove()
+        else:
+            self._remove(model)
+
     def drop(self, folder: str) -> None:
         """The folder is gone, or holds no model any more."""
         for model in self.models_of(folder):
@@ -181,8 +193,8 @@ class ModelTable:
         self._keys[folder].discard(model.key)
         if not self._keys[folder]:
             self._keys.pop(folder)
-        model.remove()
         self._gone[model.key] = None
+        model.remove()
 
     # What is served
 
@@ -219,6 +231,7 @@ class ModelTable:
         for key in list(self._gone)[:-_GONE_SHOWN]:
             for known in (self._gone, self.models, self._served):
                 known.pop(key, None)
+            self.events.forget(key)
         for callback in tuple(self._subscribers):
             try:
                 callback(changed_keys)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.membership import innermost_first
 from rocserve.repository.version_loader import warm_up_ensemble
 from rocserve.scheduling.ensemble.run import EnsembleVersion
+from rocserve.settings import ControlMode
 
 from .conftest import FakeLoader, Folders, Served, Start
 
@@ -201,6 +203,17 @@ async def test_paths_through_ensembles_are_not_walked_one_by_one(start: Start, f
     assert served.state("0_a") == "UNAVAILABLE"
     folders.model("m", 1)
     await served.until(lambda: served.state("0_a") == "READY")
+
+
+async def test_a_load_request_reads_each_member_once(start: Start, folders: Folders, loader: FakeLoader) -> None:
+    layers(folders, 20)
+    served: Served = await start(control_mode=ControlMode.EXPLICIT)
+    with pytest.raises(ServeError, match="not available or ambiguous: 1_a, 1_b"):
+        await served.repository.load("0_a", {})
+    folders.model("m", 1)
+    await served.repository.load("0_a", {})
+    assert sorted(Counter(loader.loads).values()) == [1] * (1 + 39)
+    assert loader.loads[0] == ("m", 1)
 
 
 def test_ensembles_may_be_nested_deeper_than_python_calls() -> None:

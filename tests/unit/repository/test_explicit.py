@@ -13,6 +13,7 @@ import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.repository import scanner as scanner_file
+from rocserve.repository import table
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
 
@@ -290,6 +291,49 @@ async def test_a_mounted_model_is_loaded_by_its_configurations_name(start: Start
     folder = Folders(tmp_path).model("models", 1, more='name: "resnet"')
     served: Served = await start(folder, control_mode=ControlMode.EXPLICIT, load_models=("resnet",))
     assert served.data("resnet") == "good"
+
+
+async def test_a_load_whose_folder_goes_meanwhile_is_over(
+    explicit: Start, folders: Folders, loader: FakeLoader
+) -> None:
+    folders.model("m", 1)
+    served: Served = await explicit(settle_seconds=1.0)
+    held = loader.hold("m")
+    asking = asyncio.create_task(error_of(served.repository.load("m", {})))
+    await served.until(lambda: loader.loads == [("m", 1)])
+    folders.version("m", 1, "changed")
+    held.set()
+    await served.until(lambda: "changed while it was loading" in served.reason("m"))
+    shutil.rmtree(folders.root / "m")
+    _, text = await asyncio.wait_for(asking, 5.0)
+    assert text == "failed to load 'm', failed to poll from model repository"
+    assert served.state("m") != "LOADING", "nothing loads it"
+
+
+async def test_a_mounted_model_is_loaded_by_its_name_where_repositories_are_namespaces(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = Folders(tmp_path).model("models", 1, more='name: "resnet"')
+    served: Served = await start(folder, control_mode=ControlMode.EXPLICIT, model_namespacing=True)
+    await served.repository.load("resnet", {})
+    assert served.data("resnet") == "good"
+
+
+async def test_models_that_clients_brought_are_forgotten_some_time_after_their_unload(
+    explicit: Start, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_GONE_SHOWN", 2)
+    folders.model("m", 1)
+    served: Served = await explicit("m")
+    await served.repository.unload("m", False)
+    for number in range(5):
+        await served.repository.load(f"n{number}", {"config": CONFIG_JSON, "file:1/model.onnx": b"x"})
+        await served.repository.unload(f"n{number}", False)
+    await served.until(lambda: served.rows("n4") == {"1": ("UNAVAILABLE", "unloaded")})
+    assert [row.name for row in served.index()] == ["m", "n3", "n4"], "those of the repository stay"
+    _, text = await error_of(served.repository.load("n4", {"config": CONFIG_JSON, "file:1/model.onnx": b"broken"}))
+    assert "cannot parse the model" in text
+    assert not served.repository.is_ready(), "a client has asked for it"
 
 
 async def test_mode_none_loads_all_once_and_follows_nothing(start: Start, folders: Folders, loader: FakeLoader) -> None:
