@@ -42,7 +42,7 @@ class ImageModels:
 
     async def wait(self) -> None:
         """Return when nothing is being made, and what was made is loaded or has failed."""
-        while tasks := [making.task for making in self._makings.values() if making.task is not None]:
+        while tasks := [each.task for each in self._makings.values() if each.task is not None and not each.task.done()]:
             await asyncio.wait(tasks)
         folders = map(_folder, self._makings)
         await wait_for_loads([model for folder in folders for model in self._table.models_of(folder)])
@@ -90,9 +90,6 @@ class ImageModels:
         except ServeError as error:
             making.made = ()
             self._table.reject(_folder(key), Failure(error), f"{key}_image")
-        finally:
-            if making.task is asyncio.current_task():
-                making.task = None
 
     def _made(self, definition: ModelDefinition, config: ModelConfig) -> tuple[MadeModel, ...]:
         """Blocks on the disk. Raises: ServeError."""

@@ -67,12 +67,14 @@ class BatchEngine(Protocol):
         """End its threads and give back what it holds; nothing is called after it."""
 
 
+@dataclass(frozen=True, slots=True)
 class PipelineEngine:
     """A pipeline ready to run image by image on the CPU; safe to use on several threads at once."""
 
-    def __init__(self, pipeline: Pipeline, decoder: Decoder, formats: Sequence[OutputFormat]) -> None:
-        """`formats` are those of the pipeline's outputs, in their order."""
-        self._pipeline, self._decoder, self._formats = pipeline, decoder, formats
+    pipeline: Pipeline
+    decoder: Decoder
+    formats: Sequence[OutputFormat]
+    """Those of the pipeline's outputs, in their order."""
 
     def run(
         self, encoded: SourceImage, arguments: Mapping[str, Any] = MappingProxyType({})
@@ -80,10 +82,10 @@ class PipelineEngine:
         """The outputs for one image, each in its datatype and layout (the arrays need not be contiguous), with the
         values of the pipeline's inputs. Raises: ImageError: it cannot be decoded. PixelsError: nor worked on."""
         flags = {name: bool(value) for name, value in arguments.items()}
-        decoded = self._decoder.decode(encoded)
+        decoded = self.decoder.decode(encoded)
         images = {DECODED: Image.whole(decoded.pixels)}
         outputs: list[np.ndarray[Any, Any]] = []
-        for step in self._pipeline.steps:
+        for step in self.pipeline.steps:
             if isinstance(step.call, Measurement):
                 outputs.append(step.call.measure(decoded))
                 continue
@@ -91,7 +93,7 @@ class PipelineEngine:
                 # The next operation works on bytes, as in rocAL, whatever is handed out here.
                 images[step.index] = result = step.run(images, flags, as_float=False)
             if step.is_output:
-                form = self._formats[len(outputs)]
+                form = self.formats[len(outputs)]
                 if not step.is_read or form.datatype is not DataType.UINT8:
                     result = step.run(images, flags, as_float=form.datatype is not DataType.UINT8)
                 pixels = result.padded

@@ -38,8 +38,8 @@ which the larger they are the coarser they are. One level in 10,000 is farther, 
 _CLOSE_TO_MEAN = 5.0
 """Grey levels. Farther from the mean, OpenCV's error is hardly ever more than a thousandth of the result."""
 
-_GRIDS, _SCALINGS = 64, 64
-"""How many pairs of sizes, and of means and deviations, are remembered."""
+_GRIDS = 64
+"""How many pairs of sizes are remembered."""
 
 _SUM_ERROR = 6e-5
 """How far apart two orders of adding weighted levels up may be, for each summand: 24 bits of 255, twice, and weights
@@ -61,7 +61,7 @@ class Scaling:
     factor: Pixels
 
     @staticmethod
-    @lru_cache(_SCALINGS)
+    @lru_cache
     def of(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Scaling:
         # 1 / std_dev is taken in 64 bits and kept in 32, as in RPP.
         inverse = 1 / np.asarray(deviation, dtype=np.float32).astype(np.float64)
@@ -310,7 +310,7 @@ def resize_nearest(pixels: Pixels, width: int, height: int) -> Pixels:
 
 
 def _nearest(source_size: int, size: int) -> Pixels:
-    ratio = np.float32(source_size) / np.float32(size)
+    ratio = _ratio(source_size, size)
     # In 64 bits and rounded once, as a fused multiply-add does it.
     middles = np.arange(size) * np.float64(ratio) + np.float64(ratio * np.float32(0.5))
     return np.minimum(np.floor(middles.astype(np.float32)), source_size - 1).astype(np.intp)

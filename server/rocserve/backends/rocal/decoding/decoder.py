@@ -19,7 +19,6 @@ from rocserve.backends.rocal.decoding.header import (
 )
 from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions, InputKind
-from rocserve.backends.rocal.decoding.png import PngFile, decode_png, in_color_format, read_png
 from rocserve.backends.rocal.image import DecodedImage, Pixels
 from rocserve.core.tensors import Buffer
 
@@ -55,10 +54,31 @@ class Decoder:
             self._check_pixels(width, height)
             return DecodedImage(pixels, height, width)
         encoded = memoryview(image) if isinstance(image, Buffer) else np.ascontiguousarray(image).data
-        file = self._read(encoded)
-        if isinstance(file, PngFile):
-            return self._upright(decode_png(file, self._color_format, self._options.limits), file.header)
-        return self._upright(self._decode_jpeg(self._library, encoded, file), file)
+        start = bytes(encoded[: len(png.SIGNATURE)])
+        if start.startswith(libturbojpeg.SIGNATURE):
+            header = libturbojpeg.read_jpeg_header(encoded)
+            self._check_pixels(header.width, header.height)
+            if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
+                # Hundreds of scans fit into some kilobytes, and each takes as long as the image is large.
+                raise ImageError(
+                    f"it is a JPEG that goes {header.scans} times over {header.width}x{header.height} pixels;"
+                    f" {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows is the"
+                    " most"
+                )
+            pixels = self._decode_jpeg(self._library, encoded, header)
+        elif start == png.SIGNATURE:
+            file = png.read_png(encoded)
+            header = file.header
+            self._check_pixels(header.width, header.height)
+            pixels = png.decode_png(file, self._color_format, self._options.limits)
+        else:
+            raise ImageError(_without_signature(encoded))
+        width, height = header.width, header.height
+        if self._options.exif:
+            pixels = turned(pixels, header.orientation)
+            if swaps_sides(header.orientation):
+                width, height = height, width
+        return DecodedImage(pixels, height, width)
 
     def _decode_jpeg(self, library: TurboJpeg, encoded: memoryview, header: ImageHeader) -> Pixels:
         """With rocAL's rules: scaled while it is decoded, also up, to libjpeg's largest size that the limits allow.
@@ -76,55 +96,14 @@ class Decoder:
             # 255 = no ink: each takes its part of the light that black leaves: yellow blue, magenta green, cyan red.
             cyan, magenta, yellow, black = cv2.split(inks)
             light = cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)
-            return in_color_format(light, self._color_format)
+            return png.in_color_format(light, self._color_format)
         return library.decompress(encoded, width, height, _PIXEL_FORMATS[self._color_format])
-
-    def _read(self, encoded: memoryview) -> ImageHeader | PngFile:
-        """The header of an image within `max_pixels`; nothing is decoded."""
-        start = bytes(encoded[: len(png.SIGNATURE)])
-        if start.startswith(libturbojpeg.SIGNATURE):
-            header = libturbojpeg.read_jpeg_header(encoded)
-            self._check_pixels(header.width, header.height)
-            if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
-                # Hundreds of scans fit into some kilobytes, and each takes as long as the image is large.
-                raise ImageError(
-                    f"it is a JPEG that goes {header.scans} times over {header.width}x{header.height}"
-                    f" pixels; {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows"
-                    " is the most"
-                )
-            return header
-        if start == png.SIGNATURE:
-            file = read_png(encoded)
-            self._check_pixels(file.header.width, file.header.height)
-            if max(file.header.width, file.header.height) > png.LONGEST_SIDE:
-                raise ImageError(
-                    f"it has {file.header.width}x{file.header.height} pixels; libpng reads sides of"
-                    f" {png.LONGEST_SIDE} at most"
-                )
-            return file
-        expected = "a JPEG or a PNG is expected"
-        if not len(encoded):
-            raise ImageError(f"it is empty; {expected}")
-        beginning = bytes(encoded[:_INSPECTED_BYTES])
-        kind = next((name for pattern, name in _SIGNATURES if pattern.match(beginning)), None)
-        if kind is not None:
-            raise ImageError(f"it seems to be {kind}; {expected}")
-        first = " ".join(f"0x{byte:02x}" for byte in encoded[:4])
-        raise ImageError(f"it is no known kind of image (it starts with {first}); {expected}")
 
     def _check_pixels(self, width: int, height: int) -> None:
         if width * height > self._options.max_pixels:
             raise ImageError(
                 f"its {width}x{height} pixels are more than the {self._options.max_pixels} that 'max_pixels' allows"
             )
-
-    def _upright(self, pixels: Pixels, header: ImageHeader) -> DecodedImage:
-        if not self._options.exif:
-            return DecodedImage(pixels, header.height, header.width)
-        width, height = header.width, header.height
-        if swaps_sides(header.orientation):
-            width, height = height, width
-        return DecodedImage(turned(pixels, header.orientation), height, width)
 
 
 _INSPECTED_BYTES = 512
@@ -164,6 +143,19 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"[\t\n\r\x20-\x7e]+\Z", "text, perhaps a path or an address; send the bytes of the file"),
     )
 )
+
+
+def _without_signature(encoded: memoryview) -> str:
+    """What is wrong with bytes that do not begin as a JPEG or a PNG does."""
+    expected = "a JPEG or a PNG is expected"
+    if not len(encoded):
+        return f"it is empty; {expected}"
+    beginning = bytes(encoded[:_INSPECTED_BYTES])
+    kind = next((name for pattern, name in _SIGNATURES if pattern.match(beginning)), None)
+    if kind is not None:
+        return f"it seems to be {kind}; {expected}"
+    first = " ".join(f"0x{byte:02x}" for byte in encoded[:4])
+    return f"it is no known kind of image (it starts with {first}); {expected}"
 
 
 def pixels_of(image: np.ndarray[Any, Any], channels: int) -> Pixels:

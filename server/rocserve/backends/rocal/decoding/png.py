@@ -32,7 +32,7 @@ _CHECKSUM = struct.Struct(">I")
 _IMAGE_HEADER = struct.Struct(">IIBBBBB")
 _MAX_SIDE = 2**31 - 1
 
-LONGEST_SIDE = 1_000_000
+_LONGEST_SIDE = 1_000_000
 """Pixels that libpng reads."""
 
 _MAX_CHUNKS = 200_000
@@ -121,6 +121,8 @@ def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
     width, height, depth, color_type, compression, filtering, interlacing = _IMAGE_HEADER.unpack(body)
     if not 0 < width <= _MAX_SIDE or not 0 < height <= _MAX_SIDE:
         raise ImageError(f"Corrupt PNG data: its header says {width}x{height} pixels")
+    if max(width, height) > _LONGEST_SIDE:
+        raise ImageError(f"it has {width}x{height} pixels; libpng reads sides of {_LONGEST_SIDE} at most")
     if depth not in _BIT_DEPTHS.get(color_type, ()):
         raise ImageError(f"Corrupt PNG data: its header says colour type {color_type} with {depth} bits a sample")
     if compression or filtering or interlacing > 1:

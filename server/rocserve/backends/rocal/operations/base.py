@@ -25,10 +25,6 @@ from rocserve.backends.rocal.image import (
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
-_TABLES = 64
-"""Tables of levels that are kept ready, of 256 bytes a channel."""
-
-
 Values = Mapping[str, Any]
 """Of an operation's keys, or the arguments made of them, by their names."""
 
@@ -224,7 +220,7 @@ def by_levels(name: str, levels: Callable[..., Pixels], keys: Mapping[str, Key],
     return in_place(name, process, keys, **options)
 
 
-@lru_cache(_TABLES)
+@lru_cache
 def _table(levels: Callable[..., Pixels], arguments: tuple[tuple[str, Any], ...]) -> Pixels:
     new: Pixels = levels(np.arange(256, dtype=np.float32), **dict(arguments))
     return np.clip(new, 0, 255).astype(np.uint8)

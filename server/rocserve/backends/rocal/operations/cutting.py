@@ -28,9 +28,6 @@ from rocserve.backends.rocal.operations.resizing import (
 from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
-_TABLES = 64
-"""Tables of normalised levels that are kept ready, of a kilobyte a channel."""
-
 
 def _limited(wanted: int, available: int | None) -> int | None:
     """A side of a crop: as asked for, at most as available; None where that is not known."""
@@ -211,7 +208,7 @@ def _cut_and_normalise(
     return planes.transpose(1, 2, 0)
 
 
-@lru_cache(_TABLES)
+@lru_cache
 def _normalised_levels(mean: tuple[float, ...], std: tuple[float, ...], as_float: bool) -> Pixels:
     """The result for each channel and each of the 256 levels, channels x 256."""
     # In 32 bits with one fused multiplication and addition, as RPP has it: the product is exact in 64 bits.
