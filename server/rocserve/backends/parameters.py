@@ -27,7 +27,7 @@ def read_integer(config: ModelConfig, name: str, default: int, least: int, most:
     except ValueError:
         value = least - 1
     if not least <= value <= most:
-        raise _wrong(config, name, f"a whole number from {least} to {most}", text)
+        raise unfit(config, name, f"a whole number from {least} to {most}")
     return value
 
 
@@ -35,8 +35,22 @@ def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str
     """Raises: ServeError: INVALID_ARGUMENT when the parameter is none of `choices`."""
     text = config.parameters.get(name, "").strip() or default
     if text not in choices:
-        raise _wrong(config, name, "one of " + ", ".join(filter(None, choices)), text)
+        raise unfit(config, name, "one of " + ", ".join(filter(None, choices)))
     return text
+
+
+def read_switch(config: ModelConfig, name: str, default: bool) -> bool:
+    """Raises: ServeError: INVALID_ARGUMENT when the parameter is no switch."""
+    text = config.parameters.get(name, "").strip().lower()
+    if text not in ("", "true", "1", "false", "0"):
+        raise unfit(config, name, "true, false, 1 or 0")
+    return text in ("true", "1") if text else default
+
+
+def unfit(config: ModelConfig, name: str, expected: str) -> ServeError:
+    """For a parameter that is not as it must be."""
+    text = config.parameters[name].strip()
+    return invalid_argument(f"parameter '{name}' of model '{config.name}' must be {expected}, not \"{text}\"")
 
 
 def usable_cpus() -> int:
@@ -48,7 +62,3 @@ def usable_cpus() -> int:
     except (OSError, ValueError):
         # No such file, or "max": no quota.
         return cpus
-
-
-def _wrong(config: ModelConfig, name: str, expected: str, text: str) -> ServeError:
-    return invalid_argument(f"parameter '{name}' of model '{config.name}' must be {expected}, not \"{text}\"")

@@ -31,7 +31,7 @@ class CountingOpener(SessionOpener):
     """Remembers the sizes that sessions were opened with."""
 
     def __init__(self, model: ModelSource) -> None:
-        super().__init__(model, ProviderPlan((), "a test", accepts_cpu=False))
+        super().__init__(model, ProviderPlan((), accepts_cpu=False))
         self.opened: list[Mapping[str, int]] = []
 
     def open(self, dimensions: Mapping[str, int] | None = None) -> Any:

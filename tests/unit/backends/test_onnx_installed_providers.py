@@ -180,7 +180,7 @@ def test_a_provider_that_does_not_start(
         pytest.skip(f"{kind.provider} may well start on this machine")
     else:
         options = {}
-    plan = ProviderPlan((Provider(kind, options),), "a test", accepts_cpu=False)
+    plan = ProviderPlan((Provider(kind, options),), accepts_cpu=False)
     with pytest.raises(ServeError) as caught:
         SessionOpener(model_source("model.onnx", add_sub()), plan).open()
     started = f"ONNX Runtime's {kind.provider} did not start: "

@@ -38,7 +38,7 @@ def source(model_source: SourceMaker, tmp_path: Path) -> ModelSource:
 
 
 def plan_of(*providers: Provider) -> ProviderPlan:
-    return ProviderPlan(providers, "a test", accepts_cpu=False)
+    return ProviderPlan(providers, accepts_cpu=False)
 
 
 def migraphx(**options: str) -> ProviderPlan:

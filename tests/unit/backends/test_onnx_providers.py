@@ -194,7 +194,7 @@ def test_parameters_of_the_migraphx_provider(plan_for: PlanMaker, caplog: pytest
         "migraphx_arena_extend_strategy": "kSameAsRequested",
         "device_id": "0",
     }
-    assert ProviderPlan((provider,), "", False).compiling
+    assert ProviderPlan((provider,), False).compiling
     assert provider.keeps_compiled
     assert provider.accelerator["migraphx_max_dynamic_batch"] == "8"
     assert "parameter 'migraphx_model_cache_dir' changes nothing: compiled programs are kept" in caplog.text
@@ -219,21 +219,21 @@ def test_parameters_of_the_cuda_provider(plan_for: PlanMaker) -> None:
         "cudnn_conv_algo_search": "DEFAULT",
         "device_id": "2",
     }
-    assert not ProviderPlan((provider,), "", False).compiling
+    assert not ProviderPlan((provider,), False).compiling
 
 
 def test_parameters_of_the_openvino_provider(plan_for: PlanMaker) -> None:
     (usual,) = plan_for(ALL).providers
     assert usual.options == {"num_of_threads": str(usable_cpus())}
-    assert not ProviderPlan((usual,), "", False).compiling
+    assert not ProviderPlan((usual,), False).compiling
     assert not usual.keeps_compiled
     parameters = {"device_type": "GPU.1", "precision": "fp16", "num_of_threads": "3", "cache_dir": "anything"}
     (chosen,) = plan_for(ALL, cpu=[ExecutionAccelerator("OpenVINO", parameters)]).providers
     assert chosen.options == {"device_type": "GPU.1", "precision": "FP16", "num_of_threads": "3"}
-    assert ProviderPlan((chosen,), "", False).compiling
+    assert ProviderPlan((chosen,), False).compiling
     assert chosen.keeps_compiled
     (static,) = plan_for(ALL, cpu=[ExecutionAccelerator("openvino", {"disable_dynamic_shapes": "1"})]).providers
-    assert ProviderPlan((static,), "", False).compiling
+    assert ProviderPlan((static,), False).compiling
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_how_batches_are_padded() -> None:
     assert pads_with_first_row(ModelConfig("m"), {})
     assert not pads_with_first_row(ModelConfig("m"), {"pad_batch": "0"})
     assert not pads_with_first_row(ModelConfig("m", parameters={"pad_batch": "false"}), {"pad_batch": "1"})
-    with pytest.raises(ServeError, match="parameter 'pad_batch' of model 'm' must be true, false, 1 or 0, not \"no\""):
+    with pytest.raises(ServeError, match="parameter 'pad_batch' of model 'm' must be true, false, 1 or 0, not \"No\""):
         pads_with_first_row(ModelConfig("m", parameters={"pad_batch": "No"}), {})
 
 

@@ -187,7 +187,7 @@ def load(model: ModelSource) -> LoadedModel:
         if not plan.providers or not plan.accepts_cpu:
             raise
         failure = error
-    on_cpu = _load(model, ProviderPlan((), "its providers failed", accepts_cpu=True))
+    on_cpu = _load(model, ProviderPlan((), accepts_cpu=True))
     _LOG.warning(
         "model '%s' runs on ONNX Runtime's CPU provider, as parameter 'engine' is \"auto\": %s", model.name, failure
     )

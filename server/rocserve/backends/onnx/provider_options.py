@@ -12,6 +12,7 @@ from pathlib import Path
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes, parse_batch_sizes
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.migraphx.configuration.options import CACHE_NAMES, PARAMETERS
+from rocserve.backends.parameters import read_switch
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ExecutionAccelerator, ModelConfig
 
@@ -251,9 +252,4 @@ def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], larges
 
 def pads_with_first_row(config: ModelConfig, options: Mapping[str, str]) -> bool:
     """Raises: ServeError: INVALID_ARGUMENT; the parameter is no switch."""
-    text = config.parameters.get("pad_batch", "").strip().lower() or options.get("pad_batch", "1")
-    if text not in ("1", "true", "0", "false"):
-        raise invalid_argument(
-            f"parameter 'pad_batch' of model '{config.name}' must be true, false, 1 or 0, not \"{text}\""
-        )
-    return text in ("1", "true")
+    return read_switch(config, "pad_batch", options.get("pad_batch", "1") == "1")

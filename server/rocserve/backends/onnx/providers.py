@@ -69,7 +69,6 @@ class ProviderPlan:
 
     providers: tuple[Provider, ...]
     """Empty: the CPU provider only."""
-    reason: str
     accepts_cpu: bool
     """Whether the CPU may take the place of a provider that does not start."""
 
@@ -112,21 +111,20 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
                     model.name,
                     accelerator.name,
                 )
-    reason = f"the execution accelerators are {', '.join(provider.kind.accelerator for provider in wanted)}"
     accepts_cpu = engine == "auto"
     if not wanted:
         if engine == "cpu":
-            return ProviderPlan((), "parameter 'engine' says so", accepts_cpu)
+            return ProviderPlan((), accepts_cpu)
         suited = [kind for kind in KINDS if kind.on_gpu is on_gpu]
         there = next((kind for kind in suited if kind.provider in available), None)
         if there is not None:
             provider = _provider(model, there, ExecutionAccelerator(there.accelerator))
-            return ProviderPlan((provider,), "the installed ONNX Runtime offers it", accepts_cpu)
+            return ProviderPlan((provider,), accepts_cpu)
         if not on_gpu:
-            return ProviderPlan((), "the instance is on the CPU", accepts_cpu)
+            return ProviderPlan((), accepts_cpu)
     missing = [provider.kind for provider in wanted if provider.kind.provider not in available] if wanted else suited
     if not missing:
-        return ProviderPlan(wanted, reason, accepts_cpu)
+        return ProviderPlan(wanted, accepts_cpu)
     names = " or ".join(kind.provider for kind in missing)
     packages = " or ".join(kind.package for kind in missing)
     why = f"the installed ONNX Runtime has no {names}, only {', '.join(available)} (Python package {packages} has it)"
@@ -140,7 +138,7 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
     else:
         _LOG.warning("model '%s' runs on the CPU, as parameter 'engine' is \"auto\": %s", model.name, why)
     left = tuple(provider for provider in wanted if provider.kind not in missing)
-    return ProviderPlan(left, why, accepts_cpu)
+    return ProviderPlan(left, accepts_cpu)
 
 
 def _kind(model: ModelSource, accelerator: ExecutionAccelerator, for_gpu: bool) -> ProviderKind:

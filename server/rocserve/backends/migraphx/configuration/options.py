@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
-from rocserve.backends.parameters import read_choice, read_integer
+from rocserve.backends.parameters import read_choice, read_integer, read_switch, unfit
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 
@@ -224,9 +224,9 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
         calibration_data=data,
         calibration_pipeline=pipeline,
         calibration_samples=samples if precision.needs_calibration else 0,
-        fast_math=_switch(config, "fast_math", True),
-        exhaustive_tune=_switch(config, "exhaustive_tune", False),
-        miopen_tuning=_switch(config, "miopen_tuning", False),
+        fast_math=read_switch(config, "fast_math", True),
+        exhaustive_tune=read_switch(config, "exhaustive_tune", False),
+        miopen_tuning=read_switch(config, "miopen_tuning", False),
     )
 
 
@@ -234,7 +234,7 @@ def serving_options(config: ModelConfig) -> ServingOptions:
     """Which programs the model has, and how they come about. Raises: ServeError: INVALID_ARGUMENT where the
     configuration is wrong or contradicts itself."""
     config = _resolved(config)
-    dynamic_batch = _switch(config, "dynamic_batch", False)
+    dynamic_batch = read_switch(config, "dynamic_batch", False)
     if dynamic_batch and config.max_batch_size == 0:
         raise _wrong(config, "'dynamic_batch' needs max_batch_size, the largest batch that the program is to take")
     largest = config.max_batch_size
@@ -258,11 +258,11 @@ def serving_options(config: ModelConfig) -> ServingOptions:
     except ValueError:
         timeout = -1.0
     if not 0 <= timeout <= _LONGEST_TIMEOUT:
-        raise _unfit(config, "compile_timeout_secs", f"seconds from 0 (no limit) to {_LONGEST_TIMEOUT:.0f}")
+        raise unfit(config, "compile_timeout_secs", f"seconds from 0 (no limit) to {_LONGEST_TIMEOUT:.0f}")
     return ServingOptions(
         batch_sizes=sizes,
         dynamic_batch=dynamic_batch,
-        pad_with_first_row=_switch(config, "pad_batch", True),
+        pad_with_first_row=read_switch(config, "pad_batch", True),
         input_shapes=_input_shapes(config),
         compile_timeout_seconds=timeout,
         binding=read_choice(config, "binding", "auto", _BINDINGS),
@@ -321,26 +321,13 @@ def _missing(config: ModelConfig, target: Target, targets: Collection[Target], w
     )
 
 
-def _switch(config: ModelConfig, name: str, default: bool) -> bool:
-    text = config.parameters.get(name, "")
-    if text not in ("", "true", "1", "false", "0"):
-        raise _unfit(config, name, "true, false, 1 or 0")
-    return text in ("true", "1") if text else default
-
-
 def _path(config: ModelConfig, name: str) -> str:
     """A path within the model's folder, by its text alone."""
     text = config.parameters.get(name, "")
     pure = PurePosixPath(text)
     if pure.is_absolute() or ".." in pure.parts or "\0" in text:
-        raise _unfit(config, name, "a path within the model's folder, without '..' and not absolute")
+        raise unfit(config, name, "a path within the model's folder, without '..' and not absolute")
     return str(pure) if text else ""
-
-
-def _unfit(config: ModelConfig, name: str, expected: str) -> ServeError:
-    return invalid_argument(
-        f"parameter '{name}' of model '{config.name}' must be {expected}, not \"{config.parameters[name]}\""
-    )
 
 
 def _wrong(config: ModelConfig, text: str) -> ServeError:
