@@ -10,7 +10,8 @@ from pathlib import Path
 
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob
-from rocserve.backends.migraphx.jobs.probe import own_recipe, read_program_file
+from rocserve.backends.migraphx.jobs.probe import own_recipe
+from rocserve.backends.migraphx.planning.plan import batch_dimension, read_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
 from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
@@ -104,8 +105,8 @@ class ProgramCompiler:
         if not recipe.rebatched:
             yield ""
             return
-        own_batch = read_program_file(recipe, self.model_folder).own_batch
-        found = self.cache.find(own_recipe(recipe, own_batch).key)
+        graph = read_graph(recipe.source.kind, Path(recipe.source.path), self.model_folder, recipe.output_names)
+        found = self.cache.find(own_recipe(recipe, batch_dimension(graph) or 0).key)
         try:
             yield "" if found is None else str(found.path)
         finally:

@@ -23,9 +23,9 @@ from rocserve.backends.migraphx.jobs.probe import (
     largest_shape,
     own_recipe,
     parse_recipe,
-    read_program_file,
     try_saved,
 )
+from rocserve.backends.migraphx.planning.plan import batch_dimension, read_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import ProgramAbout
 from rocserve.cache.digests import file_digest
@@ -57,10 +57,10 @@ class CompileJob:
         report("reading the model")
         binding.check_target(recipe.options.target.value)
         path = Path(recipe.source.path)
-        source = read_program_file(recipe, folder)
-        if file_digest(path, source.more_files) != recipe.source.digest:
+        graph = read_graph(recipe.source.kind, path, folder, recipe.output_names)
+        if file_digest(path, graph.external_files) != recipe.source.digest:
             raise unavailable(f"file {path.name} has been changed meanwhile")
-        own_size = source.own_batch if recipe.rebatched else 0
+        own_size = (batch_dimension(graph) or 0) if recipe.rebatched else 0
         try:
             program = parse_recipe(binding, recipe)
         except MigraphxError as error:
@@ -89,7 +89,8 @@ class CompileJob:
                     # Unlike these, whose errors the calibration decides.
                     self._quantise(own, report)
                 self._compile(own)
-            fault = row_fault(program, own, own_size, source.output_names, recipe.options.precision)
+            names = [output.name for output in graph.outputs]
+            fault = row_fault(program, own, own_size, names, recipe.options.precision)
             if fault:
                 raise refusal(self.model_name, recipe, own_size, fault)
         lines = binding.take_messages()[:_MOST_MESSAGES]

@@ -17,36 +17,9 @@ from rocserve.backends.migraphx.binding.interface import (
     Program,
     ProgramTensor,
 )
-from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
-from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.jobs.messages import Report
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramFile:
-    output_names: tuple[str, ...]
-    """In the program's order."""
-    own_batch: int
-    """The batch size that it has baked in; 0 = it is left open."""
-    more_files: tuple[Path, ...]
-    """That belong to it: external data."""
-
-
-def read_program_file(recipe: ProgramRecipe, model_folder: Path) -> ProgramFile:
-    """Raises: ServeError: INVALID_ARGUMENT; it cannot be read or is no model."""
-    path = Path(recipe.source.path)
-    files: tuple[Path, ...] = ()
-    if recipe.source.kind is SourceKind.TENSORFLOW:
-        inputs, names = read_tensorflow_graph(path, recipe.output_names).inputs, recipe.output_names
-    else:
-        graph = read_onnx_graph(path, (model_folder,))
-        inputs, names = graph.inputs, tuple(output.name for output in graph.outputs)
-        files = graph.external_files
-    first = {tensor.dims[0] for tensor in inputs if tensor.dims}
-    size = first.pop() if len(first) == 1 else 0
-    return ProgramFile(names, size if isinstance(size, int) else 0, files)
 
 
 def own_recipe(recipe: ProgramRecipe, own_batch: int) -> ProgramRecipe:

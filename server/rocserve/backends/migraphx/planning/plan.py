@@ -19,7 +19,7 @@ from rocserve.backends.host import FreeMemory, Host
 from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, bounds
 from rocserve.backends.migraphx.calibration import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions, Target
-from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, is_beyond_memory
+from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, ModelGraph, is_beyond_memory
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
@@ -74,16 +74,13 @@ def plan_programs(
     """The programs of a version, from its file or from `model_file`, the ONNX file beside a .mxr. Raises: ServeError:
     INVALID_ARGUMENT where the file or the configuration is wrong, UNAVAILABLE where a file cannot be read."""
     path = model_file or model.model_file
-    kind, output_names = SourceKind.ONNX, tuple[str, ...]()
-    if model.config.backend == "tensorflow" and model_file in (None, model.model_file):
-        kind = SourceKind.TENSORFLOW
-        # Where the configuration names others, the server reports which there are.
-        graph = read_tensorflow_graph(path, [output.name for output in model.config.outputs])
-        output_names = tuple(output.name.removesuffix(":0") for output in graph.outputs)
-    else:
-        graph = read_onnx_graph(path, (model.model_folder,))
+    is_tensorflow = model.config.backend == "tensorflow" and model_file in (None, model.model_file)
+    kind = SourceKind.TENSORFLOW if is_tensorflow else SourceKind.ONNX
+    # Where the configuration names others, the server reports which there are.
+    graph = read_graph(kind, path, model.model_folder, [output.name for output in model.config.outputs])
+    output_names = tuple(output.name.removesuffix(":0") for output in graph.outputs) if is_tensorflow else ()
     # Where MIGraphX needs fixed shapes.
-    why = "a TensorFlow graph" if kind is SourceKind.TENSORFLOW else ""
+    why = "a TensorFlow graph" if is_tensorflow else ""
     if options.precision.needs_calibration:
         why = f'precision "{options.precision.value}"'
     if serving.dynamic_batch and why:
@@ -98,7 +95,7 @@ def plan_programs(
             f' "{options.precision.value}" cannot be; leave it out and the model runs as it is'
         )
     largest = LARGEST_WITHOUT_CONFIGURATION if model.config.has_open_batch else model.config.max_batch_size
-    batch = _batch_dimension(graph.inputs, graph.outputs) if largest else None
+    batch = batch_dimension(graph) if largest else None
     if batch and model.config.max_batch_size == 0:
         batch = None
     shapes = _input_shapes(model.config, serving.input_shapes, graph.inputs, batch is not None)
@@ -134,6 +131,14 @@ def plan_programs(
     )
 
 
+def read_graph(kind: SourceKind, path: Path, model_folder: Path, output_names: Sequence[str]) -> ModelGraph:
+    """The graph of a model's file. `output_names`: those that a TensorFlow graph is asked for. Raises: ServeError:
+    INVALID_ARGUMENT; it cannot be read or is no model."""
+    if kind is SourceKind.TENSORFLOW:
+        return read_tensorflow_graph(path, output_names)
+    return read_onnx_graph(path, (model_folder,))
+
+
 def _recipes(
     first: ProgramRecipe, serving: ServingOptions, batch: int | None, largest: int, shapes: Mapping[str, Shape]
 ) -> tuple[ProgramRecipe, ...]:
@@ -155,13 +160,13 @@ def _recipes(
     return tuple(of_rows(size, batch_size=size, rebatched=batch not in (0, size)) for size in sizes)
 
 
-def _batch_dimension(inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> int | None:
+def batch_dimension(graph: ModelGraph) -> int | None:
     """The number that the file has baked in for the first dimension of every input and output, where that counts a
     batch's rows; 0 = it is left open. None for a model whose tensors share no first dimension: it cannot batch."""
     # None for a scalar. A tensor of which nothing is known may have any.
     leads, given = (
         ["" if tensor.dims is None else tensor.dims[0] if tensor.dims else None for tensor in tensors]
-        for tensors in (inputs, outputs)
+        for tensors in (graph.inputs, graph.outputs)
     )
     if not leads or None in leads:
         return None
