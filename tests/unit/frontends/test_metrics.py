@@ -150,6 +150,12 @@ def test_tags_and_the_cache() -> None:
     assert samples[f"nv_cache_miss_duration_per_model{labels}"] == "7"
 
 
+def test_a_tag_that_is_no_labels_name_is_made_one() -> None:
+    config = ModelConfig(name="m", metric_tags={"cost centre-7 \N{SNOWMAN}": 'a "b"'})
+    samples = samples_of(ToldVersion("m", 1, config=config))
+    assert samples['nv_inference_count{model="m",version="1",_cost_centre_7__="a \\"b\\""}'] == "0"
+
+
 def test_without_a_cache_nothing_is_said_of_one() -> None:
     holder = ServingTableHolder()
     holder.table = ServingTable({"m": ServedModel("m", {1: ToldVersion("m", 1)}, None)})  # type: ignore[dict-item]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +28,9 @@ from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.settings import MetricsSettings
 
 Source = Callable[[], Iterable[MetricFamily]]
+
+_NO_LABEL = re.compile(r"[^a-zA-Z0-9_]")
+"""In a label's name: Prometheus would take none of the metrics, of whatever model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,7 @@ def server_families(
         for version in model.versions.values():
             if not isinstance(version, LazyVersion) or version.was_asked:
                 namespace = {"namespace": model.namespace} if model.namespace else {}
-                tags = {f"_{name}": value for name, value in version.config.metric_tags.items()}
+                tags = {f"_{_NO_LABEL.sub('_', name)}": text for name, text in version.config.metric_tags.items()}
                 labels = {"model": version.name, "version": str(version.version), **namespace, **tags}
                 readings.append(VersionReading(version, labels, version.statistics.snapshot()))
     yield from model_families(readings, options.counters)
