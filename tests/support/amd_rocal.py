@@ -45,9 +45,10 @@ def setup_for(
     file = document if isinstance(document, Mapping) else {"pipeline": document, "mean_std_range": "pixel"}
     pipeline = parse_pipeline(json.dumps(file), color_format.channels)
     formats = tuple(
-        OutputFormat(step.datatype or step.default_datatype, step.layout or Layout.NHWC)
-        for step in pipeline.steps
-        if step.is_output
+        OutputFormat(step.datatype, Layout.NHWC)
+        if isinstance(step, Measurement)
+        else OutputFormat(step.datatype or step.default_datatype, step.layout or Layout.NHWC)
+        for step in pipeline.outputs
     )
     return EngineSetup("model", pipeline, pipeline.decoder, color_format, formats, batch_size, threads, device)
 
@@ -65,13 +66,9 @@ def run_batch(
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[list[np.ndarray], Mapping[int, Exception]]:
     """The outputs, of `shapes` an image, and the failures."""
-    steps = [step for step in setup.pipeline.steps if step.is_output]
-    types = [
-        step.call.datatype if isinstance(step.call, Measurement) else output.datatype
-        for step, output in zip(steps, setup.formats, strict=True)
-    ]
     outputs = [
-        np.full((len(images), *shape), 7, dtype=kind.numpy_dtype) for shape, kind in zip(shapes, types, strict=True)
+        np.full((len(images), *shape), 7, dtype=output.datatype.numpy_dtype)
+        for shape, output in zip(shapes, setup.formats, strict=True)
     ]
     given = {name: np.asarray(values) for name, values in (arguments or {}).items()}
 

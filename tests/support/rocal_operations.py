@@ -82,7 +82,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 def make(name: str, channels: int = 3, **keys: Any) -> Any:
     """The operation as a pipeline file would give it, with levels of 0..255 for a mean."""
     document = {"pipeline": [{"operation": name, **keys, "is_output": True}], "mean_std_range": "pixel"}
-    return parse_pipeline(json.dumps(document), channels).steps[0].call
+    return parse_pipeline(json.dumps(document), channels).images[0].call
 
 
 def picture(height: int, width: int, channels: int = 3, seed: int = 5) -> Array:

@@ -59,8 +59,9 @@ def engine(
     **top_level: Any,
 ) -> PipelineEngine:
     pipeline = parse_pipeline(json.dumps({"pipeline": operations, **top_level}), color_format.channels)
-    count = sum(step.is_output for step in pipeline.steps)
-    return PipelineEngine(pipeline, Decoder(color_format, pipeline.decoder), tuple(formats or [UINT8_NHWC] * count))
+    return PipelineEngine(
+        pipeline, Decoder(color_format, pipeline.decoder), tuple(formats or [UINT8_NHWC] * len(pipeline.outputs))
+    )
 
 
 def output(operation: Operation, encoded: bytes, output_format: OutputFormat, color_format: ColorFormat) -> Any:

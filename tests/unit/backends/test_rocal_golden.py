@@ -112,7 +112,7 @@ def test_engine_gives_what_rocal_gives(data: Path, name: str) -> None:
     # rocAL takes mean and deviation as they are, and so were these made.
     document = json.dumps({"pipeline": golden.operations, "mean_std_range": "pixel"})
     pipeline = parse_pipeline(document, channels=3)
-    (output,) = (step for step in pipeline.steps if step.is_output)
+    (output,) = pipeline.outputs
     datatype = output.datatype or DataType.UINT8
     decoder = Decoder(ColorFormat.RGB24, pipeline.decoder)
     engine = PipelineEngine(pipeline, decoder, (OutputFormat(datatype, Layout.NHWC),))

@@ -255,7 +255,7 @@ def blend(ratio: float) -> Any:
             {"operation": "blend", "inputs": ["first", "decoded"], "ratio": ratio, "is_output": True},
         ]
     }
-    return parse_pipeline(json.dumps(document), channels=3).steps[1].call
+    return parse_pipeline(json.dumps(document), channels=3).images[1].call
 
 
 @pytest.mark.parametrize("ratio", [0, 0.25, 0.5, 1])
@@ -321,7 +321,7 @@ def test_normalize(axes: list[int], mean: list[float], stddev: list[float], scal
 
 def test_normalize_gives_floats_unless_told_otherwise() -> None:
     document = {"pipeline": [{"operation": "normalize", "axes": [0, 1], "is_output": True}]}
-    assert parse_pipeline(json.dumps(document), channels=3).steps[0].default_datatype is DataType.FP32
+    assert parse_pipeline(json.dumps(document), channels=3).images[0].default_datatype is DataType.FP32
 
 
 def test_nothing_but_the_shift_is_left_of_an_even_picture() -> None:

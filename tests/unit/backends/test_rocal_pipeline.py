@@ -9,7 +9,7 @@ import pytest
 
 from rocserve.backends.rocal.decoding.options import DecoderLimits
 from rocserve.backends.rocal.operations import OPERATIONS
-from rocserve.backends.rocal.operations.base import Call, Operation
+from rocserve.backends.rocal.operations.base import Operation
 from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Step, parse_pipeline
 from rocserve.backends.rocal.schema import REQUIRED, PipelineError
 from rocserve.core.datatypes import DataType
@@ -30,15 +30,14 @@ def parse(*operations: Any, channels: int = 3, **top_level: Any) -> Pipeline:
 
 
 def values(step: Step) -> Any:
-    assert isinstance(step.call, Call)
     return step.call.values
 
 
 def test_operations_become_typed_steps() -> None:
     pipeline = parse({**RESIZE, "is_output": False}, NORMALIZE)
-    assert [step.name for step in pipeline.steps] == ["Resize", "CropMirrorNormalize"]
-    assert values(pipeline.steps[0]) == {"dest_width": 8, "dest_height": 6}
-    assert values(pipeline.steps[1]) == {
+    assert [step.name for step in pipeline.images] == ["Resize", "CropMirrorNormalize"]
+    assert values(pipeline.images[0]) == {"dest_width": 8, "dest_height": 6}
+    assert values(pipeline.images[1]) == {
         "crop_width": 4,
         "crop_height": 4,
         "start_x": 0.5,
@@ -47,7 +46,7 @@ def test_operations_become_typed_steps() -> None:
         "std_dev": (50.0, 51.0, 52.0),
         "mirror": False,
     }
-    assert [step.is_output for step in pipeline.steps] == [False, True]
+    assert [step.is_output for step in pipeline.images] == [False, True]
     assert pipeline.decoder.limits == DecoderLimits(1000, 1000)
     assert pipeline.notes == ()
 
@@ -57,7 +56,7 @@ def test_decoder_limits_are_read() -> None:
 
 
 def test_output_datatype_and_layout_are_read() -> None:
-    (step,) = parse({**RESIZE, "dtype": "FLOAT", "layout": "NCHW"}).steps
+    (step,) = parse({**RESIZE, "dtype": "FLOAT", "layout": "NCHW"}).images
     assert (step.datatype, step.layout) == (DataType.FP32, Layout.NCHW)
 
 
@@ -84,7 +83,7 @@ def test_range_of_mean_and_deviation(
 ) -> None:
     operation = {**NORMALIZE, "mean": mean, "std_dev": deviation, "mean_std_range": given}
     pipeline = parse(operation)
-    step = pipeline.steps[0]
+    step = pipeline.images[0]
     assert values(step)["mean"][0] == pytest.approx(expected_mean)
     scaled = given == "unit" or noted
     assert values(step)["std_dev"][0] == pytest.approx(deviation[0] * (255 if scaled else 1))
@@ -95,11 +94,11 @@ def test_range_of_mean_and_deviation(
 def test_range_for_the_whole_file_is_overridden_by_an_operations_own() -> None:
     unit = {**NORMALIZE, "mean": [0.5] * 3, "std_dev": [0.5] * 3}
     pipeline = parse(unit, {**unit, "mean_std_range": "unit"}, mean_std_range="pixel")
-    assert [values(step)["mean"][0] for step in pipeline.steps] == [0.5, 127.5]
+    assert [values(step)["mean"][0] for step in pipeline.images] == [0.5, 127.5]
 
 
 def test_one_mean_stands_for_all_channels() -> None:
-    (step,) = parse({**NORMALIZE, "mean": [7], "std_dev": [9]}).steps
+    (step,) = parse({**NORMALIZE, "mean": [7], "std_dev": [9]}).images
     assert (values(step)["mean"], values(step)["std_dev"]) == ((7.0,) * 3, (9.0,) * 3)
 
 
@@ -213,14 +212,14 @@ def test_operations_read_the_one_before_or_those_that_they_name() -> None:
         {**RESIZE, "is_output": False, "inputs": ["decoded"]},
         {**BLEND, "inputs": ["b", "a"]},
     )
-    assert [step.sources for step in pipeline.steps] == [(DECODED,), (), (0,), (DECODED,), (2, 0)]
+    assert [step.sources for step in pipeline.images] == [(DECODED,), (0,), (DECODED,), (2, 0)]
 
 
 def test_inputs_are_listed_once_in_their_order() -> None:
     flipped, turned = {**NORMALIZE, "mirror": {"input": "F"}}, {**NORMALIZE, "mirror": {"input": "T"}}
     pipeline = parse(flipped, turned, flipped)
     assert pipeline.inputs == ("F", "T")
-    assert [[binding.key for binding in step.bindings] for step in pipeline.steps] == [["mirror"]] * 3
+    assert [[binding.key for binding in step.bindings] for step in pipeline.images] == [["mirror"]] * 3
 
 
 OF_IMAGES = {name: operation for name, operation in OPERATIONS.items() if isinstance(operation, Operation)}

@@ -95,7 +95,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
     and pipeline contradict each other. OutputContradiction."""
     image = _image_input(pipeline, config, channels)
     extents = output_extents(pipeline, Extent(None, None) if image is None else image.extent)
-    steps = [step for step in pipeline.steps if step.is_output]
+    steps = pipeline.outputs
     declared = config.outputs or (None,) * len(steps)
     if len(declared) != len(steps):
         raise PipelineError(f"{len(declared)} outputs are configured, but the pipeline has {len(steps)}")
@@ -106,7 +106,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
     varying = ", ".join(f"'{output.name}'" for output in outputs if -1 in output.shape)
     holds_several = config.max_batch_size > 0
     if not holds_several and config.outputs:
-        ranks = (len(step.call.shape) if isinstance(step.call, Measurement) else 3 for step in steps)
+        ranks = (len(step.shape) if isinstance(step, Measurement) else 3 for step in steps)
         leads = {len(_dims(output)) - rank for output, rank in zip(config.outputs, ranks, strict=True)}
         if len(leads) != 1:
             raise PipelineError("its outputs must all have a batch dimension or none of them")
@@ -146,11 +146,16 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
 
 
 def _output(
-    config: ModelConfig, step: Step, extent: Extent | None, channels: int, name: str, declared: OutputConfig | None
+    config: ModelConfig,
+    step: Step | Measurement,
+    extent: Extent | None,
+    channels: int,
+    name: str,
+    declared: OutputConfig | None,
 ) -> Output:
     """`name`: where the configuration has none."""
-    if isinstance(step.call, Measurement):
-        return _measurement(config, step.call, name, declared)
+    if isinstance(step, Measurement):
+        return _measurement(config, step, name, declared)
     assert extent is not None
     if declared is None:
         chosen = OutputFormat(step.datatype or step.default_datatype, step.layout or Layout.NHWC)

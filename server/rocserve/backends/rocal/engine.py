@@ -41,7 +41,7 @@ class EngineSetup:
     """The pipeline's, with `max_pixels` lowered to the model's parameter."""
     color_format: ColorFormat
     formats: tuple[OutputFormat, ...]
-    """How each output is handed out, in the order of the steps with is_output."""
+    """How each output is handed out, in the pipeline's order."""
     batch_size: int
     """How many images a batch usually has at most: max_batch_size, or 1 without batching. A single request of a model
     without batching may still bring more."""
@@ -86,8 +86,8 @@ class PipelineEngine:
         images = {DECODED: Image.whole(decoded.pixels)}
         outputs: list[np.ndarray[Any, Any]] = []
         for step in self.pipeline.steps:
-            if isinstance(step.call, Measurement):
-                outputs.append(step.call.measure(decoded))
+            if isinstance(step, Measurement):
+                outputs.append(step.measure(decoded))
                 continue
             if step.is_read:
                 # The next operation works on bytes, as in rocAL, whatever is handed out here.

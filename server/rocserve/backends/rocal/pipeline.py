@@ -19,7 +19,7 @@ from rocserve.backends.rocal import schema
 from rocserve.backends.rocal.decoding.options import DecoderOptions
 from rocserve.backends.rocal.image import UNKNOWN, Extent, Image, ResultExtent
 from rocserve.backends.rocal.operations import OPERATIONS
-from rocserve.backends.rocal.operations.base import Call, Measurement, Operation, Values
+from rocserve.backends.rocal.operations.base import Call, Measurement, Operation
 from rocserve.backends.rocal.schema import Binding, Key, PipelineError, shown
 from rocserve.core.datatypes import DataType
 
@@ -111,14 +111,14 @@ _STEP_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation, its sources, and the use of its result."""
+    """One operation, its sources, and the use of the image that it makes."""
 
     index: int
     """Its place in the pipeline."""
-    call: Call | Measurement
+    call: Call
     """With the defaults of the flags that inputs give."""
     sources: tuple[int, ...]
-    """The steps whose images it reads, by their places; DECODED = the decoder's image. None for a measurement."""
+    """The steps whose images it reads, by their places; DECODED = the decoder's image."""
     bindings: tuple[Binding, ...]
     """The flags that inputs give."""
     is_read: bool
@@ -131,33 +131,21 @@ class Step:
 
     @property
     def name(self) -> str:
-        return self.call.name if isinstance(self.call, Measurement) else self.call.operation.name
+        return self.call.operation.name
 
     @property
     def where(self) -> str:
         return f"pipeline[{self.index}] ({self.name})"
 
-    @property
-    def operation(self) -> Operation:
-        """Of a step that makes an image."""
-        assert isinstance(self.call, Call)
-        return self.call.operation
-
-    @property
-    def arguments(self) -> Values:
-        assert isinstance(self.call, Call)
-        return self.call.arguments
-
     def call_with(self, flags: Mapping[str, bool]) -> Call:
-        """Of an image, with the values of the pipeline's inputs."""
-        assert isinstance(self.call, Call)
+        """With the values of the pipeline's inputs."""
         if not self.bindings:
             return self.call
         return self.call.operation(**{**self.call.values, **{each.key: flags[each.input] for each in self.bindings}})
 
     def extent(self, extents: Mapping[int, ResultExtent]) -> ResultExtent:
         """Of its image, by those of the steps before; see Operation.extent."""
-        return self.operation.extent(*(extents[source] for source in self.sources), **self.arguments)
+        return self.call.extent(*(extents[source] for source in self.sources))
 
     def run(self, images: Mapping[int, Image], flags: Mapping[str, bool], as_float: bool) -> Image:
         """Its image, of those of the steps before, by their places; see Call.run."""
@@ -166,7 +154,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    steps: tuple[Step, ...]
+    steps: tuple[Step | Measurement, ...]
     decoder: DecoderOptions
     inputs: tuple[str, ...]
     """The inputs of the request, beside the image, that give flags to operations, one for each image; in the order in
@@ -174,22 +162,32 @@ class Pipeline:
     notes: tuple[str, ...]
     """Sentences for the log, on values that may have been meant otherwise."""
 
+    @property
+    def images(self) -> list[Step]:
+        """The steps that make images."""
+        return [step for step in self.steps if isinstance(step, Step)]
+
+    @property
+    def outputs(self) -> list[Step | Measurement]:
+        return [step for step in self.steps if isinstance(step, Measurement) or step.is_output]
+
 
 def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
     """The pipeline for images with this number of channels. Raises: PipelineError: it is not JSON, has unknown, missing
     or wrong keys, no output, or means for other channels."""
     top_level = schema.read_keys("pipeline file", _read_document(text), _TOP_LEVEL_KEYS)
     reader = _StepReader(top_level["mean_std_range"], channels)
-    steps = tuple(reader.read(index, entry) for index, entry in enumerate(top_level["pipeline"]))
-    if not any(step.is_output for step in steps):
-        raise PipelineError('no operation is an output; set "is_output": true on the last one')
+    steps = [reader.read(index, entry) for index, entry in enumerate(top_level["pipeline"])]
     read: set[int] = set()
-    for step in reversed(steps):
-        if step.is_output or step.index in read:
-            read.update(step.sources)
-    steps = tuple(replace(step, is_read=step.index in read) for step in steps)
-    inputs = dict.fromkeys(binding.input for step in steps for binding in step.bindings)
-    return Pipeline(steps, DecoderOptions.read(top_level["decoder"]), tuple(inputs), tuple(reader.notes))
+    for index, step in reversed(list(enumerate(steps))):
+        if isinstance(step, Step):
+            steps[index] = replace(step, is_read=index in read)
+            read.update(step.sources if step.is_output or index in read else ())
+    inputs = dict.fromkeys(binding.input for step in steps if isinstance(step, Step) for binding in step.bindings)
+    pipeline = Pipeline(tuple(steps), DecoderOptions.read(top_level["decoder"]), tuple(inputs), tuple(reader.notes))
+    if not pipeline.outputs:
+        raise PipelineError('no operation is an output; set "is_output": true on the last one')
+    return pipeline
 
 
 class _StepReader:
@@ -202,7 +200,7 @@ class _StepReader:
         self._names = {_DECODED_NAME: DECODED}
         self._previous = DECODED
 
-    def read(self, index: int, entry: Any) -> Step:
+    def read(self, index: int, entry: Any) -> Step | Measurement:
         where = f"pipeline[{index}]"
         if not isinstance(entry, dict):
             raise PipelineError(f"{where} must be an object, not {shown(entry)}")
@@ -213,7 +211,7 @@ class _StepReader:
             values, _ = schema.read_bound_keys(where, entry, _MEASUREMENT_KEYS)
             if not values["is_output"]:
                 raise PipelineError(f'{where} is nothing but an output; set "is_output": true')
-            return Step(index, operation, (), (), False, True, operation.datatype, None, operation.datatype)
+            return operation
         if operation.colour_only and self._channels != 3:
             raise PipelineError(f"{where} needs colour; the images have 1 channel (parameter 'color_format')")
         keys = {**_STEP_KEYS, **operation.keys, **operation.ignored_keys}
@@ -306,17 +304,14 @@ def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
     """The size of each output, as far as it is the same for every image of the `decoded` size; None for a measurement.
     Raises: PipelineError: two images that are read together can never fit, or a result would be too large."""
     results = known_extents(pipeline, ResultExtent.whole(decoded))
-    outputs = [step.index for step in pipeline.steps if step.is_output]
-    return [results[index].size if index in results else None for index in outputs]
+    return [None if isinstance(step, Measurement) else results[step.index].size for step in pipeline.outputs]
 
 
 def known_extents(pipeline: Pipeline, decoded: ResultExtent = UNKNOWN) -> Mapping[int, ResultExtent]:
     """Of the decoder's image and of each step's, by their places; as far as they are the same for all images. Raises:
     PipelineError: as `output_extents`."""
     results = {DECODED: decoded}
-    for step in pipeline.steps:
-        if isinstance(step.call, Measurement):
-            continue
+    for step in pipeline.images:
         try:
             results[step.index] = step.extent(results)
             results[step.index].check()

@@ -48,15 +48,15 @@ def check(graph: Graph) -> None:
     pipeline, binding, name = graph.setup.pipeline, graph.binding, graph.setup.model_name
     if len(pipeline.inputs) > _MOST_FLAGS:
         extra = pipeline.inputs[_MOST_FLAGS]
-        step = next(step for step in pipeline.steps for entry in step.bindings if entry.input == extra)
+        step = next(step for step in pipeline.images for entry in step.bindings if entry.input == extra)
         reason = (
             f"input '{extra}' is one flag too many: each image may have {_MOST_FLAGS} with rocAL, any number with the"
             " CPU engine"
         )
         raise _impossible(name, step, reason)
     for step in graph.steps:
-        operation, amd = step.operation, step.operation.amd
-        refusal = amd.refusal(step.arguments, graph.known[step.sources[0]])
+        operation, amd = step.call.operation, step.call.operation.amd
+        refusal = amd.refusal(step.call.arguments, graph.known[step.sources[0]])
         if refusal is None and (amd.make is None or amd.function is not None):
             # It is a function of `fn`, which this amd.rocal may not have.
             function_name = amd.function or operation.name
@@ -81,7 +81,7 @@ def misfit(graph: Graph, height: int, width: int) -> str | None:
     for step in graph.steps:
         valid = results[step.sources[0]].valid
         known = graph.known[step.sources[0]].valid
-        text = step.operation.amd.misfit(step.arguments, known, *valid.sides)
+        text = step.call.operation.amd.misfit(step.call.arguments, known, *valid.sides)
         if text is not None:
             return f"{step.name}: {text}"
         try:
@@ -214,15 +214,14 @@ class RocalEngine:
         pipeline = self._graph.setup.pipeline
         decoded: dict[int, DecodedImage] = {}
         failures: dict[int, Exception] = {}
-        outputs = [step for step in pipeline.steps if step.is_output]
         for row, image in enumerate(images):
             if isinstance(image, Exception):
                 failures[row] = image
                 continue
             decoded[row] = image
-            for output, step in enumerate(outputs):
-                if isinstance(step.call, Measurement):
-                    put(row, output, step.call.measure(image))
+            for output, step in enumerate(pipeline.outputs):
+                if isinstance(step, Measurement):
+                    put(row, output, step.measure(image))
         with self._lock:
             # The images that have the same flags, since rocAL has one value for a whole batch.
             groups: dict[Flags, list[int]] = {}

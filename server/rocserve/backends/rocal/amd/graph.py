@@ -19,7 +19,7 @@ from rocserve.backends.rocal.amd.binding import Binding
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import EngineSetup
 from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent
-from rocserve.backends.rocal.operations.base import Measurement, Node, Tensor
+from rocserve.backends.rocal.operations.base import Node, Tensor
 from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Step
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
@@ -56,18 +56,13 @@ class Graph:
     @property
     def steps(self) -> list[Step]:
         """Those that make an image that is needed."""
-        return [
-            step
-            for step in self.setup.pipeline.steps
-            if not isinstance(step.call, Measurement) and (step.is_read or step.is_output)
-        ]
+        return [step for step in self.setup.pipeline.images if step.is_read or step.is_output]
 
     @property
     def outputs(self) -> list[tuple[int, Step, OutputFormat]]:
         """Those that are images: place among all outputs, step and format."""
-        steps = [step for step in self.setup.pipeline.steps if step.is_output]
-        entries = zip(range(len(steps)), steps, self.setup.formats, strict=True)
-        return [entry for entry in entries if not isinstance(entry[1].call, Measurement)]
+        entries = enumerate(zip(self.setup.pipeline.outputs, self.setup.formats, strict=True))
+        return [(place, step, asked) for place, (step, asked) in entries if isinstance(step, Step)]
 
     @property
     def source_layout(self) -> Any:
@@ -80,8 +75,8 @@ class Graph:
 
         FP16 is made of FP32, as on the CPU.
         """
-        types, form = self.binding.types, step.operation.amd
-        as_float = asked.datatype is not DataType.UINT8 and form.gives_floats(step.arguments)
+        types, form = self.binding.types, step.call.operation.amd
+        as_float = asked.datatype is not DataType.UINT8 and form.gives_floats(step.call.arguments)
         layout = self.source_layout
         if form.gives_layouts and not self.is_grey:
             layout = types.NCHW if asked.layout is Layout.NCHW or form.only_planes else types.NHWC
@@ -176,7 +171,7 @@ class OutputReader:
         assert self._data is not None
         size = self._size
         image: Pixels = self._data[index].transpose(1, 2, 0) if self._planes else self._data[index]
-        if self._step.operation.amd.fills_result:
+        if self._step.call.operation.amd.fills_result:
             return image[: size.height, : size.width]
         _, _, width, height = (int(number) for number in self._regions[index])
         valid = image[:height, :width]
