@@ -261,8 +261,11 @@ class FolderCache:
     def remove(self, name: str) -> bool:
         """Whether it is gone now: one that a process makes or uses stays. Raises: ServeError: UNAVAILABLE, the place
         cannot be written."""
+        hidden = [self._hidden(name, suffix) for suffix in (_LOCK, _NEW)]
+        if not any(path.exists() for path in (self.place / name, *hidden)):
+            return True
         try:
-            lock = try_lock(self._hidden(name, _LOCK))
+            lock = try_lock(hidden[0])
             if lock is None:
                 return False
             try:
@@ -273,8 +276,6 @@ class FolderCache:
                 self._discard(name)
             finally:
                 lock.release()
-        except FileNotFoundError:
-            return True  # There is no such place.
         except OSError as error:
             raise unavailable(f"compiled programs cannot be removed: {error}") from None
         return True

@@ -54,6 +54,7 @@ def test_a_cache_that_is_only_read_is_used_and_new_programs_go_elsewhere(
     script = """
 print(cache.find(a_recipe("old").key).path.read_bytes().decode())
 print(store(cache, a_recipe("new"), b"new").path.read_bytes().decode())
+stored(cache, a_recipe("spare"))
 print(cache.find(a_recipe("new").key).path.is_relative_to(sys.argv[2]))
 print(cache.load_trials.directory, cache.load_trials.spare, cache.tuning_folder)
 print(len(cache.entries()))
@@ -62,6 +63,8 @@ try:
 except Exception as error:
     print(error)
 print(*warnings, sep="\\n")
+cache.find(a_recipe("new").key).release()
+print(cache.remove(a_recipe("spare").key), len(cache.entries()))
 """
     only_read = mounted(mounting, f"mount --bind {directory} {directory}", f"mount -o remount,bind,ro {directory}")
     lines = printed_lines(start(SPARE_OPENED + script, directory, spare, before=only_read))
@@ -70,12 +73,13 @@ print(*warnings, sep="\\n")
         "new",
         "True",
         f"{directory}/load-trials {spare}/load-trials {spare}/miopen",
-        "2",
+        "3",
     ]
     assert lines[5].startswith("compiled programs cannot be removed: [Errno 30] Read-only file system")
     assert lines[6:] == [
         f"compiled programs cannot be kept in {directory} (Read-only file system): those that are there are used, new"
-        f" ones go to {spare}; name another folder with --cache-directory"
+        f" ones go to {spare}; name another folder with --cache-directory",
+        "True 2",
     ]
     # Another process finds what went to the spare folder.
     cache = ProgramCache(directory, GENEROUS, spare_directory=spare)
