@@ -252,6 +252,39 @@ def test_rocal_that_cannot_be_loaded_is_replaced_only_where_auto_is_written(
     assert "engine cpu: rocAL cannot run it (amd.rocal is not installed" in caplog.text
 
 
+@pytest.mark.usefixtures("rocal")
+def test_an_amd_rocal_that_fails_in_a_way_of_its_own_is_replaced_too(
+    model_source: SourceMaker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import amd.rocal.fn
+
+    # As another version may have it.
+    monkeypatch.setattr(amd.rocal.fn, "external_source", lambda source: None)
+    options = {"kind": InstanceKind.GPU}
+    with pytest.raises(ServeError, match=r"rocAL fails: .*unexpected keyword argument 'color_format'") as caught:
+        load(model_source("pipeline.json", {"pipeline": [RESIZE]}, **options))
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    caplog.set_level(logging.INFO)
+    load(model_source("pipeline.json", {"pipeline": [RESIZE]}, **options, parameters={"engine": "auto"})).warm_up([])
+    assert "engine cpu: rocAL cannot run it (rocAL fails: " in caplog.text
+
+
+def test_a_libturbojpeg_that_cannot_be_loaded_is_told(
+    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> None:
+        raise OSError(f"{name}: invalid ELF header")
+
+    monkeypatch.setattr("ctypes.CDLL", refuse)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libturbojpeg.so.0")
+    with pytest.raises(ServeError, match=r"^libturbojpeg.so.0: invalid ELF header; libturbojpeg decodes") as caught:
+        load(model_source("pipeline.json", {"pipeline": [RESIZE]}))
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    with pytest.raises(ServeError, match="libturbojpeg was not found; it decodes JPEGs"):
+        load(model_source("pipeline.json", {"pipeline": [RESIZE]}))
+
+
 def test_several_images_in_one_tensor_without_batching(model_source: SourceMaker) -> None:
     images = [pictures.colours(60, 40), 255 - pictures.colours(60, 40), pictures.colours(60, 40)[::-1]]
     files = [pictures.saved(image, "PNG") for image in images]

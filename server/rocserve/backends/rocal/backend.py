@@ -483,10 +483,12 @@ def load(model: ModelSource) -> LoadedModel:
 
         try:
             engine = RocalEngine(setup)
-        except ServeError as error:
+        except Exception as error:
+            # Of another version of amd.rocal anything may come.
+            fault = error if isinstance(error, ServeError) else unavailable(f"rocAL fails: {error!r}")
             if not accepts_cpu:
-                raise
-            reason = f"rocAL cannot run it ({error.text}); parameter 'engine' is \"auto\", which accepts the CPU"
+                raise fault from (None if fault is error else error)
+            reason = f"rocAL cannot run it ({fault.text}); parameter 'engine' is \"auto\", which accepts the CPU"
             chosen = _CPU
     if engine is None:
         try:

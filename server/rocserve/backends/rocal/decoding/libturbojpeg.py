@@ -261,4 +261,7 @@ def _load() -> ctypes.CDLL:
         raise RuntimeError(
             "libturbojpeg was not found; it decodes JPEGs (Debian and Ubuntu: apt-get install libturbojpeg0)"
         )
-    return ctypes.CDLL(found)
+    try:
+        return ctypes.CDLL(found)
+    except OSError as error:
+        raise RuntimeError(f"{error}; libturbojpeg decodes JPEGs") from None
