@@ -20,6 +20,8 @@ class Method:
     answer: Callable[[Any], Any]
     """Gives a Message, in place and on any thread; a slow one has a task of the event loop await it."""
     is_slow: bool = False
+    answer_serialised: Callable[[bytes], Any] | None = None
+    """As `answer`, to a request that has been serialised; None: it has to be read for that."""
 
 
 def on_loop(method: Method, loop: asyncio.AbstractEventLoop) -> Method:

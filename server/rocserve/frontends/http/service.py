@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib import resources
 from typing import NamedTuple
@@ -128,14 +129,19 @@ class HttpService:
         holding = Holding()
         try:
             body = await self._parts.bodies.read(request, holding) if request.head.method == "POST" else None
+            serialised: bytes | None = None
             if body is not None and len(body) > LARGE_JSON:
                 parse = partial(parse_message, request.head.target)
-                message = method.request.FromString(await self._parts.large.parse(parse, body))
-            else:
-                message = route.request(fields, body)
+                serialised = await self._parts.large.parse(parse, body)
             is_forwarded = any(name in FORWARDING_HEADERS for name in request.head.headers)
-            self._access.check_admin(route.method, Peer(request.remote, is_forwarded), lambda: message)
-            response = await self._call(method, message, holding)
+            peer = Peer(request.remote, is_forwarded)
+            if serialised is not None and method.answer_serialised is not None:
+                self._access.check_admin(route.method, peer, partial(method.request.FromString, serialised))
+                response = await self._call(replace(method, answer=method.answer_serialised), serialised, holding)
+            else:
+                read = route.request(fields, body) if serialised is None else method.request.FromString(serialised)
+                self._access.check_admin(route.method, peer, lambda: read)
+                response = await self._call(method, read, holding)
             if route.to_json is health_response:
                 health: Response = health_response(response, fields.get("name", ""))
                 return health

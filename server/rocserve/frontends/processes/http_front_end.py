@@ -62,7 +62,7 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
     """Methods that the server answers; it goes on where nobody waits any more. Who may call them has been decided."""
 
     def method(name: str, response: type[Message]) -> Method:
-        async def ask(request: Message) -> Message:
+        async def ask(request: bytes) -> Message:
             answer: asyncio.Future[bytes] = loop.create_future()
 
             def end(give: Callable[[Any], None], what: bytes | ServeError) -> None:
@@ -70,10 +70,13 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
                     give(what)
 
             take, fail = partial(end, answer.set_result), partial(end, answer.set_exception)
-            forwarding.begin(full_name(name), request.SerializeToString(), take, fail)
+            forwarding.begin(full_name(name), request, take, fail)
             return response.FromString(await answer)
 
-        return Method(GetMessageClass(described[name].input_type), ask, is_slow=True)
+        async def ask_written(request: Message) -> Message:
+            return await ask(request.SerializeToString())
+
+        return Method(GetMessageClass(described[name].input_type), ask_written, is_slow=True, answer_serialised=ask)
 
     inference = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
     described = {**inference, **page_pb2.DESCRIPTOR.services_by_name["Page"].methods_by_name}

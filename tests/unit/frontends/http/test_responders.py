@@ -23,7 +23,7 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.frontends.http import generate
-from rocserve.frontends.http.body import HEADER_LENGTH, BodyReader, LargeBodies
+from rocserve.frontends.http.body import HEADER_LENGTH, LARGE_JSON, BodyReader, LargeBodies
 from rocserve.frontends.http.generate import AnswerStream
 from rocserve.frontends.http.inference import HttpParts, HttpResponder, InferCall, InferHandler, InferHead
 from rocserve.frontends.http.listener import HttpListener
@@ -227,4 +227,34 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
     may_end.set()
     await asyncio.sleep(0.1)
     assert memory.request_bytes == 0
+    await listener.stop()
+
+
+async def test_a_large_message_that_is_forwarded_is_not_read_beside_other_requests() -> None:
+    forwarded: list[bytes] = []
+
+    async def forward(request: bytes) -> pb.RepositoryModelLoadResponse:
+        forwarded.append(request)
+        return pb.RepositoryModelLoadResponse()
+
+    def read(request: Any) -> None:
+        raise AssertionError("a message of which only the bytes are needed")
+
+    method = Method(pb.RepositoryModelLoadRequest, read, is_slow=True, answer_serialised=forward)
+    inference: Any = SimpleNamespace()
+    large = LargeBodies()
+    methods = {"RepositoryModelLoad": method}
+    parts = HttpParts(inference, methods, lambda name, version: None, RequestMemory(), large, HttpSettings())
+    service = HttpService(parts, Access({}, None, ()), LOG)
+    listener = HttpListener(service.handle, LOG)
+    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+    config = "x" * (LARGE_JSON + 1)
+    body = json.dumps({"parameters": {"config": config}}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v2/repository/models/m/load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+    writer.write(body)
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+    message = pb.RepositoryModelLoadRequest.FromString(forwarded[0])
+    assert (message.model_name, message.parameters["config"].string_param) == ("m", config)
+    writer.close()
     await listener.stop()
