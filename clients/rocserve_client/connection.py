@@ -40,6 +40,11 @@ class Tls:
     """For mutual TLS, together with `certificate_chain`."""
     certificate_chain: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Raises: InvalidArgument: gRPC would end the process."""
+        if (self.private_key is None) != (self.certificate_chain is None):
+            raise InvalidArgument("private_key and certificate_chain go together: give both of them, or none")
+
     def credentials(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(
             root_certificates=_read(self.root_certificates),

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rocserve.backends.registry import discover_backends
 from rocserve.cache.folders import cache_directory
@@ -125,7 +126,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, ServerSettings(), "server")
     for switch, (_, flags) in UNSERVED.items():
         for name in (switch, *flags):
-            parser.add_argument(f"--{name}", dest=f"unserved.{name}", action="append", help=argparse.SUPPRESS)
+            alone: dict[str, Any] = {"nargs": "?", "const": "true"} if name == switch else {}
+            parser.add_argument(f"--{name}", dest=f"unserved.{name}", action="append", help=argparse.SUPPRESS, **alone)
     for name in WITHOUT_EFFECT:
         parser.add_argument(f"--{name}", dest=f"ignored.{name}", action="append", help=argparse.SUPPRESS)
 
@@ -133,9 +135,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 def settings_from(arguments: argparse.Namespace) -> ServerSettings:
     """The settings that parsed arguments describe. Raises: FlagError: a flag's subject is not served, flags contradict
     each other, or a needed one is missing."""
-    settings = _settings(arguments)
-    single = _single_model(settings)
-    _check(settings)
+    try:
+        settings = _settings(arguments)
+        single = _single_model(settings)
+        _check(settings)
+    except OSError as error:
+        raise FlagError(f"'{error.filename}' cannot be read: {error.strerror}") from None
     return replace(settings, repository=replace(settings.repository, single=single))
 
 
@@ -227,11 +232,8 @@ def _single_model(settings: ServerSettings) -> SingleModel | None:
     endings = model_endings(registry)
     if not what.is_dir() and not what.name.lower().endswith(endings):
         raise FlagError(f"'{what}' is no model file by its ending; expected {', '.join(endings)}, or a folder")
-    try:
-        # KServe names the model by the environment.
-        single = find_single_model(what, repository.model_name or os.environ.get("MODEL_NAME", ""), registry)
-    except OSError as error:
-        raise FlagError(f"'{what}' cannot be read: {error.strerror}") from None
+    # KServe names the model by the environment.
+    single = find_single_model(what, repository.model_name or os.environ.get("MODEL_NAME", ""), registry)
     if single is None and flag:
         raise FlagError(f"{flag} is for one model; '{what}' is a repository, whose models say it in their folders")
     if single is not None and repository.control_mode is ControlMode.EXPLICIT:

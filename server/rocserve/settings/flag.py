@@ -4,6 +4,7 @@ values that it takes and its help. flags/arguments.py makes the parser of it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -182,7 +183,8 @@ FILE = Kind("FILE", Path)
 FILE_OR_NONE = Kind("FILE", lambda text: Path(text) if text else None)
 """None for no text, as charts write a value that is left out."""
 FOLDER = Kind("DIR", Path)
-ABSOLUTE_FOLDER = Kind("DIR", lambda text: str(Path(text).expanduser().absolute()))
+# Path.expanduser fails for users that the machine does not know; this leaves the "~".
+ABSOLUTE_FOLDER = Kind("DIR", lambda text: str(Path(os.path.expanduser(text)).absolute()))  # noqa: PTH111
 """As workers and their children get it."""
 BYTE_SIZE = Kind("SIZE", byte_size)
 SETTING = Kind("SETTING=VALUE", setting)

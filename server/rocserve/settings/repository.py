@@ -57,6 +57,9 @@ def readiness_rule(text: str) -> ReadinessRule:
 
 
 def repository(text: str) -> Path | RemotePlace:
+    if not text:
+        # It would be the folder that the server is started in.
+        raise ValueError("expected a path or a URL, got ''")
     return parse_remote(text) if "://" in text else Path(text)
 
 

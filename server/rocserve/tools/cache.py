@@ -12,7 +12,7 @@ from rich.console import Console
 from rocserve.backends.migraphx.program_cache import CacheEntry, LoadTrial, ProgramCache, open_cache
 from rocserve.cache.folders import cache_directory
 from rocserve.settings import EngineSettings
-from rocserve.settings.flag import SWITCH, Kind, byte_size, flag, positional, text
+from rocserve.settings.flag import ABSOLUTE_FOLDER, SWITCH, Kind, byte_size, flag, positional, text
 from rocserve.tools.printing import console_on, say, show, size, table
 from rocserve.tools.verb import Verb
 
@@ -26,12 +26,12 @@ _DIRECTORY_HELP = "the cache (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)"
 
 @dataclass(frozen=True, slots=True)
 class ListOptions:
-    cache_directory: str = flag("", text("DIR"), _DIRECTORY_HELP)
+    cache_directory: str = flag("", ABSOLUTE_FOLDER, _DIRECTORY_HELP)
 
 
 @dataclass(frozen=True, slots=True)
 class PruneOptions:
-    cache_directory: str = flag("", text("DIR"), _DIRECTORY_HELP)
+    cache_directory: str = flag("", ABSOLUTE_FOLDER, _DIRECTORY_HELP)
     size: int | None = flag(
         None,
         Kind("BYTES", partial(byte_size, least=0, expected="a number of bytes such as 500M or 10G")),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.backends.request_model import ModelCall
-from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
+from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
 from rocserve.config.model_folder import no_version_text, select_versions
@@ -27,10 +27,10 @@ from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, load_on_engine
 from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.machine import ThisMachine
-from rocserve.repository.scanner import has_config, is_model
 from rocserve.repository.version_workers import worker_group
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
+from rocserve.tools.model_choice import read_folder
 from rocserve.tools.verb import Verb
 from rocserve.workers.group import WorkerGroupEvents
 from rocserve.workers.instance import InstanceMail
@@ -114,7 +114,7 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
     that `preprocess` makes beside it. Raises: ServeError: the configuration is wrong; OSError: nothing can be
     written."""
     definitions, text = _effective_config(
-        options.model_folder.resolve(),
+        options.model_folder,
         registry or discover_backends(),
         describe,
         options.model_config_name,
@@ -150,12 +150,7 @@ def _effective_config(
 ) -> tuple[list[ModelDefinition], str]:
     if not folder.is_dir():
         raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
-    if not is_model(folder):
-        models = sorted(child.name for child in folder.iterdir() if has_config(child))
-        if models:
-            raise invalid_argument(f"is a model repository; give the folder of one of its models: {', '.join(models)}")
-    # As in a server, files may be links to a neighbour's.
-    reading = FolderReading(folder, registry, config_name=config_name, strict=strict, repository=folder.parent)
+    reading = read_folder(folder, registry, config_name, strict=strict)
     written = reading.written()
     complete: list[ModelDefinition] = []
     for definition in reading.definitions(written):

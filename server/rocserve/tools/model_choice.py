@@ -18,6 +18,7 @@ from rocserve.config.definition import FolderReading, ModelDefinition, find_mode
 from rocserve.config.model_folder import no_version_text, select_versions
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.repository.scanner import has_config, is_model
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
 from rocserve.tools.printing import console_on
@@ -166,11 +167,20 @@ def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
     return with_batch_sizes(model, options.batch_sizes) if options.batch_sizes else model
 
 
-def _from_folder(folder: Path, options: ModelOptions, registry: BackendRegistry) -> ToolModel:
+def read_folder(folder: Path, registry: BackendRegistry, config_name: str, *, strict: bool = False) -> FolderReading:
+    """A model's folder, yet to be read. Raises: ServeError: it is a repository of models."""
     folder = folder.resolve()
-    definition, *members = FolderReading(
-        folder, registry, config_name=options.config_name, repository=folder.parent
-    ).definitions()
+    if not is_model(folder):
+        models = sorted(child.name for child in folder.iterdir() if has_config(child))
+        if models:
+            raise invalid_argument(f"is a model repository; give the folder of one of its models: {', '.join(models)}")
+    # As in a server, files may be links to a neighbour's.
+    return FolderReading(folder, registry, config_name=config_name, strict=strict, repository=folder.parent)
+
+
+def _from_folder(folder: Path, options: ModelOptions, registry: BackendRegistry) -> ToolModel:
+    definition, *members = read_folder(folder, registry, options.config_name).definitions()
+    folder = definition.folder
     if definition.backend is None:
         names = [member.name for member in members] or [step.model_name for step in definition.config.ensemble_steps]
         raise invalid_argument(f"is an ensemble, which no engine runs; give one of its models: {', '.join(names)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-from rocserve.core.errors import unavailable
+from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.printable import printable
-from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, repeated, setting, text
+from rocserve.settings.flag import FILE, SWITCH, Kind, flag, number, repeated, text
 from rocserve.tools.printing import UNWRAPPED_WIDTH, console_on, show, table
-from rocserve.tools.verb import Verb
+from rocserve.tools.verb import UsageError, Verb
 from rocserve_client import Client, IndexEntry, ModelStatistics, RocserveError, Tls
 
 _CALL_TIMEOUT_S = 5.0
+_HEADER = re.compile(r"([A-Za-z0-9_.-]+)=([ -~]*)")
 _LEAST_REASON = 40
 """Columns that a reason has beside the figures; it is below the table where there are fewer."""
 _GAP = 3
@@ -109,13 +111,21 @@ class StatusPoll:
         return StatusRow(*key, entry.state, printable(entry.reason), figures)
 
 
+def header(text: str) -> tuple[str, str]:
+    """`name=value`, as gRPC takes it."""
+    found = _HEADER.fullmatch(text)
+    if found is None or found[1].lower().endswith("-bin"):
+        raise ValueError(f"expected NAME=VALUE, a name of letters, digits and -_. and a value of ASCII, got {text!r}")
+    return found[1], found[2]
+
+
 @dataclass(frozen=True, slots=True)
 class StatusOptions:
     url: str = flag("localhost:8001", text("URL"), "the server's gRPC address")
     interval: float = flag(1.0, number("SECONDS", 0.1, float), "the pause between two polls")
     once: bool = flag(False, SWITCH, "print the table once, and end")
     header: tuple[tuple[str, str], ...] = repeated(
-        Kind("NAME=VALUE", setting), "sent with each call, for servers with --grpc-restricted-protocol"
+        Kind("NAME=VALUE", header), "sent with each call, for servers with --grpc-restricted-protocol"
     )
     tls: bool = flag(False, SWITCH, "the server wants TLS; implied by the files below")
     root_cert: Path | None = flag(None, FILE, "what the server's certificate is checked against")
@@ -127,11 +137,17 @@ def run(options: StatusOptions, console: Console | None = None) -> None:
     """Show the models of the server, with a poll every `interval` seconds until interrupted; with `once`, or where the
     output is no terminal, the table is printed once. Raises: ServeError: UNAVAILABLE, no server answers."""
     files = (options.root_cert, options.client_key, options.client_cert)
+    if bool(options.client_cert) != bool(options.client_key):
+        raise UsageError("--client-cert and --client-key go together")
     tls = Tls(*files) if options.tls or any(files) else None
     url = options.url
     if console is None or not console.is_terminal:
         console = console_on(console.file if console is not None else None)
-    with Client(url, tls=tls, headers=dict(options.header)) as client:
+    try:
+        connected = Client(url, tls=tls, headers=dict(options.header))
+    except RocserveError as error:
+        raise invalid_argument(error.text) from None
+    with connected as client:
         poll = StatusPoll(client)
         try:
             shown = _polled(client, poll, url, console)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from socket import socket
 from typing import Any
 
@@ -28,6 +29,7 @@ from rocserve_client import (
     ServerMetadata,
     StatusCode,
     TensorMetadata,
+    Tls,
     Unavailable,
     errors,
 )
@@ -340,3 +342,9 @@ def test_outputs_are_views_on_the_message() -> None:
     output = decode_infer_response(message)["A"]
     assert np.shares_memory(output, np.frombuffer(message, np.uint8))
     assert not output.flags.writeable
+
+
+@pytest.mark.parametrize("half", ["private_key", "certificate_chain"])
+def test_half_of_a_certificate_is_none(half: str) -> None:
+    with pytest.raises(InvalidArgument, match="private_key and certificate_chain go together"):
+        Tls(**{half: Path("client.pem")})

@@ -63,6 +63,38 @@ def test_what_a_server_does_not_take_is_refused_once() -> None:
     assert ran.stderr.count("did you mean --model-repository?") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("config", "LOOP"), 1, "is not a folder; expected the folder of a model"),
+        (("bench", "REPOSITORY"), 1, "is a model repository; give the folder of one of its models: m"),
+        (("config", "REPOSITORY"), 1, "is a model repository; give the folder of one of its models: m"),
+        (("status", "--url=http://localhost:8000"), 1, "'http://localhost:8000' is no address of gRPC"),
+        (("classify", "a.jpg", "--model=m", "--url=grpc://h:1"), 1, "'grpc://h:1' is no address of gRPC"),
+        (("detect", "a.jpg", "--model=m", "--url=https://h"), 1, "'https://h' is no address of gRPC"),
+        (("status", "--client-key=KEY"), 2, "--client-cert and --client-key go together"),
+        (("status", "--client-cert=KEY"), 2, "--client-cert and --client-key go together"),
+        (("status", "--header=two words=x"), 2, "argument --header: expected NAME=VALUE, a name of letters"),
+        (("status", "--header=key-bin=x"), 2, "argument --header: expected NAME=VALUE, a name of letters"),
+        (("status", "--header=key=grün"), 2, "argument --header: expected NAME=VALUE, a name of letters"),
+    ],
+)
+def test_wrong_words_are_told_in_a_line(
+    words: tuple[str, ...], status: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "config.pbtxt").touch()
+    paths = {"LOOP": str(tmp_path / "loop"), "REPOSITORY": str(tmp_path / "models")}
+    try:
+        ended = main([paths.get(word, word) for word in words])
+    except SystemExit as refused:
+        ended = refused.code
+    assert ended == status
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rocserve ")]
+    assert said in line
+
+
 def test_stopped_while_it_is_being_imported_it_ends_with_a_line() -> None:
     ran = subprocess.run([sys.executable, "-c", ADD_A_STOP], capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (130, "rocserve: ended by you\n")

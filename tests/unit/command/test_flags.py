@@ -242,3 +242,27 @@ def test_wrong_admin_addresses(tmp_path: Path, value: str) -> None:
 def test_new_models_by_request_need_files_by_request(tmp_path: Path) -> None:
     with pytest.raises(FlagError, match="--allow-remote-models needs --allow-remote-files"):
         settings(f"--model-repository={tmp_path}", "--allow-remote-models")
+
+
+def test_an_empty_word_is_not_the_folder_that_the_server_is_started_in(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([""], ["--model-repository="]):
+        with pytest.raises(SystemExit):
+            settings(*words)
+        assert "expected a path or a URL, got ''" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["", "--model-repository="])
+def test_a_name_that_no_file_can_have(flag: str) -> None:
+    name = "x" * 300
+    with pytest.raises(FlagError, match=f"'{name}' cannot be read: File name too long"):
+        settings(f"{flag}{name}")
+
+
+def test_a_part_that_is_not_served_is_switched_on_by_its_flag_alone(tmp_path: Path) -> None:
+    with pytest.raises(FlagError, match=r"^--allow-vertex-ai=true: The Vertex AI front end is not served"):
+        settings(f"--model-repository={tmp_path}", "--allow-vertex-ai")
+
+
+def test_the_home_of_nobody_stays_a_name(tmp_path: Path) -> None:
+    given = settings(f"--model-repository={tmp_path}", "--cache-directory=~nobody-here/cache")
+    assert given.engines.cache_directory.endswith("/~nobody-here/cache")

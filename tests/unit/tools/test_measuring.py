@@ -119,6 +119,11 @@ def test_an_answer_that_does_not_come_in_time() -> None:
         process.answer()
 
 
+def test_a_time_that_no_poll_lasts(tmp_path: Path) -> None:
+    with MeasuringProcess("onnxruntime", _PYTHON, {}, timeout_seconds=1e7) as process:
+        assert process.open(_engine(tmp_path)).description.startswith("ONNX Runtime ")
+
+
 def test_engines_take_turns(tmp_path: Path) -> None:
     with MeasuringProcess("a", _PYTHON, {}) as one, MeasuringProcess("b", _PYTHON, {}) as other:
         for process in (one, other):

@@ -57,7 +57,11 @@ async def ask_all(
 ) -> list[Finding[Found]]:
     """The findings in the order of the images. `ask_of` makes what asks the model, or raises ServeError. Raises:
     ServeError: no server answers, it does not serve the model, or that is one of another kind."""
-    async with AsyncClient(url) as client:
+    try:
+        connected = AsyncClient(url)
+    except RocserveError as error:
+        raise invalid_argument(error.text) from None
+    async with connected as client:
         try:
             ask = ask_of(await require_model(client, url, model))
         except RocserveError as error:

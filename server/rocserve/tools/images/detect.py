@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from os.path import realpath
 from pathlib import Path
 
 import numpy as np
@@ -76,20 +77,20 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
 
     from rocserve.tools.images.drawing import draw_detections, enlarge, read_picture
 
-    taken = {finding.image.resolve() for finding in findings}
+    taken = {realpath(finding.image) for finding in findings}
     for finding in findings:
         if finding.error:
             continue
         endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
         paths = (folder / f"{finding.image.stem}{ending}.png" for ending in endings)
-        path = next(path for path in paths if path.resolve() not in taken)
+        path = next(path for path in paths if realpath(path) not in taken)
         try:
             drawn = draw_detections(*enlarge(read_picture(finding.image), finding.found))
             drawn.save(path)
         except (OSError, Image.DecompressionBombError) as error:
             yield replace(finding, error=f"it cannot be drawn into {path}: {reason_of(error)}")
         else:
-            taken.add(path.resolve())
+            taken.add(realpath(path))
             yield path
 
 

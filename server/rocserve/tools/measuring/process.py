@@ -133,6 +133,8 @@ def read_outputs(path: str) -> list[Array]:
 
 
 _CHILD = "rocserve.tools.measuring.child"
+_LONGEST_POLL_SECONDS = 3600.0
+"""poll(2) takes no more than some weeks."""
 
 
 class MeasuringProcess:
@@ -190,7 +192,7 @@ class MeasuringProcess:
                     f"{self.title} took longer than --timeout-secs ({self._timeout_seconds:g} s) and was stopped; raise"
                     " --timeout-secs (0 = no limit)"
                 )
-            if poll.poll(None if left == math.inf else left * 1000):
+            if poll.poll(min(left, _LONGEST_POLL_SECONDS) * 1000):
                 lines = self._process.take_replies()
                 if lines is None:
                     raise unavailable(f"{self.title}: {self._end()}")
