@@ -176,6 +176,8 @@ AMOUNT = number("N", 0)
 POSITIVE = number("N", 1)
 MESSAGE_BYTES = number("N", 1, most=LARGEST_INT32)
 SECONDS = number("SECONDS", 0, float)
+SECONDS_IN_INT32_MS = number("SECONDS", 0, float, LARGEST_INT32 // 1000)
+"""What becomes a whole number of smaller units; some three weeks."""
 POSITIVE_SECONDS = number("SECONDS", 0.001, float)
 MILLISECONDS = number("MS", 0, most=LARGEST_INT32)
 POSITIVE_MILLISECONDS = number("MS", 1, most=LARGEST_INT32)

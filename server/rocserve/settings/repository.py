@@ -16,6 +16,7 @@ from rocserve.settings.flag import (
     POSITIVE,
     POSITIVE_SECONDS,
     SECONDS,
+    SECONDS_IN_INT32_MS,
     Kind,
     boolean,
     flag,
@@ -143,7 +144,7 @@ class RepositorySettings:
     )
     settle_seconds: float = flag(
         0.5,
-        SECONDS,
+        SECONDS_IN_INT32_MS,
         "how long a model's files must stay unchanged before a change counts",
         name="repository-settle-secs",
     )

@@ -19,6 +19,7 @@ from rocserve.settings.flag import (
     POSITIVE,
     POSITIVE_SECONDS,
     SECONDS,
+    SECONDS_IN_INT32_MS,
     Kind,
     flag,
     number,
@@ -338,7 +339,7 @@ class ServerSettings:
     )
     max_connection_age_seconds: float = connection(
         0.0,
-        SECONDS,
+        SECONDS_IN_INT32_MS,
         "age at which a connection, of gRPC or HTTP, is ended after the calls in flight, for its client to find new"
         " servers; 0 = never",
     )

@@ -266,3 +266,13 @@ def test_a_part_that_is_not_served_is_switched_on_by_its_flag_alone(tmp_path: Pa
 def test_the_home_of_nobody_stays_a_name(tmp_path: Path) -> None:
     given = settings(f"--model-repository={tmp_path}", "--cache-directory=~nobody-here/cache")
     assert given.engines.cache_directory.endswith("/~nobody-here/cache")
+
+
+@pytest.mark.parametrize("flag", ["--max-connection-age-secs", "--repository-settle-secs"])
+@pytest.mark.parametrize("seconds", ["inf", "1e10"])
+def test_seconds_that_no_timer_holds(
+    flag: str, seconds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        settings(f"--model-repository={tmp_path}", f"{flag}={seconds}")
+    assert f"argument {flag}: expected at most 2147483, got '{seconds}'" in capsys.readouterr().err
