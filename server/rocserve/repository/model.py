@@ -112,8 +112,7 @@ class ManagedModel:
         self._is_rejected = True
         self._is_load_due = False
         for version in self.versions:
-            version.stop_loading()
-            version.failure = None
+            version.reject(problem.error)
         self._forget_versions()
         self._publish()
 

@@ -174,9 +174,9 @@ class ManagedVersion:
         return UNLOADED if self._was_served else ""
 
     def serves(self, content: ModelContent) -> bool:
-        """Whether what is loaded is this content."""
-        served = self._served_content
-        return served is not None and served.key(self.number) == content.key(self.number)
+        """Whether what is loaded is this content. What is over has met other files meanwhile, and stays unloaded."""
+        served, is_over = self._served_content, isinstance(self.served, LazyVersion) and self.served.is_over
+        return served is not None and not is_over and served.key(self.number) == content.key(self.number)
 
     def entry(self) -> IndexEntry:
         reason, failure = self.reason, self.failure
@@ -188,8 +188,7 @@ class ManagedVersion:
         """Serve this content: load it unless it is served, being loaded, or failed and not yet due."""
         key = content.key(self.number)
         if self.serves(content):
-            self.stop_loading()
-            self.failure = None
+            self.reject(None)
             self._served_content = content
             return
         if self._changed_scan is content.scan or (self._load is not None and self._load.key == key):
@@ -208,6 +207,17 @@ class ManagedVersion:
             self.stop_loading()
             self._load = load = _Load(key, time.monotonic())
             load.task = self._context.background.start(self._run(load, content), f"load of {self.name} {self.number}")
+
+    def reject(self, problem: ServeError | None) -> None:
+        """The content that is there now cannot be used; what is loaded stays. None: it is what is loaded."""
+        self.stop_loading()
+        self.failure = None
+        self._tell_newer(problem)
+
+    def _tell_newer(self, problem: ServeError | None) -> None:
+        residents = self._context.residents
+        if residents is not None and isinstance(self.served, LazyVersion):
+            residents.tell_newer(self.served, problem)
 
     def stop_loading(self) -> None:
         """End a load that runs, and wait for no other."""
@@ -357,6 +367,7 @@ class ManagedVersion:
         """`can_pass`: the same files may load another time."""
         took = time.monotonic() - load.began_at
         self.failure = self._context.retry.next_failure(error, load.key, self.failure, took, can_pass)
+        self._tell_newer(error)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
         self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.failure.text, kept)
         self._retry = self._context.retries.add(self.failure, self._on_end)

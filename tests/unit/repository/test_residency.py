@@ -410,6 +410,51 @@ async def test_files_that_change_under_a_cold_load_are_not_served_and_their_requ
     assert waiting.data == "new"
 
 
+@pytest.mark.parametrize("mode", [ControlMode.POLL, ControlMode.EXPLICIT])
+async def test_files_that_go_under_a_cold_load_and_come_back_are_served(
+    folders: Folders, loader: FakeLoader, rig: Any, mode: ControlMode
+) -> None:
+    models(folders, "a")
+    host: Rig = await rig(control_mode=mode, load_models=("*",))
+    held = loader.hold("a")
+    waiting = host.ask("a")
+    await host.served.until(lambda: loader.loads == [("a", 1)])
+    (folders.root / "a").rename(folders.root / ".aside")
+    held.set()
+    await host.served.until(lambda: not host.resident and len(loader.loaded) == 1)
+    (folders.root / ".aside").rename(folders.root / "a")
+    if mode is ControlMode.EXPLICIT:
+        await host.answered(waiting)
+        await host.served.repository.load("a", {})
+        waiting = host.ask("a")
+    await host.answered(waiting)
+    assert waiting.data == "a"
+
+
+@pytest.mark.parametrize("more", ["bogus: 1", 'input { name: "x" data_type: TYPE_FP32 }'])
+async def test_requests_to_a_cold_model_whose_new_configuration_is_broken_are_told_so(
+    folders: Folders, loader: FakeLoader, rig: Any, more: str
+) -> None:
+    models(folders, "a", "b")
+    host: Rig = await rig()
+    folders.config("a", more)
+    await host.served.until(lambda: "newer content failed to load" in host.served.reason("a"))
+    held = loader.hold("b")
+    answers = [host.ask("a"), host.ask("b")]
+    await host.served.until(lambda: ("b", 1) in loader.loads)
+    folders.config("b", more)
+    held.set()
+    await host.answered(*answers)
+    for name, answer in zip("ab", answers, strict=True):
+        assert f"model '{name}' version 1 could not be loaded: " in str(answer.error)
+        assert ("bogus" if "bogus" in more else "must specify 'dims'") in str(answer.error)
+        assert host.served.state(name) == "UNAVAILABLE"
+        folders.config(name)
+    await host.served.until(lambda: host.served.state("a") == host.served.state("b") == "READY")
+    await host.loaded("a")
+    await host.loaded("b")
+
+
 async def test_clients_load_and_unload_by_name(folders: Folders, loader: FakeLoader, rig: Any) -> None:
     models(folders, "a", "b")
     host: Rig = await rig(control_mode=ControlMode.EXPLICIT)

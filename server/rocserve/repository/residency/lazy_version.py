@@ -59,6 +59,8 @@ class LazyVersion(Tenant):
         """What the load that runs is at."""
         self.is_over = False
         """It is not loaded any more: its files are not what they were when it was registered, or it is to go."""
+        self.newer_problem: ServeError | None = None
+        """Why what is to take its place cannot be used; None: it can, or that is not known yet."""
         self.task: asyncio.Task[None] | None = None
         """The load, or the unloading."""
         self.brought: asyncio.Future[None] | None = None

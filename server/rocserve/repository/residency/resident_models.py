@@ -137,6 +137,13 @@ class ResidentModels:
             # Others may wait for it as well.
             await asyncio.shield(brought)
 
+    def tell_newer(self, version: LazyVersion, problem: ServeError | None) -> None:
+        """Why what is to take its place cannot be used; None: it can. Requests need not wait for that."""
+        version.newer_problem = problem
+        if version.is_over and problem is not None:
+            version.failure = Failure(problem)
+            self._refuse_waiting(version)
+
     def bring_members(self, ensemble: EnsembleVersion) -> None:
         """Load all that a request to an ensemble will come to, beside each other. On the data plane's thread."""
         for member in self._members(ensemble):
@@ -255,16 +262,21 @@ class ResidentModels:
 
     def _failed(self, version: LazyVersion, error: ServeError, took_seconds: float = 0.0) -> None:
         """Waiting requests are refused. Where its files have changed, they go to the version of the new ones when those
-        have settled; where changes are not followed, the model has to be loaded by name."""
+        have settled, unless those cannot be used; where changes are not followed, the model has to be loaded by
+        name."""
         self._room.left(version)
         if isinstance(error, FilesChanged):
             version.is_over = True
-            version.failure = None if error.is_followed else Failure(unavailable(_FILES_CHANGED))
+            problem = version.newer_problem if error.is_followed else unavailable(_FILES_CHANGED)
+            version.failure = None if problem is None else Failure(problem)
         else:
             self.counts.failed_loads += 1
             version.failure = self._retry.next_failure(error, "", version.failure, took_seconds)
             self._log.error("failed to load '%s' version %d: %s", version.name, version.version, version.failure.text)
         version.answer_brought(error)
+        self._refuse_waiting(version)
+
+    def _refuse_waiting(self, version: LazyVersion) -> None:
         if (refusal := version.cold_refusal()) is not None:
             self.plane.call_soon(functools.partial(version.refuse, refusal))
         version.on_change()
