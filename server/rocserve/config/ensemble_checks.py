@@ -125,8 +125,8 @@ def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None
     tensors: dict[str, _Tensor] = {}
     ends: tuple[InputConfig | OutputConfig, ...] = (*config.inputs, *config.outputs)
     for tensor in ends:
-        dims = tensor.dims if tensor.reshape is None else tensor.reshape
-        tensors.setdefault(tensor.name, _Tensor(config.name, tensor.datatype, dims, config.max_batch_size > 0))
+        own = _Tensor(config.name, tensor.datatype, tensor.model_dims, config.max_batch_size > 0)
+        tensors.setdefault(tensor.name, own)
     for step in config.ensemble_steps:
         member = members[step.member]
         assert member is not None

@@ -28,6 +28,11 @@ class InputConfig:
     allow_ragged_batch: bool = False
     """Requests of different shapes may share a batch; the engine gets their elements one behind the other."""
 
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        """The dims that the model itself sees."""
+        return self.dims if self.reshape is None else self.reshape
+
 
 @dataclass(frozen=True, slots=True)
 class OutputConfig:
@@ -38,6 +43,11 @@ class OutputConfig:
     label_filename: str = ""
     labels: tuple[str, ...] = ()
     """The lines of `label_filename`."""
+
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        """As InputConfig.model_dims."""
+        return self.dims if self.reshape is None else self.reshape
 
 
 class BatchInputKind(enum.Enum):

@@ -22,7 +22,7 @@ class RaggedBatching:
 
     def __init__(self, config: ModelConfig) -> None:
         lead = (-1,) if config.max_batch_size > 0 else ()
-        dims = {output.name: (*lead, *(output.reshape or output.dims)) for output in config.outputs}
+        dims = {output.name: (*lead, *output.model_dims) for output in config.outputs}
         self.inputs = frozenset(tensor.name for tensor in config.inputs if tensor.allow_ragged_batch)
         """Their elements are laid one behind the other: [all of the batch]."""
         self._made = config.batch_inputs

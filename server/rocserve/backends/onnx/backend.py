@@ -383,7 +383,7 @@ class OnnxModel:
         # The inputs that the server makes, for one request of zeros.
         for made in self._config.batch_inputs:
             source = declared[made.source_inputs[0]]
-            shapes = [(rows, *(abs(size) for size in source.reshape or source.dims))]
+            shapes = [(rows, *(abs(size) for size in source.model_dims))]
             inputs.update((tensor.name, tensor) for tensor in made_tensors(made, shapes))
         for spec in self.signature.inputs:
             if spec.name in inputs:
@@ -391,8 +391,7 @@ class OnnxModel:
             # The model's shape, its open dimensions as configured, else 1.
             shape = spec.shape
             if (entry := declared.get(spec.name)) is not None:
-                dims = entry.dims if entry.reshape is None else entry.reshape
-                shape = (rows, *dims) if self._config.max_batch_size > 0 else dims
+                shape = (rows, *entry.model_dims) if self._config.max_batch_size > 0 else entry.model_dims
                 if entry.allow_ragged_batch:
                     shape = (math.prod(abs(size) for size in shape),)
             if shape[:1] == (-1,):
@@ -414,7 +413,7 @@ def fixed_dimensions(
     """Sizes for the dimensions that have names, as the configuration and the batch size (0 = none) say. In `inputs` a
     dimension is a number, a name, or None where it varies without a name. Raises: ServeError: INVALID_ARGUMENT; the
     configuration leaves a dimension open."""
-    declared = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs}
+    declared = {entry.name: entry.model_dims for entry in config.inputs}
     batch = (batch_size,) if batch_size else ()
     sizes: dict[str, int] = {}
     differing: set[str] = set()
@@ -454,7 +453,7 @@ def _specs(
     kind: str, nodes: Iterable[Any], configured: Iterable[InputConfig | OutputConfig], max_batch_size: int
 ) -> Iterable[TensorSpec]:
     lead = (-1,) if max_batch_size > 0 else ()
-    declared = {one.name: lead + (one.dims if one.reshape is None else one.reshape) for one in configured}
+    declared = {one.name: lead + one.model_dims for one in configured}
     for node in nodes:
         datatype = _DATATYPES.get(node.type)
         if datatype is None:

@@ -135,8 +135,7 @@ def _spec(name: str, tensor: ProgramTensor) -> TensorSpec:
 
 def _model_shape(entry: InputConfig | OutputConfig, batches: bool) -> tuple[int, ...]:
     """The shape that the model itself gets."""
-    dims = entry.dims if entry.reshape is None else entry.reshape
-    return (-1, *dims) if batches else dims
+    return (-1, *entry.model_dims) if batches else entry.model_dims
 
 
 def _with_fixed_sizes(spec: TensorSpec, declared: InputConfig | None, batches: bool) -> TensorSpec:

@@ -107,7 +107,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
     holds_several = config.max_batch_size > 0
     if not holds_several and config.outputs:
         ranks = (len(step.shape) if isinstance(step, Measurement) else 3 for step in steps)
-        leads = {len(_dims(output)) - rank for output, rank in zip(config.outputs, ranks, strict=True)}
+        leads = {len(output.model_dims) - rank for output, rank in zip(config.outputs, ranks, strict=True)}
         if len(leads) != 1:
             raise PipelineError("its outputs must all have a batch dimension or none of them")
         holds_several = leads == {1}
@@ -136,7 +136,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
                 allowed = " or ".join(f"TYPE_{datatype.value}" for datatype in _FLAG_DATATYPES)
                 raise PipelineError(f"input '{name}' must be {allowed}, not {tensor.datatype.value}")
             if len(flag.shape) not in (1, 2) or (len(flag.shape) == 2 and flag.shape[1] not in (1, -1)):
-                dims = list(_dims(tensor))
+                dims = list(tensor.model_dims)
                 raise PipelineError(f"dims of input '{name}' must be [ 1 ], a value for each image, not {dims}")
         arguments.append(flag)
     if image.spec.name in pipeline.inputs:
@@ -168,7 +168,7 @@ def _output(
         assert step.datatype is not None
         given = f'the pipeline\'s "dtype" says {step.datatype.value}'
         raise OutputContradiction(config, declared.name, f"as {declared.datatype.value}", given)
-    dims = _dims(declared)
+    dims = declared.model_dims
     if len(dims) == 4 and config.max_batch_size == 0:
         dims = dims[1:]
     if len(dims) != 3:
@@ -190,7 +190,7 @@ def _output(
 
 def _measurement(config: ModelConfig, operation: Measurement, name: str, declared: OutputConfig | None) -> Output:
     if declared is not None:
-        name, dims = declared.name, _dims(declared)
+        name, dims = declared.name, declared.model_dims
         one = dims[1:] if config.max_batch_size == 0 and len(dims) == len(operation.shape) + 1 else dims
         fits = len(one) == len(operation.shape) and _fits(operation.shape, one)
         if declared.datatype is not operation.datatype or not fits:
@@ -242,11 +242,7 @@ def _image_input(pipeline: Pipeline, config: ModelConfig, channels: int) -> Imag
 
 def _full_shape(config: ModelConfig, tensor: InputConfig) -> tuple[int, ...]:
     """The dims that the pipeline itself deals with, behind the batch dim where there is one."""
-    return ((-1,) if config.max_batch_size > 0 else ()) + _dims(tensor)
-
-
-def _dims(tensor: InputConfig | OutputConfig) -> tuple[int, ...]:
-    return tensor.dims if tensor.reshape is None else tensor.reshape
+    return ((-1,) if config.max_batch_size > 0 else ()) + tensor.model_dims
 
 
 _LOG = logging.getLogger(__name__)

@@ -385,7 +385,7 @@ class EnsembleRun:
     def _output(self, name: str, tensor: Tensor) -> Tensor:
         config = self.ensemble.outputs[name]
         batching = self._config.max_batch_size > 0
-        dims = config.dims if config.reshape is None else config.reshape
+        dims = config.model_dims
         rank = len(dims) + (1 if batching else 0)
         shape = tensor.shape
         if len(shape) == rank - 1:

@@ -165,7 +165,7 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
     unconfigured = most if is_pytorch(model) else LARGEST_WITHOUT_CONFIGURATION
     largest = config.max_batch_size or min(most, signature.max_batch_size or unconfigured)
     serving = serving_options(replace(config, max_batch_size=largest if batches else 0))
-    declared = {one.name: one.dims if one.reshape is None else one.reshape for one in config.inputs}
+    declared = {one.name: one.model_dims for one in config.inputs}
     shapes = {}
     for spec in signature.inputs:
         if spec.datatype is DataType.BYTES:

@@ -218,7 +218,7 @@ def _input_shapes(
     for name in given:
         if name not in own:
             raise wrong(f"'input_shapes' names '{name}', but the model's inputs are {', '.join(own)}")
-    configured = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in config.inputs}
+    configured = {entry.name: entry.model_dims for entry in config.inputs}
     known = {name: known_dims(name, dims) for name, dims in own.items()}
     numbers: dict[str, int] = {}
     for name, dims in own.items():

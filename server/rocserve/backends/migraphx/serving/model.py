@@ -346,8 +346,7 @@ class _Compiled:
     def signature(self, layout: ProgramLayout) -> Signature:
         """As the model's file has it, and where that is silent, as the program."""
         served = {tensor.name: tensor for tensor in (*layout.inputs, *layout.outputs)}
-        configured = self.context.model.config.inputs
-        declared = {entry.name: entry.dims if entry.reshape is None else entry.reshape for entry in configured}
+        declared = {entry.name: entry.model_dims for entry in self.context.model.config.inputs}
         lead = (-1,) if self.plan.batches else ()
 
         def spec(tensor: PlannedTensor, dims: tuple[int, ...] | None = None) -> TensorSpec:
