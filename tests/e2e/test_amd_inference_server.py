@@ -220,6 +220,21 @@ def test_clients_that_ask_at_once_share_an_endpoint(serve, connect, repository: 
     assert client.model_list() == []
 
 
+def test_an_endpoint_whose_file_has_gone_is_unloaded(serve, connect, repository: Path) -> None:
+    server = serve(repository, flags=("--model-control-mode=explicit",))
+    client = connect(server)
+    file = repository / "gone.onnx"
+    file.write_bytes(add_constant(1))
+    given = {"model": str(file), "share": False}
+    assert [client.worker_load("onnx", given) for _ in range(2)] == ["onnx", "onnx"]
+    file.unlink()
+    client.worker_unload("onnx")
+    assert client.model_list() == ["onnx"]
+    assert "endpoint 'onnx' keeps its instances: model file " in server.log_text
+    client.worker_unload("onnx")
+    assert client.model_list() == []
+
+
 def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.onnx"
     secret.write_bytes(add_constant(1))

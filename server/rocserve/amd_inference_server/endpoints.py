@@ -251,9 +251,13 @@ class WorkerEndpoints:
             return
         async with endpoint.lock:
             if endpoint.copies > 1:
-                worker = self._read(endpoint.worker, endpoint.parameters)
-                await self._serve(endpoint, worker, endpoint.copies - 1)
                 endpoint.copies -= 1
+                worker = self._read(endpoint.worker, endpoint.parameters)
+                try:
+                    await self._serve(endpoint, worker, endpoint.copies)
+                except ServeError as error:
+                    # Its file may have gone. It goes on with the instances that it has, until the last unload.
+                    self.log.warning("endpoint '%s' keeps its instances: %s", name, error.text)
             elif self._endpoints.get(name) is endpoint:
                 endpoint.copies = 0
                 self._drop(endpoint)
