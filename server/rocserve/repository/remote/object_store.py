@@ -148,7 +148,8 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
         raise StoreError(
             f"expected names that are paths, came: {_words(error)}; rename or remove that object"
         ) from None
-    except (BaseError, OSError, ValueError, LookupError) as error:
+    # The last three are of answers that have another form than they should.
+    except (BaseError, OSError, ValueError, LookupError, TypeError) as error:
         words = _words(error)
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(
             r"(Error|code:) 40[13]\b", words

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import lzma
 import os
 import shutil
 import tarfile
 import urllib.request
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -165,8 +167,11 @@ class ArchiveSource:
                 for member in archive:
                     if (item := self._unpack_member(archive, member, fresh, changed)) is not None:
                         objects[item.key] = item
+                # To the end, where the checksums of gzip and its like are.
+                while archive.fileobj is not None and archive.fileobj.read(CHUNK_BYTES):
+                    pass
         # What gzip and its like raise of damage is none of tarfile's.
-        except (tarfile.TarError, EOFError, ValueError, OSError) as error:
+        except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, OSError) as error:
             raise StoreError(f"expected a tar in '{self._name}', came: {error}; make it anew") from None
         finally:
             self._archive.unlink(missing_ok=True)

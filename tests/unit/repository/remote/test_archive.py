@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -91,6 +92,21 @@ async def test_members_that_lead_out_are_refused(
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda _: b"<html>Sign in</html>"])
 async def test_what_is_no_whole_archive_is_refused(web: WebServer, tmp_path: Path, damage) -> None:
     web.files["/a/models.tar.gz"] = damage(tar_of({"m/1/model.onnx": bytes(range(256)) * 1000}))
+    with pytest.raises(StoreError, match=r"expected a tar in 'models\.tar\.gz'"):
+        await source_of(web, tmp_path).listing()
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+@pytest.mark.parametrize("values", [256, 16])
+async def test_an_archive_that_is_damaged_within_a_file_is_refused(
+    web: WebServer, tmp_path: Path, mode: str, values: int
+) -> None:
+    """What cannot be compressed is in the archive as it is, so that only a checksum says it was changed."""
+    content = bytes(byte % values for byte in random.Random(7).randbytes(1_000_000))
+    data = bytearray(tar_of({"m/1/model.onnx": content}, mode=mode))
+    middle = len(data) // 2
+    data[middle : middle + 4000] = bytes(4000)
+    web.files["/a/models.tar.gz"] = bytes(data)
     with pytest.raises(StoreError, match=r"expected a tar in 'models\.tar\.gz'"):
         await source_of(web, tmp_path).listing()
 

@@ -72,7 +72,8 @@ async def test_a_token_is_sent(web: WebServer, tmp_path: Path) -> None:
     assert await contents(source_of(web, HF_HOME=str(tmp_path)), tmp_path) == web.hub
 
 
-async def test_answers_of_another_form_are_told(web: WebServer) -> None:
-    web.files["/api/models/org/other/revision/main"] = b"<html>Sign in</html>"
+@pytest.mark.parametrize("answer", [b"<html>Sign in</html>", b"[]", b"null", b"{}"])
+async def test_answers_of_another_form_are_told(web: WebServer, answer: bytes) -> None:
+    web.files["/api/models/org/other/revision/main"] = answer
     with pytest.raises(StoreError, match="expected a listing, came"):
         await source_of(web, "hf://org/other").listing()
