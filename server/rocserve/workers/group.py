@@ -134,7 +134,8 @@ class WorkerGroup:
 
     @property
     def _workers(self) -> Sequence[WorkerSession]:
-        return [supervisor.worker for supervisor in self._supervisors if supervisor.worker is not None]
+        # Also asked by other threads: one that is there may be gone the next moment.
+        return [worker for worker in [supervisor.worker for supervisor in self._supervisors] if worker is not None]
 
     @property
     def instances(self) -> Sequence[Instance]:

@@ -118,7 +118,7 @@ class WayToServer:
         try:
             await listener.start()
         except (OSError, RuntimeError, ValueError) as error:
-            number, text = 0, str(error)
+            number, text = 0, str(error) or repr(error)
             if isinstance(error, OSError) and not error.filename:
                 number, text = error.errno or 0, error.strerror or text
             end.post_contents(entries.NOT_LISTENING, 0, (text.encode(),), number)

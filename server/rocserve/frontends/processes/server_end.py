@@ -232,7 +232,9 @@ class FrontLink:
             self._service.infer(request, responder)
         except Exception as error:
             # It is one request's: the front goes on with all others.
-            responder.send(self._failures.error_of(f"an inference request by {self.protocol}", error))
+            failure = self._failures.error_of(f"an inference request by {self.protocol}", error)
+            if token in self._open:
+                responder.send(failure)
         responder.is_accepted = True
 
     def _lend(self, head_number: int, known: _Head) -> None:
