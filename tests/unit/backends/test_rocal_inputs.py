@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -310,6 +311,24 @@ def test_several_images_in_one_tensor_without_batching(model_source: SourceMaker
     )
     (rows,) = run(load(by_pixels), [tensor_from_numpy("PIXELS", np.stack(images))])
     np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("threads", ["1", "4"])
+def test_a_small_request_of_many_bad_images_takes_little_memory(model_source: SourceMaker, threads: str) -> None:
+    inputs = [InputConfig("ENCODED", DataType.BYTES, (-1,))]
+    outputs = [OutputConfig("IMAGE", DataType.UINT8, (-1, 8, 16, 3))]
+    document, parameters = {"pipeline": [RESIZE]}, {"threads": threads}
+    model = load(model_source("pipeline.json", document, inputs=inputs, outputs=outputs, parameters=parameters))
+    request = encoded(*[b""] * 10_000, shape=(10_000,))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ServeError, match=r"^image 0 of input 'ENCODED' cannot be decoded: it is empty"):
+            run(model, [request])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Of each image its result and its fault, but not how it came to that.
+    assert peak < 10_000 * 1500
 
 
 def test_of_several_images_without_batching_the_bad_one_is_named(model_source: SourceMaker) -> None:

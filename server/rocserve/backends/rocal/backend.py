@@ -325,7 +325,7 @@ class RocalModel:
     def _failures(self, faults: Mapping[int, Exception], sizes: Sequence[int]) -> dict[int, ServeError]:
         """Each request's first fault, by the request's place."""
         failures: dict[int, ServeError] = {}
-        places = [(request, index) for request, size in enumerate(sizes) for index in range(size)]
+        places = [(request, index) for request, size in enumerate(sizes) for index in range(size)] if faults else []
         for row in sorted(faults):
             request, index = places[row]
             if request not in failures:

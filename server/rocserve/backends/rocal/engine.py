@@ -16,9 +16,9 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.header import SourceImage
+from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
-from rocserve.backends.rocal.image import Image
+from rocserve.backends.rocal.image import Image, PixelsError
 from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipeline
 from rocserve.core.datatypes import DataType
@@ -113,21 +113,32 @@ class ThreadedEngine:
         decoder = Decoder(setup.color_format, setup.decoder)
         self._engine = PipelineEngine(setup.pipeline, decoder, setup.formats)
         # Decoding and resizing release the GIL, so threads spread a batch over the CPUs.
+        self._threads = setup.threads
         self._pool = ThreadPoolExecutor(setup.threads, "rocal-image") if setup.threads > 1 else None
 
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
-        def run_row(row: int) -> Exception | None:
-            try:
-                results = self._engine.run(images[row], {name: values[row] for name, values in arguments.items()})
-                for output, result in enumerate(results):
-                    put(row, output, result)
-            except Exception as error:  # Whatever it is, it is this image's own.
-                return error
-            return None
+        faults: dict[int, Exception] = {}
+        # All threads take their images from it: a request may have a million that are empty.
+        rows = iter(range(len(images)))
 
-        rows = range(len(images))
-        faults = map(run_row, rows) if self._pool is None or len(images) == 1 else self._pool.map(run_row, rows)
-        return {row: fault for row, fault in enumerate(faults) if fault is not None}
+        def work() -> None:
+            for row in rows:
+                try:
+                    results = self._engine.run(images[row], {name: values[row] for name, values in arguments.items()})
+                    for output, result in enumerate(results):
+                        put(row, output, result)
+                except (ImageError, PixelsError) as error:
+                    # Nobody asks where it was raised, and the frames would be kept.
+                    faults[row] = error.with_traceback(None)
+                except Exception as error:  # Whatever it is, it is this image's own.
+                    faults[row] = error
+
+        if self._pool is None or len(images) == 1:
+            work()
+        else:
+            for worker in [self._pool.submit(work) for _ in range(min(self._threads, len(images)))]:
+                worker.result()
+        return faults
 
     def close(self) -> None:
         if self._pool is not None:
