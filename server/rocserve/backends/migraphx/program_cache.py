@@ -37,8 +37,8 @@ from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import EngineSettings
 
-_MOST = 1000
-"""Load trials kept in a folder; the oldest go."""
+_MOST_TRIALS = 1000
+"""Kept in a folder; the oldest go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class LoadTrial:
     """In seconds since 1970."""
 
 
-def load_trial_key(digest: str, environment: ProgramEnvironment, target: str = "") -> str:
+def load_trial_key(digest: str, environment: ProgramEnvironment, target: str) -> str:
     """64 hexadecimal digits for a file's digest in an environment."""
     text = json.dumps([digest, target, json.loads(to_json(environment))], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -79,7 +79,7 @@ class LoadTrials:
                 new.replace(folder / key)
             finally:
                 new.unlink(missing_ok=True)
-            for path in sorted(_files(folder), key=lambda path: path.stat().st_mtime)[:-_MOST]:
+            for path in sorted(_files(folder), key=lambda path: path.stat().st_mtime)[:-_MOST_TRIALS]:
                 path.unlink(missing_ok=True)
 
     def entries(self) -> Sequence[tuple[str, LoadTrial]]:

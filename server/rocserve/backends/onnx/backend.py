@@ -261,11 +261,11 @@ def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provi
         for number, size in enumerate(sizes or (0,)):
             batch = f" for batch size {size} ({number + 1} of {len(sizes)})" if size else ""
             model.report(f"{provider.kind.provider} compiles the model{batch}")
-            opened = opener.open(fixed_dimensions(inputs, model.config, provider.kind.provider, size))
-            runs[size] = session_run(opened, signature)
+            session = opener.open(fixed_dimensions(inputs, model.config, provider.kind.provider, size))
+            runs[size] = session_run(session, signature)
     finally:
         model.report("")
-    return _sized(model, runs, signature, opened, provider.accelerator)
+    return _sized(model, runs, signature, session, provider.accelerator)
 
 
 def _largest_batch(model: ModelSource, signature: Signature) -> int:

@@ -134,12 +134,12 @@ def test_a_load_trial_is_found_again(tmp_path: Path) -> None:
 
 def test_a_changed_file_or_environment_is_tried_anew() -> None:
     keys = {
-        load_trial_key("d1", HERE),
-        load_trial_key("d2", HERE),
+        load_trial_key("d1", HERE, "gpu"),
+        load_trial_key("d2", HERE, "gpu"),
         load_trial_key("d1", HERE, "ref"),
-        load_trial_key("d1", ProgramEnvironment("2.15.0", "7.1.1", "gfx90a")),
-        load_trial_key("d1", ProgramEnvironment("2.14.0", "7.1.1", "gfx1100")),
-        load_trial_key("d1", ProgramEnvironment("2.14.0", "7.1.1", "gfx90a", {"MIGRAPHX_X": "1"})),
+        load_trial_key("d1", ProgramEnvironment("2.15.0", "7.1.1", "gfx90a"), "gpu"),
+        load_trial_key("d1", ProgramEnvironment("2.14.0", "7.1.1", "gfx1100"), "gpu"),
+        load_trial_key("d1", ProgramEnvironment("2.14.0", "7.1.1", "gfx90a", {"MIGRAPHX_X": "1"}), "gpu"),
     }
     assert len(keys) == 6
 
@@ -176,7 +176,7 @@ def test_where_nothing_can_be_written_the_spare_folder_remembers(tmp_path: Path)
 
 
 def test_the_oldest_are_forgotten_where_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 3)
+    monkeypatch.setattr(module, "_MOST_TRIALS", 3)
     known = LoadTrials(tmp_path)
     for number in range(6):
         known.remember(f"{number:064}", a_trial())

@@ -79,7 +79,7 @@ def test_a_slot_that_others_wait_for_the_model_with_lasts(tmp_path: Path) -> Non
         pass
 
 
-def test_whoever_waits_goes_on_when_a_slot_is_given_back(tmp_path: Path) -> None:
+def test_one_that_waits_goes_on_when_a_slot_is_given_back(tmp_path: Path) -> None:
     semaphore = CompileSemaphore(tmp_path / "semaphore", 1)
     waits, had = threading.Event(), threading.Event()
 

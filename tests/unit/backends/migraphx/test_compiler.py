@@ -184,12 +184,6 @@ def test_a_tensorflow_graph_is_compiled(bench: Bench) -> None:
     assert [tensor.shape for tensor in program.about.outputs] == [(2, 5)]
 
 
-def test_a_tensorflow_graph_has_no_batch_size_that_varies(bench: Bench) -> None:
-    recipe = bench.tensorflow_recipe(classifier(), 1, {"image": (3, 8, 8)}, ("scores",))
-    error = bench.error(replace(recipe, batch_size=0, largest_batch=4))
-    assert "MIGraphX takes no TensorFlow graph with a batch size that varies; leave out dynamic_batch" in error.text
-
-
 def test_a_model_without_a_batch_dimension(bench: Bench) -> None:
     recipe = bench.recipe(networks.without_batch(), 0, {}, input_shapes={"x": (2, 3)})
     assert bench.program(recipe).about.outputs[0].shape == (3, 2)
@@ -342,7 +336,7 @@ def test_processes_that_want_the_same_program_at_once_compile_it_once(bench: Ben
     assert sum(": compiling" in text for text in outputs) == 1
 
 
-def test_whoever_waits_for_a_process_that_is_killed_compiles_it_himself(bench: Bench, other_process: Other) -> None:
+def test_a_process_that_waits_for_one_that_is_killed_compiles_it_itself(bench: Bench, other_process: Other) -> None:
     recipe = bench.recipe(networks.slow_to_compile(), 1, {"x": (4,)})
     first = other_process(recipe)
     assert first.says("model 'x': reading the model")

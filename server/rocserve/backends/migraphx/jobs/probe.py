@@ -36,15 +36,8 @@ def parse_recipe(binding: Binding, recipe: ProgramRecipe) -> Program:
     shapes = {name: (*varying, *shape[len(varying) :]) for name, shape in recipe.input_shapes.items()}
     if recipe.source.kind is SourceKind.ONNX:
         program = binding.parse_onnx(source, shapes)
-    elif recipe.largest_batch:
-        raise invalid_argument(
-            "MIGraphX takes no TensorFlow graph with a batch size that varies; leave out dynamic_batch, and there is a"
-            " program for each of batch_sizes"
-        )
     else:
         program = binding.parse_tensorflow(source, recipe.input_shapes, recipe.batch_size or 1, recipe.output_names)
-    if not program.outputs:
-        raise invalid_argument(f"MIGraphX finds no outputs in {source.name}; it is empty or damaged, copy it again")
     for name, tensor in program.parameters.items():
         if name not in shapes:
             raise internal(f"MIGraphX finds an input '{name}' in {source.name}, expected {', '.join(shapes)}")

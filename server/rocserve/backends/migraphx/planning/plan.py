@@ -163,17 +163,17 @@ def _recipes(
 def batch_dimension(graph: ModelGraph) -> int | None:
     """The number that the file has baked in for the first dimension of every input and output, where that counts a
     batch's rows; 0 = it is left open. None for a model whose tensors share no first dimension: it cannot batch."""
-    # None for a scalar. A tensor of which nothing is known may have any.
-    leads, given = (
+    # Their first dimensions; None for a scalar. A tensor of which nothing is known may have any.
+    inputs, outputs = (
         ["" if tensor.dims is None else tensor.dims[0] if tensor.dims else None for tensor in tensors]
         for tensors in (graph.inputs, graph.outputs)
     )
-    if not leads or None in leads:
+    if not inputs or None in inputs:
         return None
-    if all(isinstance(lead, str) for lead in leads):
-        return 0 if all(isinstance(lead, str) for lead in given) else None
-    baked = leads[0]
-    fits = set(leads) == {baked} and all(isinstance(lead, str) or lead == baked for lead in given)
+    if all(isinstance(lead, str) for lead in inputs):
+        return 0 if all(isinstance(lead, str) for lead in outputs) else None
+    baked = inputs[0]
+    fits = set(inputs) == {baked} and all(isinstance(lead, str) or lead == baked for lead in outputs)
     return baked if fits and isinstance(baked, int) else None
 
 
