@@ -29,6 +29,9 @@ from rocserve.core.latencies import (
 )
 
 _COUNTED_AT_ONCE = 256
+_MOST_PLACES = 1000
+"""Of responses to a request that are counted apart; all behind them count as the last of these. A stream may never end,
+and each reading has them all."""
 _FAILURES_KEPT = 20
 _LONGEST_FAILURE = 500
 """Characters. Both bound what the last failures take."""
@@ -266,7 +269,7 @@ class ModelStatistics:
         """A response of a decoupled model; `index`: its place among those to its request. The model could begin with it
         (at the request, or at the response before), had made it, the client had been sent it. `failed`: an error."""
         with self._lock:
-            place = self._numbers.responses[index]
+            place = self._numbers.responses[min(index, _MOST_PLACES - 1)]
             place.compute_infer.add(made_ns - started_ns)
             place.compute_output.add(sent_ns - made_ns)
             (place.fail if failed else place.success).add(sent_ns - started_ns)
@@ -274,7 +277,7 @@ class ModelStatistics:
     def record_empty_response(self, index: int, started_ns: int, made_ns: int) -> None:
         """That no further response comes, said on its own; times as of `record_response`."""
         with self._lock:
-            place = self._numbers.responses[index]
+            place = self._numbers.responses[min(index, _MOST_PLACES - 1)]
             place.compute_infer.add(made_ns - started_ns)
             place.empty_response.add(made_ns - started_ns)
 

@@ -265,3 +265,15 @@ def test_responses_of_a_decoupled_model_by_their_place() -> None:
     assert (first.compute_infer.count, first.compute_infer.ns, first.success.ns) == (2, 40, 50)
     assert (second.fail.count, second.fail.ns, second.success.count) == (1, 6, 0)
     assert (third.empty_response.count, third.empty_response.ns, third.compute_output.count) == (1, 3, 0)
+
+
+def test_what_is_counted_of_a_stream_has_a_bound() -> None:
+    statistics = ModelStatistics()
+    for index in range(1500):
+        statistics.record_response(index, started_ns=0, made_ns=2, sent_ns=3)
+    statistics.record_empty_response(1500, started_ns=0, made_ns=4)
+    responses = statistics.snapshot().responses
+    assert len(responses) == 1000
+    last = responses[999]
+    assert (last.success.count, last.success.ns, last.empty_response.count) == (501, 1503, 1)
+    assert responses[998].success.count == 1
