@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.tensors import Buffer
 from rocserve.core.wire_format import WireError, field_spans
 
@@ -19,9 +19,20 @@ def parse_message(data: Buffer, kind: type[_Kind]) -> _Kind:
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise invalid_argument(
-            f"the request is not a valid {kind.DESCRIPTOR.full_name}: {describe_fault(data, kind)}"
-        ) from None
+        raise _invalid(kind, describe_fault(data, kind)) from None
+
+
+def invalid_field(kind: type[Message], name: str, start: int) -> ServeError:
+    """A field of a message, which begins at this byte, has contents that are none."""
+    return _invalid(kind, _field_fault(f"'{name}'", start))
+
+
+def _invalid(kind: type[Message], fault: str) -> ServeError:
+    return invalid_argument(f"the request is not a valid {kind.DESCRIPTOR.full_name}: {fault}")
+
+
+def _field_fault(field: str, start: int) -> str:
+    return f"field {field} at byte {start} has a value that is not valid"
 
 
 def describe_fault(data: Buffer, message: type[Message]) -> str:
@@ -33,7 +44,7 @@ def describe_fault(data: Buffer, message: type[Message]) -> str:
                 message.FromString(data[span.start : span.end])
             except DecodeError:
                 name = f"'{fields[span.number].name}'" if span.number in fields else str(span.number)
-                return f"field {name} at byte {span.start} has a value that is not valid"
+                return _field_fault(name, span.start)
     except WireError as error:
         return str(error)
     return "the fields do not form a message"

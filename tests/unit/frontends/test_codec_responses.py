@@ -15,7 +15,8 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
 from rocserve.core.requests import InferResponse
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
-from rocserve.frontends.grpc.codec import ResponseEncoder, join_large, typed_answer
+from rocserve.frontends.grpc.codec import ResponseEncoder, join_large
+from rocserve.frontends.grpc.typed_answers import large_parts, typed_answer
 from rocserve.plane.heap import COPIED_AT_ONCE
 from rocserve.protocol.grpc_service_pb2 import ModelInferResponse, ModelStreamInferResponse
 
@@ -195,8 +196,58 @@ def test_each_datatype_has_its_field(array: np.ndarray, field: str) -> None:
     assert list(getattr(output.contents, field)) == array.tolist()
 
 
+LONG = 50_000
+ANY = np.random.default_rng(7)
+
+
+@pytest.mark.parametrize("shape", [(LONG,), (0,), (2, LONG // 2)])
+@pytest.mark.parametrize(
+    "array",
+    [
+        ANY.integers(0, 2, LONG).astype(bool),
+        *(
+            ANY.integers(np.iinfo(kind).min, np.iinfo(kind).max, LONG, kind) >> ANY.integers(0, bits, LONG, kind)
+            for kind, bits in (
+                (np.int8, 8), (np.int16, 16), (np.int32, 32), (np.int64, 64),
+                (np.uint8, 8), (np.uint16, 16), (np.uint32, 32), (np.uint64, 64),
+            )
+        ),
+        ANY.random(LONG).astype(np.float16),
+        ANY.random(LONG).astype(np.float32),
+        ANY.random(LONG),
+        np.array([b"", b"a", bytes(127), bytes(128), b"b" * 20_000] * (LONG // 5), np.object_),
+    ],
+    ids=lambda array: str(array.dtype),
+)  # fmt: skip
+def test_a_large_answer_is_written_in_steps_as_protobuf_writes_it(array: np.ndarray, shape: tuple[int, ...]) -> None:
+    made = response(tensor_from_numpy("FIRST", np.arange(3)), tensor_from_numpy("OUT", array[: shape[-1]].reshape(-1)))
+    made.id = "r"
+    steps = large_parts(made)
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            written = b"".join(end.value)
+            break
+        count += 1
+    assert written == typed_answer(made).SerializeToString(deterministic=True)
+    if shape[-1] == LONG and array.dtype not in (np.float32, np.float64):
+        assert count >= LONG // 8192
+
+
+@pytest.mark.parametrize("data", [b"\1\0\0\0a", b"\1\0\0\0a\5\0\0\0b", b"\1\0\0\0a\0\0\0\0x", b"\1\0\0\0a\0"])
+def test_an_answer_whose_strings_are_not_those_of_its_shape_is_an_error(data: bytes) -> None:
+    with pytest.raises(ServeError) as refused:
+        list(large_parts(response(Tensor("OUT", DataType.BYTES, (2,), data))))
+    assert refused.value.code is StatusCode.INTERNAL
+    assert refused.value.text == "output 'OUT' does not have the 2 strings that its shape says"
+
+
 def test_a_datatype_without_a_field_is_refused() -> None:
     with pytest.raises(ServeError) as refused:
         typed_answer(response(Tensor("OUT", DataType.BF16, (1,), b"\0\0")))
+    with pytest.raises(ServeError, match="no typed contents"):
+        list(large_parts(response(Tensor("OUT", DataType.BF16, (1,), b"\0\0"))))
     assert refused.value.code is StatusCode.UNIMPLEMENTED
     assert "BF16, which has no typed contents; send the inputs as raw_input_contents" in refused.value.text

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 
-import numpy as np
+from google.protobuf.message import DecodeError
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument, unimplemented
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
-from rocserve.core.request_parameters import MOST_ENTRIES, check_entries, check_id
+from rocserve.core.request_parameters import check_entries, check_id
 from rocserve.core.requests import (
     NO_PARAMETERS,
     InferRequest,
@@ -32,36 +33,19 @@ from rocserve.core.requests import (
     ResponseHead,
 )
 from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
-from rocserve.core.tensors import COPIED_SOONER, Buffer, bytes_elements, encode_bytes_elements
-from rocserve.core.wire_format import LENGTH_DELIMITED, length_prefix, read_varint
+from rocserve.core.tensors import COPIED_SOONER, Buffer
+from rocserve.core.wire_format import LENGTH_DELIMITED, WireError, length_prefix, read_varint
+from rocserve.frontends.grpc.typed_contents import FIELDS, LargeContents, Unusual, raw_contents, refuse_field
 from rocserve.plane.heap import copy_in_steps, no_memory
 from rocserve.protocol import grpc_service_pb2 as pb
-from rocserve.protocol.faults import parse_message
+from rocserve.protocol.faults import invalid_field, parse_message
 from rocserve.protocol.parameters import cut_sequence, read_parameters, read_sequence, write_parameters
-
-_DATATYPES: dict[str, tuple[str, ...]] = {
-    "bool_contents": ("BOOL",),
-    "int_contents": ("INT32", "INT16", "INT8"),
-    "int64_contents": ("INT64",),
-    "uint_contents": ("UINT32", "UINT16", "UINT8"),
-    "uint64_contents": ("UINT64",),
-    "fp32_contents": ("FP32",),
-    "fp64_contents": ("FP64",),
-    "bytes_contents": ("BYTES",),
-}
-"""What each field may hold; the first is the one that error texts name."""
-
-_AS_RAW = frozenset({"bool_contents", "fp32_contents", "fp64_contents"})
-
-_ARRAY_TYPES = {datatype.value: datatype.numpy_dtype for datatype in DataType}
 
 LONGEST_REMEMBERED_HEAD = 4096
 """Bytes: it bounds the memory that clients can make the cache take."""
 
 _ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _RAW_TAG = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_FIELDS = range(MOST_ENTRIES + 16)
-"""That a message may have before its tensors' bytes, and of these; no request with more is taken."""
 _MAY_TELL_OF_A_SEQUENCE = b"sequence_"
 """A head without these bytes says nothing of one."""
 
@@ -135,7 +119,7 @@ class RequestDecoder:
         position = id_field = id_start = id_end = 0
         end = head_end = len(data)
         raw: list[tuple[int, int]] = []
-        for _ in _FIELDS:
+        for _ in FIELDS:
             if position >= end:
                 break
             tag = data[position]
@@ -154,7 +138,7 @@ class RequestDecoder:
                 id_field, id_start, id_end = position, start, start + length
             position = start + length
         else:
-            check_entries(len(_FIELDS))
+            check_entries(len(FIELDS))
         if position != end:
             return self._decode_by_protobuf(data)
         check_id(id_end - id_start)
@@ -194,12 +178,56 @@ class RequestDecoder:
             self._heads.keep(head_bytes, parsed)
         return parsed
 
+    def read_large(self, large: LargeContents) -> UnreadRequest:
+        """All but the large contents of a message. Raises: as `decode_request`."""
+        try:
+            message = pb.ModelInferRequest.FromString(large.skeleton)
+        except DecodeError:
+            # Protobuf says where in the message the fault is.
+            return UnreadRequest(self._decode_by_protobuf(large.message), None, self._decode_by_protobuf)
+        check_id(len(message.id))
+        fields = {cut.index: cut.field for cut in large.cuts}
+        parsed = _read_head(message, large.has_raw, fields)
+        request = InferRequest(parsed.head, message.id, _assign(parsed, ()), sequence=parsed.sequence)
+        return UnreadRequest(request, large, self._decode_by_protobuf)
+
     def _decode_by_protobuf(self, data: bytes) -> InferRequest:
         message = parse_message(data, pb.ModelInferRequest)
         check_id(len(message.id))
         raw: list[Buffer] = list(message.raw_input_contents)
         parsed = _read_head(message, bool(raw))
         return InferRequest(parsed.head, message.id, _assign(parsed, raw), sequence=parsed.sequence)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnreadRequest:
+    """One whose large contents are yet to be decoded."""
+
+    request: InferRequest
+    _large: LargeContents | None
+    """None: there are none."""
+    _decode_by_protobuf: Callable[[bytes], InferRequest]
+
+    def decode(self, admit: Callable[[int], object]) -> Generator[None, None, InferRequest]:
+        """The request, some elements a step. `admit`: takes the bytes that are about to be used beside the message.
+        Raises: ServeError: INVALID_ARGUMENT, the contents are none; RESOURCE_EXHAUSTED, there is no memory for them;
+        what `admit` raises."""
+        request, large = self.request, self._large
+        cuts = () if large is None else large.cuts
+        data = [*request.data]
+        # Of the others; nothing has been cut out of these.
+        admit(sum(map(_nbytes, data)))
+        for cut in cuts:
+            try:
+                datatype = DataType(request.head.inputs[cut.index].datatype)
+                data[cut.index] = yield from cut.decode(datatype, admit)
+            except WireError:
+                raise invalid_field(pb.ModelInferRequest, "inputs", cut.start) from None
+            except Unusual:
+                assert large is not None
+                return self._decode_by_protobuf(large.message)
+        request.data = data
+        return request
 
 
 def id_of_refused(data: bytes) -> str:
@@ -210,7 +238,10 @@ def id_of_refused(data: bytes) -> str:
         return ""
 
 
-def _read_head(message: pb.ModelInferRequest, has_raw: bool) -> _ParsedHead:
+def _read_head(
+    message: pb.ModelInferRequest, has_raw: bool, cut: Mapping[int, str] = MappingProxyType({})
+) -> _ParsedHead:
+    """`cut`: by inputs, the field of the contents that have been cut out."""
     model_name = message.model_name
     count = len(message.inputs) + len(message.outputs) + len(message.parameters)
     check_entries(count)
@@ -219,14 +250,18 @@ def _read_head(message: pb.ModelInferRequest, has_raw: bool) -> _ParsedHead:
     inputs: list[InputHead] = []
     sources: list[bytes | None] = []
     typed = False
-    for tensor in message.inputs:
+    for index, tensor in enumerate(message.inputs):
         entry = InputHead(tensor.name, tensor.datatype, tuple(tensor.shape), read_parameters(tensor.parameters))
         inputs.append(entry)
         shared = "shared_memory_region" in entry.parameters
         if tensor.HasField("contents"):
             typed = True
             _refuse_second_source(entry.name, model_name, shared, has_raw)
-            sources.append(raw_contents(tensor.contents, entry.datatype, entry.name, model_name))
+            if index in cut:
+                refuse_field(cut[index], entry.datatype, entry.name, model_name)
+                sources.append(b"")
+            else:
+                sources.append(raw_contents(tensor.contents, entry.datatype, entry.name, model_name))
         else:
             sources.append(b"" if shared else None)
     parameters = read_parameters(message.parameters)
@@ -277,35 +312,6 @@ def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
         data.append(found)
     return data
 
-
-def raw_contents(contents: pb.InferTensorContents, datatype: str, input_name: str, model_name: str) -> bytes:
-    """The elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton. Raises:
-    ServeError: INVALID_ARGUMENT when the elements are in a field of another datatype, or in two fields."""
-    raw = b""
-    supplied = False
-    where = f"unexpected explicit tensor data for input tensor '{input_name}' for model '{model_name}'"
-    for field, elements in contents.ListFields():
-        if supplied:
-            raise invalid_argument(f"{where}, binary data was already supplied.")
-        supplied = True
-        held = _DATATYPES[field.name]
-        if datatype not in held:
-            raise invalid_argument(f"{where} of type '{held[0]}', expected datatype '{datatype}'")
-        if datatype == "BYTES":
-            raw = encode_bytes_elements(elements)
-        elif field.name in _AS_RAW:
-            # On the wire they are as raw contents have them; unknown fields follow them.
-            nbytes = len(elements) * _ARRAY_TYPES[datatype].itemsize
-            start = len(length_prefix(field.number, nbytes))
-            raw = contents.SerializeToString()[start : start + nbytes]
-        else:
-            wide = np.fromiter(elements, dtype=_ARRAY_TYPES[held[0]], count=len(elements))
-            raw = wide.astype(_ARRAY_TYPES[datatype], copy=False).tobytes()
-    return raw
-
-
-_TYPED_FIELDS = {DataType(name): field for field, names in _DATATYPES.items() for name in names}
-_TYPED_FIELDS[DataType.FP16] = "fp32_contents"
 
 _FINAL_RESPONSE = "triton_final_response"
 _ID = pb.ModelInferResponse.ID_FIELD_NUMBER
@@ -428,26 +434,3 @@ def _parameters(values: Parameters) -> bytes:
 def _clean(text: str) -> str:
     """The text without lone surrogates (from undecodable file names), which protobuf refuses."""
     return text.encode(errors="replace").decode()
-
-
-def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
-    """Raises: ServeError: UNIMPLEMENTED for a datatype without a field of its own."""
-    head = response.head
-    message = pb.ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
-    write_parameters(response.parameters, message.parameters)
-    for tensor in response.outputs:
-        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
-        if tensor.name in response.in_shared_memory:
-            continue
-        field = _TYPED_FIELDS.get(tensor.datatype)
-        if tensor.datatype is DataType.BYTES:
-            elements = bytes_elements(tensor.data, tensor.element_count, tensor.name)
-            output.contents.bytes_contents.extend(bytes(element) for element in elements)
-        elif field is not None:
-            getattr(output.contents, field).extend(tensor.numpy().ravel().tolist())
-        else:
-            raise unimplemented(
-                f"output '{tensor.name}' is of datatype {tensor.datatype.value}, which has no typed contents; send the"
-                " inputs as raw_input_contents, and it comes as raw_output_contents"
-            )
-    return message

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
-from rocserve.core.request_memory import RequestMemory
+from rocserve.core.request_memory import Holder, RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
-from rocserve.frontends.grpc.codec import RequestDecoder, ResponseEncoder, id_of_refused, join_large, typed_answer
+from rocserve.core.sequences import SequenceId
+from rocserve.frontends.grpc.codec import (
+    RequestDecoder,
+    ResponseEncoder,
+    UnreadRequest,
+    id_of_refused,
+    join_large,
+)
 from rocserve.frontends.grpc.server_calls import ServerUnaryCall
 from rocserve.frontends.grpc.transport import (
     SERVER_EXITING,
@@ -22,6 +30,8 @@ from rocserve.frontends.grpc.transport import (
     address_of,
     guarded_routes,
 )
+from rocserve.frontends.grpc.typed_answers import large_parts, typed_answer
+from rocserve.frontends.grpc.typed_contents import DECODED_AT_ONCE, LargeContents
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.access import Restriction
 from rocserve.services.inference import NOT_FOR_DECOUPLED, HeaderForwarding, Inference, RequestOrigin
@@ -40,6 +50,8 @@ class InferenceHandlers:
         self.forwarding = forwarding
         self.streams: set[InferenceStream] = set()
         """Those that are open."""
+        self.behind: dict[tuple[str, SequenceId] | None, list[Callable[[], None]]] = {}
+        """By models and sequences of which a request is being decoded, what begins those that have come behind it."""
         self.is_exiting = False
 
     def routes(self, restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
@@ -51,18 +63,73 @@ class InferenceHandlers:
 
     def model_infer(self, call: InferCall) -> None:
         call.handlers = self
+        message = call.message
         try:
-            self.memory.admit(call, len(call.message))
-            request = self.decoder.decode_request(call.message)
+            self.memory.admit(call, len(message))
+            if len(message) > DECODED_AT_ONCE and (large := LargeContents.of(message)) is not None:
+                self.decode_large(large, call, call.begin, call.refuse)
+                return
+            request = self.decoder.decode_request(message)
             if request.head.is_typed:
                 self.memory.admit(call, _nbytes(request))
-            if self.forwarding is not None:
-                request.head = self.forwarding.forward(request.head, call.metadata)
-            request.deadline = call.deadline
-            self.service.infer(request, call)
+            if self.behind and self.wait_behind(request, call.begin):
+                return
+            call.begin(request)
         except ServeError as error:
-            call.send(error)
-            self.service.refuse(error, partial(id_of_refused, call.message))
+            call.refuse(error)
+
+    def decode_large(
+        self,
+        large: LargeContents,
+        holder: Holder,
+        begin: Callable[[InferRequest], None],
+        refuse: Callable[[ServeError], None],
+    ) -> None:
+        """Hand a request over once all of it is decoded, to `begin`, or an error to `refuse`. Those of its sequence
+        wait behind it."""
+        unread = self.decoder.read_large(large)
+
+        def decode(request: InferRequest) -> None:
+            self.plane.work_off(self._decode_large(unread, holder, begin, refuse))
+
+        if not self.wait_behind(unread.request, decode):
+            decode(unread.request)
+
+    def wait_behind(self, request: InferRequest, begin: Callable[[InferRequest], None]) -> bool:
+        """Whether a request before it of its sequence is still being decoded: it begins when that has begun."""
+        waiting = self.behind.get(_sequence_of(request))
+        if waiting is None:
+            return False
+        waiting.append(partial(begin, request))
+        return True
+
+    def _decode_large(
+        self,
+        unread: UnreadRequest,
+        holder: Holder,
+        begin: Callable[[InferRequest], None],
+        refuse: Callable[[ServeError], None],
+    ) -> Generator[None, None, None]:
+        sequence = _sequence_of(unread.request)
+        if sequence is not None:
+            self.behind[sequence] = []
+        try:
+            request = yield from unread.decode(partial(self.memory.admit, holder))
+        except ServeError as error:
+            refuse(error)
+        except Exception as error:
+            refuse(internal(f"{type(error).__name__}: {error}"))
+            raise
+        else:
+            begin(request)
+        finally:
+            waiting = deque(self.behind.pop(sequence, ()))
+            while waiting:
+                waiting.popleft()()
+                if sequence in self.behind:
+                    # That one is large as well.
+                    self.behind[sequence] += waiting
+                    break
 
     def begin_exit(self) -> None:
         """Streams end once their requests are answered, and take no others."""
@@ -80,6 +147,21 @@ class InferCall(ServerUnaryCall):
 
     handlers: InferenceHandlers
 
+    def begin(self, request: InferRequest) -> None:
+        """Its message has been decoded."""
+        handlers = self.handlers
+        try:
+            if handlers.forwarding is not None:
+                request.head = handlers.forwarding.forward(request.head, self.metadata)
+            request.deadline = self.deadline
+            handlers.service.infer(request, self)
+        except ServeError as error:
+            self.refuse(error)
+
+    def refuse(self, error: ServeError) -> None:
+        self.send(error)
+        self.handlers.service.refuse(error, partial(id_of_refused, self.message))
+
     def origin(self) -> RequestOrigin:
         return _origin(self)
 
@@ -92,6 +174,9 @@ class InferCall(ServerUnaryCall):
             self.reply_error(self.handlers.paths.without(error))
             return
         try:
+            if answer.is_typed and sum(map(len, answer.data)) > DECODED_AT_ONCE:
+                self.handlers.plane.work_off(self._reply_typed(answer))
+                return
             if answer.is_typed:
                 message = typed_answer(answer).SerializeToString()
             elif answer.is_large:
@@ -99,6 +184,15 @@ class InferCall(ServerUnaryCall):
                 return
             else:
                 message = b"".join(self.handlers.encoder.parts(answer))
+        except ServeError as error:
+            self.send(error)
+        else:
+            self.reply(message)
+
+    def _reply_typed(self, response: InferResponse) -> Generator[None, None, None]:
+        try:
+            parts = yield from large_parts(response)
+            message = yield from join_large(parts)
         except ServeError as error:
             self.send(error)
         else:
@@ -139,28 +233,22 @@ class InferenceStream:
         self._unanswered += 1
         responder = _StreamResponder(self, self._sequencer.ticket())
         handlers = self.handlers
-        memory, forwarding, service = handlers.memory, handlers.forwarding, handlers.service
+        refuse = partial(responder.refuse, partial(id_of_refused, message))
         try:
-            memory.admit(responder, len(message))
+            handlers.memory.admit(responder, len(message))
+            if len(message) > DECODED_AT_ONCE and (large := LargeContents.of(message)) is not None:
+                handlers.decode_large(large, responder, responder.begin, refuse)
+                return
             request = handlers.decoder.decode_request(message)
             if request.head.is_typed:
-                memory.admit(responder, _nbytes(request))
-            if forwarding is not None:
-                request.head = forwarding.forward(request.head, self.call.metadata)
-            responder.head, responder.request_id = request.head, request.id
-            if handlers.is_exiting:
-                raise ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING)
-            request.deadline = self.call.deadline
-            request.in_turn = True
-            service.infer(request, responder)
+                handlers.memory.admit(responder, _nbytes(request))
+            if not (handlers.behind and handlers.wait_behind(request, responder.begin)):
+                responder.begin(request)
         except ServeError as error:
-            responder.send(error)
-            service.refuse(error, partial(id_of_refused, message))
+            refuse(error)
         except BaseException:
-            memory.release(responder)
+            handlers.memory.release(responder)
             raise
-        else:
-            responder.is_accepted = True
 
     def on_half_close(self) -> None:
         self._half_closed = True
@@ -211,6 +299,27 @@ class _StreamResponder:
     """An error before is the request's own, one after is an answer of the model."""
     _ticket_ended: bool = field(default=False, init=False)
     _callback: Callable[[], None] | None = field(default=None, init=False)
+
+    def begin(self, request: InferRequest) -> None:
+        """Its message has been decoded."""
+        call, handlers = self._stream.call, self._stream.handlers
+        try:
+            if handlers.forwarding is not None:
+                request.head = handlers.forwarding.forward(request.head, call.metadata)
+            self.head, self.request_id = request.head, request.id
+            if handlers.is_exiting:
+                raise ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING)
+            request.deadline = call.deadline
+            request.in_turn = True
+            handlers.service.infer(request, self)
+        except ServeError as error:
+            self.refuse(lambda: request.id, error)
+        else:
+            self.is_accepted = True
+
+    def refuse(self, find_id: Callable[[], str], error: ServeError) -> None:
+        self.send(error)
+        self._stream.handlers.service.refuse(error, find_id)
 
     def origin(self) -> RequestOrigin:
         return _origin(self._stream.call)
@@ -276,6 +385,10 @@ class _StreamResponder:
             self._stream.send_last(message)
         else:
             self._ticket.send(lambda: self._stream.send_last(message))
+
+
+def _sequence_of(request: InferRequest) -> tuple[str, SequenceId] | None:
+    return None if request.sequence is None else (request.head.model_name, request.sequence.id)
 
 
 def _nbytes(request: InferRequest) -> int:

@@ -1,0 +1,150 @@
+"""Answers with typed contents, for requests that came with such: all elements at once by protobuf, or, where there are
+many, some a step, as protobuf would write them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import ServeError, internal, unimplemented
+from rocserve.core.requests import InferResponse
+from rocserve.core.tensors import Buffer, Tensor, bytes_elements, octets
+from rocserve.core.wire_format import LENGTH_DELIMITED, LONGEST_VARINT, length_prefix, varint
+from rocserve.frontends.grpc.typed_contents import DATATYPES_OF_FIELDS
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol.parameters import write_parameters
+
+_FIELDS = {DataType(name): field for field, names in DATATYPES_OF_FIELDS.items() for name in names}
+_FIELDS[DataType.FP16] = "fp32_contents"
+_NUMBERS = {name: field.number for name, field in pb.InferTensorContents.DESCRIPTOR.fields_by_name.items()}
+_OUTPUTS = pb.ModelInferResponse.OUTPUTS_FIELD_NUMBER
+_CONTENTS = pb.ModelInferResponse.InferOutputTensor.CONTENTS_FIELD_NUMBER
+_STRING_TAG = varint(_NUMBERS["bytes_contents"] << 3 | LENGTH_DELIMITED)
+_SHORT = tuple(_STRING_TAG + varint(length) for length in range(128))
+_LENGTH = struct.Struct("<I")
+_STEP_ELEMENTS = 8192
+_STEP_STRINGS = 1024
+_STEP_STRING_BYTES = 1 << 20
+
+
+def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
+    """Raises: ServeError: UNIMPLEMENTED for a datatype without a field of its own."""
+    message = _without_outputs(response)
+    for tensor in response.outputs:
+        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
+        if tensor.name in response.in_shared_memory:
+            continue
+        field = _field(tensor)
+        if tensor.datatype is DataType.BYTES:
+            elements = bytes_elements(tensor.data, tensor.element_count, tensor.name)
+            output.contents.bytes_contents.extend(bytes(element) for element in elements)
+        else:
+            getattr(output.contents, field).extend(tensor.numpy().ravel().tolist())
+    return message
+
+
+def large_parts(response: InferResponse) -> Generator[None, None, list[Buffer]]:
+    """The pieces of the serialised answer, some elements a step. Raises: as `typed_answer`."""
+    parts: list[Buffer] = [_without_outputs(response).SerializeToString()]
+    for tensor in response.outputs:
+        rest = pb.ModelInferResponse.InferOutputTensor(
+            name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape
+        ).SerializeToString()
+        contents: list[Buffer] = []
+        if tensor.name not in response.in_shared_memory:
+            contents = yield from _contents(tensor)
+            contents.insert(0, length_prefix(_CONTENTS, sum(map(len, contents))))
+        parts += [length_prefix(_OUTPUTS, len(rest) + sum(map(len, contents))), rest, *contents]
+    return parts
+
+
+def _without_outputs(response: InferResponse) -> pb.ModelInferResponse:
+    head = response.head
+    message = pb.ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
+    write_parameters(response.parameters, message.parameters)
+    return message
+
+
+def _field(tensor: Tensor) -> str:
+    field = _FIELDS.get(tensor.datatype)
+    if field is None:
+        raise unimplemented(
+            f"output '{tensor.name}' is of datatype {tensor.datatype.value}, which has no typed contents; send the"
+            " inputs as raw_input_contents, and it comes as raw_output_contents"
+        )
+    return field
+
+
+def _contents(tensor: Tensor) -> Generator[None, None, list[Buffer]]:
+    field = _field(tensor)
+    if tensor.datatype is DataType.BYTES:
+        return (yield from _strings(tensor))
+    pieces: list[Buffer] = []
+    elements = tensor.numpy().ravel()
+    if tensor.datatype in (DataType.FP32, DataType.FP64):
+        pieces.append(octets(elements))
+    else:
+        for begin in range(0, len(elements), _STEP_ELEMENTS):
+            part = elements[begin : begin + _STEP_ELEMENTS]
+            as_written = part.astype(np.float32) if tensor.datatype is DataType.FP16 else _varints(part)
+            pieces.append(octets(as_written))
+            yield
+    nbytes = sum(map(len, pieces))
+    # As protobuf, which writes nothing of a field without elements.
+    return [length_prefix(_NUMBERS[field], nbytes), *pieces] if nbytes else []
+
+
+def _strings(tensor: Tensor) -> Generator[None, None, list[Buffer]]:
+    data, expected = memoryview(tensor.data), tensor.element_count
+    pieces: list[Buffer] = []
+    count = position = 0
+    try:
+        while count < expected:
+            step: list[Buffer] = []
+            nbytes = 0
+            while count < expected and len(step) < 2 * _STEP_STRINGS and nbytes < _STEP_STRING_BYTES:
+                (length,) = _LENGTH.unpack_from(data, position)
+                begin, position = position + 4, position + 4 + length
+                if position > len(data):
+                    raise _not_whole(tensor)
+                step.append(_SHORT[length] if length < len(_SHORT) else _STRING_TAG + varint(length))
+                step.append(data[begin:position])
+                count += 1
+                nbytes += length
+            # Views on large ones stay as they are: what joins the parts copies them a step at a time.
+            pieces += step if nbytes >= _STEP_STRING_BYTES else [b"".join(step)]
+            yield
+    except struct.error:
+        raise _not_whole(tensor) from None
+    if position != len(data):
+        raise _not_whole(tensor)
+    return pieces
+
+
+def _not_whole(tensor: Tensor) -> ServeError:
+    return internal(f"output '{tensor.name}' does not have the {tensor.element_count} strings that its shape says")
+
+
+def _varints(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Integers as protobuf writes them: negative ones as those of 64 bits that have the same low bits."""
+    if numbers.dtype.kind == "b":
+        bools: np.ndarray[Any, np.dtype[np.uint8]] = (numbers != 0).view(np.uint8)
+        return bools
+    values = numbers.astype(np.int64).view(np.uint64) if numbers.dtype.kind == "i" else numbers.astype(np.uint64)
+    if values.max() < 0x80:
+        return values.astype(np.uint8)
+    lengths = np.ones(len(values), np.int64)
+    for place in range(1, LONGEST_VARINT):
+        lengths += values >= np.uint64(1 << 7 * place)
+    ends = np.cumsum(lengths)
+    begins = ends - lengths
+    written = np.empty(int(ends[-1]), np.uint8)
+    for place in range(int(lengths.max())):
+        longer = np.flatnonzero(lengths > place)
+        digits = (values[longer] >> np.uint64(7 * place) & np.uint64(0x7F)).astype(np.uint8)
+        written[begins[longer] + place] = digits | np.where(lengths[longer] > place + 1, 0x80, 0).astype(np.uint8)
+    return written

@@ -1,0 +1,183 @@
+"""Large typed contents: decoded in steps to what protobuf makes of them, whatever they are written like."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.request_memory import Holding, MemoryFull, RequestMemory
+from rocserve.core.requests import InferRequest
+from rocserve.core.wire_format import FIXED32, FIXED64, LENGTH_DELIMITED, VARINT, length_prefix, varint
+from rocserve.frontends.grpc import typed_contents
+from rocserve.frontends.grpc.codec import RequestDecoder
+from rocserve.frontends.grpc.typed_contents import DECODED_AT_ONCE, LargeContents
+from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol.grpc_service_pb2 import ModelInferRequest
+
+RANDOM = random.Random(7)
+COUNT = 1 << 17
+
+
+def any_of(bits: int, signed: bool = True) -> list[int]:
+    """Numbers of all lengths."""
+    least = -(1 << bits - 1) if signed else 0
+    most = (1 << bits - 1) - 1 if signed else (1 << bits) - 1
+    widths = [RANDOM.randrange(1, bits + 1) for _ in range(COUNT)]
+    return [
+        least,
+        most,
+        *(min(max(RANDOM.randrange(1 << width) + (least >> bits - width), least), most) for width in widths),
+    ]
+
+
+CASES: dict[str, tuple[str, str, list[Any]]] = {
+    "bools": ("BOOL", "bool_contents", [True, False, False] * COUNT),
+    "small integers": ("INT32", "int_contents", [5] * COUNT),
+    "integers": ("INT32", "int_contents", any_of(32)),
+    "short ones": ("INT16", "int_contents", any_of(32)),
+    "bytes": ("INT8", "int_contents", any_of(32)),
+    "long ones": ("INT64", "int64_contents", any_of(64)),
+    "unsigned": ("UINT32", "uint_contents", any_of(32, signed=False)),
+    "unsigned bytes": ("UINT8", "uint_contents", any_of(32, signed=False)),
+    "long unsigned": ("UINT64", "uint64_contents", any_of(64, signed=False)),
+    "floats": ("FP32", "fp32_contents", [0.5, -1e30, float("inf")] * COUNT),
+    "doubles": ("FP64", "fp64_contents", [0.1, -1e300] * COUNT),
+    "strings": ("BYTES", "bytes_contents", [b"", b"a", bytes(200), b"\xff" * 20_000] * 64 + [b""] * COUNT),
+    "a large string": ("BYTES", "bytes_contents", [b"a", RANDOM.randbytes(3 << 20), b"", b"b"]),
+}
+every_kind = pytest.mark.parametrize("kind", CASES)
+
+
+def message_of(datatype: str, field: str, elements: Iterable[Any]) -> ModelInferRequest:
+    message = ModelInferRequest(model_name="m", id="r1")
+    message.inputs.add(name="FIRST", datatype="INT32", shape=[1]).contents.int_contents.append(7)
+    tensor = message.inputs.add(name="I", datatype=datatype, shape=[3])
+    getattr(tensor.contents, field).extend(elements)
+    message.inputs.add(name="LAST", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"z")
+    return message
+
+
+def written(*contents: bytes, datatype: str = "INT32") -> bytes:
+    """A message with an input whose contents are these bytes, a field of contents for each."""
+    tensor = ModelInferRequest.InferInputTensor(name="I", datatype=datatype, shape=[3]).SerializeToString()
+    for each in contents:
+        tensor += length_prefix(ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER, len(each)) + each
+    rest = ModelInferRequest(model_name="m").SerializeToString()
+    return rest + length_prefix(ModelInferRequest.INPUTS_FIELD_NUMBER, len(tensor)) + tensor
+
+
+def decoded(data: bytes, admit: Callable[[int], object] = lambda nbytes: None) -> tuple[InferRequest, int]:
+    """And how many steps it took."""
+    large = LargeContents.of(data)
+    assert large is not None
+    steps = RequestDecoder().read_large(large).decode(admit)
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            request: InferRequest = end.value
+            return request, count
+        count += 1
+
+
+def assert_same(data: bytes) -> None:
+    """As without steps: the request, or the error."""
+    try:
+        expected = RequestDecoder().decode_request(data)
+    except ServeError as error:
+        with pytest.raises(ServeError) as raised:
+            decoded(data)
+        assert (raised.value.code, raised.value.text) == (error.code, error.text)
+    else:
+        request = decoded(data)[0]
+        assert [bytes(each) for each in request.data] == [bytes(each) for each in expected.data]
+        assert request.id == expected.id
+        assert request.head.inputs == expected.head.inputs
+        assert request.head.is_typed
+
+
+@every_kind
+def test_packed_elements_come_as_protobuf_reads_them(kind: str) -> None:
+    assert_same(message_of(*CASES[kind]).SerializeToString())
+
+
+@every_kind
+def test_elements_each_behind_its_tag_come_as_protobuf_reads_them(kind: str) -> None:
+    datatype, field, elements = CASES[kind]
+    number = pb.InferTensorContents.DESCRIPTOR.fields_by_name[field].number
+    write: dict[str, tuple[int, Callable[[Any], bytes]]] = {
+        "fp32_contents": (FIXED32, struct.Struct("<f").pack),
+        "fp64_contents": (FIXED64, struct.Struct("<d").pack),
+        "bytes_contents": (LENGTH_DELIMITED, lambda element: varint(len(element)) + element),
+    }
+    wire_type, of = write.get(field, (VARINT, lambda element: varint(int(element) % (1 << 64))))
+    assert_same(written(b"".join(varint(number << 3 | wire_type) + of(each) for each in elements), datatype=datatype))
+
+
+@every_kind
+def test_what_takes_long_takes_many_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    datatype, field, elements = CASES[kind]
+    data = message_of(datatype, field, elements).SerializeToString()
+    is_copied = field not in ("fp32_contents", "fp64_contents")
+    assert decoded(data)[1] >= (len(data) >> 20 if is_copied else 0)
+    if is_copied and len(elements) >= COUNT:
+        assert decoded(data)[1] >= len(data) // typed_contents._STEP_BYTES
+
+
+PACKED_INTEGERS = length_prefix(2, 2 * DECODED_AT_ONCE)
+TOO_LONG = b"\xff" * 10 + b"\1"
+ODD = {
+    "a varint without end": written(PACKED_INTEGERS + b"\1" * (2 * DECODED_AT_ONCE - 1) + b"\x80"),
+    "a varint that is too long": written(PACKED_INTEGERS + b"\1" * (2 * DECODED_AT_ONCE - 11) + TOO_LONG),
+    "nothing but one": written(PACKED_INTEGERS + b"\xff" * (2 * DECODED_AT_ONCE)),
+    "a tag without a number": written(b"\x10\1" * DECODED_AT_ONCE + b"\x10"),
+    "half a float": written(length_prefix(6, DECODED_AT_ONCE + 3) + bytes(DECODED_AT_ONCE + 3), datatype="FP32"),
+    "half a string": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x42\5abc", datatype="BYTES"),
+    "half a length": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x42\xff", datatype="BYTES"),
+    "a tag alone": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x42", datatype="BYTES"),
+    "another datatype": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), datatype="FP32"),
+    "no datatype": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), datatype="INT"),
+    "packed behind single ones": written(b"\x10\1" * DECODED_AT_ONCE + length_prefix(2, 3) + b"\1\2\3"),
+    "floats in between": written(b"\x35abcd" * DECODED_AT_ONCE + b"\x30\1abc", datatype="FP32"),
+    "other strings in between": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x4a\1a", datatype="BYTES"),
+    "raw contents beside": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(7, 4) + bytes(4),
+    "a name that is no text": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(1, 1) + b"\xff",
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_odd_contents_end_as_protobuf_has_them_end(what: str) -> None:
+    assert_same(ODD[what])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), length_prefix(2, 1) + b"\1"),
+        written(length_prefix(2, 1) + b"\1" + PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)),
+        written(bytes(2 * DECODED_AT_ONCE)),
+        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE))[:-1],
+        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(3, 1 << 17) + b"i" * (1 << 17),
+        message_of("INT32", "int_contents", [5] * 100).SerializeToString() + length_prefix(7, 1 << 20) + bytes(1 << 20),
+        b"\xff" * (1 << 20),
+    ],
+    ids=["two contents", "two pieces", "no field", "cut off", "a long id", "large raw ones", "no message"],
+)
+def test_what_is_written_otherwise_is_left_to_protobuf(data: bytes) -> None:
+    assert LargeContents.of(data) is None
+
+
+def test_memory_is_asked_for_before_it_is_used() -> None:
+    data = message_of("INT64", "int64_contents", [1] * COUNT).SerializeToString()
+    memory, holding = RequestMemory(COUNT), Holding()
+    with pytest.raises(MemoryFull) as raised:
+        decoded(data, lambda nbytes: memory.admit(holding, nbytes))
+    assert raised.value.code is StatusCode.RESOURCE_EXHAUSTED
+    # What the other inputs take.
+    assert holding.held_bytes == 4 + 5
