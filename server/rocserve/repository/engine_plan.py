@@ -3,6 +3,7 @@ takes its place."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -169,12 +170,13 @@ def _place(worker: WorkerPlan) -> str:
 
 
 def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Machine) -> EnginePlan:
-    """The engine that the configuration and the machine lead to. Raises: ServeError: the engine that is asked for
-    cannot be had here, an instance cannot have its GPU, or the files cannot be read."""
-    backend = definition.backend
+    """The engine that the configuration and the machine lead to. Blocks on the disk. Raises: ServeError: the engine
+    that is asked for cannot be had here, an instance cannot have its GPU, or the files cannot be read."""
+    backend, flat = definition.backend, definition.flat
     assert backend is not None, "an ensemble has no engine"
     try:
-        model_bytes = sum(file.stat().st_size for file in version_folder.rglob("*") if file.is_file())
+        files = flat.files(version_folder) if flat is not None and flat.is_alone else version_folder.rglob("*")
+        model_bytes = sum(file.stat().st_size for file in files if file.is_file())
     except OSError as error:  # They may be taken away meanwhile.
         raise invalid_argument(f"the version's files cannot be read: {error.strerror}") from None
     return _plan(definition, backend.engine_for(definition.config, machine), machine, model_bytes)
@@ -191,7 +193,7 @@ async def load_on_engine(
     its place. `load`: raises EngineFailed in the engine's own words. Raises: ServeError: what `plan_engine` or `load`
     raises; or that the engine failed, with why no other has loaded it."""
     definition = order.definition
-    plan = plan_engine(definition, order.folder, machine)
+    plan = await asyncio.to_thread(plan_engine, definition, order.folder, machine)
     before = ""
     while True:
         try:

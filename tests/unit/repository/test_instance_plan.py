@@ -14,6 +14,7 @@ from support.machine import ToldMachine
 
 from rocserve.backends.base import EngineChoice, EngineSpec
 from rocserve.config.definition import FolderReading
+from rocserve.config.model_folder import FlatModel
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, plan_engine, plan_workers
@@ -183,6 +184,20 @@ def test_files_that_vanish_while_they_are_counted_are_an_error_in_words(
     monkeypatch.setattr(Path, "rglob", vanished)
     with pytest.raises(ServeError, match=r"^the version's files cannot be read: No such file or directory$"):
         plan_engine(definition, folder / "1", ToldMachine())
+
+
+def test_of_a_model_among_other_files_its_own_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_text('platform: "onnx_onnxv1"')
+    (tmp_path / "resnet.onnx").write_bytes(bytes(100))
+    (tmp_path / "resnet.onnx.data").write_bytes(bytes(20))
+    own = sum(path.stat().st_size for path in tmp_path.iterdir())
+    (tmp_path / "film.mkv").write_bytes(bytes(1000))
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "resnet.onnx").write_bytes(bytes(1000))
+    for is_alone, expected in ((True, own), (False, own + 2000)):
+        flat = FlatModel("resnet.onnx", is_alone=is_alone)
+        (definition,) = FolderReading(tmp_path, REGISTRY, "resnet", flat=flat).definitions()
+        assert plan_engine(definition, tmp_path, ToldMachine()).model_bytes == expected
 
 
 CORE = min(os.sched_getaffinity(0))
