@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from support import http_requests
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop, slow_sum
 from support.waiting import wait_until
@@ -125,6 +126,24 @@ def test_a_gpu_is_never_replaced_by_the_cpu_unasked(serve, repository: Path):
     wait_until(lambda: client.is_model_ready("lenient"), "the model that accepts the CPU")
     reasons = {row.name: row.reason for row in client.get_model_repository_index().models}
     assert "kind KIND_GPU but no GPUs are available" in reasons["strict"]
+
+
+@pytest.mark.parametrize("mode", ["poll", "none"])
+def test_loads_are_refused_where_the_folders_decide(serve, repository: Path, mode: str):
+    drop(repository, "m", add_constant(1.0))
+    server = serve(repository, flags=(f"--model-control-mode={mode}",))
+    server.wait_until_ready()
+    refusal = "explicit model load / unload is not allowed if polling is enabled"
+    client = server.client()
+    for call in (client.load_model, client.unload_model):
+        for name in ("m", "nowhere"):
+            with pytest.raises(InferenceServerException) as raised:
+                call(name)
+            assert (raised.value.status(), raised.value.message()) == ("StatusCode.UNAVAILABLE", refusal)
+    for verb in ("load", "unload"):
+        answer = http_requests.ask(server, "POST", f"/v2/repository/models/m/{verb}", {})
+        assert answer == (503, {"error": refusal})
+    assert ask(client, "m") == [2, 3]
 
 
 def test_the_effective_config_is_printed(repository: Path):

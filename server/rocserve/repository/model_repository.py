@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
-from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
@@ -41,7 +41,6 @@ class ModelRepository:
     ) -> None:
         """`residents`: see lifecycle.LifecycleContext."""
         self._settings = settings
-        self._tables = tables
         self._log = log
         self._remotes = RemoteRepositories(settings, log.getChild("remote"))
         self._context = context = LifecycleContext(settings, registry, load, residents, log)
@@ -173,19 +172,6 @@ class ModelRepository:
         if model is None:
             return True
         return model.serves_all() if self._settings.readiness is ReadinessRule.ALWAYS else model.is_ready()
-
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether this version, or the highest ready one for "", can answer now. Raises: ServeError: INVALID_ARGUMENT
-        when `version` is no version."""
-        try:
-            number = self._tables.table.find(name, version).version
-        except ServeError as error:
-            if error.code is StatusCode.INVALID_ARGUMENT:
-                raise
-            return False
-        model = self._table.models.get(name)
-        versions = () if model is None else model.versions
-        return any(each.number == number and each.state is VersionState.READY for each in versions)
 
     def wanted_models(self) -> list[str]:
         """The names of those that are to be served, whether or not they can be."""
