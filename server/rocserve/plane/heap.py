@@ -27,8 +27,8 @@ SMALLEST_SLOT = ALIGNMENT
 _FIRST_OF_PAGES = (mmap.PAGESIZE // SMALLEST_SLOT).bit_length() - 1
 """The size class of slots of a page."""
 
-TRIMMED_AT_ONCE = 64 << 20
-"""Bytes that one call of `trim` gives back: some 12 ms, in which its process does nothing else."""
+TRIMMED_AT_ONCE = 8 << 20
+"""Bytes that one call of `trim` gives back: some 2 ms, in which its process does nothing else."""
 
 _CHECKED_FROM = 64 << 10
 """Bytes from which on a reader asks whether a tensor was written: a page that was not is made at its own expense."""

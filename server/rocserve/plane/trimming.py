@@ -11,6 +11,7 @@ from rocserve.plane.loop import PlaneLoop
 
 TRIM_PERIOD_SECONDS = 10.0
 _BETWEEN_PIECES_SECONDS = 0.01
+_AT_ONCE_SECONDS = 0.001
 _ROUNDS = 2
 """After which a heap that is not used has given all back."""
 
@@ -21,6 +22,8 @@ class HeapTrimmer:
     def __init__(self, plane: PlaneLoop) -> None:
         self._plane = plane
         self._used: dict[Heap, _Use] = {}
+        self._to_trim: list[Heap] = []
+        """Of this round."""
         self._is_set = False
 
     def trim_later(self, heap: Heap, take_returns: Callable[[], None] | None = None) -> None:
@@ -39,20 +42,33 @@ class HeapTrimmer:
         self._used.pop(heap, None)
 
     def _trim(self) -> None:
-        """A piece of each heap at a time: meanwhile nothing else is done."""
-        seconds = TRIM_PERIOD_SECONDS
-        for heap, use in list(self._used.items()):
-            if use.take_returns is not None:
-                use.take_returns()
-            if heap.trim():
-                seconds = _BETWEEN_PIECES_SECONDS
-                continue
-            use.rounds -= 1
-            if not use.rounds:
-                del self._used[heap]
-        self._is_set = bool(self._used)
+        """A piece, or little of several heaps, at a time: meanwhile nothing else is done."""
+        heaps = self._to_trim
+        if not heaps:
+            heaps += self._used
+        until = time.monotonic() + _AT_ONCE_SECONDS
+        while heaps and time.monotonic() < until:
+            if self._give_back(heaps[-1]):
+                break
+            heaps.pop()
+        self._is_set = bool(heaps or self._used)
         if self._is_set:
+            seconds = _BETWEEN_PIECES_SECONDS if heaps else TRIM_PERIOD_SECONDS
             self._plane.call_at(time.monotonic() + seconds, self._trim)
+
+    def _give_back(self, heap: Heap) -> bool:
+        """A piece; whether there is more of this heap."""
+        use = self._used.get(heap)
+        if use is None:
+            return False
+        if use.take_returns is not None:
+            use.take_returns()
+        if heap.trim():
+            return True
+        use.rounds -= 1
+        if not use.rounds:
+            del self._used[heap]
+        return False
 
 
 @dataclass(slots=True)
