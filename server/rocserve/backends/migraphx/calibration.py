@@ -304,5 +304,17 @@ class _Reader:
         return invalid_argument(f"calibration_data '{self.options.calibration_data}' {text}")
 
 
-_NOT_READABLE = (OSError, ValueError, EOFError, KeyError, SyntaxError, MemoryError, zipfile.BadZipFile, zlib.error)
+_NOT_READABLE = (
+    ArithmeticError,
+    EOFError,
+    KeyError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What numpy raises over files that are damaged, or hold Python objects."""

@@ -166,6 +166,16 @@ class TestRefusals:
             except ServeError as error:
                 assert error.code is StatusCode.INVALID_ARGUMENT
 
+    @pytest.mark.parametrize(
+        "shape", ["True,", "-1,", f"0, {1 << 70}", f"{1 << 60},", "1.5,", "1," * 100, "-" * 9000 + "1,"]
+    )
+    def test_arrays_whose_head_is_damaged(self, tmp_path: Path, shape: str) -> None:
+        head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape})}}".encode()
+        array = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(64)
+        (tmp_path / "s.npy").write_bytes(array)
+        model = Model(tmp_path, {"x": (1, 3)}, batch_size=1)
+        assert "has file s.npy, which cannot be read as an array: " in model.refusal("s.npy")
+
     def test_folders_that_do_not_fit(self, model: Model) -> None:
         (model.folder / "f").mkdir()
         assert "must have a folder for each input (x, y)" in model.refusal("f")
