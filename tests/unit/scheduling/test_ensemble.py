@@ -392,6 +392,36 @@ def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
     assert version.memory.answer_bytes == 0
 
 
+def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():
+    """A stream may never end; what its steps have had is not kept until then."""
+
+    class Many(Answer):
+        def expect_many(self) -> None: ...
+
+    class Watcher:
+        def __call__(self) -> None:
+            left.append(self)
+
+    left: list[Watcher] = []
+    first, second = Member("a", plus(1), held=True), Member("b", plus(1), held=True)
+    version = ensemble(first, second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], decoupled=True)
+    answer = Many()
+    version.infer(InferRequest(RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),)), "", [bytes(8)]), answer)
+    responder = first._waiting.pop()[2]
+    responder.expect_many()
+    watchers: list[weakref.ref[Watcher]] = []
+    for _ in range(2):
+        responder.send(InferResponse.of("a", "1", "", [Tensor("OUT", FP32, (1, 2), bytes(8))]), final=False)
+        watcher = Watcher()
+        second._waiting[-1][2].watch_cancellation(watcher)
+        watchers.append(weakref.ref(watcher))
+        del watcher
+    second.finish()
+    assert [watcher() is None for watcher in watchers] == [True, False]
+    answer.leave()
+    assert left == [watchers[1]()]
+
+
 class Texts:
     """A member that answers with so many empty strings."""
 

@@ -88,6 +88,8 @@ class StepRequest:
                 self._run.ensemble.dispatcher.work_off(send_copied(answer, final, self))
                 return
         if final:
+            if self._run.watchers:
+                self._run.watchers.pop(self, None)
             self._leave()
         if isinstance(answer, InferResponse):
             self._run.step_sent(self, answer, final)
@@ -98,7 +100,7 @@ class StepRequest:
             self._run.step_failed(answer or internal(f"model '{self.step.model_name}' sent no response"))
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        self._run.watch_cancellation(callback)
+        self._run.watch_cancellation(self, callback)
 
     def _leave(self) -> None:
         """The next one may have its turn."""
@@ -158,7 +160,10 @@ class EnsembleRun:
         self._is_done = False
         """The last word has gone."""
         self._cancelled = False
-        self._on_cancel: list[Callable[[], None]] | None = None
+        self._is_watched = False
+        """The ensemble's own responder is to say when the client leaves."""
+        self.watchers: dict[StepRequest, list[Callable[[], None]]] = {}
+        """By step that goes on, who is to hear of that."""
 
     def start(self) -> None:
         self._begun_ns = time.monotonic_ns()
@@ -218,21 +223,21 @@ class EnsembleRun:
         self._answers.clear()
         self._send_answers()
 
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+    def watch_cancellation(self, step: StepRequest, callback: Callable[[], None]) -> None:
         """Several steps may ask; the ensemble's own responder is asked once."""
         if self._is_done:
             return
         if self._cancelled:
             callback()
-        elif self._on_cancel is not None:
-            self._on_cancel.append(callback)
-        else:
-            self._on_cancel = [callback]
+            return
+        self.watchers.setdefault(step, []).append(callback)
+        if not self._is_watched:
+            self._is_watched = True
             self._responder.watch_cancellation(self._cancel)
 
     def _cancel(self) -> None:
         self._cancelled = True
-        for callback in list(self._on_cancel or ()):
+        for callback in [callback for callbacks in self.watchers.values() for callback in callbacks]:
             callback()
 
     # The way of the tensors
@@ -281,7 +286,7 @@ class EnsembleRun:
             if not limits:
                 self.dispatch(request)
             elif not limits[request.index].begin(request.begin):
-                self.watch_cancellation(lambda: self.step_failed(cancelled()))
+                self.watch_cancellation(request, lambda: self.step_failed(cancelled()))
 
     def _step_request(self, index: int, iteration: int) -> StepRequest:
         """The request to the step's member; the tensors that it read last are let go."""
@@ -460,7 +465,7 @@ class EnsembleRun:
             self._release_iteration(iteration)
         self._is_done = True
         # They know the steps' requests, which know this.
-        self._on_cancel = None
+        self.watchers.clear()
         if failed:
             self.ensemble.statistics.record_failure(self._started_ns, now)
         else:
