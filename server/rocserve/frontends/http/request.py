@@ -33,6 +33,8 @@ LARGEST_BODY = (1 << 31) - 1
 _LARGEST_GROWN = 32 << 20
 """Bytes of a body that grows where it is. The C library keeps the memory of such blocks for the next ones; that of a
 larger one it moves while it grows, and unmaps page by page, which takes 0.1 s a GiB each."""
+_COME_FIRST = 4 << 20
+"""Bytes that have come of a large body before it has its room: of a promise alone a page of 2 MiB would be taken."""
 _BEHIND_LARGEST = 2 << 20
 """Bytes that may come before a body is refused that is too large."""
 _NO_HEADERS: Mapping[str, str] = {}
@@ -190,7 +192,7 @@ class Request:
         """For a large body, as long as its client has promised, or as long as any: pages take no memory until they are
         written, and numpy asks for huge ones. None: it is none, or there is no room."""
         promised = int(self.head.headers.get("content-length", "0"))
-        if max(promised, end) <= _LARGEST_GROWN:
+        if end <= _COME_FIRST or max(promised, end) <= _LARGEST_GROWN:
             return None
         nbytes = min(promised or sys.maxsize, LARGEST_BODY + _BEHIND_LARGEST)
         try:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.waiting import until
 
 from rocserve.core.errors import ServeError
 from rocserve.core.request_memory import Holding, RequestMemory
@@ -68,6 +69,7 @@ async def test_a_large_body_stays_where_it_is_while_it_grows(
     has_length: bool, has_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_module, "_LARGEST_GROWN", 1 << 20)
+    monkeypatch.setattr(request_module, "_COME_FIRST", 1 << 20)
     if not has_memory:
         monkeypatch.setattr(request_module, "np", SimpleNamespace(empty=no_memory, uint8=np.uint8))
     bodies = BodyReader(1 << 24, RequestMemory())
@@ -94,6 +96,30 @@ async def test_a_large_body_stays_where_it_is_while_it_grows(
     await asyncio.wait_for(reader.readuntil(b"end"), 10)
     assert come == [sent]
     assert len(places) == 1 or not has_memory
+    writer.close()
+    await listener.stop(0)
+
+
+async def test_a_promise_alone_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def empty(nbytes: int, dtype: type) -> np.ndarray:
+        taken.append(nbytes)
+        return np.empty(nbytes, dtype)
+
+    monkeypatch.setattr(request_module, "np", SimpleNamespace(empty=empty, uint8=np.uint8))
+    requests: list[Request] = []
+    listener = HttpListener(requests.append, logging.getLogger("test"))
+    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 30))
+    for byte in (b"a", b"b", b"c"):
+        writer.write(byte)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+    await until(lambda: requests and len(requests[0].data) == 3)
+    assert requests[0].data == b"abc"
+    assert taken == []
     writer.close()
     await listener.stop(0)
 
