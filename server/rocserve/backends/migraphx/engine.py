@@ -92,7 +92,8 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
     loaded = LoadedProgram(program, layout, rows, context.serving.pad_with_first_row)
     model.report("")
     signature = replace(layout.signature(rows is not None), max_batch_size=varying.most if varying else None)
-    return MigraphxModel(context, signature, ProgramRunner(model.name, loaded))
+    # Which precision it was compiled in, its file does not say.
+    return MigraphxModel(context, signature, ProgramRunner(model.name, loaded), {"precision": ""})
 
 
 def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Sequence[str], Sequence[str]]:

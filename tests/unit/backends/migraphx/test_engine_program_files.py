@@ -52,6 +52,7 @@ class TestBatches:
     def test_any_batch_runs_at_the_files_own_size(self, engine: Engine, program: bytes, rows: int) -> None:
         model = serve(engine, program, 8)
         assert model.properties["batch_sizes"] == "2"
+        assert "precision" not in model.properties
         assert model.signature.supports_batching
         inputs = migraphx_models.random_inputs(NETWORK, rows)
         found = answers(model, inputs)
