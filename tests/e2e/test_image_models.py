@@ -326,6 +326,10 @@ def test_it_comes_and_goes_with_loads_and_unloads(repository: Path, serve) -> No
     with Client(server.address) as client:
         client.load_model("colours")
         assert client.model_ready("colours_image")
+        client.unload_model("colours_image")
+        assert not client.model_ready("colours_image")
+        client.load_model("colours")
+        assert client.model_ready("colours_image")
         client.unload_model("colours")
         wait_until(lambda: not client.model_ready("colours_image"))
 

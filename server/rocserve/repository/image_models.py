@@ -24,6 +24,8 @@ class _Making:
 
     config: ModelConfig
     """As the version is served that it is made for."""
+    content: ModelContent
+    """What the model was last taken for."""
     made: tuple[MadeModel, ...] = ()
     blocked_by: str = ""
     """The folder of a repository that has one of the names."""
@@ -64,24 +66,34 @@ class ImageModels:
             blocked_by = "" if making is None else making.blocked_by
             is_free_again = bool(blocked_by) and not self._table.defines_models(blocked_by)
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
-                if making is None or making.config is not config or is_free_again:
-                    making = self._makings.setdefault(key, _Making(config))
-                    making.config, making.blocked_by = config, ""
+                if making is None:
+                    making = self._makings[key] = _Making(config, model.content)
+                    is_due = True
+                else:
+                    # The model was loaded again: a client that has unloaded one of its image models wants it back.
+                    is_due = model.content is not making.content and self._lacks_some(key, making)
+                    is_due |= making.config is not config or is_free_again
+                    making.config, making.content = config, model.content
+                if is_due:
+                    making.blocked_by = ""
                     if making.task is not None:
                         making.task.cancel()
-                    work = self._take(key, model.content, making)
-                    making.task = self._context.background.start(work, f"image models of {key}")
+                    making.task = self._context.background.start(self._take(key, making), f"image models of {key}")
             elif making is not None and (config is not None or model.content is None):
                 del self._makings[key]
                 if making.task is not None:
                     making.task.cancel()
                 self._table.drop(_folder(key))
 
-    async def _take(self, key: str, content: ModelContent, making: _Making) -> None:
+    def _lacks_some(self, key: str, making: _Making) -> bool:
+        return len(self._table.models_of(_folder(key))) < len(making.made)
+
+    async def _take(self, key: str, making: _Making) -> None:
+        content = making.content
         try:
             made = await asyncio.to_thread(self._made, content.definition, making.config)
             # Nothing is loaded anew because a version has been replaced by one like it.
-            if made != making.made:
+            if made != making.made or self._lacks_some(key, making):
                 contents = await asyncio.to_thread(self._context.reader.read_made, made, content.scan.namespace)
                 owners = [self._table.folder_of(each.model) for each in contents]
                 making.blocked_by = next((owner for owner in owners if owner not in (None, _folder(key))), None) or ""
