@@ -420,7 +420,7 @@ class SequenceScheduler(Scheduler):
         now_ns = time.monotonic_ns()
         again = copy(entry)
         (again.data, again.plan), again.bare = entry.bare, None
-        again.queue_start_ns, again.tag, again.watched = now_ns, SequenceTag(entry.tag.id), False
+        again.queue_start_ns, again.tag = now_ns, SequenceTag(entry.tag.id)
         answers.request = again
         if not self._table.take_again(again, slot, now_ns / 1e9):
             error = self._table.loss(again.tag.id) or self._unknown(again.tag.id)
@@ -448,6 +448,11 @@ class SequenceScheduler(Scheduler):
 
     def _may_expire(self, entry: InferRequest) -> bool:
         return entry.waiting or (isinstance(entry, SequenceRequest) and entry.bare is None)
+
+    def _client_left(self, entry: InferRequest) -> None:
+        """See Scheduler. A request that its model wanted again is another by now, with the same client."""
+        answers = entry.answers if isinstance(entry, SequenceRequest) else None
+        super()._client_left((answers and answers.request) or entry)
 
     def _leave(self, entry: InferRequest) -> None:
         """See Scheduler. Its sequence ends with it."""

@@ -484,6 +484,37 @@ def test_answered_requests_leave_nothing_behind(make_bench, states):
         gc.enable()
 
 
+def test_the_client_of_an_iterative_request_is_watched_once_and_heard_at_any_time(make_bench):
+    """Its model may want it thousands of times, each with states of its own: none is kept to be told."""
+    bench = make_bench(iterative=True)
+    watching = []
+
+    class Watched(Answer):
+        def watch_cancellation(self, callback):
+            watching.append(callback)
+            super().watch_cancellation(callback)
+
+    request = InferRequest(bench.head, "r", [np.int32(5).tobytes()], sequence=SequenceTag(1, starts=True))
+    bench.validator.validate(request)
+    bench.scheduler.submit(request, answer := Watched(bench.loop))
+    scheduler = bench.scheduler.inner
+    for _ in range(3):
+        (batch,) = scheduler._pool.in_hand[bench.instance]
+        (entry,) = batch.entries
+        # As its answerer has it: the model has answered that it wants it again.
+        batch.drop(entry)
+        bench.loop.turning(entry.on_again)(entry)
+        bench.loop.run(0.03)
+        assert len(watching) == 1
+        bench.instance.last.finish()
+    (batch,) = scheduler._pool.in_hand[bench.instance]
+    batch.drop(batch.entries[0])
+    bench.loop.turning(batch.entries[0].on_again)(batch.entries[0])
+    answer.leave()
+    assert answer.error.code is StatusCode.CANCELLED
+    assert not scheduler.waiting
+
+
 def test_the_slot_of_an_iterative_sequence_is_free_when_its_last_answer_is_sent(make_bench):
     """A client may ask again at once: its request takes the first row, not one behind a row of nobody."""
     bench = make_bench(iterative=True)
