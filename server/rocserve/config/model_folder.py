@@ -67,7 +67,7 @@ class FlatModel:
 
     def files(self, folder: Path) -> tuple[Path, ...]:
         """Those of the folder that are there."""
-        return tuple(path for path in sorted(folder.iterdir()) if self.has(path.name) and path.is_file())
+        return tuple(path for path in sorted(folder.iterdir()) if self.has(path.name) and is_so(path.is_file))
 
 
 class Listing:
@@ -101,7 +101,7 @@ class Listing:
             entry = self.entries.get(path)
             if entry is None or not entry.is_symlink():
                 return entry is not None
-        return (self.path / path).exists()
+        return is_so((self.path / path).exists)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +162,7 @@ class ModelFolder:
     def find(self, name: str, what: str) -> Path | None:
         """The file of this name, as `resolve` gives it; None: there is none."""
         path = self.resolve(name, what)
-        is_there = self.listing.has_file(name) if "/" not in name else path.is_file()
+        is_there = self.listing.has_file(name) if "/" not in name else is_so(path.is_file)
         return path if is_there else None
 
     @cached_property
@@ -171,8 +171,8 @@ class ModelFolder:
 
 
 def is_so(ask: Callable[[], bool]) -> bool:
-    """What an entry of a folder answers. A link to itself, or to where the server may not look, is neither a file nor
-    a folder."""
+    """What a path answers. A link to itself, or what lies where the server may not look, is neither a file nor a
+    folder."""
     try:
         return ask()
     except OSError:

@@ -203,7 +203,7 @@ class RepositoryScanner:
         if folder.is_symlink() and (refusal := link_refusal(folder, allowed)):
             return replace(model, refusal=refusal)
         doubled = folder / name
-        if doubled.is_dir() and not doubled.is_symlink() and not is_model(folder) and is_model(doubled):
+        if is_so(doubled.is_dir) and not doubled.is_symlink() and not is_model(folder) and is_model(doubled):
             model = replace(model, folder=doubled)
         return scan_model(model, allowed, self._most_entries, self._model_filenames)
 
@@ -247,7 +247,7 @@ def find_single_model(what: Path, name: str, registry: BackendRegistry) -> Singl
     except ServeError:
         # It may be one or the other; the scan says so.
         file, is_flat = "", True
-    folders = [path.name for path in what.iterdir() if path.is_dir()]
+    folders = [path.name for path in what.iterdir() if is_so(path.is_dir)]
     if not is_one_model(what, folders, is_flat or bool(file)):
         return None
     has_versions = any(map(is_version_name, folders))
@@ -262,7 +262,7 @@ def find_flat_file(folder: Path, registry: BackendRegistry) -> str:
     """The model's file among the files of a folder; "" = there is none. In this order: a backend's own name
     (model.onnx); the one file with an ending of models (resnet.onnx); the one file that fits a backend's pattern
     (*.json). Raises: ServeError: INVALID_ARGUMENT, it may be one or the other; OSError: the folder cannot be read."""
-    names = sorted(path.name for path in folder.iterdir() if not is_temporary(path.name) and path.is_file())
+    names = sorted(path.name for path in folder.iterdir() if not is_temporary(path.name) and is_so(path.is_file))
     for known in exact_filenames(registry):
         if known in names:
             return known
@@ -316,4 +316,4 @@ def is_model(folder: Path) -> bool:
 
 
 def has_config(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in CONFIG_FILENAMES)
+    return any(is_so((folder / name).is_file) for name in CONFIG_FILENAMES)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rocserve.backends.request_model import ModelCall
 from rocserve.cache.folders import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
+from rocserve.config.model_folder import is_so
 from rocserve.config.model_limits import SHARED_WORKER, time_limits, worker_bounds
 from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
@@ -369,10 +370,10 @@ def model_interpreter(definition: ModelDefinition) -> str:
     if not written or definition.backend is None or not definition.backend.answers_requests:
         return ""
     path = Path(definition.folder, written.replace(_MODEL_FOLDER, str(definition.folder)))
-    interpreter = path / "bin" / "python" if path.is_dir() else path
+    interpreter = path / "bin" / "python" if is_so(path.is_dir) else path
     if path.name.lower().endswith(_ARCHIVES):
         problem = f"'{written}' is an archive; unpack it, and name the folder of the environment or its interpreter"
-    elif not interpreter.is_file():
+    elif not is_so(interpreter.is_file):
         problem = f"there is no Python at {interpreter}; make it with: python3 -m venv {path}"
     elif not os.access(interpreter, os.X_OK):
         problem = f"{interpreter} cannot be executed"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from rocserve.repository.scan import ModelScan, scan_model
 from .conftest import Folders, make_scanner
 
 MOST_ENTRIES = 1000
+NOBODY = 65534
 
 
 def scanned(*roots: Path) -> dict[str, ModelScan]:
@@ -145,6 +147,31 @@ def test_a_folder_that_fails_while_it_is_read_is_refused_by_itself(
     assert scan.unreadable == {}
     assert scan.models["bad"].refusal == f"'{root}/bad/1' cannot be read: Input/output error"
     assert scan.models["good"].refusal == ""
+
+
+@contextmanager
+def no_root() -> Iterator[None]:
+    """Root may read all; it is nobody meanwhile."""
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(NOBODY)
+    yield
+    os.seteuid(own)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_a_folder_that_the_server_may_not_read_is_refused_by_itself(mode: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        closed = Folders(root).model("closed", 1)
+        Folders(root).model("open", 1)
+        closed.chmod(mode)
+        with no_root():
+            models = scanned(root)
+        closed.chmod(0o755)
+    assert "cannot be read: Permission denied" in models["closed"].refusal
+    assert (models["open"].refusal, set(models["open"].versions)) == ("", {1})
 
 
 def test_circles_of_links_and_pipes_end_the_walk_with_a_reason(root: Path, folders: Folders) -> None:
