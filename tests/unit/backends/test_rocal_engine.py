@@ -202,6 +202,28 @@ def test_images_that_never_fit_each_other_are_refused_when_the_model_is_loaded()
 
 
 @pytest.mark.parametrize(
+    ("shape", "policy", "stands_out"),
+    [
+        ([4, 14], "ERROR", True),
+        ([4, 13], "ERROR", False),
+        ([9, 99], "PAD", False),
+        ([9, 99], "TRIMTOSHAPE", False),
+    ],
+)
+def test_a_slice_that_always_stands_out_is_refused_when_the_model_is_loaded(
+    shape: list[int], policy: str, stands_out: bool
+) -> None:
+    part = {"operation": "slice", "anchor": [4, 3], "shape": shape, "out_of_bounds_policy": policy, "is_output": True}
+    pipeline = parse_pipeline(json.dumps({"pipeline": [RESIZE, part]}), 3)
+    if stands_out:
+        with pytest.raises(PipelineError, match=r"pipeline\[1\] \(slice\): .* stands out of the image's \[8, 16\]"):
+            output_extents(pipeline, Extent(None, None))
+    else:
+        (size,) = output_extents(pipeline, Extent(None, None))
+        assert size == (Extent(4, 13) if policy != "PAD" else Extent(9, 99))
+
+
+@pytest.mark.parametrize(
     "operation",
     [
         {"operation": "Resize", "dest_width": 20_000, "dest_height": 20_000},

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent, with_channels
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, with_channels
 from rocserve.backends.rocal.operations.base import AmdForm, Call, Node, Operation, Tensor, Values
 from rocserve.backends.rocal.operations.resizing import (
     INTERPOLATION,
@@ -140,30 +140,30 @@ def _slice(
     source = image.valid
     top, left = anchor
     part = source[top : top + shape[0], left : left + shape[1]]
-    if part.shape[:2] == result.size.sides and part.size:
+    if part.shape[:2] == result.size.sides:
         return part
-    if out_of_bounds_policy != "PAD":
-        raise PixelsError(
-            f'{_standing_out(anchor, shape, source.shape[:2])}; "out_of_bounds_policy" may be PAD or TRIMTOSHAPE'
-        )
     filling = fill_values[0] if as_float else np.clip(np.rint(fill_values[0]), 0, 255)
     pixels: Pixels = np.full((*shape, source.shape[2]), filling, dtype=np.float32 if as_float else np.uint8)
     pixels[: part.shape[0], : part.shape[1]] = part
     return pixels
 
 
-def _standing_out(anchor: tuple[int, int], shape: tuple[int, int], sides: tuple[int, ...]) -> str:
-    return f"slice from {list(anchor)} of {list(shape)} stands out of the image's {list(sides)} (height, width)"
-
-
 def _slice_extent(
     source: ResultExtent, anchor: tuple[int, int], shape: tuple[int, int], out_of_bounds_policy: str, **others: Any
 ) -> ResultExtent:
-    if out_of_bounds_policy != "TRIMTOSHAPE":
+    if out_of_bounds_policy == "PAD":
         return ResultExtent.whole(Extent(*shape))
-    sides = zip(anchor, shape, (source.valid.height, source.valid.width), strict=True)
-    trimmed = (None if side is None else max(min(length, side - start), 0) for start, length, side in sides)
-    return ResultExtent.whole(Extent(*trimmed))
+    is_trimmed = out_of_bounds_policy == "TRIMTOSHAPE"
+    sizes: list[int | None] = []
+    for start, length, side in zip(anchor, shape, (source.valid.height, source.valid.width), strict=True):
+        if side is not None and start + (1 if is_trimmed else length) > side:
+            sides = f"[{source.valid.height or '?'}, {source.valid.width or '?'}]"
+            raise ValueError(
+                f"slice from {list(anchor)} of {list(shape)} stands out of the image's {sides} (height, width);"
+                f' "out_of_bounds_policy" may be PAD{"" if is_trimmed else " or TRIMTOSHAPE"}'
+            )
+        sizes.append(length if not is_trimmed else None if side is None else min(length, side - start))
+    return ResultExtent.whole(Extent(*sizes))
 
 
 def _amd_slice(node: Node, call: Call) -> Tensor:
@@ -179,12 +179,6 @@ def _slice_refusal(arguments: Values, source: ResultExtent) -> str | None:
     return (
         f'rocAL takes no written anchor; with "out_of_bounds_policy": "ERROR", not "{policy}", it can be done as a crop'
     )
-
-
-def _slice_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
-    anchor, shape = arguments["anchor"], arguments["shape"]
-    fits = anchor[0] + shape[0] <= height and anchor[1] + shape[1] <= width
-    return None if fits else _standing_out(anchor, shape, (height, width))
 
 
 def _cut_and_normalise(
@@ -365,7 +359,7 @@ OPERATIONS = (
         _slice,
         _slice_extent,
         default_datatype=DataType.FP32,
-        amd=AmdForm(make=_amd_slice, refusal=_slice_refusal, misfit=_slice_misfit),
+        amd=AmdForm(make=_amd_slice, refusal=_slice_refusal),
     ),
     Operation(
         "CropMirrorNormalize",
