@@ -243,26 +243,24 @@ class FolderCache:
 
     def entries(self) -> Sequence[FolderEntry]:
         """All of them, those used least lately first."""
-        try:
-            folders = [entry for entry in self.place.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
-        except OSError:
-            return []
-        return folder_entries(folders)
+        return folder_entries([entry for entry in self._listed() if not entry.name.startswith(".")])
 
     def being_made(self) -> Sequence[str]:
         """The names that a process has locked."""
         names = []
-        for lock in self.place.glob(f".*{_LOCK}"):
+        for lock in self._listed():
+            if lock.suffix != _LOCK:
+                continue
             with suppress(OSError), lock.open("r+b") as file:
                 if not hold(file, shared=False):
-                    names.append(lock.name[1:].removesuffix(_LOCK))
+                    names.append(lock.stem[1:])
         return names
 
     def remove(self, name: str) -> bool:
         """Whether it is gone now: one that a process makes or uses stays. Raises: ServeError: UNAVAILABLE, the place
         cannot be written."""
         hidden = [self._hidden(name, suffix) for suffix in (_LOCK, _NEW)]
-        if not any(path.exists() for path in (self.place / name, *hidden)):
+        if not any(map(os.path.lexists, (self.place / name, *hidden))):
             return True
         try:
             lock = try_lock(hidden[0])
@@ -283,9 +281,9 @@ class FolderCache:
     def prune(self, limit_bytes: int) -> Sequence[FolderEntry]:
         """Remove folders, those used least lately first, until the rest takes no more; also the remains of killed
         processes. Returns those that were removed. Raises: ServeError: UNAVAILABLE, the place cannot be written."""
-        for hidden in self.place.glob(".*"):
+        for hidden in self._listed():
             name = hidden.stem[1:]
-            if not (self.place / name).exists():
+            if hidden.suffix in (_LOCK, _NEW) and not os.path.lexists(self.place / name):
                 self.remove(name)
         entries = self.entries()
         total = sum(entry.size_bytes for entry in entries)
@@ -297,6 +295,13 @@ class FolderCache:
                 total -= entry.size_bytes
                 removed.append(entry)
         return removed
+
+    def _listed(self) -> Sequence[Path]:
+        """All that is in the place; nothing where that cannot be looked into."""
+        try:
+            return list(self.place.iterdir())
+        except OSError:
+            return []
 
     def _hidden(self, name: str, suffix: str) -> Path:
         return self.place / f".{name}{suffix}"
@@ -322,7 +327,8 @@ class FolderCache:
                 stack.pop_all()
                 return CachedFolder(folder, file)
         except (OSError, ServeError) as error:
-            if folder.is_dir():
+            # Not Path.exists: it fails where the place itself cannot be looked into.
+            if os.path.lexists(folder):
                 raise _DamagedError(f"it cannot be read: {error}") from None
             return None
 
@@ -357,6 +363,8 @@ def folder_entries(folders: Sequence[Path]) -> Sequence[FolderEntry]:
     entries = []
     for folder in folders:
         with suppress(OSError):
+            if not folder.is_dir():
+                continue
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             entries.append(FolderEntry(folder, size, folder.stat().st_mtime))
     return sorted(entries, key=lambda entry: entry.used_at)

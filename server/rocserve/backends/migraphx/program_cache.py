@@ -309,7 +309,7 @@ def _prepare(directory: Path) -> str:
         make_private(directory)
         for name in (_PROGRAMS, _LOAD_TRIALS, _TUNING):
             (directory / name).mkdir(mode=0o700, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory).close()
+        tempfile.TemporaryFile(dir=directory / _PROGRAMS).close()
         return ""
     except OSError as error:
         problem = error.strerror or str(error)

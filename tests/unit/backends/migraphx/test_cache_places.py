@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,6 +86,29 @@ print(cache.remove(a_recipe("spare").key), len(cache.entries()))
     cache = ProgramCache(directory, GENEROUS, spare_directory=spare)
     found = cache.find(a_recipe("new").key)
     assert found is not None and found.path.read_bytes() == b"new"
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="Debian: util-linux")
+def test_a_cache_that_cannot_be_looked_into_is_replaced(tmp_path: Path) -> None:
+    """As one of root's in an image is, whose server is another user's."""
+    directory, spare = tmp_path / "cache", tmp_path / "spare"
+    stored(cache_at(directory), a_recipe("old"))
+    script = """
+print(cache.find(a_recipe("old").key), *warnings)
+key = stored(cache, a_recipe("new"))
+print(cache.find(key).path.is_relative_to(sys.argv[2]), len(cache.entries()), cache.compiling(), cache.remove(key))
+"""
+    directory.chmod(0)
+    without_rights = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+    try:
+        lines = printed_lines(start(SPARE_OPENED + script, directory, spare, before=without_rights))
+    finally:
+        directory.chmod(0o700)
+    assert lines == [
+        f"None compiled programs cannot be kept in {directory} (Permission denied): those that are there are used, new"
+        f" ones go to {spare}; name another folder with --cache-directory",
+        "True 1 [] True",
+    ]
 
 
 def test_what_another_version_has_left_where_nothing_can_be_written_is_made_elsewhere(
