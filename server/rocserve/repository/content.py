@@ -22,6 +22,7 @@ from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_names import qualified
+from rocserve.core.printable import encodable
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import RepositorySettings
 
@@ -50,7 +51,8 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
             if not isinstance(value, bytes):
                 raise wrong_type(key, "bytes_param")
             text = key.removeprefix(_FILE_PREFIX)
-            if any(part in ("", ".", "..") for part in text.split("/")) or "\0" in text or "\\" in text:
+            is_path = all(part not in ("", ".", "..") for part in text.split("/")) and text == encodable(text)
+            if not is_path or "\0" in text or "\\" in text:
                 raise invalid_argument(
                     f"failed to load '{name}', load parameter '{key}' must be 'file:<version>/<path>', or another path"
                     " that stays in the model's folder"

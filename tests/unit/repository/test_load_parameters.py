@@ -26,7 +26,9 @@ def test_files_need_a_configuration() -> None:
     )
 
 
-@pytest.mark.parametrize("path", ["", "/etc/passwd", "../1/m", "1/../../m", "1/./m", "1//m", "1/", "1/a\\b", "1/\0"])
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../1/m", "1/../../m", "1/./m", "1//m", "1/", "1/a\\b", "1/\0", "1/\ud800"]
+)
 def test_paths_stay_in_the_models_folder(path: str) -> None:
     with pytest.raises(ServeError, match="'file:<version>/<path>', or another path that stays in") as caught:
         parse_load_parameters("m", {"config": "{}", f"file:{path}": b"x"})

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from io import TextIOWrapper
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote, unquote
 
 from rocserve.cache.digests import file_digest
-from rocserve.cache.folders import hold
+from rocserve.cache.folders import hold, leads_to
 from rocserve.core.errors import ServeError
 from rocserve.repository.remote.objects import Fingerprint, RemoteObject, StoreError
 from rocserve.repository.scan import is_temporary
@@ -157,14 +157,20 @@ _FREE_SHARE = 10
 _IN_USE = "in-use"
 
 
-def use(home: Path) -> TextIOWrapper:
-    """Keep the copy of a repository from being removed, until the result is closed."""
-    home.mkdir(parents=True, exist_ok=True)
-    file = (home / _IN_USE).open("a")
-    fcntl.flock(file, fcntl.LOCK_SH)
-    # Its time says which was used least lately.
-    (home / _IN_USE).touch()
-    return file
+def use(home: Path) -> BinaryIO:
+    """Keep the copy of a repository from being removed, until the result is closed. Blocks while another server is
+    about to remove it."""
+    mark = home / _IN_USE
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            home.mkdir(parents=True, exist_ok=True)
+            file = mark.open("ab")
+            if hold(file, shared=True) and leads_to(mark, file):
+                # Its time says which was used least lately.
+                mark.touch()
+                return file
+            file.close()
+        time.sleep(_LOCK_POLL_SECONDS)
 
 
 class Room:

@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rocserve.cache.folders import check_private
 from rocserve.core.errors import ServeError
@@ -263,7 +262,7 @@ class RemoteRepositories:
         self._repositories: list[RemoteRepository] = []
         self._broken: dict[str, str] = {}
         """Those that cannot be opened, with the reason."""
-        self._in_use: list[TextIOWrapper] = []
+        self._in_use: list[BinaryIO] = []
         self._followers: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 

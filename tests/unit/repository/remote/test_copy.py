@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from rocserve.cache.folders import hold, leads_to
 from rocserve.repository.remote.copy import Room, UnitCopy, recorded_units, use
 from rocserve.repository.remote.objects import RemoteObject, StoreError
 
@@ -141,3 +144,17 @@ def test_without_a_limit_a_tenth_of_the_disk_stays_free(tmp_path: Path) -> None:
     Room(tmp_path, None).make(0, "'m'")
     with pytest.raises(StoreError, match="a tenth of the disk stays so"):
         Room(tmp_path, None).make(1 << 60, "'m'")
+
+
+def test_a_copy_that_is_just_being_removed_is_begun_anew(tmp_path: Path) -> None:
+    home = tmp_path / "copy"
+    use(home).close()
+    with (home / "in-use").open("ab") as removing, ThreadPoolExecutor() as threads:
+        assert hold(removing, shared=False)
+        using = threads.submit(use, home)
+        with pytest.raises(TimeoutError):
+            using.result(0.3)
+        shutil.rmtree(home)
+        removing.close()
+        with using.result(10) as file:
+            assert leads_to(home / "in-use", file)
