@@ -15,6 +15,7 @@ from support.amd_rocal import engines, run_batch, run_one, setup_for
 from support.pictures import jpeg
 from support.rocal_operations import EXAMPLES
 
+from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.image import PixelsError
@@ -82,6 +83,30 @@ def test_a_bad_image_fails_alone() -> None:
     assert all(isinstance(error, ImageError) for error in failures.values())
     for row in set(range(len(images))) - set(failures):
         np.testing.assert_array_equal(given[row], expected[row])
+
+
+def test_no_more_images_are_decoded_than_are_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = engines(setup_for([RESIZE], batch_size=1, threads=2))
+    in_memory, most = 0, 0
+    decode = Decoder.decode
+
+    def counted(decoder: Decoder, image: Any) -> Any:
+        nonlocal in_memory, most
+        in_memory += 1
+        most = max(most, in_memory)
+        return decode(decoder, image)
+
+    def put(row: int, output: int, result: np.ndarray) -> None:
+        nonlocal in_memory
+        in_memory -= 1
+        rows.append(row)
+
+    monkeypatch.setattr(Decoder, "decode", counted)
+    rows: list[int] = []
+    images = [jpeg(30 + 7 * index, 40) for index in range(7)]
+    assert list(engine.run([*images, b"GIF89a"], {}, put)) == [7]
+    assert rows == list(range(7))
+    assert most <= 2
 
 
 def test_a_batch_of_bad_images_only_never_reaches_rocal() -> None:

@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -176,7 +176,9 @@ class RocalEngine:
         flags = {name: np.zeros(1, dtype=bool) for name in setup.pipeline.inputs}
         given: dict[int, np.ndarray[Any, Any]] = {}
         image = DecodedImage(pixels, height, width)
-        failures = self._run_decoded([image], flags, lambda row, output, result: given.update({output: result.copy()}))
+        failures = self._run_decoded(
+            {0: image}, flags, lambda row, output, result: given.update({output: result.copy()})
+        )
         if failures:
             raise failures[0]
         reference = PipelineEngine(setup.pipeline, Decoder(setup.color_format, _RAW_PIXELS), setup.formats)
@@ -198,9 +200,14 @@ class RocalEngine:
             )
 
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
-        # Images are decoded side by side.
+        failures: dict[int, Exception] = {}
+        # Images are decoded side by side, but not all of a request that brings thousands without batching.
         take_in = map if self._pool is None else self._pool.map
-        return self._run_decoded(take_in(self._taken_in, images), arguments, put)
+        most = max(len(self._canvas.sizes), self._graph.setup.threads)
+        for start in range(0, len(images), most):
+            decoded = take_in(self._taken_in, images[start : start + most])
+            failures.update(self._run_decoded(dict(enumerate(decoded, start)), arguments, put))
+        return failures
 
     def close(self) -> None:
         # rocAL's pipelines are left to the end of the process: releasing one waits for its threads, and they wait for
@@ -209,12 +216,12 @@ class RocalEngine:
             self._pool.shutdown()
 
     def _run_decoded(
-        self, images: Iterable[DecodedImage | Exception], arguments: Arguments, put: Put
+        self, images: Mapping[int, DecodedImage | Exception], arguments: Arguments, put: Put
     ) -> Mapping[int, Exception]:
         pipeline = self._graph.setup.pipeline
         decoded: dict[int, DecodedImage] = {}
         failures: dict[int, Exception] = {}
-        for row, image in enumerate(images):
+        for row, image in images.items():
             if isinstance(image, Exception):
                 failures[row] = image
                 continue
@@ -268,6 +275,9 @@ class RocalEngine:
                 )
             why_not = misfit(graph, height, width)
             return decoded if why_not is None else PixelsError(why_not)
+        except ImageError as error:
+            # The frames that it went through would be kept, for each of perhaps thousands.
+            return error.with_traceback(None)
         except Exception as error:
             return error
 
