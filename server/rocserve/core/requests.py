@@ -80,7 +80,7 @@ class RequestHead:
         object.__setattr__(self, "has_strings", any(entry.datatype == DataType.BYTES.value for entry in self.inputs))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class InferRequest:
     """One inference request, from its message to its answer. Not frozen because one is made for each message on the hot
     path; from `submit` on, its scheduler marks it."""

@@ -7,6 +7,7 @@ import heapq
 import itertools
 import logging
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -360,26 +361,29 @@ class Alarm:
 class Deadlines:
     """Keeps the times at which requests expire, and an alarm for the next.
 
-    A request that has begun or was answered stays until its time, or until there are many like it.
+    The time of a request that has begun or was answered stays until it comes, or until there are many like it; not the
+    request, whose data may be large.
     """
 
     def __init__(self, plane: PlaneLoop) -> None:
         self.alarm = Alarm(plane)
-        self._heap: list[tuple[float, int, InferRequest]] = []
+        self._heap: list[tuple[float, int, weakref.ref[InferRequest]]] = []
         self._numbers = itertools.count()
         self._most = _FEW
 
     def add(self, when: float, entry: InferRequest, on_due: Callable[[], None]) -> bool:
         """A request, and when it expires; `on_due` begins with `pop_due`. True: there are many, and it is time to call
         `keep_only`."""
-        heapq.heappush(self._heap, (when, next(self._numbers), entry))
+        heapq.heappush(self._heap, (when, next(self._numbers), weakref.ref(entry)))
         self.alarm.set(when, on_due)
         return len(self._heap) > self._most
 
     def keep_only(self, entries: Iterable[InferRequest]) -> None:
         """Forget all but these."""
         self._heap = [
-            (entry.expires_at, next(self._numbers), entry) for entry in entries if entry.expires_at is not None
+            (entry.expires_at, next(self._numbers), weakref.ref(entry))
+            for entry in entries
+            if entry.expires_at is not None
         ]
         heapq.heapify(self._heap)
         self._most = max(_FEW, 2 * len(self._heap))
@@ -389,9 +393,10 @@ class Deadlines:
         self.alarm.fired()
         due: list[InferRequest] = []
         while self._heap and self._heap[0][0] <= now:
-            when, _, entry = heapq.heappop(self._heap)
+            when, _, reference = heapq.heappop(self._heap)
+            entry = reference()
             # A request may have been given another time.
-            if entry.expires_at == when:
+            if entry is not None and entry.expires_at == when:
                 due.append(entry)
         if self._heap:
             self.alarm.set(self._heap[0][0], on_due)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
+from support.hand_instances import Answer
 from support.hand_loop import Flag
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import DynamicBatching
+from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.workers.instance import WorkerGone
 
@@ -31,6 +35,29 @@ def test_without_batching_one_request_runs_at_a_time(make_bench):
     assert [value_of(answer) for answer in answers] == [2.0, 4.0, 6.0]
     counted = bench.statistics.snapshot()
     assert (counted.execution_count, counted.inference_count, counted.success.count) == (3, 3, 3)
+
+
+def test_an_answered_request_is_let_go_of_long_before_its_deadline(make_bench):
+    """Its data may be large, and its client may have said that it waits for hours."""
+
+    class Data(bytearray):
+        """One that can be referred to weakly."""
+
+    bench = make_bench()
+    bench.submit(1.0)
+    data = Data(np.full((1, 2), 2.0, np.float32).tobytes())
+    head = RequestHead("m", "", (InputHead("IN", "FP32", (1, 2)),))
+    request = InferRequest(head, "", [data], time.monotonic() + 3600)
+    bench.validator.validate(request)
+    bench.scheduler.submit(request, answer := Answer(bench.loop))
+    for execution in bench.executions:
+        execution.finish()
+    assert value_of(answer) == 4.0
+    bench.executions.clear()
+    gone = weakref.ref(data)
+    del data, request, execution
+    gc.collect()
+    assert gone() is None
 
 
 def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(make_bench):
