@@ -169,6 +169,7 @@ PREFIX = "the request is not a valid inference.ModelInferRequest: "
         (b"\x0a\x01\xff", "field 'model_name' at byte 0 has a value that is not valid"),
         (b"\x0a\x01m\x1a\x02\xc3\x28", "field 'id' at byte 3 has a value that is not valid"),
         (b"\x0a\x01m\x2a\x02\x0a\x05", "field 'inputs' at byte 3 has a value that is not valid"),
+        (b"\x0a\x01m\x1a\x02id\x2a\x02\x0a\x05", "field 'inputs' at byte 7 has a value that is not valid"),
         (b"\x02\x00", "byte 0 begins no field (number 0, wire type 2)"),
         (b"\x0a\x01m\x0c", "byte 3 begins no field (number 1, wire type 4)"),
         (b"\x0a\x01m\x0f", "byte 3 begins no field (number 1, wire type 7)"),

@@ -173,7 +173,13 @@ class RequestDecoder:
         return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
     def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
-        parsed = _read_head(parse_message(head_bytes, pb.ModelInferRequest), has_raw)
+        """Raises: ValueError: it is none."""
+        try:
+            message = pb.ModelInferRequest.FromString(head_bytes)
+        except DecodeError:
+            # What is told of the fault counts the bytes of the whole message.
+            raise ValueError from None
+        parsed = _read_head(message, has_raw)
         if parsed.reusable and len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
             self._heads.keep(head_bytes, parsed)
         return parsed
