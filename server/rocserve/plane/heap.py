@@ -92,8 +92,8 @@ def copied(data: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
     return copies
 
 
-def no_memory(nbytes: int) -> ServeError:
-    return ServeError(StatusCode.RESOURCE_EXHAUSTED, f"no memory for an answer of {nbytes} bytes")
+def no_memory(nbytes: int, what: str = "an answer") -> ServeError:
+    return ServeError(StatusCode.RESOURCE_EXHAUSTED, f"no memory for {what} of {nbytes} bytes")
 
 
 class HeapFull(ServeError):

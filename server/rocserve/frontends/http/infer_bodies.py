@@ -6,9 +6,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
+
+import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
@@ -26,6 +30,7 @@ from rocserve.core.requests import (
     RequestHead,
 )
 from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceId, SequenceTag
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 from rocserve.frontends.http.answer_bodies import AnswerForm
 from rocserve.frontends.http.json_text import (
@@ -43,6 +48,7 @@ from rocserve.frontends.http.json_text import (
     unsigned,
 )
 from rocserve.frontends.http.request import LARGEST_HEAD_LINE
+from rocserve.plane.heap import COPIED_AT_ONCE, copy_in_steps, fill, no_memory
 
 _Kind = TypeVar("_Kind")
 
@@ -191,9 +197,10 @@ class InferRequestReader:
         data = [binary[part] if isinstance(part, slice) else part for part in text.data]
         return InferRequest(head, text.id, data, sequence=text.sequence)
 
-    def of_bytes(self, body: Buffer, config: ModelConfig, model_version: str) -> InferRequest:
+    def of_bytes(self, body: Buffer, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
         """The request that a body means which is nothing but the model's one input. Raises: ServeError:
-        INVALID_ARGUMENT when the model has several inputs, or the input's shape cannot be deduced."""
+        INVALID_ARGUMENT when the model has several inputs, or the input's shape cannot be deduced; RESOURCE_EXHAUSTED,
+        there is no memory for it."""
         if len(config.inputs) != 1:
             raise invalid_argument(
                 f"{_UNKNOWN_ID}Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)}"
@@ -207,17 +214,19 @@ class InferRequestReader:
                 raise invalid_argument(
                     f"{_UNKNOWN_ID}For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
                 )
-            data = encode_bytes_elements([memoryview(body)])
+            data = yield from _joined([body], True)
         inputs = [InputHead(entry.name, entry.datatype.value, shape, NO_PARAMETERS)]
         return InferRequest(self._head(config.name, model_version, inputs), "", [data])
 
-    def of_form(self, parts: Sequence[tuple[str, Buffer]], config: ModelConfig, model_version: str) -> InferRequest:
+    def of_form(self, body: Buffer, boundary: bytes, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
         """The request that the parts of a form mean, in order: a part is an element of the BYTES input of its name, or
         a row of another one. Where the model has one input, and the parts one name, that may be any.
 
         Raises:
-            ServeError: INVALID_ARGUMENT when there is no such input, or its shape cannot be deduced.
+            ServeError: INVALID_ARGUMENT when there is no such input, or its shape cannot be deduced, or `form_parts`
+                raises it; RESOURCE_EXHAUSTED, there is no memory for it.
         """
+        parts = yield from form_parts(body, boundary)
         by_name: dict[str, list[Buffer]] = {}
         for name, content in parts:
             by_name.setdefault(name, []).append(content)
@@ -235,7 +244,7 @@ class InferRequestReader:
                 )
             is_bytes = entry.datatype is DataType.BYTES
             shape = _shape(entry, config, len(contents), len(contents) if is_bytes else sum(map(len, contents)))
-            data.append(encode_bytes_elements(map(memoryview, contents)) if is_bytes else b"".join(contents))
+            data.append((yield from _joined(contents, is_bytes)))
             inputs.append(InputHead(name, entry.datatype.value, shape, NO_PARAMETERS))
         return InferRequest(self._head(config.name, model_version, inputs), "", data)
 
@@ -390,6 +399,9 @@ def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutp
 _KIND = "multipart/form-data"
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
 """RFC 2046 has no longer ones."""
+_SEARCHED_AT_ONCE = 1 << 20
+"""Bytes: a millisecond at the worst."""
+_LENGTH = struct.Struct("<I")
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _NAME = re.compile(rb';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
 
@@ -405,7 +417,22 @@ def form_boundary(content_type: str) -> bytes | None:
     return (found[1] or found[2]).encode("utf-8", "surrogateescape")
 
 
-def form_parts(body: Buffer, boundary: bytes) -> list[tuple[str, Buffer]]:
+def _joined(contents: Sequence[Buffer], have_lengths: bool) -> Steps[Buffer]:
+    """One behind the other, or as elements of BYTES. Raises: ServeError: RESOURCE_EXHAUSTED, there is no memory."""
+    nbytes = sum(map(len, contents)) + (_LENGTH.size * len(contents) if have_lengths else 0)
+    if nbytes <= COPIED_AT_ONCE:
+        return encode_bytes_elements(map(memoryview, contents)) if have_lengths else b"".join(contents)
+    pieces = chain.from_iterable((_LENGTH.pack(len(each)), each) for each in contents) if have_lengths else contents
+    try:
+        view = np.empty(nbytes, np.uint8).data
+    except MemoryError:
+        raise no_memory(nbytes, "a request") from None
+    for begin, part in fill(view, pieces, COPIED_AT_ONCE):
+        yield from copy_in_steps(view, begin, part)
+    return view
+
+
+def form_parts(body: Buffer, boundary: bytes) -> Steps[list[tuple[str, Buffer]]]:
     """The parts' names, and views of what they hold. Raises: ServeError: INVALID_ARGUMENT, the body is no form with
     this boundary, or has too many parts."""
     view = memoryview(body)
@@ -414,7 +441,7 @@ def form_parts(body: Buffer, boundary: bytes) -> list[tuple[str, Buffer]]:
     parts: list[tuple[str, Buffer]] = []
     first = b"--" + boundary
     # The first one is at the beginning, without the line's end.
-    position = len(first) if view[: len(first)] == first else _next(delimiter, view, 0).end()
+    position = len(first) if view[: len(first)] == first else (yield from _next(delimiter, view, 0)).end()
     while bytes(view[position : position + 2]) != b"--":
         head_end = _HEAD_END.search(view, position, position + LARGEST_HEAD_LINE)
         if head_end is None:
@@ -422,7 +449,7 @@ def form_parts(body: Buffer, boundary: bytes) -> list[tuple[str, Buffer]]:
         name = _NAME.search(view, position, head_end.start())
         if name is None:
             raise _broken(f"part {len(parts) + 1} has no name")
-        found = _next(delimiter, view, head_end.end())
+        found = yield from _next(delimiter, view, head_end.end())
         text = str(name[1] or name[2] or b"", "utf-8", "replace")
         parts.append((text, view[head_end.end() : found.start()]))
         check_entries(len(parts))
@@ -430,11 +457,17 @@ def form_parts(body: Buffer, boundary: bytes) -> list[tuple[str, Buffer]]:
     return parts
 
 
-def _next(delimiter: re.Pattern[bytes], view: memoryview, start: int) -> re.Match[bytes]:
-    found = delimiter.search(view, start)
-    if found is None:
-        raise _broken("it ends within a part")
-    return found
+def _next(delimiter: re.Pattern[bytes], view: memoryview, start: int) -> Steps[re.Match[bytes]]:
+    while True:
+        # It is shorter than its pattern, where some bytes are escaped.
+        end = start + _SEARCHED_AT_ONCE
+        found = delimiter.search(view, start, end + len(delimiter.pattern))
+        if found is not None:
+            return found
+        if end >= len(view):
+            raise _broken("it ends within a part")
+        start = end
+        yield
 
 
 def _broken(why: str) -> ServeError:

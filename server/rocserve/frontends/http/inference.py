@@ -13,7 +13,7 @@ from rocserve.core.errors import ServeError, deadline_exceeded, internal, invali
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse
-from rocserve.core.steps import result_of
+from rocserve.core.steps import Steps, result_of
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_bodies import (
     BINARY_ONLY,
@@ -39,7 +39,6 @@ from rocserve.frontends.http.infer_bodies import (
     InferRequestReader,
     InferText,
     form_boundary,
-    form_parts,
     id_of_refused,
     parse_infer_text,
 )
@@ -265,7 +264,7 @@ class InferCall(HttpResponder):
             request.run(self._receive())
             return
         try:
-            self._schedule(self._read(self._parts.bodies.whole(request, self, head.limit)))
+            self._schedule(result_of(self._read(self._parts.bodies.whole(request, self, head.limit))))
         except BaseException as error:
             self._give_up(error)
 
@@ -285,7 +284,7 @@ class InferCall(HttpResponder):
                 binary = memoryview(body)[length:]
                 self._schedule(self._handler.reader.request(text, binary, head.model, head.version))
             else:
-                self._schedule(self._read(body))
+                self._schedule(await worked_off(self._parts.inference.plane, self._read(body)))
         except BaseException as error:
             self._give_up(error)
 
@@ -298,16 +297,16 @@ class InferCall(HttpResponder):
         self._parts.inference.refuse(error, partial(id_of_refused, memoryview(self._body)[: self._json_bytes]))
         self.request.respond(error_response(error, self._refusal_type))
 
-    def _read(self, body: Buffer) -> InferRequest:
+    def _read(self, body: Buffer) -> Steps[InferRequest]:
         """Raises: ServeError."""
         head, handler = self._head, self._handler
         length = self._parts.bodies.json_length(head.json_length, len(body))
         self._refusal_type = JSON
         if head.boundary is not None:
-            return handler.reader.of_form(form_parts(body, head.boundary), self._config, head.version)
+            return (yield from handler.reader.of_form(body, head.boundary, self._config, head.version))
         if not length:
             self._form = BINARY_ONLY
-            return handler.reader.of_bytes(body, self._config, head.version)
+            return (yield from handler.reader.of_bytes(body, self._config, head.version))
         self._body, self._json_bytes = body, length
         request, self._form = handler.reader.read(body, length, head.model, head.version)
         return request

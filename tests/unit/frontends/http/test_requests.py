@@ -16,10 +16,12 @@ from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.requests import InferResponse
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.steps import result_of
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 from rocserve.frontends.http.answer_bodies import BINARY_ONLY, JSON_ONLY, AnswerForm, AnswerLayouts
 from rocserve.frontends.http.generate import generate_body, read_generate
 from rocserve.frontends.http.infer_bodies import LONGEST_REMEMBERED_TEXT, InferRequestReader
+from rocserve.plane import heap
+from rocserve.plane.heap import COPIED_AT_ONCE
 
 INPUT = {"name": "X", "shape": [2], "datatype": "INT8"}
 
@@ -205,7 +207,7 @@ CONFIG = ModelConfig(name="m", max_batch_size=4, inputs=(InputConfig("X", DataTy
 
 
 def raw(config: ModelConfig, body: bytes) -> Any:
-    return InferRequestReader().of_bytes(body, config, "")
+    return result_of(InferRequestReader().of_bytes(body, config, ""))
 
 
 def test_a_body_without_json() -> None:
@@ -234,6 +236,63 @@ def test_bodies_that_need_json(inputs: tuple[InputConfig, ...], text: str) -> No
     with pytest.raises(ServeError) as caught:
         raw(replace(CONFIG, inputs=inputs), b"")
     assert caught.value.text == f"[request id: <id_unknown>] {text}"
+
+
+def form_of(*parts: tuple[str, bytes]) -> bytes:
+    head = b'--b.\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    return b"".join(head % (name.encode(), content) for name, content in parts) + b"--b.--\r\n"
+
+
+def read_form(body: bytes, config: ModelConfig) -> tuple[int, Any]:
+    """How many steps it takes, and the request."""
+    steps = InferRequestReader().of_form(body, b"b.", config, "")
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return count, end.value
+        count += 1
+
+
+LARGE_PARTS = [bytes([number]) * size for number, size in enumerate((5 << 20, 10, 3 << 20, 1))]
+
+
+@pytest.mark.parametrize("datatype", [DataType.BYTES, DataType.INT8])
+def test_a_large_form_is_searched_and_copied_in_steps(datatype: DataType, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[int] = []
+    copy = heap.copy_bytes
+
+    def note(view: memoryview, start: int, data: Buffer) -> None:
+        copied.append(len(data))
+        copy(view, start, data)
+
+    monkeypatch.setattr(heap, "copy_bytes", note)
+    parts = LARGE_PARTS if datatype is DataType.BYTES else [part for part in LARGE_PARTS if len(part) > 10]
+    config = replace(CONFIG, max_batch_size=0, inputs=(InputConfig("X", datatype, (-1,)),))
+    steps, request = read_form(form_of(*[("X", part) for part in parts]), config)
+    joined = encode_bytes_elements(parts) if datatype is DataType.BYTES else b"".join(parts)
+    assert request.data[0] == joined
+    assert request.head.inputs[0].shape == ((4,) if datatype is DataType.BYTES else (8 << 20,))
+    assert max(copied) <= COPIED_AT_ONCE
+    assert steps >= 2 * (5 + 3) - 2, "each MiB is searched, and copied"
+
+
+@pytest.mark.parametrize("cut", range(-2, 10))
+def test_a_delimiter_is_found_wherever_the_search_pauses(cut: int) -> None:
+    head = len(form_of(("X", b""))) - len(b"\r\n--b.--\r\n")
+    config = replace(CONFIG, max_batch_size=0, inputs=(InputConfig("X", DataType.INT8, (-1,)),))
+    content = bytes((1 << 20) - cut)
+    for before in (b"", b"preamble"):
+        body = before + (b"\r\n" if before else b"") + form_of(("X", content), ("X", content[:-head]))
+        assert bytes(read_form(body, config)[1].data[0]) == content + content[:-head]
+
+
+def test_a_text_without_json_is_copied_in_steps() -> None:
+    text = replace(CONFIG, max_batch_size=0, inputs=(InputConfig("X", DataType.BYTES, (1,)),))
+    steps = InferRequestReader().of_bytes(LARGE_PARTS[0], text, "")
+    assert sum(1 for _ in steps) == 5
+    assert raw(text, LARGE_PARTS[0]).data[0] == encode_bytes_elements(LARGE_PARTS[:1])
 
 
 RESPONSE = InferResponse.of(
