@@ -171,8 +171,11 @@ def test_a_damaged_file_that_seems_to_have_external_data(model_source: SourceMak
         load(model_source("model.onnx", b"\xff\xfflocation" + adding("weights.bin")[:50]))
 
 
-def test_a_file_that_has_been_emptied_is_for_the_engine_to_tell_of(model_source: SourceMaker) -> None:
-    assert find_external_weights(model_source("model.onnx", b"")) is NO_WEIGHTS
+def test_a_file_that_has_been_emptied_or_cannot_be_read_is_for_the_engine_to_tell_of(model_source: SourceMaker) -> None:
+    source = model_source("model.onnx", b"")
+    assert find_external_weights(source) is NO_WEIGHTS
+    source.model_file.unlink()
+    assert find_external_weights(source) is NO_WEIGHTS
 
 
 def test_a_name_that_is_no_text(model_source: SourceMaker) -> None:

@@ -44,8 +44,8 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
         with _mapped(path) as content:
             if content.find(_KEY) < 0:
                 return NO_WEIGHTS
-    except ValueError:
-        return NO_WEIGHTS  # It has been emptied since it was checked; ONNX Runtime reports it.
+    except (OSError, ValueError):
+        return NO_WEIGHTS  # It may not be read, or has been emptied since it was checked; ONNX Runtime reports it.
     # The library takes longer to import than a small model to load, so only models that need it wait for it.
     import onnx
 
