@@ -12,11 +12,12 @@ import pytest
 from support import pictures
 
 from rocserve.backends.base import Batch, ModelSource
-from rocserve.backends.rocal.backend import RocalModel, join, load
+from rocserve.backends.rocal.backend import RocalModel, load
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine, Put
 from rocserve.backends.rocal.image import PixelsError
+from rocserve.backends.rocal.interface import join
 from rocserve.backends.rocal.pipeline import parse_pipeline
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, unavailable

@@ -83,7 +83,8 @@ def prepare_images(
     """The pipeline's result for each image, for the input `input_name`: arrays of `shape`, without a batch dimension.
     Raises: ServeError: INVALID_ARGUMENT; the pipeline is wrong or gives another shape, or an image is damaged."""
     # Here and not above: OpenCV takes its time to import, and only images need it.
-    from rocserve.backends.rocal.backend import OutputContradiction, load
+    from rocserve.backends.rocal.backend import load
+    from rocserve.backends.rocal.interface import OutputContradiction
 
     output = OutputConfig(_OUTPUT, datatype_of(np.empty(0, dtype)), shape)
     config = ModelConfig(
