@@ -10,13 +10,12 @@ from functools import partial
 
 from rich.console import Console
 
-from rocserve.core.plain import to_json
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part, repeated
 from rocserve.tools.measuring.candidates import ENGINES, main_engine, prepare
 from rocserve.tools.measuring.comparing import RANDOM_SAMPLE, Compared, Comparison, Difference, worst
 from rocserve.tools.measuring.process import LatencySummary, Timing
 from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model
-from rocserve.tools.printing import ToolProgress, complain, say, show, table
+from rocserve.tools.printing import ToolProgress, complain, say, say_json, show, table
 from rocserve.tools.verb import Verb
 
 
@@ -92,7 +91,7 @@ def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: loggin
         # By name, what runs the engine or why it cannot be had.
         engines = {**comparison.descriptions, **missing}
         result = {"model": model.source.name, "engines": engines, "times": times, "missing": tuple(missing)}
-        say(out, to_json(result).decode())
+        say_json(out, result)
     else:
         _print(model.source.name, comparison.descriptions, times, out)
         if options.against and len(names) == 1:

@@ -23,10 +23,9 @@ from rocserve.backends.migraphx.jobs.inspect import InspectJob
 from rocserve.backends.migraphx.jobs.probe import InspectResult
 from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_mxr
 from rocserve.core.errors import ServeError
-from rocserve.core.plain import to_json
 from rocserve.settings.flag import SWITCH, flag, part
 from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model
-from rocserve.tools.printing import ToolProgress, say, show, size, table
+from rocserve.tools.printing import ToolProgress, say, say_json, show, size, table
 from rocserve.tools.tool_context import ToolContext
 from rocserve.tools.verb import Verb
 
@@ -229,7 +228,7 @@ def inspect(model: ToolModel, options: InspectOptions, out: Console, log: loggin
     """Raises: ServeError: as `inspect_model`."""
     inspection = inspect_model(model, log)
     if options.json:
-        say(out, to_json(inspection).decode())
+        say_json(out, inspection)
         return
     _print_head(inspection, out)
     first, *others = inspection.programs

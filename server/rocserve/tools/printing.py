@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from rocserve.core.plain import to_json
 from rocserve.core.printable import readable_size
 
 UNWRAPPED_WIDTH = 10_000
@@ -33,6 +35,11 @@ def console_on(file: IO[str] | None = None) -> Console:
 def say(console: Console, text: str = "", style: str = "") -> None:
     """A line as it is: nothing in it is a style."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_json(console: Console, value: object) -> None:
+    """A line of JSON; infinities and NaN, for which that has no form, are null."""
+    say(console, json.dumps(json.loads(to_json(value), parse_constant=lambda _: None), separators=(",", ":")))
 
 
 def complain(text: str) -> None:

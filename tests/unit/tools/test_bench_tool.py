@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from support.models import drop
 from support.pytorch import TorchFiles
 from support.tools import Command
 from support.waiting import wait_until
+
+from rocserve.tools.measuring.comparing import Difference
+from rocserve.tools.printing import console_on, say_json
 
 pytestmark = pytest.mark.long
 
@@ -254,3 +258,8 @@ def _is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def test_json_has_no_infinities(capsys: pytest.CaptureFixture[str]) -> None:
+    say_json(console_on(sys.stdout), Difference(math.inf, 1.0, math.nan, 0.5, None))
+    assert capsys.readouterr().out == '{"largest":null,"mean":1.0,"relative":null,"cosine":0.5,"top1":null}\n'

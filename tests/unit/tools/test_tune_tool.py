@@ -206,7 +206,7 @@ class TestVerb:
             "--latency-budget-ms", "60000", "--write", "--json",
         )  # fmt: skip
         assert ran.status == 0
-        result = json.loads(ran.out.partition("\n")[0])
+        result = json.loads(ran.out)
         assert [(one["instances"], one["batch_size"]) for one in result["measurements"]] == [
             (1, 1), (1, 2), (2, 1), (2, 2),
         ]  # fmt: skip
@@ -214,7 +214,7 @@ class TestVerb:
         message = parse_model_config((folder / "config.pbtxt").read_text(), "config.pbtxt")
         assert message.parameters["batch_sizes"].string_value == ("1" if best == 1 else "1,2")
         assert message.instance_group[0].count == result["recommended"]["instances"]
-        assert "as it is configured, a server here runs it on onnxruntime: what was measured takes" in ran.out
+        assert "as it is configured, a server here runs it on onnxruntime: what was measured takes" in ran.err
 
     def test_nothing_within_the_budget_writes_nothing(self, command: Command, folder: Path) -> None:
         before = (folder / "config.pbtxt").read_text()
@@ -225,6 +225,15 @@ class TestVerb:
         assert ran.status == 1
         assert "no setting has a p95 latency within 0.001 ms; the least is " in ran.err
         assert (folder / "config.pbtxt").read_text() == before
+
+    def test_json_stands_alone_on_standard_output(self, command: Command, folder: Path, tmp_path: Path) -> None:
+        words = ("--engine", "onnxruntime", "--batch-sizes", "2", "--instances", "1", *_QUICK, "--json", "--write")
+        ran = command("tune", folder, *words, "--plot", tmp_path / "curve.png")
+        assert json.loads(ran.out)["recommended"]["batch_size"] == 2
+        for told in ("curve: ", "max_batch_size was 8: requests of more than 2 rows", "written: "):
+            assert told in ran.err
+        ran = command("tune", folder, *words, "--latency-budget-ms", "0.001")
+        assert (ran.status, ran.out) == (1, "")
 
     @pytest.mark.parametrize(
         ("words", "error"),

@@ -26,13 +26,12 @@ from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
 from rocserve.cache.folders import cache_directory
 from rocserve.core.errors import ServeError
-from rocserve.core.plain import to_json
 from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
 from rocserve.tools.doctor.machine import Finding, State, examine_machine, examine_software
 from rocserve.tools.doctor.trial import NETWORK, PIPELINE, TinyModel, try_engine
-from rocserve.tools.printing import ToolProgress, console_on, say, show, size, table
+from rocserve.tools.printing import ToolProgress, console_on, say, say_json, show, size, table
 from rocserve.tools.verb import Verb, tool_log
 
 _ENGINE = partial(Finding, "engines")
@@ -154,7 +153,7 @@ def run_doctor(options: DoctorOptions) -> int:
         findings = [*examine_machine(Host()), *examine_software(), *_cache(settings), *tried]
     broken = sum(finding.state is State.BROKEN for finding in findings)
     if options.json:
-        say(out, to_json({"rocserve": rocserve.__version__, "broken": broken, "findings": findings}).decode())
+        say_json(out, {"rocserve": rocserve.__version__, "broken": broken, "findings": findings})
         return 1 if broken else 0
     say(out, f"rocserve {rocserve.__version__}")
     for section, group in groupby(findings, key=lambda finding: finding.section):

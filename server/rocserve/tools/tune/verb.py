@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,7 +16,6 @@ from rich.console import Console
 
 from rocserve.backends.pytorch.engine_choice import MIGRAPHX_ONNX
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
-from rocserve.core.plain import to_json
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings.flag import SWITCH, Kind, flag, number, one_of, part
 from rocserve.tools.bench import LATENCY_COLUMNS, latency_cells
@@ -29,7 +29,7 @@ from rocserve.tools.measuring.process import (
     summarise,
 )
 from rocserve.tools.model_choice import COUNTS, ModelOptions, ToolModel, run_on_model
-from rocserve.tools.printing import ToolProgress, complain, say, show, table
+from rocserve.tools.printing import ToolProgress, complain, console_on, say, say_json, show, table
 from rocserve.tools.tune.config_text import ServingChoice, config_path, write_choice
 from rocserve.tools.verb import Verb
 
@@ -183,10 +183,12 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
     with ToolProgress() as progress:
         description, measurements, failures = _sweep(model, engine, options, progress, log)
     title = f"{model.source.name} on {description}"
+    # Beside JSON nothing else comes to standard output.
+    told = console_on(sys.stderr) if options.json else out
     try:
         best, reason = recommend(measurements, options.latency_budget_ms)
     except ValueError as error:
-        _print_table(title, measurements, None, out)
+        _print_table(title, measurements, None, told)
         raise invalid_argument(str(error)) from None
     if options.json:
         result = {
@@ -197,7 +199,7 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
             "recommended": best,
             "reason": reason,
         }
-        say(out, to_json(result).decode())
+        say_json(out, result)
     else:
         _print_table(title, measurements, best, out)
         say(out, f"recommended: {setting(best)}, {reason}")
@@ -207,10 +209,9 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
         from rocserve.tools.tune.plot import draw
 
         draw(measurements, best, title, options.latency_budget_ms, options.plot)
-        if not options.json:
-            say(out, f"curve: {options.plot}")
+        say(told, f"curve: {options.plot}")
     if path is not None:
-        _write(path, model, engine, measurements, best, out)
+        _write(path, model, engine, measurements, best, told)
     return 1 if failures else 0
 
 
