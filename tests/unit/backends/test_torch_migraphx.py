@@ -18,6 +18,7 @@ import pytest
 from support.pytorch import NO_PYTORCH, TorchFiles
 
 from rocserve.backends.base import ModelSource
+from rocserve.cache.folders import is_private
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.settings import EngineSettings
 
@@ -234,11 +235,18 @@ def test_a_torch_migraphx_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatc
 def test_what_it_builds_at_its_import_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rocserve.backends.pytorch.torch_migraphx import keep_what_it_builds
 
-    settings = EngineSettings(cache_directory=str(tmp_path))
+    cache = tmp_path / "cache"
+    settings = EngineSettings(cache_directory=str(cache))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/named")
     keep_what_it_builds(settings)
     assert os.environ["TORCH_EXTENSIONS_DIR"] == "/named"
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-    keep_what_it_builds(settings)
-    (folder,) = (tmp_path / "torch-extensions").iterdir()
+    before = os.umask(0o002)
+    try:
+        keep_what_it_builds(settings)
+    finally:
+        os.umask(before)
+    (folder,) = (cache / "torch-extensions").iterdir()
     assert os.environ["TORCH_EXTENSIONS_DIR"] == str(folder)
+    # It is code that is run.
+    assert is_private(cache) and is_private(folder)

@@ -36,7 +36,7 @@ from rocserve.backends.pytorch.program import (
     outputs_of,
     read_exported,
 )
-from rocserve.cache.folders import cache_directory
+from rocserve.cache.folders import cache_directory, make_private
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.jobs.messages import Report
 from rocserve.settings import EngineSettings
@@ -106,10 +106,11 @@ def load(model: ModelSource) -> LoadedModel:
 
 def keep_what_it_builds(settings: EngineSettings) -> None:
     """Have torch_migraphx's C++ part, which it builds at its first import, built in the cache, in this process and its
-    children: a worker may have no other place to write to."""
+    children: a worker may have no other place to write to. Raises: ServeError: UNAVAILABLE, others could have put
+    files there, which are run. OSError: it cannot be made."""
     folder = cache_directory(settings) / _EXTENSIONS / f"{torch.__version__}-{sys.implementation.cache_tag}"
     if _EXTENSIONS_VARIABLE not in os.environ:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         os.environ[_EXTENSIONS_VARIABLE] = str(folder)
 
 
