@@ -331,6 +331,16 @@ def test_a_small_request_of_many_bad_images_takes_little_memory(model_source: So
     assert peak < 10_000 * 1500
 
 
+def test_results_for_which_there_is_no_memory(model_source: SourceMaker) -> None:
+    large = {**RESIZE, "dest_width": 30_000, "dest_height": 3000}
+    outputs = [OutputConfig("IMAGE", DataType.FP32, (-1, 3000, 30_000, 3))]
+    inputs = [InputConfig("ENCODED", DataType.BYTES, (-1,))]
+    model = load(model_source("pipeline.json", {"pipeline": [large]}, inputs=inputs, outputs=outputs))
+    with pytest.raises(ServeError, match=r"^no memory for the results of 200000 images: Unable to allocate") as caught:
+        run(model, [encoded(*[b""] * 200_000, shape=(200_000,))])
+    assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
+
+
 def test_of_several_images_without_batching_the_bad_one_is_named(model_source: SourceMaker) -> None:
     inputs = [InputConfig("ENCODED", DataType.UINT8, (-1, -1))]
     outputs = [OutputConfig("IMAGE", DataType.UINT8, (-1, 8, 16, 3))]

@@ -22,7 +22,7 @@ from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.interface import Interface, flags_of, images_of, join, matches
 from rocserve.backends.rocal.pipeline import parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
-from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
+from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.requests import Signature
 
@@ -71,11 +71,15 @@ class RocalModel:
         arguments = flags_of(batch.inputs, self._setup.pipeline.inputs, len(images))
         if not interface.holds_several and len(images) != 1:
             raise invalid_argument(f"expected one image in input '{image.spec.name}', got {len(images)}")
-        arrays = {
-            output.name: np.empty((len(images), *output.shape), dtype=output.format.datatype.numpy_dtype)
-            for output in interface.outputs
-            if output.name in wanted and interface.holds_several
-        }
+        try:
+            arrays = {
+                output.name: np.empty((len(images), *output.shape), dtype=output.format.datatype.numpy_dtype)
+                for output in interface.outputs
+                if output.name in wanted and interface.holds_several
+            }
+        except MemoryError as error:
+            text = f"no memory for the results of {len(images)} images: {error}"
+            raise ServeError(StatusCode.RESOURCE_EXHAUSTED, text) from None
 
         def put(row: int, place: int, result: np.ndarray[Any, Any]) -> None:
             output = interface.outputs[place]

@@ -30,9 +30,6 @@ class OutputContradiction(ServeError):
         self.given = given
 
 
-DEFAULT_OUTPUT_NAME = "image"
-DEFAULT_NAMES = {InputKind.ENCODED: "encoded", InputKind.RAW: "pixels"}
-
 _RAW_HINT = '; for pixels instead of files give the pipeline "decoder": {"input": "raw"}'
 
 _FLAG_DATATYPES = (DataType.BOOL, DataType.UINT8, DataType.INT32)
@@ -91,7 +88,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
     if len(declared) != len(steps):
         raise PipelineError(f"{len(declared)} outputs are configured, but the pipeline has {len(steps)}")
     outputs = tuple(
-        _output(config, step, extent, channels, DEFAULT_OUTPUT_NAME + (f"_{index}" if index else ""), output)
+        _output(config, step, extent, channels, f"image_{index}" if index else "image", output)
         for index, (step, extent, output) in enumerate(zip(steps, extents, declared, strict=True))
     )
     varying = ", ".join(f"'{output.name}'" for output in outputs if -1 in output.shape)
@@ -113,9 +110,10 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
         )
     if image is None:
         lead = (-1,) if holds_several else ()
-        raw, name = pipeline.decoder.input is InputKind.RAW, DEFAULT_NAMES[pipeline.decoder.input]
-        pixels = TensorSpec(name, DataType.UINT8, (*lead, -1, -1, channels))
-        image = ImageInput(pixels, 3) if raw else ImageInput(TensorSpec(name, DataType.BYTES, (*lead, 1)), 0)
+        if pipeline.decoder.input is InputKind.RAW:
+            image = ImageInput(TensorSpec("pixels", DataType.UINT8, (*lead, -1, -1, channels)), 3)
+        else:
+            image = ImageInput(TensorSpec("encoded", DataType.BYTES, (*lead, 1)), 0)
     configured = {tensor.name: tensor for tensor in config.inputs}
     arguments = []
     for name in pipeline.inputs:
