@@ -203,7 +203,11 @@ class ProgramCache:
 
     def find(self, key: str) -> CachedProgram | None:
         """The program, which counts as used now and stays for as long as the result lives."""
-        return next((_program(found) for programs in self._places() if (found := programs.find(key))), None)
+        for programs in self._places():
+            if (found := programs.find(key)) is not None:
+                with suppress(OSError):  # Somebody may have removed it since.
+                    return _program(found)
+        return None
 
     def find_or_build(
         self, key: str, build: Callable[[Path], ProgramAbout], waiting: Callable[[], None]
@@ -319,8 +323,8 @@ def _prepare(directory: Path) -> str:
 
 
 def _program(folder: CachedFolder) -> CachedProgram:
-    about = _read_about(folder.path)
-    assert about is not None, "a folder whose description cannot be read is not found"
+    """Raises: OSError: it is no longer there."""
+    about = from_json(ProgramAbout, (folder.path / ABOUT_FILENAME).read_bytes())
     path = folder.path / PROGRAM_FILENAME
     return CachedProgram(folder.path.name, path, about, path.stat().st_size, folder)
 
