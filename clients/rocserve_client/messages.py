@@ -52,8 +52,15 @@ def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: 
     """A ModelInferRequest; all tensors are in raw_input_contents.
 
     Raises:
-        InvalidArgument: an input or a parameter that has no form on the wire.
+        InvalidArgument: an input, a parameter or another word that has no form on the wire.
     """
+    try:
+        return _encoded(model, inputs, outputs, options)
+    except ValueError as error:
+        raise InvalidArgument(f"a value of the request has no form on the wire: {error}") from error
+
+
+def _encoded(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptions) -> bytes:
     head = pb.ModelInferRequest(
         model_name=model, model_version=options.get("version", ""), id=options.get("request_id", "")
     )

@@ -23,6 +23,7 @@ from rocserve.tools.verb import UsageError, Verb
 from rocserve_client import Client, IndexEntry, ModelStatistics, RocserveError, Tls
 
 _CALL_TIMEOUT_S = 5.0
+_LONGEST_PAUSE_S = 86_400
 _HEADER = re.compile(r"([A-Za-z0-9_.-]+)=([ -~]*)")
 _LEAST_REASON = 40
 """Columns that a reason has beside the figures; it is below the table where there are fewer."""
@@ -122,7 +123,7 @@ def header(text: str) -> tuple[str, str]:
 @dataclass(frozen=True, slots=True)
 class StatusOptions:
     url: str = flag("localhost:8001", text("URL"), "the server's gRPC address")
-    interval: float = flag(1.0, number("SECONDS", 0.1, float), "the pause between two polls")
+    interval: float = flag(1.0, number("SECONDS", 0.1, float, _LONGEST_PAUSE_S), "the pause between two polls")
     once: bool = flag(False, SWITCH, "print the table once, and end")
     header: tuple[tuple[str, str], ...] = repeated(
         Kind("NAME=VALUE", header), "sent with each call, for servers with --grpc-restricted-protocol"

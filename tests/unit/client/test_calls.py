@@ -348,3 +348,13 @@ def test_outputs_are_views_on_the_message() -> None:
 def test_half_of_a_certificate_is_none(half: str) -> None:
     with pytest.raises(InvalidArgument, match="private_key and certificate_chain go together"):
         Tls(**{half: Path("client.pem")})
+
+
+@pytest.mark.parametrize(
+    "options", [{"priority": -1}, {"priority": 1 << 70}, {"request_id": "\ud800"}, {"parameters": {"key": "\ud800"}}]
+)
+def test_values_that_have_no_form_on_the_wire(options: Any) -> None:
+    with pytest.raises(InvalidArgument, match="a value of the request has no form on the wire: "):
+        encode_infer_request("m", {"X": np.zeros(1, np.float32)}, None, options)
+    with pytest.raises(InvalidArgument, match="out of range"):
+        encode_infer_request("m", {"X": np.zeros(1, np.float32)}, [Output("Y", classification=1 << 70)], {})

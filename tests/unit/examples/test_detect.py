@@ -29,6 +29,17 @@ def printed(table, width: int = 100) -> str:
     return capture.get()
 
 
+def test_a_box_that_is_nowhere_is_a_fault_of_its_picture_alone(detect, tmp_path):
+    nowhere = [(float("nan"), 0, 9, 9), (0, 0, float("inf"), 9), (-1e30, 1e30, 2e30, 2e30)]
+    findings = []
+    for name, box in zip(("nan.jpg", "endless.jpg", "far.jpg"), nowhere, strict=True):
+        Image.new("RGB", (320, 240)).save(tmp_path / name)
+        findings.append(detect.Finding(tmp_path / name, (cup(detect, *box),)))
+    fault, *written = detect.write_drawings(findings, tmp_path)
+    assert fault.error.startswith(f"it cannot be drawn into {tmp_path}/nan.png: ")
+    assert written == [tmp_path / "endless.png", tmp_path / "far.png"]
+
+
 def test_files_of_one_name_get_drawings_of_their_own(detect, tmp_path):
     findings = []
     for number in range(3):

@@ -15,7 +15,8 @@ from rich.bar import Bar
 from rich.table import Column, Table
 
 from rocserve.core.errors import invalid_argument
-from rocserve.settings.flag import flag, number, part
+from rocserve.core.printable import printable
+from rocserve.settings.flag import LARGEST_INT32, flag, number, part
 from rocserve.tools.images import asking
 from rocserve.tools.images.asking import Ask, AskOptions, Finding, ask_all, print_faults, print_findings, tensors_text
 from rocserve.tools.verb import Verb
@@ -56,7 +57,7 @@ def findings_table(findings: Sequence[Finding[Classification]]) -> Table:
         columns,
         lambda finding: [
             (
-                found.label or str(found.class_index),
+                printable(found.label) or str(found.class_index),
                 f"{found.score:.1%}",
                 Bar(1.0, 0.0, found.score, width=_BAR_WIDTH, color="green"),
             )
@@ -68,7 +69,7 @@ def findings_table(findings: Sequence[Finding[Classification]]) -> Table:
 @dataclass(frozen=True, slots=True)
 class ClassifyOptions:
     ask: AskOptions = part(AskOptions)
-    top: int = flag(1, number("K", 1), "how many classes of each image, the best first")
+    top: int = flag(1, number("K", 1, most=LARGEST_INT32), "how many classes of each image, the best first")
 
 
 def run(options: ClassifyOptions) -> int:

@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rocserve.core.errors import invalid_argument
+from rocserve.core.printable import printable
 from rocserve.settings.flag import FOLDER, POSITIVE, flag, part
 from rocserve.tools.images import asking
 from rocserve.tools.images.asking import (
@@ -64,7 +65,11 @@ def detector(metadata: ModelMetadata) -> Ask[Detection]:
         found = []
         for box, score, number, label in zip(*(result[name] for name in OUTPUTS), strict=True):
             left, top, right, bottom = map(float, box)
-            found.append(Detection(label.decode(), int(number), float(score), (left, top, right, bottom)))
+            found.append(
+                Detection(
+                    printable(label.decode(errors="replace")), int(number), float(score), (left, top, right, bottom)
+                )
+            )
         return tuple(found)
 
     return ask
@@ -87,7 +92,8 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
         try:
             drawn = draw_detections(*enlarge(read_picture(finding.image), finding.found))
             drawn.save(path)
-        except (OSError, Image.DecompressionBombError) as error:
+        # ValueError: a box's side is NaN.
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
             yield replace(finding, error=f"it cannot be drawn into {path}: {reason_of(error)}")
         else:
             taken.add(realpath(path))

@@ -55,7 +55,9 @@ def draw_detections(picture: Image.Image, detections: Sequence[Detection]) -> Im
     side = min(picture.size)
     line = max(2, round(side / 180))
     font = ImageFont.load_default(max(11, round(side / 28)))
-    for found in reversed(detections):
+    # Pillow takes no numbers far outside, and models may give any.
+    within = [replace(found, box=tuple(np.clip(found.box, 0, picture.size * 2).tolist())) for found in detections]
+    for found in reversed(within):
         # The coloured line between two dark ones, so that it shows on any ground; around the object where there is
         # room, since a small one would vanish beneath it.
         left, top, right, bottom = (round(side) for side in found.box)
@@ -65,7 +67,7 @@ def draw_detections(picture: Image.Image, detections: Sequence[Detection]) -> Im
         draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline="#101010", width=line + 2)
         draw.rectangle((left, top, right, bottom), outline=class_colour(found.class_index), width=line)
     # All plates after all boxes: no line runs through a name.
-    for found in reversed(detections):
+    for found in reversed(within):
         _draw_plate(draw, found, font, picture.size, line)
     return drawn
 
