@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from support.pytorch import TorchFiles
 from support.server import RocserveProcess
 from support.waiting import wait_until
 
-from rocserve_client import Client, InvalidArgument
+from rocserve_client import Client, Internal, InvalidArgument, Unavailable
 
 COMPILE_SECONDS = 400
 """A compile takes half a minute where nothing else runs."""
@@ -69,8 +69,19 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
     drop(repository, "single", package.read_bytes(), PACKAGE.replace("size: 8", "size: 1"), filename="model.pt2")
     for name, before, after, reason in (
         ("open", "FP32 dims: 4", "FP32 dims: -1", "FP32 [-1, -1] in config.pbtxt, and the package was compiled for"),
-        ("narrow", "FP32 dims: 4", "FP32 dims: 3", "another (dim value at 1, expected: 4, but got: 3"),
-        ("bytes", "FP32 dims: 4", "INT8 dims: 4", "another (dtype, expected: 6(at::kFloat), but got: 1"),
+        ("narrow", "FP32 dims: 4", "FP32 dims: 3", "compiled for another (FP32 [-1, 4]); write that there, or compile"),
+        (
+            "bytes",
+            "FP32 dims: 4",
+            "INT8 dims: 4",
+            "INT8 [-1, 4] in config.pbtxt, and the package was compiled for another",
+        ),
+        (
+            "deep",
+            "FP32 dims: 4",
+            "FP32 dims: [ 4, 1 ]",
+            "FP32 [-1, 4, 1] in config.pbtxt, and the package was compiled",
+        ),
         ("strings", "FP32 dims: 4", "STRING dims: 4", "is of strings in config.pbtxt, and packages take tensors"),
     ):
         # It would read their rows beyond the ends.
@@ -90,28 +101,125 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
         assert client.model_metadata("again").properties["engine"] == "inductor"
 
 
+PAIR = """
+backend: "pytorch"
+input [ {{ name: "ARGS[0]" data_type: TYPE_FP32 dims: {} }}, {{ name: "ARGS[1]" data_type: TYPE_FP32 dims: -1 }},
+        {{ name: "ARGS[2]" data_type: TYPE_FP32 dims: {} }} ]
+"""
+
+
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
 def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torch_files: TorchFiles) -> None:
-    """Compiled, it would read beyond the end of the shorter one."""
-    drop(server.repositories[0], "pair", torch_files.data("pair"), ENGINE.format("inductor"), filename="model.pt2")
+    """Compiled, it would read beyond the end of the shorter one; so would the package that came of it."""
+    (repository,) = server.repositories
+    drop(repository, "pair", torch_files.data("pair"), ENGINE.format("inductor"), filename="model.pt2")
+    own = ("left", "right", "pairs")
     with Client(server.address) as client:
         client.wait_until_ready(COMPILE_SECONDS, model="pair")
+        programs = (repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")
+        (package,) = [path for path in programs if b"pairs" in path.with_name("signature.json").read_bytes()]
+        drop(repository, "pair_package", package.read_bytes(), PAIR.format(-1, -1), filename="model.pt2")
+        drop(repository, "pair_few", package.read_bytes(), PAIR.format(101, -1), filename="model.pt2")
+        client.wait_until_ready(COMPILE_SECONDS, model="pair_package")
 
-        def ask(left: int, right: int, pairs: int) -> list[float]:
-            sizes = {"left": left, "right": right, "pairs": pairs}
-            answer = client.infer("pair", {name: np.ones(size, np.float32) for name, size in sizes.items()})
-            return answer["OUTPUT__0"].tolist()
+        def ask(model: str, names: Sequence[str], *sizes: int) -> list[float]:
+            given = {name: np.ones(size, np.float32) for name, size in zip(names, sizes, strict=True)}
+            return client.infer(model, given)["OUTPUT__0"].tolist()
 
-        for size in (1, 2, 100):
-            assert ask(size, size, 2 * size) == [4] * size
-        for sizes, text in (
-            ((4, 3, 8), "dimension 0 of input 'left' is 4, and dimension 0 of input 'right' is 3; its program was"),
-            ((4, 4, 6), "dimension 0 of input 'left' is 4, and dimension 0 of input 'pairs' is 6; its program was"),
-            ((4, 4, 7), "dimension 0 of input 'pairs' is 7; its program was exported for 0 at least, at most 200, in"),
-            ((101, 101, 202), "dimension 0 of input 'left' is 101; its program was exported for 0 at least, at most"),
+        for model, names, made in (
+            ("pair", own, "exported"),
+            ("pair_package", [f"ARGS[{place}]" for place in range(3)], "compiled"),
         ):
-            with pytest.raises(InvalidArgument, match=text):
-                ask(*sizes)
+            for size in (1, 2, 100):
+                assert ask(model, names, size, size, 2 * size) == [4] * size
+            left, right, pairs = (f"dimension 0 of input '{name}'" for name in names)
+            bounds = f"its program was {made} for 0 at least, at most"
+            for sizes, texts in (
+                ((4, 3, 8), (f"{left} is 4, and {right} is 3; its program was {made} for sizes that go together",)),
+                ((0, 4, 8), (f"{left} is 0, and {right} is 4; its program",)),
+                ((4, 4, 6), (f"{left} is 4, and {pairs} is 6; its program was", f"{pairs} (6) == 2*{left} (4)")),
+                ((4, 4, 7), (f"{pairs} is 7; {bounds} 200, in steps of 2", f"{pairs} (7) == 2*{left} (4)")),
+                ((101, 101, 202), (f"{left} is 101; {bounds} 100",)),
+            ):
+                with pytest.raises(InvalidArgument) as refused:
+                    ask(model, names, *sizes)
+                assert any(text in str(refused.value) for text in texts), (model, sizes, refused.value)
+        wait_until(
+            lambda: (
+                "FP32 [101] in config.pbtxt, and the package was compiled for 0 at least, at most 100 in dimension 0"
+                in server.log_text
+            ),
+            "why a size that is too large is refused",
+        )
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
+def test_conditions_that_compiled_code_leaves_out_are_checked(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    """Of two lengths that are numbers of their own, one has to be half of the other, rounded up."""
+    drop(server.repositories[0], "every", torch_files.data("every"), ENGINE.format("inductor"), filename="model.pt2")
+    with Client(server.address) as client:
+        client.wait_until_ready(COMPILE_SECONDS, model="every")
+
+        def ask(short: int, long: int) -> list[float]:
+            given = {"short": np.ones(short, np.float32), "long": np.arange(long, dtype=np.float32)}
+            return client.infer("every", given)["OUTPUT__0"].tolist()
+
+        assert ask(3, 6) == ask(3, 5) == [1, 3, 5]
+        with pytest.raises(InvalidArgument) as refused:
+            ask(1000, 6)
+        assert (
+            "sizes of the inputs do not go together; its program was exported for"
+            " dimension 0 of input 'short' (1000) == ((1 + dimension 0 of input 'long' (6)) // 2)" in str(refused.value)
+        )
+
+
+LOOK_UP = """
+backend: "pytorch"
+max_batch_size: 4096
+input [ { name: "ARGS[0]" data_type: TYPE_INT32 dims: 1 },
+        { name: "ARGS[1]" data_type: TYPE_INT64 dims: 1 reshape {} } ]
+output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 1 reshape {} }
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
+def test_an_index_out_of_range_reads_nothing(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    """Compiled code looks at each, and ends its process, or answers with an error."""
+    (repository,) = server.repositories
+    settings = ENGINE.format("inductor") + "max_batch_size: 4096\n"
+    drop(repository, "look_up", torch_files.data("look_up"), settings, filename="model.pt2")
+    expected = torch_files.values("look_up")[1]["OUTPUT__0"][0]
+
+    def inputs(rows: int, wrong: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.ones((rows, 1), np.int32)
+        ids[rows // 2] = wrong
+        return ids, np.full(rows, -10)
+
+    with Client(server.address) as client:
+        client.wait_until_ready(COMPILE_SECONDS, model="look_up")
+        for rows in (1, 3000):
+            for wrong in (10, -1, 1 << 30):
+                ids, ends = inputs(rows, wrong)
+                with pytest.raises(
+                    InvalidArgument, match=f"input 'ids' has the value {wrong}, and its program takes 0"
+                ):
+                    client.infer("look_up", {"ids": ids, "ends": ends})
+            ids, ends = inputs(rows)
+            answer = client.infer("look_up", {"ids": ids, "ends": ends})["OUTPUT__0"]
+            np.testing.assert_allclose(answer, np.full(rows, expected), atol=1e-5)
+        programs = (repository.parent / "cache/pytorch").glob("inductor-*/program.pt2")
+        (package,) = [path for path in programs if b'"ends"' in path.with_name("signature.json").read_bytes()]
+        drop(repository, "look_up_package", package.read_bytes(), LOOK_UP, filename="model.pt2")
+        client.wait_until_ready(COMPILE_SECONDS, model="look_up_package")
+        for rows in (1, 3000):
+            for wrong in (10, -1, 1 << 30):
+                ids, ends = inputs(rows, wrong)
+                with pytest.raises((Internal, Unavailable), match=r"index out of bounds|look_up_package.*SIGABRT"):
+                    client.infer("look_up_package", {"ARGS[0]": ids, "ARGS[1]": ends[:, None]})
+                client.wait_until_ready(COMPILE_SECONDS, model="look_up_package")
+            ids, ends = inputs(rows)
+            answer = client.infer("look_up_package", {"ARGS[0]": ids, "ARGS[1]": ends[:, None]})["OUTPUT__0"]
+            np.testing.assert_allclose(answer[:, 0], np.full(rows, expected), atol=1e-5)
 
 
 def test_migraphx_by_way_of_onnx(migraphx_root: Path, torch_files: TorchFiles, tmp_path: Path) -> None:

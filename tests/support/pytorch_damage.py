@@ -13,7 +13,9 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import warnings
 import zipfile
@@ -37,6 +39,7 @@ CPU_SECONDS = 30
 MEMORY_BYTES = 16 << 30
 BOMB_BYTES = 1 << 28
 """Of zeros."""
+COMPILERS = ("g++", "clang++")
 OUTCOMES = ("served", "refused", "wrong", "failed")
 
 
@@ -118,10 +121,12 @@ def is_refused(file: Path) -> bool:
 
 
 def outcome(file: Path, x: np.ndarray, expected: np.ndarray) -> str:
-    config = ModelConfig(name="m", max_batch_size=8, inputs=(InputConfig("x", DataType.FP32, (4,)),))
+    config = ModelConfig(name="m", max_batch_size=8, inputs=(InputConfig("INPUT__0", DataType.FP32, (4,)),))
     source = ModelSource("m", 1, file.parent, file.parent, file, config, InstanceKind.CPU, None, 1)
     try:
-        result = eager.load(source).execute(Batch({"x": tensor_from_numpy("x", x)}, ("scores",), (len(x),)))
+        result = eager.load(source).execute(
+            Batch({"INPUT__0": tensor_from_numpy("INPUT__0", x)}, ("scores",), (len(x),))
+        )
     except ServeError:
         return "refused"
     except Exception as error:
@@ -141,12 +146,24 @@ def ended(file: Path, x: np.ndarray, expected: np.ndarray) -> str:
     return OUTCOMES[status] if status >= 0 else "hung" if -status == signal.SIGXCPU else "crashed"
 
 
+def package_of(file: Path, package: Path) -> bytes:
+    """What AOTInductor makes of a program, by a process of its own, for what it starts would be forked here."""
+    command = (
+        "import sys, torch; torch._inductor.aoti_compile_and_package(torch.export.load(sys.argv[1]),"
+        " package_path=sys.argv[2])"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", command, str(file), str(package)], check=True, stdout=2)
+    return package.read_bytes()
+
+
 def main(files: Path, scratch: Path, count: int) -> None:
     warnings.simplefilter("ignore")
     logging.disable()
     with np.load(files / "classifier.npz") as values:
         x, expected = values["in:x"], values["out:scores"]
     undamaged = [(files / name).read_bytes() for name in ("classifier.pt2", "traced.pt")]
+    if any(map(shutil.which, COMPILERS)):
+        undamaged.append(package_of(files / "classifier.pt2", scratch / "package.pt2"))
     counts: Counter[str] = Counter()
     touched = scratch / "touched"
     for content in hostile(files, touched):
@@ -159,7 +176,7 @@ def main(files: Path, scratch: Path, count: int) -> None:
         is_member = seed % 100 < MEMBERS_OF
         damage: Callable[[bytes, random.Random], bytes] = chance.choice((truncated, flipped))
         file = scratch / "model.pt2"
-        file.write_bytes((with_other_member if is_member else damage)(undamaged[seed % 2], chance))
+        file.write_bytes((with_other_member if is_member else damage)(undamaged[seed % len(undamaged)], chance))
         if is_refused(file):
             counts["member refused" if is_member else "refused"] += 1
             continue

@@ -91,6 +91,24 @@ class Pair(nn.Module):
         return left + right + pairs.reshape(-1, 2).sum(1)
 
 
+class EverySecond(nn.Module):
+    """Of two inputs, every second value of one of them."""
+
+    def forward(self, short: Tensor, long: Tensor) -> Tensor:
+        return short + long[::2]
+
+
+class LookUp(nn.Module):
+    """Finds rows of a table of ten by a position, and by a second that may count from the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 64)
+
+    def forward(self, ids: Tensor, ends: Tensor) -> Tensor:
+        return self.table(ids.reshape(-1).to(torch.int64)).sum(-1) + self.table.weight[ends].sum(-1)
+
+
 class Half(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2
@@ -121,6 +139,14 @@ def main(folder: Path) -> None:
         dynamic_shapes=({0: length}, {0: length}, {0: 2 * length}),
     )
     _save(folder, "pair", pair, {}, {})
+    ids, ends = torch.ones(5, 1, dtype=torch.int32), torch.full((5,), -10)
+    look_up = torch.export.export(LookUp(), (ids, ends), dynamic_shapes=({0: rows}, {0: rows}))
+    _save(folder, "look_up", look_up, {"ids": ids, "ends": ends}, {"OUTPUT__0": look_up.module()(ids, ends)})
+    torch.jit.script(LookUp()).save(folder / "look_up_script.pt")
+    every = torch.export.export(
+        EverySecond(), (torch.ones(3), torch.ones(6)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO})
+    )
+    _save(folder, "every", every, {}, {})
     scale, bias = torch.full((5, 1), 3.0), torch.ones(5, 4)
     nested = torch.export.export(
         Nested(), (x, {"scale": scale}), {"bias": bias},

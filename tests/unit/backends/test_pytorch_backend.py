@@ -89,6 +89,35 @@ def test_the_rows_that_a_program_was_exported_for_bound_its_batches(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong", "text"),
+    [
+        ("ids", 10, "input 'ids' has the value 10, and its program takes 0 to 9"),
+        ("ids", -1, "input 'ids' has the value -1, and its program takes 0 to 9"),
+        ("ends", 1 << 40, "input 'ends' has the value 1099511627776, and its program takes -10 to 9"),
+    ],
+)
+def test_a_value_beyond_what_a_program_looks_into_fails_its_own_request(
+    model_source: SourceMaker, torch_files: TorchFiles, name: str, wrong: int, text: str
+) -> None:
+    model = load(model_source("model.pt2", torch_files.data("look_up")))
+    inputs, expected = torch_files.values("look_up")
+    check(model, torch_files, "look_up", tolerance=1e-5)
+    inputs[name][3] = wrong
+    tensors = {key: tensor_from_numpy(key, value) for key, value in inputs.items()}
+    result = model.execute(Batch(tensors, ("OUTPUT__0",), (2, 2, 1)))
+    assert {place: (error.code, error.text) for place, error in result.failures.items()} == {
+        1: (StatusCode.INVALID_ARGUMENT, text)
+    }
+    others = np.array([True, True, False, False, True])
+    np.testing.assert_allclose(result.outputs["OUTPUT__0"][others], expected["OUTPUT__0"][others], atol=1e-5)
+    with pytest.raises(ServeError) as raised:
+        model.execute(Batch(tensors, ("OUTPUT__0",), (5,)))
+    assert (raised.value.code, raised.value.text) == (StatusCode.INVALID_ARGUMENT, text)
+    assert not model.execute(Batch({key: tensor_from_numpy(key, value[:2]) for key, value in inputs.items()},
+                                   ("OUTPUT__0",), (1, 1))).failures  # fmt: skip
+
+
 def test_a_program_of_one_shape_does_not_batch(model_source: SourceMaker, torch_files: TorchFiles) -> None:
     model = load(model_source("model.pt2", torch_files.data("fixed")))
     assert not model.signature.supports_batching and model.signature.inputs[0].shape == (5, 4)

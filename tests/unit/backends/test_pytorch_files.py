@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -12,6 +17,7 @@ from rocserve.backends.base import EngineChoice
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.parameters import TORCH_COMPILE
+from rocserve.backends.pytorch.unpacked import unpacked
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 
@@ -72,6 +78,81 @@ def test_archives_of_something_else_and_changed_ones(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(ServeError, match=r"other.pt2 is damaged: 'm/models/model.json' in it has another checksum"):
         file_kind(file)
+
+
+@pytest.mark.parametrize("kind", ["m/models/model.json", "m/data/aotinductor/model/a.wrapper.so", "m/constants.pkl"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "m/data/aotinductor/model/../../../../evil",
+            "its member 'm/data/aotinductor/model/../../../../evil' leads out",
+        ),
+        ("../evil", "its member '../evil' leads out of it"),
+        ("/tmp/evil", "its member '/tmp/evil' leads out of it"),
+        ("m\\..\\evil", "leads out of it"),
+        ("m/link", "its member 'm/link' is a link"),
+        ("m/code/twice", "it has 2 members of the name 'm/code/twice'"),
+    ],
+)
+def test_members_that_pytorch_would_unpack_elsewhere(tmp_path: Path, kind: str, name: str, text: str) -> None:
+    file = archive(tmp_path / "model.pt2", kind, "m/code/twice")
+    member = zipfile.ZipInfo(name)
+    if name == "m/link":
+        member.external_attr = 0o120777 << 16
+    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(file, "a") as written:
+        written.writestr(member, "/etc/passwd")
+    with pytest.raises(ServeError) as raised:
+        file_kind(file)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert raised.value.text.startswith("model.pt2 is refused: ") and text in raised.value.text
+
+
+def test_an_archive_that_unpacks_to_100_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
+    """Its directory says so, whatever is there."""
+    file = archive(tmp_path / "model.pt2", "m/models/model.json", "m/data/weights/weight_0")
+    content = bytearray(file.read_bytes())
+    entry = content.rindex(b"PK\x01\x02")
+    content[entry + 24 : entry + 28] = (3 << 30).to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(
+        ServeError, match=r"model.pt2 is refused: it unpacks to 3072 MiB, 1024 MiB at most are possible"
+    ):
+        file_kind(file)
+
+
+def test_the_folder_of_a_package_goes_with_it_and_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    killed = f"""
+import os, signal, tempfile
+from rocserve.backends.pytorch.unpacked import unpacked
+tempfile.tempdir = {str(tmp_path)!r}
+kept = unpacked(lambda: open(os.environ["TMPDIR"] + "/file", "w"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", killed], check=False)
+    (left,) = tmp_path.iterdir()
+
+    class Package:
+        folder = Path()
+
+    def load() -> Package:
+        package = Package()
+        package.folder = Path(os.environ["TMPDIR"])
+        (package.folder / "file").touch()
+        return package
+
+    one, other = unpacked(load), unpacked(load)
+    assert not left.exists() and os.environ["TMPDIR"] == "/elsewhere"
+    assert set(tmp_path.iterdir()) == {one.folder, other.folder} and one.folder != other.folder
+    del one
+    assert set(tmp_path.iterdir()) == {other.folder} and (other.folder / "file").exists()
+    with pytest.raises(ZeroDivisionError):
+        unpacked(lambda: 1 // 0)
+    assert set(tmp_path.iterdir()) == {other.folder}
 
 
 def test_without_pytorch_the_text_says_what_to_install() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rocserve.backends.pytorch.open_sizes import OpenSize, check_sizes
+from rocserve.backends.pytorch.open_sizes import OpenSize, SizeCondition, check_sizes
 from rocserve.core.errors import ServeError, StatusCode
 
 LENGTH = OpenSize("s", 1, 0, 3, 8)
@@ -32,3 +32,51 @@ def test_sizes_that_do_not(x: int, y: int, text: str) -> None:
     with pytest.raises(ServeError) as raised:
         check_sizes(INPUTS, [np.zeros((x, 5)), np.zeros(y)])
     assert raised.value.code is StatusCode.INVALID_ARGUMENT and raised.value.text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "holds"),
+    [
+        ("size_0_0 == ((1 + size_1_0) // 2)", (3, 5), True),
+        ("size_0_0 == ((1 + size_1_0) // 2)", (3, 4), False),
+        ("size_0_0 <= size_1_0 and (size_1_0 % 8) == 0", (3, 16), True),
+        ("size_0_0 <= size_1_0 and (size_1_0 % 8) == 0", (3, 12), False),
+        ("max(size_0_0, 4) == size_1_0", (3, 4), True),
+        ("size_0_0**2 == size_1_0", (3, 9), True),
+        ("(size_0_0 // (size_1_0 - 1)) == 1", (3, 1), False),
+    ],
+)
+def test_conditions(text: str, sizes: tuple[int, int], holds: bool) -> None:
+    condition, values = SizeCondition(text), [np.zeros(size) for size in sizes]
+    if holds:
+        condition.check(["x", "y"], values)
+        return
+    with pytest.raises(
+        ServeError, match="sizes of the inputs do not go together; its program was exported for"
+    ) as raised:
+        condition.check(["x", "y"], values)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert f"dimension 0 of input 'x' ({sizes[0]})" in raised.value.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')", "size_0_0.bit_length() == 1", "size_0_0 == 9**9**9", "x == 1", "size_0_0 ==",
+        "(" * 10_000 + "1", "size_0_0 == 1 " * 1000, "max() == size_0_0", "[size_0_0 for x in y]", "0.5 == size_0_0",
+    ],
+)  # fmt: skip
+def test_what_is_no_condition(text: str) -> None:
+    with pytest.raises(ValueError, match="condition"):
+        SizeCondition(text)
+
+
+def test_conditions_that_only_tell_0_and_1_apart() -> None:
+    assert all(
+        SizeCondition(text).only_tells_0_and_1_apart
+        for text in ("size_0_0 != 1", "(size_0_0 // 2) >= 2", "2 <= size_0_0", "size_0_0 != 0")
+    )
+    assert not any(
+        SizeCondition(text).only_tells_0_and_1_apart
+        for text in ("size_0_0 >= 3", "(size_0_0 % 8) != 0", "size_0_0 != size_1_0", "size_0_0 == 1")
+    )

@@ -61,7 +61,7 @@ def bind(
     program: ProgramSignature,
     config: ModelConfig,
     trial: Trial,
-    check: Callable[[Sequence[TensorSpec]], None] = take_as_they_are,
+    check: Callable[[Sequence[TensorSpec], bool], None] = take_as_they_are,
 ) -> BoundProgram:
     """The inputs are as `check` takes them. `trial`: finds the outputs where the file does not say them. Raises:
     ServeError: INVALID_ARGUMENT, neither the configuration nor the file says a tensor's datatype or shape."""
@@ -76,7 +76,7 @@ def bind(
     inputs = [_input(name, tensor, declared, config) for name, tensor in zip(names, program.inputs, strict=True)]
     requested = [_with_fixed_sizes(spec, declared.get(spec.name), batches) for spec in inputs]
     is_single = batches and config.max_batch_size == 1
-    check([replace(spec, shape=(1, *spec.shape[1:])) for spec in requested] if is_single else requested)
+    check([replace(spec, shape=(1, *spec.shape[1:])) for spec in requested] if is_single else requested, batches)
     samples = [
         _sample(spec.shape, tensor.sample or spec.shape, batches)
         for spec, tensor in zip(requested, program.inputs, strict=True)

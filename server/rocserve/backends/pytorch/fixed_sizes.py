@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -121,7 +121,7 @@ class SizedExecution:
             self._ended.synchronize()
         named = self._model.named(self._outputs, self._batch)
         outputs = {name: _copied(value, self._batch.room.get(name)) for name, value in named.outputs.items()}
-        return BatchResult(outputs, kept=named.kept)
+        return replace(named, outputs=outputs)
 
     def _run(self, inputs: Sequence[Any], size: int, staying: Collection[int] = ()) -> None:
         """On the current stream. `staying`: the positions of outputs that are left on the GPU."""

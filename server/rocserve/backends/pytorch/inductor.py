@@ -19,7 +19,7 @@ from rocserve.backends.pytorch.datatypes import torch_dtype
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
-from rocserve.backends.pytorch.open_sizes import check_sizes
+from rocserve.backends.pytorch.open_sizes import SizeCondition, check_sizes
 from rocserve.backends.pytorch.parameters import torch_compile_options
 from rocserve.backends.pytorch.program import (
     DTYPES,
@@ -30,6 +30,7 @@ from rocserve.backends.pytorch.program import (
     open_package,
     outputs_of,
     read_exported,
+    size_conditions,
 )
 from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
@@ -39,7 +40,7 @@ from rocserve.jobs.messages import Report
 _COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
-_FILES = "2"
+_FILES = "3"
 """Goes up with what is in the files."""
 _WORK = "work"
 """Where Inductor keeps its sources and objects meanwhile."""
@@ -59,17 +60,21 @@ def load(model: ModelSource) -> LoadedModel:
     if model.instance_kind is InstanceKind.MODEL:
         device = _only_device(model)
     folder = _compiled(model, options.precision, device)
-    package = open_package(folder / _PACKAGE, device)
+    package = open_package(folder / _PACKAGE, device, checks=False)
     signature = from_json(ProgramSignature, (folder / _SIGNATURE).read_bytes())
     if len(signature.inputs) != len(package.signature.inputs):
         raise invalid_argument(
             f"model '{model.name}': its program has inputs that are no tensors, with which Inductor's packages cannot"
             " be called; export it without them, or leave parameter 'engine' out"
         )
+    names = [tensor.names[0] for tensor in signature.inputs]
     sizes = [(tensor.names[0], tensor.open_sizes) for tensor in signature.inputs]
+    conditions = [SizeCondition(text) for text in signature.conditions]
 
     def call(values: Sequence[Any]) -> Any:
         check_sizes(sizes, values)
+        for condition in conditions:
+            condition.check(names, values)
         return package.call(values)
 
     program = Program(call, replace(signature, overwritten=package.signature.overwritten))
@@ -137,6 +142,7 @@ class InductorJob:
         report("reading the program")
         exported = read_exported(Path(self.model_file), device)
         program = open_exported(exported, DTYPES.get(self.precision))
+        signature = replace(program.signature, conditions=size_conditions(exported))
         if self.precision in DTYPES:
             report(f"exporting it in {self.precision}")
             exported = _flat_export(program, device)
@@ -156,7 +162,7 @@ class InductorJob:
                 )
         except Exception as error:
             raise unavailable(f"Inductor cannot compile it: {error}") from error
-        (Path(self.folder) / _SIGNATURE).write_bytes(to_json(program.signature))
+        (Path(self.folder) / _SIGNATURE).write_bytes(to_json(signature))
         shutil.rmtree(work, ignore_errors=True)
         return Written()
 

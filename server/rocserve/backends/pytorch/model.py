@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.binding import BoundProgram, bind
 from rocserve.backends.pytorch.datatypes import to_torch
 from rocserve.backends.pytorch.fixed_sizes import sized_executions
+from rocserve.backends.pytorch.index_limits import within_limits
 from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import Program, outputs_of
 from rocserve.core.device_references import DEVICE_PROPERTY
@@ -32,6 +34,8 @@ _BATCHES_AT_ONCE = 2
 """On a GPU: one is copied while the other is computed."""
 _NO_HOST_MEMORY = "can't allocate memory"
 """In the error of PyTorch's allocator for the CPU, which has no class of its own."""
+_EXIT_STATUS = 70
+"""Of a process that has lost its GPU."""
 _WARM_UPS = 3
 """TorchScript profiles its first two runs and compiles for their shapes."""
 
@@ -98,6 +102,8 @@ class TorchModel:
             keep_freed_memory(of_any_size=True)()
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
         self._bound: BoundProgram = bind(program.signature, source.config, self._call, program.check)
+        limits = [tensor.limits for tensor in program.signature.inputs]
+        self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
         if not self.signature.supports_batching:
             return
         if device.type != "cpu":
@@ -175,8 +181,14 @@ class TorchModel:
         return self.named(outputs, batch)
 
     def inputs_of(self, batch: Batch) -> list[Tensor]:
-        """In the program's order."""
-        return [batch.inputs[spec.name] for spec in self._bound.inputs]
+        """In the program's order; of requests that fail with values that the program may take. Raises: ServeError:
+        INVALID_ARGUMENT, the only request has a value that is out of range."""
+        inputs = batch.inputs
+        if self._limits:
+            failures, inputs = within_limits(batch, self._limits)
+            if failures and len(batch.request_sizes) == 1:
+                raise failures[0]
+        return [inputs[spec.name] for spec in self._bound.inputs]
 
     def staying(self, batch: Batch) -> Collection[int]:
         """The positions of the outputs that are left on the GPU."""
@@ -192,7 +204,8 @@ class TorchModel:
         if len(outputs) < len(places):
             raise internal(f"the program returned {len(outputs)} outputs, expected {len(places)}")
         named = {name: outputs[places[name]] for name in batch.requested_outputs}
-        return named_outputs(named, self._config.max_batch_size > 0)
+        result = named_outputs(named, self._config.max_batch_size > 0)
+        return replace(result, failures=within_limits(batch, self._limits)[0]) if self._limits else result
 
     def _outputs(self, inputs: Sequence[Any]) -> list[Any]:
         return outputs_of(self.program.call(inputs))
@@ -224,11 +237,23 @@ class TorchModel:
             # An exported program's check of its inputs.
             raise invalid_argument(f"PyTorch: {error}") from None
         except Exception as error:
+            self._end_where_gpu_is_lost(error)
             is_memory = _NO_HOST_MEMORY in str(error)
             raise (unavailable if is_memory else internal)(f"PyTorch: {error}") from None
         finally:
             if self._options.cleans_cache:
                 _give_memory_back()
+
+    def _end_where_gpu_is_lost(self, error: Exception) -> None:
+        """An index out of range and the like stop a GPU for the process, whatever it asks of it then: it ends, and the
+        server starts another."""
+        if self.device.type == "cpu" or not isinstance(error, torch.AcceleratorError):
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+        except Exception:
+            _LOG.critical("model '%s' has lost its GPU, and its worker ends: %s", self._config.name, error)
+            os._exit(_EXIT_STATUS)
 
     def mode(self) -> AbstractContextManager[Any]:
         mode: AbstractContextManager[Any] = torch.inference_mode() if self._options.inference_mode else torch.no_grad()

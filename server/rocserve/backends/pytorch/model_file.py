@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import enum
+import stat
 import zipfile
 import zlib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.printable import printable
 
+_MOST_UNPACKED, _UNPACKED_ANYWAY = 100, 1 << 30
+"""Times a file's size, and bytes beside: no weights that somebody has compressed come to that."""
 EXPORT = "torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2')"
 _PICKLE = (
     "holds a pickle of weights or of a module, not a program: load it where its class is and write"
@@ -32,6 +38,7 @@ def file_kind(path: Path) -> FileKind:
     try:
         with zipfile.ZipFile(path) as archive:
             kind = _kind_of(archive.namelist(), path.name)
+            _require_contained(archive.infolist(), path)
             damaged = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
         raise _no_archive(path, error) from None
@@ -77,6 +84,30 @@ def _kind_of(names: list[str], file: str) -> FileKind:
         f"{file} is a zip archive, but holds no program of PyTorch's; write one with {EXPORT}, or"
         " torch.jit.script(model).save('model.pt')"
     )
+
+
+def _require_contained(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
+    """PyTorch unpacks packages by their members' names, wherever these lead. Raises: ServeError: INVALID_ARGUMENT, a
+    member is none that PyTorch writes, or there is too much in it."""
+    names = Counter(member.filename for member in members)
+    for member in members:
+        name = printable(member.filename)
+        fault = ""
+        if ".." in member.filename.split("/") or member.filename.startswith("/") or "\\" in member.filename:
+            fault = f"its member '{name}' leads out of it"
+        elif stat.S_ISLNK(member.external_attr >> 16):
+            fault = f"its member '{name}' is a link"
+        elif names[member.filename] > 1:
+            fault = f"it has {names[member.filename]} members of the name '{name}'"
+        if fault:
+            raise invalid_argument(f"{path.name} is refused: {fault}, which PyTorch does not write; save it again")
+    most = path.stat().st_size * _MOST_UNPACKED + _UNPACKED_ANYWAY
+    size = sum(member.file_size for member in members)
+    if size > most:
+        raise invalid_argument(
+            f"{path.name} is refused: it unpacks to {size >> 20} MiB, {most >> 20} MiB at most are possible for its"
+            " size; save it again with PyTorch, which does not compress"
+        )
 
 
 def _no_archive(path: Path, error: Exception) -> ServeError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,20 +34,29 @@ def open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
     if isinstance(size, int) or len(size.node.expr.free_symbols) != 1:
         return None
     (symbol,) = size.node.expr.free_symbols
-    factor, offset = size.node.expr.coeff(symbol), size.node.expr.subs(symbol, 0)
-    if not (factor.is_Integer and factor > 0 and size.node.expr == factor * symbol + offset):
-        return None
     own = bounds.get(symbol)
     least = 0 if own is None or own.lower <= LEAST_TRIED else int(own.lower)
     most = None if own is None or not own.upper < UNBOUNDED else int(own.upper)
+    return linear_size(size.node.expr, least, most)
+
+
+def linear_size(expression: Any, least: int, most: int | None) -> OpenSize | None:
+    """An expression of sympy's with one symbol, which is a number of these bounds. None: it is not linear."""
+    (symbol,) = expression.free_symbols
+    factor, offset = expression.coeff(symbol), expression.subs(symbol, 0)
+    if not (factor.is_Integer and factor > 0 and expression == factor * symbol + offset):
+        return None
     return OpenSize(str(symbol), int(factor), int(offset), least, most)
 
 
-def check_sizes(inputs: Sequence[tuple[str, Sequence[OpenSize | None]]], values: Sequence[Any]) -> None:
+def check_sizes(
+    inputs: Sequence[tuple[str, Sequence[OpenSize | None]]], values: Sequence[Any], made: str = "exported"
+) -> None:
     """Compare inputs' sizes, as the program itself does: what Inductor makes of it would read beyond their ends.
 
     Args:
         inputs: their names, and for each dimension how it varies.
+        made: how the program has got its bounds.
 
     Raises:
         ServeError: INVALID_ARGUMENT, sizes do not go together, or are out of the bounds that it was exported with.
@@ -57,11 +69,122 @@ def check_sizes(inputs: Sequence[tuple[str, Sequence[OpenSize | None]]], values:
             number, rest = divmod(size - own.offset, own.factor)
             what = f"dimension {dimension} of input '{name}' is {size}"
             if rest or number < own.least or (own.most is not None and number > own.most):
-                most = "" if own.most is None else f", at most {own.factor * own.most + own.offset}"
-                raise invalid_argument(
-                    f"{what}; its program was exported for {own.factor * own.least + own.offset} at least{most}"
-                    f"{f', in steps of {own.factor}' if own.factor > 1 else ''}"
-                )
+                raise invalid_argument(f"{what}; its program was {made} for {bounds_text(own)}")
             before, other = numbers.setdefault(own.number, (number, what))
             if before != number:
-                raise invalid_argument(f"{other}, and {what}; its program was exported for sizes that go together")
+                raise invalid_argument(f"{other}, and {what}; its program was {made} for sizes that go together")
+
+
+def bounds_text(own: OpenSize) -> str:
+    most = "" if own.most is None else f", at most {own.factor * own.most + own.offset}"
+    steps = f", in steps of {own.factor}" if own.factor > 1 else ""
+    return f"{own.factor * own.least + own.offset} at least{most}{steps}"
+
+
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}  # fmt: skip
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "max": max, "Max": max, "min": min, "Min": min, "FloorDiv": operator.floordiv, "Mod": operator.mod,
+    "PythonMod": operator.mod,
+}  # fmt: skip
+_SIZE = re.compile(r"\bsize_(\d+)_(\d+)\b")
+_LONGEST_CONDITION = 10_000
+_LARGEST_POWER = 8
+
+
+class SizeCondition:
+    """What has to be true of the sizes of a program's inputs, e.g. `size_0_0 == (size_1_0 + 1) // 2`.
+
+    That is dimension 0 of the first input, and of the second. A condition is arithmetic of whole numbers, comparisons,
+    `and` and `or`; it is read, and never executed.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Raises: ValueError: there is something else in it."""
+        if len(text) > _LONGEST_CONDITION:
+            raise ValueError(f"a condition of {len(text)} characters")
+        self._text = text
+        try:
+            self._tree = ast.parse(text.strip(), mode="eval").body
+            self._value(self._tree, lambda name: LEAST_TRIED)
+        except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
+            raise ValueError(f"no condition of sizes: {text}") from error
+        except ZeroDivisionError:
+            pass
+
+    @property
+    def only_tells_0_and_1_apart(self) -> bool:
+        """Whether torch.export has it because it has not tried sizes of 0 and 1, which work."""
+        match self._tree:
+            case ast.Compare(tested, [ast.NotEq()], [ast.Constant(value=0 | 1)]):
+                pass
+            case ast.Compare(tested, [ast.GtE()], [ast.Constant(value=0 | 1 | 2)]):
+                pass
+            case ast.Compare(ast.Constant(value=0 | 1 | 2), [ast.LtE()], [tested]):
+                pass
+            case _:
+                return False
+        return not any(isinstance(node, ast.Mod) for node in ast.walk(tested))
+
+    def wanted(self, shapes: Sequence[Sequence[int]]) -> int:
+        """What stands behind `==`, where these are the inputs' shapes."""
+        match self._tree:
+            case ast.Compare(_, [ast.Eq()], [right]):
+                return int(self._value(right, lambda name: _size_in(shapes, name)))
+        raise ValueError(f"no equation: {self._text}")
+
+    def check(self, names: Sequence[str], values: Sequence[Any], made: str = "exported") -> None:
+        """Raises: ServeError: INVALID_ARGUMENT, it is not true.
+
+        Args:
+            names: of the inputs.
+            values: of the inputs.
+            made: how the program has got it.
+        """
+        shapes = [value.shape for value in values]
+
+        def size(name: str) -> int:
+            return _size_in(shapes, name)
+
+        def shown(found: re.Match[str]) -> str:
+            return f"dimension {found[2]} of input '{names[int(found[1])]}' ({size(found[0])})"
+
+        try:
+            if self._value(self._tree, size):
+                return
+        except ZeroDivisionError:
+            pass
+        raise invalid_argument(
+            f"sizes of the inputs do not go together; its program was {made} for {_SIZE.sub(shown, self._text)}"
+        )
+
+    def _value(self, node: ast.AST, size: Callable[[str], int]) -> Any:
+        match node:
+            case ast.Constant(value=int() as number):
+                return number
+            case ast.Name(id=name) if _SIZE.fullmatch(name):
+                return size(name)
+            case ast.BinOp(left, operation, right) if type(operation) in _OPERATORS:
+                return _OPERATORS[type(operation)](self._value(left, size), self._value(right, size))
+            case ast.BinOp(left, ast.Pow(), ast.Constant(value=int() as power)) if 0 <= power <= _LARGEST_POWER:
+                return self._value(left, size) ** power
+            case ast.Call(ast.Name(id=name), parts, []) if name in _FUNCTIONS:
+                return _FUNCTIONS[name](*(self._value(part, size) for part in parts))
+            case ast.UnaryOp(ast.USub(), operand):
+                return -self._value(operand, size)
+            case ast.Compare(left, [comparison], [right]) if type(comparison) in _OPERATORS:
+                return _OPERATORS[type(comparison)](self._value(left, size), self._value(right, size))
+            case ast.BoolOp(operation, parts):
+                values = [self._value(part, size) for part in parts]
+                return all(values) if isinstance(operation, ast.And) else any(values)
+            case _:
+                raise ValueError(f"no condition of sizes: {self._text}")
+
+
+def _size_in(shapes: Sequence[Sequence[int]], name: str) -> int:
+    place, dimension = map(int, name.removeprefix("size_").split("_"))
+    return int(shapes[place][dimension])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
-from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, open_size
-from rocserve.backends.pytorch.package_check import check_package
+from rocserve.backends.pytorch.index_limits import Limits, index_limits
+from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
+from rocserve.backends.pytorch.package_source import read_source
+from rocserve.backends.pytorch.unpacked import unpacked
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.requests import TensorSpec
@@ -52,6 +55,8 @@ class ProgramTensor:
     """A shape that the program is known to take; empty where the file does not say the shape."""
     open_sizes: tuple[OpenSize | None, ...] = ()
     """Of an input, for each dimension; None = it does not vary, or by more than one number."""
+    limits: Limits = ()
+    """Of an input by which the program looks into a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class ProgramSignature:
     """Whether names in the configuration that are not the program's are matched by their order."""
     overwritten: frozenset[int] = frozenset()
     """The positions of the inputs that it may write into."""
+    conditions: tuple[str, ...] = ()
+    """Of the sizes of its inputs, beside their `open_sizes`, as SizeCondition has them."""
     precision: str = ""
     """Of its weights: "fp32", "int8, fp32"; "" = the file does not say."""
 
@@ -79,7 +86,7 @@ class ProgramSignature:
         return inputs, outputs
 
 
-def take_as_they_are(specs: Sequence[TensorSpec]) -> None:
+def take_as_they_are(specs: Sequence[TensorSpec], batches: bool) -> None:
     """Of a program whose own checks refuse other inputs."""
 
 
@@ -91,8 +98,9 @@ class Program:
     signature: ProgramSignature
     devices: tuple[str, ...] = ()
     """Where its parts are, of one that leaves them where its file has them."""
-    check: Callable[[Sequence[TensorSpec]], None] = take_as_they_are
-    """Whether it takes such inputs, in its order. Raises: ServeError: INVALID_ARGUMENT, it does not."""
+    check: Callable[[Sequence[TensorSpec], bool], None] = take_as_they_are
+    """Whether it takes such inputs, in its order; True: their first dimension is a batch's rows. Raises: ServeError:
+    INVALID_ARGUMENT, it does not."""
 
 
 def outputs_of(result: Any) -> list[Any]:
@@ -212,6 +220,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
     values = _values(exported)
     constants: list[Any] = []
     places: list[int] = []
+    limits = index_limits(exported)
     inputs: list[ProgramTensor] = []
     specs = [spec for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
     for place, (spec, path) in enumerate(zip(specs, _argument_paths(in_spec), strict=True)):
@@ -224,7 +233,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
             )
         tensor = _tensor("input", (spec.arg.name, f"INPUT__{len(inputs)}", path), values[spec.arg.name])
         sizes = tuple(open_size(size, exported.range_constraints) for size in values[spec.arg.name].shape)
-        inputs.append(replace(tensor, open_sizes=sizes))
+        inputs.append(replace(tensor, open_sizes=sizes, limits=limits.get(spec.arg.name, ())))
         places.append(place)
     results = [spec for spec in exported.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
     tensors = [spec.arg.name for spec in results if isinstance(spec.arg, TensorArgument)]
@@ -251,6 +260,49 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
         precision=_precision_of(exported.state_dict if weights is None else weights),
     )
     return Program(call, signature)
+
+
+def size_conditions(exported: Any) -> tuple[str, ...]:
+    """What a program of torch.export wants of its inputs' sizes beside their `open_sizes`: it checks that itself, and
+    what is compiled of it does not. Raises: ServeError: INVALID_ARGUMENT, there is a condition that is not understood.
+    """
+    conditions = []
+    guards = getattr(exported, "_guards_code", ())  # PyTorch 2.8 has none.
+    paths = list(_guarded_paths(exported)) if guards else []
+    for guard in guards:
+        condition = guard
+        for path, place in paths:
+            condition = re.sub(re.escape(f"L{path}.size()[") + r"(\d+)\]", rf"size_{place}_\1", condition)
+        if "size_" not in condition and ".size()" not in condition:
+            continue  # Of values that the file itself has.
+        try:
+            if not SizeCondition(condition).only_tells_0_and_1_apart:
+                conditions.append(condition)
+        except ValueError:
+            raise invalid_argument(
+                f"the program has a condition of its inputs' sizes that cannot be checked before compiled code reads"
+                f" them: {guard}; set parameter 'engine' to \"eager\", which checks it itself"
+            ) from None
+    return tuple(conditions)
+
+
+def _guarded_paths(exported: Any) -> Iterator[tuple[str, int]]:
+    """The texts by which conditions may name the program's tensors, and the positions of these among its inputs."""
+    in_spec = exported.call_spec.in_spec
+    args, kwargs = pytree.tree_unflatten(list(range(in_spec.num_leaves)), in_spec)
+    arguments = inspect.signature(exported.module().forward).bind(*args, **kwargs).arguments
+    specs = [spec for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    places = {
+        leaf: place
+        for place, leaf in enumerate(leaf for leaf, spec in enumerate(specs) if isinstance(spec.arg, TensorArgument))
+    }
+    for path, leaf in pytree.tree_leaves_with_path(arguments):
+        if leaf in places:
+            yield pytree.keystr(path), places[leaf]
+            yield f"['flat_args'][{leaf}]", places[leaf]
+            repeated = re.fullmatch(r"(.+)_(\d+)", str(path[0].key))
+            if repeated is not None:  # Of *args.
+                yield f"['{repeated[1]}'][{repeated[2]}]{pytree.keystr(path[1:])}", places[leaf]
 
 
 def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
@@ -290,13 +342,20 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     return Program(lambda values: module(*values), _without_shapes(names, precision, by_position=True), devices)
 
 
-def open_package(path: Path, device: torch.device | None) -> Program:
-    """A package of AOTInductor. `device`: None: the first of the kind that it was compiled for, where it is given its
-    inputs. Raises: ServeError: INVALID_ARGUMENT, PyTorch cannot load it; UNAVAILABLE, it is compiled for another kind
-    of device."""
+def open_package(path: Path, device: torch.device | None, checks: bool = True) -> Program:
+    """A package of AOTInductor.
+
+    Args:
+        device: None: the first of the kind that it was compiled for, where it is given its inputs.
+        checks: whether its inputs are compared with what it was compiled for.
+
+    Raises:
+        ServeError: INVALID_ARGUMENT, PyTorch cannot load it, or it does not say what it was compiled for; UNAVAILABLE,
+            it is compiled for another kind of device.
+    """
     index = -1 if device is None or device.index is None else device.index
     try:
-        package = torch._inductor.aoti_load_package(str(path), device_index=index)
+        package = unpacked(lambda: torch._inductor.aoti_load_package(str(path), device_index=index))
         compiled_for = package.loader.get_metadata().get(_PACKAGE_DEVICE, _CPU.type if device is None else device.type)
         in_spec = pytree.treespec_loads(package.loader.get_call_spec()[0])
     except Exception as error:
@@ -307,19 +366,25 @@ def open_package(path: Path, device: torch.device | None) -> Program:
             " give the model instances there, or compile the program for this device"
         )
 
-    def called(package: Callable[..., Any], values: Sequence[Any]) -> Any:
+    paths = _argument_paths(in_spec)
+    source = read_source(path) if checks else None
+    if source is not None and len(source.inputs) != len(paths):
+        raise invalid_argument(f"{path.name} has inputs that are no tensors; compile the program without them")
+
+    def call(values: Sequence[Any]) -> Any:
+        if source is not None:
+            source.check_sizes(paths, values)
         own = values if device is not None else [value.to(compiled_for) for value in values]
         args, kwargs = pytree.tree_unflatten(list(own), in_spec)
         return package(*args, **kwargs)
 
-    def another() -> Callable[..., Any]:
-        return partial(called, torch._inductor.aoti_load_package(str(path), device_index=index))
-
-    def check(specs: Sequence[TensorSpec]) -> None:
-        check_package(another, specs, device or compiled_for)
-
-    names = [(f"INPUT__{place}", argument) for place, argument in enumerate(_argument_paths(in_spec))]
-    return Program(partial(called, package), _without_shapes(names), (compiled_for,), check)
+    signature = _without_shapes([(f"INPUT__{place}", argument) for place, argument in enumerate(paths)])
+    if source is None:
+        return Program(call, signature, (compiled_for,))
+    tensors = zip(signature.inputs, source.samples, strict=True)
+    inputs = tuple(replace(tensor, sample=sample) for tensor, sample in tensors)
+    signature = replace(signature, inputs=inputs, most_rows=source.most_rows)
+    return Program(call, signature, (compiled_for,), source.check)
 
 
 def _without_shapes(

@@ -1,0 +1,113 @@
+"""Finds between which values a program's inputs have to be by which it looks into tensors of a known size.
+
+What is out of range is an error of PyTorch's on the CPU; compiled code ends its process, and a GPU is lost to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rocserve.backends.base import Batch
+from rocserve.core.device_references import References
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.tensors import Tensor, tensor_from_numpy
+
+Limits = tuple[int, ...]
+"""The least and the largest value; empty = not known."""
+
+_LOOKS_UP = {"aten::embedding": (0, 1), "aten::_embedding_bag": (0, 1), "aten::embedding_bag": (0, 1)}
+"""The positions of the tensor, in whose first dimension it is, and of the index."""
+_ALONG = ("aten::index_select", "aten::gather", "aten::index_add", "aten::index_copy", "aten::scatter",
+          "aten::scatter_add")  # fmt: skip
+"""Called with a tensor, a dimension and an index."""
+_FROM_THE_END = ("aten::index", "aten::index_put")
+"""Called with a tensor and a list of indices, which count from its end where they are below 0."""
+_SAME_VALUES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "view", "reshape", "unsqueeze", "squeeze", "expand", "permute", "transpose", "t", "clone", "contiguous",
+        "alias", "flatten", "unflatten", "detach", "repeat", "_to_copy", "to",
+    )
+)  # fmt: skip
+"""Of whose result all values are values of what it is called with, and the other way around."""
+
+
+def index_limits(exported: Any) -> Mapping[str, Limits]:
+    """Of a program of torch.export, by the names of its inputs."""
+    found: dict[str, Limits] = {}
+    for node in exported.graph.nodes:
+        for tensor, dimension, index, counts_from_end in _indexing(node):
+            shape = tensor.meta["val"].shape
+            source = _source(index)
+            if source is None or not shape or not isinstance(shape[dimension], int):
+                continue
+            size = shape[dimension]
+            least, most = found.get(source, (-size, size - 1))
+            found[source] = max(least, -size if counts_from_end else 0), min(most, size - 1)
+    return found
+
+
+def within_limits(batch: Batch, limits: Mapping[str, Limits]) -> tuple[dict[int, ServeError], Mapping[str, Tensor]]:
+    """The errors of requests that have a value out of range, by their places in the batch, and the batch's inputs with
+    others in its place. What lies on a GPU is not looked at: another model has made it.
+
+    Args:
+        limits: by input.
+    """
+    failures: dict[int, ServeError] = {}
+    inputs: dict[str, Tensor] = {}
+    for name, (least, most) in limits.items():
+        tensor = batch.inputs[name]
+        if type(tensor.data) is References:
+            continue
+        values = tensor.numpy()
+        if not values.size or (values.min() >= least and values.max() <= most):
+            continue
+        wrong = (values < least) | (values > most)
+        inputs[name] = tensor_from_numpy(
+            name, np.where(wrong, values.dtype.type(max(least, 0)), values), tensor.datatype
+        )
+        start = 0
+        for place, rows in enumerate(batch.request_sizes):
+            own = slice(start, start + rows) if len(batch.request_sizes) > 1 else slice(None)
+            start += rows
+            if wrong[own].any():
+                value = values[own][wrong[own]].flat[0]
+                text = f"input '{name}' has the value {value}, and its program takes {least} to {most}"
+                failures.setdefault(place, invalid_argument(text))
+    return failures, {**batch.inputs, **inputs}
+
+
+def _operator(node: Any) -> str:
+    return str(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else ""
+
+
+def _indexing(node: Any) -> list[tuple[Any, int, Any, bool]]:
+    """The tensors that it looks into, by which dimension and index, and whether an index may count from the end."""
+    name, args = _operator(node), node.args
+    if name in _LOOKS_UP:
+        tensor, index = _LOOKS_UP[name]
+        return [(args[tensor], 0, args[index], False)]
+    if name in _ALONG:
+        return [(args[0], args[1], args[2], False)]
+    if name in _FROM_THE_END:
+        return [(args[0], place, index, True) for place, index in enumerate(args[1]) if index is not None]
+    return []
+
+
+def _source(index: Any) -> str | None:
+    """The input that has the index's values; None = they are computed."""
+    while isinstance(index, torch.fx.Node):
+        value = index.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.int32):
+            return None
+        if index.op == "placeholder":
+            return str(index.name)
+        if _operator(index) not in _SAME_VALUES:
+            return None
+        index = index.args[0]
+    return None

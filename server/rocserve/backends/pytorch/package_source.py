@@ -1,0 +1,247 @@
+"""Finds what a package of AOTInductor was compiled for, by the source that lies in it.
+
+The package itself looks at no input: it would read one of other sizes or another datatype beyond its end, and give what
+lies there.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
+from rocserve.backends.pytorch.open_sizes import (
+    LEAST_TRIED,
+    UNBOUNDED,
+    OpenSize,
+    SizeCondition,
+    bounds_text,
+    check_sizes,
+)
+from rocserve.core.datatypes import DataType
+from rocserve.core.errors import invalid_argument
+from rocserve.core.requests import TensorSpec
+
+_FOLDER = "data/aotinductor/model/"
+_ENTRY = "::run_impl("
+"""In the one source that takes the inputs."""
+_LARGEST_SOURCE = 1 << 28
+_INPUT = re.compile(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);")
+_DATATYPE = re.compile(r"\bint32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);")
+_FIXED = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_size\[(?P<dimension>\d+)\]\)")
+_LEAST = re.compile(r"\bif \((?P<input>\w+)_size\[(?P<dimension>\d+)\] < (?P<value>\d+)\)")
+_MOST = re.compile(r"\bif \((?P<input>\w+)_size\[(?P<dimension>\d+)\] > (?P<value>\d+)\)")
+_STRIDE = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_stride\[(?P<dimension>\d+)\]\)")
+_SYMBOL = re.compile(r"\bint64_t (s\d+) = (\w+)_size\[(\d+)\];")
+_ASSERTED = re.compile(r'\bassert_size_stride\((\w+), \{([^{}]*)\}, \{[^{}]*\}, "input"\)')
+"""Written by PyTorch 2.13 and newer, with all sizes as expressions of symbols."""
+_IN_C = ((re.compile(r"\b(\d+)L+\b"), r"\1"), (re.compile(r"static_cast<int64_t>"), ""),
+         (re.compile(r"c10::div_floor_integer"), "FloorDiv"), (re.compile(r"std::(max|min)\b"), r"\1"))  # fmt: skip
+"""Of an expression, and how Python writes it."""
+
+Places = Mapping[tuple[str, int], int]
+"""Numbers by input and dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackageInput:
+    """An input as a package's source has it."""
+
+    datatype: torch.dtype
+    sizes: tuple[int | OpenSize | None, ...]
+    """None: it varies, and the source does not say how it goes together with others."""
+    is_contiguous: bool
+    """As requests' tensors are."""
+
+    def __str__(self) -> str:
+        sizes = [size if isinstance(size, int) else -1 for size in self.sizes]
+        return f"{datatype_of(self.datatype, 'an input').value} {sizes}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSource:
+    inputs: tuple[PackageInput, ...]
+    tied: Mapping[tuple[int, int], SizeCondition]
+    """By input and dimension: which of the others' a size is equal to."""
+
+    @property
+    def most_rows(self) -> int | None:
+        """None = any number."""
+        rows = [each.sizes[0] for each in self.inputs if each.sizes]
+        return min((own.most for own in rows if isinstance(own, OpenSize) and own.most is not None), default=None)
+
+    @property
+    def samples(self) -> tuple[tuple[int, ...], ...]:
+        """For each input the smallest shape that it takes; 1 for a size of which nothing is known."""
+        shapes = [
+            [size if isinstance(size, int) else 1 if size is None else max(1, size.least) for size in each.sizes]
+            for each in self.inputs
+        ]
+        for (place, dimension), condition in self.tied.items():
+            shapes[place][dimension] = condition.wanted(shapes)
+        return tuple(map(tuple, shapes))
+
+    def check(self, specs: Sequence[TensorSpec], batches: bool) -> None:
+        """Compare it with inputs, in its order.
+
+        Args:
+            batches: whether the first dimension of all of them is a batch's rows.
+
+        Raises:
+            ServeError: INVALID_ARGUMENT, it was compiled for other datatypes or sizes, or does not say how those that
+                may vary go together.
+        """
+        for spec, own in zip(specs, self.inputs, strict=True):
+            given = f"input '{spec.name}' is {spec.datatype.value} {list(spec.shape)} in config.pbtxt"
+            if spec.datatype is DataType.BYTES:
+                raise invalid_argument(f"input '{spec.name}' is of strings in config.pbtxt, and packages take tensors")
+            if (
+                torch_dtype(spec.datatype) is not own.datatype
+                or len(spec.shape) != len(own.sizes)
+                or any(
+                    isinstance(size, int) and size != declared
+                    for declared, size in zip(spec.shape, own.sizes, strict=True)
+                )
+            ):
+                raise invalid_argument(
+                    f"{given}, and the package was compiled for another ({own}); write that there, or compile the"
+                    " program for what is there"
+                )
+            if not own.is_contiguous:
+                raise invalid_argument(
+                    f"{given}, and the package was compiled for an input whose values lie in another order in memory;"
+                    " export the program with an example that is contiguous()"
+                )
+            for dimension, (size, declared) in enumerate(zip(own.sizes, spec.shape, strict=True)):
+                if (
+                    isinstance(size, OpenSize)
+                    and declared != -1
+                    and (declared < size.least or (size.most is not None and declared > size.most))
+                ):
+                    raise invalid_argument(
+                        f"{given}, and the package was compiled for {bounds_text(size)} in dimension {dimension}; write"
+                        " one of these sizes there, or compile the program for what is there"
+                    )
+        if all(size != -1 for spec in specs for size in spec.shape):
+            self.check_sizes([spec.name for spec in specs], specs)
+        self._require_known(specs, batches)
+
+    def check_sizes(self, names: Sequence[str], values: Sequence[Any]) -> None:
+        """`values`: what has the sizes of inputs in `shape`. Raises: ServeError: INVALID_ARGUMENT, they do not go
+        together, or are out of the bounds that it was compiled with."""
+        sizes = [[own if isinstance(own, OpenSize) else None for own in each.sizes] for each in self.inputs]
+        check_sizes(list(zip(names, sizes, strict=True)), values, "compiled")
+        for condition in self.tied.values():
+            condition.check(names, values, "compiled")
+
+    def _require_known(self, specs: Sequence[TensorSpec], batches: bool) -> None:
+        """Raises: ServeError: INVALID_ARGUMENT, a request could give sizes that do not go together."""
+        places = [(each, dimension) for each, own in enumerate(self.inputs) for dimension in range(len(own.sizes))]
+        unknown = [place for place in places if self.inputs[place[0]].sizes[place[1]] is None]
+        varying = [(each, dimension) for each, dimension in places if specs[each].shape[dimension] == -1]
+        # All inputs of a batch have the same rows.
+        if not unknown or not varying or (batches and not any(dimension for _, dimension in (*unknown, *varying))):
+            return
+        each, dimension = unknown[0]
+        raise invalid_argument(
+            f"dimension {dimension} of input '{specs[each].name}' varies in the package, which does not say how it goes"
+            " together with the other inputs' sizes: what comes with others would be read beyond its end; compile the"
+            " program with PyTorch 2.13 or newer, which writes that into the package, give all sizes as numbers in"
+            " config.pbtxt, or serve the program itself, as torch.export.save writes it"
+        )
+
+
+def read_source(path: Path) -> PackageSource:
+    """Raises: ServeError: INVALID_ARGUMENT, a package does not hold the source of its code."""
+    with zipfile.ZipFile(path) as archive:
+        sources = [
+            archive.read(member).decode(errors="replace")
+            for member in archive.infolist()
+            if _FOLDER in member.filename and member.filename.endswith(".cpp") and member.file_size <= _LARGEST_SOURCE
+        ]
+    found = [source for source in sources if _ENTRY in source]
+    text = found[0] if len(found) == 1 else ""
+    names = [name for name, _ in sorted(_INPUT.findall(text), key=lambda input_: int(input_[1]))]
+    datatypes = {name: getattr(torch, datatype, None) for name, datatype in _DATATYPE.findall(text)}
+    if not text or any(not isinstance(datatypes.get(name), torch.dtype) for name in names):
+        raise invalid_argument(
+            f"{path.name} does not hold the source of its code as PyTorch writes it, which says for what datatypes and"
+            " sizes it was compiled; write it with torch._inductor.aoti_compile_and_package, and take nothing out of it"
+        )
+    return _source(text, names, datatypes)
+
+
+def _source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype]) -> PackageSource:
+    fixed, least, most, strides = (_numbers(pattern, text) for pattern in (_FIXED, _LEAST, _MOST, _STRIDE))
+    symbols = {symbol: (name, int(dimension)) for symbol, name, dimension in _SYMBOL.findall(text)}
+    by_place = {place: symbol for symbol, place in symbols.items()}
+    asserted = {name: _split(expressions) for name, expressions in _ASSERTED.findall(text)}
+    ranks = {name: len(asserted.get(name, ())) for name in names}
+    for name, dimension in (*fixed, *least, *most, *strides, *by_place):
+        ranks[name] = max(ranks.get(name, 0), dimension + 1)
+    open_places = [(name, own) for name in names for own in range(ranks[name]) if (name, own) not in fixed]
+    numbers = {symbol: f"size_{names.index(name)}_{own}" for symbol, (name, own) in symbols.items() if name in names}
+    tied: dict[tuple[int, int], SizeCondition] = {}
+
+    def size(name: str, dimension: int) -> int | OpenSize | None:
+        place = name, dimension
+        if place in fixed:
+            return fixed[place]
+        written = f"size_{names.index(name)}_{dimension}"
+        expression = asserted[name][dimension] if name in asserted else by_place.get(place, "")
+        if expression in numbers:
+            return _open(expression, symbols[expression], least, most)
+        in_numbers = re.sub(r"\bs\d+\b", lambda symbol: numbers.get(symbol[0], symbol[0]), expression)
+        try:
+            tied[names.index(name), dimension] = SizeCondition(f"{written} == {in_numbers}")
+        except ValueError:  # It is not said, or in a way that is not known.
+            return _open(written, place, least, most) if len(open_places) == 1 else None
+        return OpenSize(written, 1, 0, 0, None)
+
+    inputs = []
+    for name in names:
+        sizes = tuple(size(name, dimension) for dimension in range(ranks[name]))
+        own = {dimension: stride for (input_, dimension), stride in strides.items() if input_ == name}
+        inputs.append(PackageInput(datatypes[name], sizes, _is_contiguous(sizes, own)))
+    return PackageSource(tuple(inputs), tied)
+
+
+def _numbers(pattern: re.Pattern[str], text: str) -> Places:
+    return {(found["input"], int(found["dimension"])): int(found["value"]) for found in pattern.finditer(text)}
+
+
+def _split(expressions: str) -> list[str]:
+    """What stands between commas that are in no brackets, as Python writes it."""
+    for pattern, replacement in _IN_C:
+        expressions = pattern.sub(replacement, expressions)
+    parts, depth = [""], 0
+    for character in expressions:
+        depth += (character == "(") - (character == ")")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _open(number: str, place: tuple[str, int], least: Places, most: Places) -> OpenSize:
+    """`place`: where its bounds are looked at."""
+    lower, upper = least.get(place, 0), most.get(place, UNBOUNDED)
+    return OpenSize(number, 1, 0, lower if lower > LEAST_TRIED else 0, upper if upper < UNBOUNDED else None)
+
+
+def _is_contiguous(sizes: Sequence[int | OpenSize | None], strides: Mapping[int, int]) -> bool:
+    """`strides`: those that are numbers."""
+    for dimension, stride in strides.items():
+        behind = [size for size in sizes[dimension + 1 :] if isinstance(size, int)]
+        is_number = len(behind) == len(sizes) - dimension - 1
+        if sizes[dimension] != 1 and not (is_number and stride == prod(behind)):
+            return False
+    return True
