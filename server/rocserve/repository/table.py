@@ -298,15 +298,21 @@ class ModelTable:
         """Bring those in line that have a member which has changed, each after its members, as ensembles may be members
         of ensembles; returns their keys."""
         configs = {key: model.config for key, model in self._ensembles.items() if model.config is not None}
-        reviewed: dict[str, None] = {}
         members = {key: members_of(config) for key, config in configs.items()}
+        # By their names: with namespaces a member may be another model of its name than it was.
+        bare = self.names.bare
+        changed_names = set(map(bare, changed))
+        member_names = {bare(member) for each in members.values() for member in each}
+        reviewed: dict[str, None] = {}
+        resolved: Mapping[str, ServedModel] | None = None
         for key in innermost_first(members):
-            # With namespaces a member may be another model than it was.
-            is_affected = bool(self.names.namespaces) or key in changed
-            if is_affected or any(each in changed or each in reviewed for each in members[key]):
-                reviewed[key] = None
-                self._ensembles[key].review_members(self._resolved(self._served)[0], configs)
+            if key in changed or not changed_names.isdisjoint(map(bare, members[key])):
+                resolved = self._resolved(self._served)[0] if resolved is None else resolved
+                self._ensembles[key].review_members(resolved, configs)
                 self._look_at(key)
+                reviewed[key] = None
+                changed_names.add(bare(key))
+                resolved = None if bare(key) in member_names else resolved
         return reviewed
 
     def _resolved(self, served: Mapping[str, ServedModel]) -> tuple[Mapping[str, ServedModel], Mapping[str, int]]:

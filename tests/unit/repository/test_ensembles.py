@@ -38,6 +38,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.membership import innermost_first
+from rocserve.repository.model import ManagedModel
 from rocserve.repository.version_loader import warm_up_ensemble
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.settings import ControlMode
@@ -172,6 +173,32 @@ async def test_a_circle_is_told_where_repositories_are_namespaces(
     (tmp_path / "other").mkdir()
     served: Served = await start(folders.root, tmp_path / "other", model_namespacing=True)
     assert served.rows("e") == {"1": ("UNAVAILABLE", "circular dependency between ensembles: e -> f -> e")}
+
+
+async def test_among_namespaces_too_an_ensemble_is_compared_with_its_members_when_those_change(
+    start: Start, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reviewed: list[str] = []
+    review_members = ManagedModel.review_members
+
+    def noted(model: ManagedModel, *arguments: Any) -> None:
+        reviewed.append(model.name)
+        review_members(model, *arguments)
+
+    monkeypatch.setattr(ManagedModel, "review_members", noted)
+    other = Folders(tmp_path / "other")
+    other.model("m", 1)
+    folders.ensemble("e", "m")
+    served: Served = await start(folders.root, other.root, model_namespacing=True)
+    assert served.state("e") == "READY", "the only model of the name is its member"
+    reviewed.clear()
+    other.model("n", 1)
+    await served.until(lambda: served.state("n") == "READY")
+    assert reviewed == []
+    shutil.rmtree(other.root / "m")
+    await served.until(lambda: served.state("e") == "UNAVAILABLE")
+    folders.model("m", 1)
+    await served.until(lambda: served.state("e") == "READY")
 
 
 _LAYER = """
