@@ -4,10 +4,12 @@ calls hold whose clients have gone."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,15 +23,19 @@ from rocserve.core.model_config import InputConfig
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import Tensor, encode_bytes_elements
 from rocserve.frontends.http import generate
+from rocserve.frontends.http.answer_bodies import JSON_ONLY
 from rocserve.frontends.http.body import HEADER_LENGTH, LARGE_JSON, BodyReader, LargeBodies
 from rocserve.frontends.http.generate import AnswerStream
 from rocserve.frontends.http.inference import HttpParts, HttpResponder, InferCall, InferHandler, InferHead
+from rocserve.frontends.http.json_text import SLICE
 from rocserve.frontends.http.listener import HttpListener
-from rocserve.frontends.http.request import Request, Response
+from rocserve.frontends.http.request import Head, Request, Response
 from rocserve.frontends.http.service import HttpService
 from rocserve.frontends.listen_address import ListenAddress
+from rocserve.plane.guest_loop import GuestLoop
+from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.access import Access
 from rocserve.services.methods import Method
@@ -258,3 +264,81 @@ async def test_a_large_message_that_is_forwarded_is_not_read_beside_other_reques
     assert (message.model_name, message.parameters["config"].string_param) == ("m", config)
     writer.close()
     await listener.stop()
+
+
+class Sink:
+    """A client's connection: what it is sent, and how many turns others have had by then."""
+
+    def __init__(self, turns_so_far: Callable[[], int]) -> None:
+        self.begun_at = 0.0
+        self.ends_at = float("inf")
+        self.listener = HttpListener(lambda request: None, LOG)
+        self.turns: list[int] = []
+        self.written: list[bytes] = []
+        self._turns_so_far = turns_so_far
+
+    def check_open(self) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        self.turns.append(self._turns_so_far())
+        self.written.append(bytes(data))
+
+    async def drain(self) -> None: ...
+
+    def end_request(self, request: Request) -> None: ...
+
+
+@pytest.fixture
+def guest(plane: PlaneLoop) -> Iterator[GuestLoop]:
+    guest = GuestLoop(plane)
+    yield guest
+    closed = threading.Event()
+    plane.call_soon(lambda: (guest.close(), closed.set()))
+    assert closed.wait(10)
+
+
+MANY_TEXTS = InferResponse.of(
+    "m", "1", "", [Tensor("X", DataType.BYTES, (500_000,), encode_bytes_elements([b"abc"] * 500_000))]
+)
+
+
+@pytest.mark.parametrize("answers", ["generate", "generate_stream", "infer", "gzip"])
+async def test_others_have_their_turn_while_many_texts_are_written_as_json(
+    plane: PlaneLoop, guest: GuestLoop, answers: str
+) -> None:
+    turns = [0]
+    client: Any = Sink(lambda: turns[0])
+    inference: Any = SimpleNamespace(plane=plane, paths=PrivatePaths())
+    request = Request(client, Head(keeps_alive=True, headers={"accept-encoding": "gzip" if answers == "gzip" else ""}))
+    given: Any = SimpleNamespace(inference=inference, memory=RequestMemory(), bodies=None)
+
+    async def count_turns() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def answer() -> None:
+        if answers.startswith("generate"):
+            responder = AnswerStream(request, given, None)
+            responder.send(MANY_TEXTS)
+            first = await responder.next()
+            send = generate._send_events if answers == "generate_stream" else generate._only_response
+            assert await send(request, first, responder, inference) is None
+            return
+        config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=())
+        head = InferHead(InferHandler(given, None), request.head.headers, "m", "")
+        head.read(HttpSettings())
+        call = InferCall(head, request, config)
+        await call._send(MANY_TEXTS, head.handler.layouts.of(MANY_TEXTS, JSON_ONLY))
+
+    async def work() -> int:
+        counting = asyncio.get_running_loop().create_task(count_turns())
+        await answer()
+        counting.cancel()
+        return turns[0]
+
+    await guest.run(work())
+    assert client.turns[0] > 500_000 // SLICE // 10, "before the first byte, for all may still be refused"
+    body = b"".join(client.written).partition(b"\r\n\r\n")[2]
+    plain = gzip.decompress(body) if answers == "gzip" else body
+    assert plain.count(b'"abc"') == 500_000
