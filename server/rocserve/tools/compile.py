@@ -19,6 +19,7 @@ from rich.console import Console
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration import read_calibration
 from rocserve.backends.migraphx.configuration.options import Precision, accelerator_parameters, compile_options
+from rocserve.backends.migraphx.model_files.graph import IMAGE_RANK
 from rocserve.backends.migraphx.planning.plan import ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
@@ -35,8 +36,6 @@ from rocserve.tools.verb import UsageError, Verb
 
 _REFERENCE = Precision.FP32.value
 _RANDOM_RUNS = 8
-_IMAGE_RANK = 4
-"""Dimensions of the inputs that are NHWC in a TensorFlow graph, and NCHW to its program."""
 _MOST_RUNS = 64
 """Of the calibration data; the differences are of this many runs at most."""
 _COMPARED_COLUMNS = (
@@ -149,7 +148,7 @@ def _samples(
         if recipe.source.kind is SourceKind.TENSORFLOW:
             # Calibration data are in the program's layout, the model's inputs in the client's.
             runs = [
-                {key: np.moveaxis(array, 1, -1) if array.ndim == _IMAGE_RANK else array for key, array in run.items()}
+                {key: np.moveaxis(array, 1, -1) if array.ndim == IMAGE_RANK else array for key, array in run.items()}
                 for run in runs
             ]
         data = f"{len(runs)} of {len(read)} runs of {name}"

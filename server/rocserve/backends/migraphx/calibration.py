@@ -27,6 +27,7 @@ from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions
+from rocserve.backends.migraphx.model_files.graph import IMAGE_RANK
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.cache.digests import folder_digest
 from rocserve.core.datatypes import DataType, datatype_of
@@ -125,7 +126,6 @@ def prepare_images(
 
 Array = np.ndarray[Any, Any]
 
-_IMAGE_RANK = 4
 _ARRAY = ".npy"
 
 
@@ -157,7 +157,7 @@ def read_calibration(
         shape = tuple(dim for dim in tensor.shape if isinstance(dim, int))
         if len(shape) != len(tensor.shape):
             raise invalid_argument(f"input '{name}' has no fixed shape, without which it cannot be calibrated")
-        is_nhwc = recipe.source.kind is SourceKind.TENSORFLOW and len(shape) == _IMAGE_RANK
+        is_nhwc = recipe.source.kind is SourceKind.TENSORFLOW and len(shape) == IMAGE_RANK
         if is_nhwc:
             shape = (shape[0], *shape[2:], shape[1])
         batch, shape = (shape[0], shape[1:]) if recipe.batch_size else (0, shape)
@@ -249,7 +249,7 @@ class _Reader:
                 " model's images into its folder as pipeline.json, or name it in 'calibration_pipeline'"
             )
         # Without a batch dimension, a sample of four dimensions has images itself.
-        stacked = not one.rows and len(one.shape) == _IMAGE_RANK
+        stacked = not one.rows and len(one.shape) == IMAGE_RANK
         together, shape = (one.shape[0], one.shape[1:]) if stacked else (1, one.shape)
         used = min(len(images), self.options.calibration_samples) // together * together
         if not used:

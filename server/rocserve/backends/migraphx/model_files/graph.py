@@ -29,6 +29,9 @@ ONNX_DATATYPES: Mapping[str, DataType] = {
 Dims = tuple[int | str, ...]
 """Each a number, or the name of a dimension that is left open ("" where it has none)."""
 
+IMAGE_RANK = 4
+"""Dimensions of the tensors of a TensorFlow graph that have a layout: NHWC to clients, NCHW to MIGraphX."""
+
 _MOST_DIMENSIONS = 64
 """Of an array of numpy's."""
 _MOST_ELEMENTS = 1 << 48

@@ -19,7 +19,7 @@ from rocserve.backends.host import FreeMemory, Host
 from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, bounds
 from rocserve.backends.migraphx.calibration import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions, Target
-from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, ModelGraph, is_beyond_memory
+from rocserve.backends.migraphx.model_files.graph import IMAGE_RANK, Dims, GraphTensor, ModelGraph, is_beyond_memory
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
@@ -31,9 +31,6 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.printable import readable_size
 
 Shape = tuple[int, ...]
-
-_IMAGE_RANK = 4
-"""Dimensions of the tensors that have a layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +144,7 @@ def _recipes(
         full = {name: (*rows, *shape) for name, shape in shapes.items()}
         if first.source.kind is SourceKind.TENSORFLOW:
             full = {
-                name: (shape[0], shape[3], *shape[1:3]) if len(shape) == _IMAGE_RANK else shape
+                name: (shape[0], shape[3], *shape[1:3]) if len(shape) == IMAGE_RANK else shape
                 for name, shape in full.items()
             }
         return replace(first, input_shapes=full, **options)

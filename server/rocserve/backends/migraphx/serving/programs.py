@@ -13,7 +13,7 @@ import numpy as np
 
 from rocserve.backends.batch_sizes import Arrays, pieces
 from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, Program, ProgramTensor
-from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
+from rocserve.backends.migraphx.model_files.graph import IMAGE_RANK, ONNX_DATATYPES
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
@@ -21,8 +21,6 @@ from rocserve.core.requests import Signature, TensorSpec
 _OWN_NAMES = {"float16": "half", "bfloat16": "bf16"}
 _DATATYPES = {_OWN_NAMES.get(name, name): datatype for name, datatype in ONNX_DATATYPES.items()}
 """By MIGraphX's names, which are mostly ONNX's."""
-
-_IMAGE_DIMENSIONS = 4
 
 
 def migraphx_name(datatype: DataType) -> str:
@@ -157,7 +155,7 @@ def _served(name: str, what: str, tensor: ProgramTensor, nhwc: bool, by_values: 
         )
     # A range as its least; where values decide on it as -1.
     shape = tuple(dim if isinstance(dim, int) else -1 if by_values else dim.least for dim in tensor.shape)
-    if not nhwc or len(shape) != _IMAGE_DIMENSIONS:
+    if not nhwc or len(shape) != IMAGE_RANK:
         return ServedTensor(name, datatype, shape)
     batch, channels, height, width = shape
     return ServedTensor(name, datatype, (batch, height, width, channels), channels_last=True)
