@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +75,27 @@ def test_a_place_of_the_operators_own(source: ModelSource, tmp_path: Path) -> No
     os.environ[VARIABLE] = str(tmp_path / "own")
     with_caches(source, migraphx(), NO_WEIGHTS)
     assert Path(os.environ[VARIABLE]).parent == tmp_path / "own"
+
+
+def test_a_place_that_can_only_be_read_is_used(source: ModelSource, tmp_path: Path) -> None:
+    folder, place = folder_for(source, migraphx()), tmp_path / "cache"
+    commands = f"mount --bind {place} {place}; mount -o remount,bind,ro {place}"
+    only_read = ["unshare", "--map-root-user", "--mount", "sh", "-ec", f'{commands}; exec "$@"', "sh"]
+    if subprocess.run([*only_read, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    script = f"""
+import os, pickle, sys
+from rocserve.backends.onnx.external_weights import NO_WEIGHTS
+from rocserve.backends.onnx.providers import MIGRAPHX_PROVIDER, Provider, ProviderPlan, with_caches
+source = pickle.load(sys.stdin.buffer)
+provider = Provider(MIGRAPHX_PROVIDER, {{}}, keeps_compiled=True)
+with_caches(source, ProviderPlan((provider,), accepts_cpu=False), NO_WEIGHTS)
+print(os.environ["{VARIABLE}"])
+"""
+    asked = [*only_read, sys.executable, "-c", script]
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    found = subprocess.run(asked, input=pickle.dumps(source), env=environment, stdout=subprocess.PIPE, check=True)
+    assert found.stdout.decode().strip() == str(folder)
 
 
 def test_openvino_is_told_its_folder(source: ModelSource, tmp_path: Path) -> None:

@@ -217,7 +217,8 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
         folder = place / f"{provider.kind.accelerator}-{digest[:_NAME_DIGITS]}"
         try:
             make_private(folder)
-            os.utime(folder)
+            with suppress(OSError):  # A cache that is only read has no order.
+                os.utime(folder)
         except OSError as error:
             raise unavailable(
                 f"the cache of compiled programs {folder} cannot be used: {error.strerror or error}; name another"
