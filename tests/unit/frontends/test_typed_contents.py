@@ -173,6 +173,19 @@ def test_what_is_written_otherwise_is_left_to_protobuf(data: bytes) -> None:
     assert LargeContents.of(data) is None
 
 
+@pytest.mark.parametrize("size", [1, 1 << 40])
+def test_dimensions_that_are_too_many_are_refused_before_they_are_parsed(size: int) -> None:
+    message = ModelInferRequest(model_name="m")
+    message.inputs.add(name="I", datatype="INT32", shape=[size] * (1 << 17))
+    data = message.SerializeToString()
+    with pytest.raises(ServeError) as expected:
+        RequestDecoder().decode_request(data)
+    with pytest.raises(ServeError) as raised:
+        LargeContents.of(data)
+    assert raised.value.code is expected.value.code is StatusCode.INVALID_ARGUMENT
+    assert raised.value.text == expected.value.text.replace(str(1 + (1 << 17)), str(1 << 17))
+
+
 def test_memory_is_asked_for_before_it_is_used() -> None:
     data = message_of("INT64", "int64_contents", [1] * COUNT).SerializeToString()
     memory, holding = RequestMemory(COUNT), Holding()
