@@ -29,6 +29,8 @@ SHARED_REGION = "shared_memory_region"
 SHARED_OFFSET = "shared_memory_offset"
 SHARED_BYTE_SIZE = "shared_memory_byte_size"
 """The parameters of a tensor that lies in a client's shared memory."""
+_LARGEST_REMEMBERED = 32 << 10
+"""Characters of a head, written out."""
 _SHARED_MEMORY = frozenset((SHARED_REGION, SHARED_OFFSET, SHARED_BYTE_SIZE))
 
 
@@ -72,12 +74,17 @@ class RequestHead:
     """Whether a tensor says that it lies in a client's shared memory."""
     has_strings: bool = field(init=False)
     """Whether an input says that it is of BYTES."""
+    is_small: bool = field(init=False)
+    """Whether it is to be remembered, and what is worked out from it: a client may send thousands of large ones, each
+    another."""
 
     def __post_init__(self) -> None:
         given = [*(entry.parameters for entry in self.inputs), *(output.parameters for output in self.outputs)]
         uses = any(parameters and not _SHARED_MEMORY.isdisjoint(parameters) for parameters in given)
         object.__setattr__(self, "uses_shared_memory", uses)
         object.__setattr__(self, "has_strings", any(entry.datatype == DataType.BYTES.value for entry in self.inputs))
+        said = repr((self.inputs, self.outputs, self.parameters))
+        object.__setattr__(self, "is_small", len(said) <= _LARGEST_REMEMBERED)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -150,7 +150,8 @@ class ServingTable:
 
     def named_by(self, head: RequestHead) -> ServedVersion:
         """As `find`, and remembers it."""
-        return self.by_head.keep(head, self.find(head.model_name, head.model_version))
+        found = self.find(head.model_name, head.model_version)
+        return self.by_head.keep(head, found) if head.is_small else found
 
     def find(self, name: str, version: str) -> ServedVersion:
         """The version that a request names; texts and codes are Triton's. Raises: ServeError: NOT_FOUND or UNAVAILABLE

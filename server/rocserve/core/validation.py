@@ -71,6 +71,8 @@ class RequestPlan:
     """The client's own, for a model that sees each request for itself."""
     may_stay: tuple[str, ...] = ()
     """See RequestHead."""
+    is_small: bool = True
+    """See RequestHead."""
 
     @cached_property
     def input_bytes(self) -> list[int]:
@@ -115,7 +117,9 @@ class RequestValidator:
         """Give a request its plan, which its data fits. Raises: ServeError: INVALID_ARGUMENT with Triton's text."""
         plan = self._plans.get(request.head)
         if plan is None:
-            plan = self._plans.keep(request.head, self.plan(request.head, request_prefix([request.id])))
+            plan = self.plan(request.head, request_prefix([request.id]))
+            if plan.is_small:
+                self._plans.keep(request.head, plan)
         contents = request.data
         # Not isinstance(): of an abstract class it takes longer than all else here.
         if type(contents) is PlacedTensors or type(contents) is PackedTensors:
@@ -177,6 +181,7 @@ class RequestValidator:
             timeout_microseconds=int(head.parameters.get("timeout", 0)),
             parameters=client_parameters(head) if self._sees_requests else NO_PARAMETERS,
             may_stay=tuple(name for name in outputs if name in head.may_stay),
+            is_small=head.is_small,
         )
 
     def _check_input_names(self, head: RequestHead, prefix: str) -> None:

@@ -129,7 +129,8 @@ class ResponseMaker:
                     wanted if len(wanted) < len(heads) else None,
                     not (has_strings or plan.classifications or plan.may_stay),
                 )
-                self._forms.keep((plan, heads), form)
+                if plan.is_small:
+                    self._forms.keep((plan, heads), form)
             self._last_form = form
             self._last_plan, self._last_heads = plan, heads
         return self._last_form

@@ -306,7 +306,9 @@ class HeaderForwarding:
                 if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
                     raise invalid_argument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
             parameters = {**head.parameters, **dict(pairs)}
-            forwarded = self._heads.keep((head, pairs), replace(head, parameters=parameters))
+            forwarded = replace(head, parameters=parameters)
+            if forwarded.is_small:
+                self._heads.keep((head, pairs), forwarded)
         return forwarded
 
 

@@ -81,6 +81,9 @@ FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32
 
 LONGEST_TEXT_BYTES = 1 << 20
 """Of a layout, or of details: little enough to be read between two requests."""
+LARGEST_REMEMBERED_LAYOUT = 32 << 10
+"""Bytes of a layout in a table of requests. A larger one, with thousands of a client's parameters say, stands for its
+number in that batch only."""
 REMEMBERED_LAYOUTS = 256
 """A sender refers to its last ones, this many, and the other end keeps twice as many, for what one thread posts while
 another defines more. Numbers are not used again."""

@@ -43,6 +43,7 @@ from rocserve.workers.entries import (
     FORGET,
     GROUPED,
     IN_FILE,
+    LARGEST_REMEMBERED_LAYOUT,
     LAYOUT,
     NO_ENTRY,
     PLACED,
@@ -117,8 +118,11 @@ class BatchWriter:
         placed: list[PlacedTensors] = []
         # Two entries take as much as tensors are aligned to.
         end = (count + count % 2) * ENTRY_BYTES
+        unkept: list[RequestForm] = []
         for form, number in fresh.items():
             text = checked(to_json(form.layout))
+            if len(text) > LARGEST_REMEMBERED_LAYOUT:
+                unkept.append(form)
             table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
             pieces += padded((text,))
             end += aligned(len(text))
@@ -147,6 +151,8 @@ class BatchWriter:
         slot, view = inputs.place(end)
         if fresh:
             # Only now: of a batch that cannot be sent the worker hears nothing.
+            for form in unkept:
+                del forms[form]
             self._forms = forms
             while len(forms) > REMEMBERED_LAYOUTS:
                 del forms[next(iter(forms))]

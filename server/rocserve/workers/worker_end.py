@@ -32,6 +32,7 @@ from rocserve.workers.entries import (
     FORGET,
     GROUPED,
     IN_FILE,
+    LARGEST_REMEMBERED_LAYOUT,
     LAYOUT,
     NO_ENTRY,
     REMEMBERED_LAYOUTS,
@@ -210,7 +211,7 @@ class WorkerEnd:
 
     def _requests(self, place: int, count: int) -> list[ReceivedRequest]:
         requests: list[ReceivedRequest] = []
-        forms = self._forms
+        forms, large = self._forms, []
         for kind, flags, _, number, a, b, c in ENTRY.iter_unpack(self.inputs.view(place, count * ENTRY_BYTES)):
             if kind == REQUEST:
                 form, file, inputs = forms[number], 0, b if flags else place + b
@@ -221,8 +222,12 @@ class WorkerEnd:
                 requests.append(ReceivedRequest(form, a, inputs, place + (c >> 32), c & 0xFFFFFFFF, file))
             elif kind == LAYOUT:
                 forms[number] = RequestForm(from_json(RequestLayout, bytes(self.inputs.view(place + a, b))))
+                if b > LARGEST_REMEMBERED_LAYOUT:
+                    large.append(number)
             else:
                 raise ValueError(f"a message of kind {kind} among the requests of a batch")
+        for number in large:
+            del forms[number]
         while len(forms) > 2 * REMEMBERED_LAYOUTS:
             del forms[next(iter(forms))]
         return requests

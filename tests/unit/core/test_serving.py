@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.requests import RequestHead
 from rocserve.core.serving import ServedModel, ServedVersion, ServingTable, parse_version
 
 TABLE = ServingTable({"m": ServedModel("m", {}, None, {2: "unloaded"})})
@@ -48,6 +49,15 @@ def test_what_cannot_be_found(name: str, version: str, code: StatusCode, text: s
         TABLE.find(name, version)
     assert caught.value.code is code
     assert caught.value.text.startswith(text)
+
+
+def test_large_heads_are_not_remembered() -> None:
+    """A client may send thousands of them, each another."""
+    version = cast(ServedVersion, object())
+    table = ServingTable({"m": ServedModel("m", {1: version}, version)})
+    small = RequestHead("m", "", (), (), {"a": "b"})
+    assert table.named_by(small) is table.named_by(RequestHead("m", "", (), (), {"a": "b" * 100_000})) is version
+    assert list(table.by_head) == [small]
 
 
 @pytest.mark.parametrize(("count", "hint"), [(2, "; served are: m0, m1"), (101, "")])

@@ -277,6 +277,20 @@ def test_inputs_and_details_of_requests_side_by_side(both: Both) -> None:
     assert [request.number for request in batch.requests] == [0, 1]
 
 
+def test_large_layouts_are_of_one_batch_each(both: Both) -> None:
+    """A client may send thousands of them, each another."""
+    heads = (TensorHead("N", DataType.INT64, (1,)),)
+    large = RequestForm(RequestLayout(heads, ("A",), 1, parameters={f"p{number}": number for number in range(5000)}))
+    small = RequestForm(RequestLayout(heads, ("A",), 1))
+    for _ in range(2):
+        both.send([(form, [bytes(8)], 0, b"") for form in (large, small, large)])
+        batch = next(both.batches)
+        layouts = [request.form.layout for request in batch.requests]
+        assert layouts == [large.layout, small.layout, large.layout]
+        assert list(both.instance._writer._forms) == [small]
+        assert len(both.end._forms) == 1
+
+
 def test_results_travel_through_shared_memory(both: Both) -> None:
     for length in (2, 50_000, 2):
         values = np.arange(length, dtype=np.float32)

@@ -7,7 +7,8 @@ until its last answer, a number a call until its end.
 
 From the front, on the ring REQUESTS:
 
-- HEAD: number; a = place, b = bytes: a RequestHead in JSON. The number means it from here on.
+- HEAD: number; a = place, b = bytes: a RequestHead in JSON. The number means it from here on; count = 1: in one REQUEST
+  only.
 - DETAILS: a = place, b = bytes: the details (`workers/entries.py`) and the origin of the REQUEST that follows.
 - REQUEST: number = its token; a = the number of its head, and in the upper half how many bytes its slot has; b = place
   of its inputs; c = its deadline in time.monotonic_ns(), 0 = it has none. flags IN_TURN: it is one of a stream. SINGLE:

@@ -209,15 +209,16 @@ class RemoteInference:
             self.end.post_contents(entries.REFUSED, 0, (text, request_id), int(error.code))
 
     def _send_head(self, head: RequestHead) -> _Head:
-        if len(self._heads) >= entries.REMEMBERED_HEADS:
-            forgotten = self._heads.pop(next(iter(self._heads)))
-            del self._heads_by_number[forgotten.number]
         pieces, nbytes = framed((write_head(head),))
         place = self.end.place(pieces, nbytes)
         self._sent_heads += 1
-        known = self._heads[head] = _Head(self._sent_heads, input_places(head))
-        self._heads_by_number[known.number] = known
-        self.end.post(ENTRY.pack(entries.HEAD, 0, 0, self._sent_heads, place, nbytes, 0))
+        known = _Head(self._sent_heads, input_places(head))
+        if head.is_small:
+            if len(self._heads) >= entries.REMEMBERED_HEADS:
+                forgotten = self._heads.pop(next(iter(self._heads)))
+                del self._heads_by_number[forgotten.number]
+            self._heads[head] = self._heads_by_number[known.number] = known
+        self.end.post(ENTRY.pack(entries.HEAD, 0, 0 if head.is_small else 1, self._sent_heads, place, nbytes, 0))
         return known
 
     # What comes

@@ -164,7 +164,7 @@ class FrontLink:
                 del self._heads[next(iter(self._heads))]
             (text,) = read(self._requests_heap.view(a, b), 1)
             head = read_head(bytes(text))
-            self._heads[number] = _Head(head, input_places(head))
+            self._heads[number] = _Head(head, input_places(head), bool(count))
             self.give_back(a)
         elif kind == entries.DETAILS:
             details, origin = map(bytes, read(self._requests_heap.view(a, b), 2))
@@ -198,6 +198,8 @@ class FrontLink:
     def _begin(self, flags: int, token: int, head_number: int, place: int, nbytes: int, deadline_ns: int) -> None:
         known = self._heads[head_number]
         head, places = known.head, known.places
+        if known.is_of_one:
+            del self._heads[head_number]
         request_id, sequence = "", None
         details = self._details
         if details is not NO_DETAILS:
@@ -466,6 +468,8 @@ class _Head:
 
     head: RequestHead
     places: TensorPlaces | None
+    is_of_one: bool
+    """It is no other request's than the one that comes next."""
     lent_heap: SharedHeap | None = None
     """Where the front is to put their inputs."""
 

@@ -80,12 +80,14 @@ def step_head(
     parameters: Parameters,
     references: frozenset[str] = frozenset(),
     may_stay: frozenset[str] = frozenset(),
+    is_small: bool = True,
 ) -> RequestHead:
     """The head of a request to a member, one object for equal heads, so that a member checks each only once. `inputs`
-    are (name, datatype, shape)."""
+    are (name, datatype, shape). `is_small`: see RequestHead."""
     # With their types, for True is equal to 1.
     typed = tuple([(name, type(value), value) for name, value in parameters.items()])
-    return _step_head(model_name, model_version, inputs, outputs, typed, references, may_stay)
+    make = _step_head if is_small else _step_head.__wrapped__
+    return make(model_name, model_version, inputs, outputs, typed, references, may_stay)
 
 
 @functools.lru_cache(MOST_REMEMBERED)

@@ -322,6 +322,7 @@ class EnsembleRun:
             self._request.head.parameters,
             frozenset(references),
             may_stay,
+            self._request.head.is_small,
         )
         last_read_bytes = sum(self._release((source, iteration)) for source in self._graph.reads[index])
         request = InferRequest(

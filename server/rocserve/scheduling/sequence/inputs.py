@@ -165,7 +165,9 @@ class SequenceInputs:
         shapes = tuple([value.shape for value in request.states])
         plan = self._plans.get((request.plan, shapes))
         if plan is None:
-            plan = self._plans.keep((request.plan, shapes), self._make(request.plan, shapes))
+            plan = self._make(request.plan, shapes)
+            if plan.is_small:
+                self._plans.keep((request.plan, shapes), plan)
         return plan
 
     def add_to(self, request: SequenceRequest) -> None:

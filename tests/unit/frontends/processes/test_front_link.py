@@ -370,6 +370,18 @@ def test_errors_many_answers_and_ends(ends: Ends) -> None:
     assert not single.responses
 
 
+def test_large_heads_are_of_one_request_each(ends: Ends) -> None:
+    """A client may send thousands of them, each another."""
+    for value in range(3):
+        parameters = {f"p{number}": value for number in range(5000)}
+        head = RequestHead("echo", "", (InputHead("I", "INT32", (1,), {}),), (), parameters)
+        client = ends.ask(InferRequest(head, "r", [np.int32(value).tobytes()]))
+        assert client.ended.wait(20)
+        assert client.responses[0].parameters == parameters
+    assert not ends.remote._heads
+    assert not ends.link._heads
+
+
 def test_a_fault_of_the_server_is_one_requests_own(ends: Ends) -> None:
     broken, other = ends.ask(request_of("break")), ends.ask(request_of("echo"))
     assert broken.ended.wait(10)
