@@ -261,6 +261,24 @@ def test_a_small_file_cannot_ask_for_hundreds_of_passes_over_a_large_image() -> 
     assert read_jpeg_header(memoryview(many)).scans == 100
 
 
+def test_a_sequential_image_with_a_scan_for_each_component() -> None:
+    planes = np.asarray(Image.fromarray(pictures.colours()).convert("YCbCr"))
+    files = [pictures.saved(np.ascontiguousarray(planes[:, :, place]), "JPEG", quality=95) for place in range(3)]
+    # All of them have the tables of the first; of the second and the third the data is taken, under other numbers.
+    frame, scan = files[0].index(b"\xff\xc0"), files[0].index(b"\xff\xda")
+    components = b"".join(bytes([number, 0x11, 0]) for number in (1, 2, 3))
+    header = b"\xff\xc0\0\x11" + files[0][frame + 4 : frame + 9] + b"\3" + components
+    rest = files[0][frame + 2 + int.from_bytes(files[0][frame + 2 : frame + 4], "big") : scan]
+    encoded = files[0][:frame] + header + rest
+    for number, file in enumerate(files, 1):
+        encoded += b"\xff\xda\0\x08\1" + bytes([number]) + b"\0\0\x3f\0" + file[file.index(b"\xff\xda") + 10 : -2]
+    encoded += b"\xff\xd9"
+    assert read_jpeg_header(memoryview(encoded)) == ImageHeader(60, 40, ColorModel.COLOUR, 1, len(encoded), 3)
+    given = Decoder(ColorFormat.RGB24, UNSCALED).decode(encoded).pixels
+    np.testing.assert_array_equal(given, np.asarray(Image.open(io.BytesIO(encoded))))
+    assert np.abs(given.astype(int) - pictures.colours()).mean() < 3
+
+
 def test_scans_of_a_sequential_image_count_where_its_first_does_not_have_all_components() -> None:
     encoded = pictures.jpeg()
     scan = b"\xff\xda\0\x08\1\1\0\0\x3f\0"
