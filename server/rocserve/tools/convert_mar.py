@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rocserve.backends.pytorch.model_file import FileKind, file_kind
+from rocserve.backends.pytorch.model_file import FileKind, file_kind, most_unpacked
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InputConfig
@@ -54,11 +54,19 @@ def run(options: ConvertOptions) -> None:
     try:
         with zipfile.ZipFile(options.archive) as archive:
             _convert(archive, options)
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, ValueError) as error:
+    except (
+        zipfile.BadZipFile, zlib.error, EOFError, OSError, LookupError, ValueError, TypeError, AttributeError,
+        RuntimeError,
+    ) as error:  # fmt: skip
         raise invalid_argument(f"expected an archive of torch-model-archiver, with {_MANIFEST}: {error}") from None
 
 
 def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
+    size, most = sum(member.file_size for member in archive.infolist()), most_unpacked(options.archive)
+    if size > most:
+        raise invalid_argument(
+            f"{options.archive.name} unpacks to {size >> 20} MiB, {most >> 20} MiB at most are possible for its size"
+        )
     manifest: dict[str, Any] = json.loads(archive.read(_MANIFEST))["model"]
     name, source, handler = manifest["modelName"], manifest.get("serializedFile", ""), manifest.get("handler", "")
     ending = Path(source).suffix
@@ -74,19 +82,23 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
     file = folder / str(version) / ("model.pt" if ending == ".pth" else f"model{ending}")
     with TemporaryDirectory() as scratch:
         program = Path(scratch, file.name)
-        program.write_bytes(archive.read(source))
+        with archive.open(source) as packed, program.open("wb") as written:
+            shutil.copyfileobj(packed, written)
         needs_inputs = ending != ".onnx" and file_kind(program) is not FileKind.EXPORTED
         lines = _configuration(options, handler, needs_inputs)
+        labels: list[str] = []
+        if needs_inputs and _LABELS in archive.namelist():
+            names = json.loads(archive.read(_LABELS))
+            # Of "0": "cat" or, as ImageNet's, "0": ["n02123045", "tabby"].
+            ordered = [names[str(number)] for number in range(len(names))]
+            labels = [label if isinstance(label, str) else str(label[-1]) for label in ordered]
+            output = f'name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {len(labels)} ] label_filename: "labels.txt"'
+            lines.append(f"output {{ {output} }}")
+        # Nothing is written of what cannot be read.
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(program, file)
-    if needs_inputs and _LABELS in archive.namelist():
-        names = json.loads(archive.read(_LABELS))
-        # Of "0": "cat" or, as ImageNet's, "0": ["n02123045", "tabby"].
-        ordered = [names[str(number)] for number in range(len(names))]
-        labels = [label if isinstance(label, str) else label[-1] for label in ordered]
+    if labels:
         (folder / "labels.txt").write_text("\n".join(labels) + "\n")
-        output = f'name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {len(labels)} ] label_filename: "labels.txt"'
-        lines.append(f"output {{ {output} }}")
     if lines:
         (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
     out = console_on()

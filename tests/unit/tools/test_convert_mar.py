@@ -80,6 +80,9 @@ def test_what_says_its_inputs_needs_no_configuration(tmp_path: Path, file: str, 
         ("net.bin", b"", {}, "model 'm' has the file 'net.bin'; what can be served are TorchScript, programs of"),
         ("net.onnx", b"", {"modelName": "../m"}, "'../m' cannot be the name of a folder"),
         ("net.onnx", b"", {"modelVersion": "beta"}, "expected an archive of torch-model-archiver, with MAR-INF/"),
+        ("net.onnx", b"", {"modelName": 7}, "expected an archive of torch-model-archiver, with MAR-INF/"),
+        ("net.onnx", b"", {"modelVersion": ["1"] * 10}, "expected an archive of torch-model-archiver, with MAR-INF/"),
+        ("../../net.pt", SCRIPT, {}, "TorchScript does not say its inputs"),
     ],
 )
 def test_what_cannot_be_converted_leaves_nothing(
@@ -93,6 +96,36 @@ def test_what_cannot_be_converted_leaves_nothing(
     assert convert(tmp_path, file, content, **manifest) == 1
     assert text in capsys.readouterr().err
     assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("labels", [{"1": "cat"}, {"0": []}, {"0": 7}, [["cat"]]])
+def test_labels_that_cannot_be_read_leave_nothing(
+    tmp_path: Path, labels: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(tmp_path, "net.pt", SCRIPT, handler="image_classifier", labels=labels) == 1
+    assert "expected an archive of torch-model-archiver" in capsys.readouterr().err
+    assert not files(tmp_path)
+
+
+@pytest.mark.parametrize("manifest", [b"[]", b'{"model": []}', b"[" * 100_000, b"\xff"])
+def test_a_manifest_that_is_none(tmp_path: Path, manifest: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with zipfile.ZipFile(tmp_path / "m.mar", "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", manifest)
+    assert cli.main(["convert-mar", str(tmp_path / "m.mar"), f"--model-repository={tmp_path}"]) == 1
+    assert "expected an archive of torch-model-archiver" in capsys.readouterr().err
+
+
+def test_an_archive_that_unpacks_to_100_gigabytes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert convert(tmp_path, "net.onnx", b"onnx") == 0
+    content = bytearray((tmp_path / "m.mar").read_bytes())
+    entry = content.rindex(b"PK\x01\x02")
+    content[entry + 24 : entry + 28] = (3 << 30).to_bytes(4, "little")
+    (tmp_path / "m.mar").write_bytes(content)
+    assert cli.main(["convert-mar", str(tmp_path / "m.mar"), f"--model-repository={tmp_path / 'other'}"]) == 1
+    assert "m.mar unpacks to 3072 MiB, 1024 MiB at most are possible for its size" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_another_file_is_no_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,11 @@ def _kind_of(names: list[str], file: str) -> FileKind:
     )
 
 
+def most_unpacked(path: Path) -> int:
+    """The bytes that an archive may unpack to."""
+    return path.stat().st_size * _MOST_UNPACKED + _UNPACKED_ANYWAY
+
+
 def _require_contained(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
     """PyTorch unpacks packages by their members' names, wherever these lead. Raises: ServeError: INVALID_ARGUMENT, a
     member is none that PyTorch writes, or there is too much in it."""
@@ -101,7 +106,7 @@ def _require_contained(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
             fault = f"it has {names[member.filename]} members of the name '{name}'"
         if fault:
             raise invalid_argument(f"{path.name} is refused: {fault}, which PyTorch does not write; save it again")
-    most = path.stat().st_size * _MOST_UNPACKED + _UNPACKED_ANYWAY
+    most = most_unpacked(path)
     size = sum(member.file_size for member in members)
     if size > most:
         raise invalid_argument(
