@@ -25,7 +25,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 _MOST_DESCRIPTORS = 4
 _MESSAGE_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS = 0.1
-"""After a server that has not come to serve; after each further one the pause is twice the last."""
+"""After a server that has not come to serve, or to be; after each further one the pause is twice the last."""
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -67,11 +67,22 @@ class Supervisor:
             # Where one is ignored from the start (nohup) it stays so; but without SIGCHLD no end would be noticed.
             if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)  # The wake-up pipe reports it.
-        end, failures = "", 0
+        end, pause = "", 0.0
         while True:
+            if pause and not self._rest(pause):
+                return 0
+            pause = min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
             self._serves = False
             own, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            server = os.fork()
+            try:
+                server = os.fork()
+            except OSError:
+                own.close()
+                peer.close()
+                if not end:
+                    raise
+                # There is no room for a process now. What serves the next server is kept.
+                continue
             if not server:
                 own.close()
                 signal.set_wakeup_fd(-1)
@@ -85,9 +96,8 @@ class Supervisor:
             if self._asked_to_end or not self._left or (status >= 0 and not end):
                 return status if status >= 0 else 128 - status
             end = f"was killed by {_name(-status)}" if status < 0 else f"ended with status {status}"
-            failures = 0 if self._serves else failures + 1
-            if failures and not self._rest(min(_FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1), _LONGEST_PAUSE_SECONDS)):
-                return 0
+            if self._serves:
+                pause = 0.0
 
     def _attend(self, server: int, connection: socket.socket) -> int:
         """Until this server has ended: its exit status, negative = the signal that killed it."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rocserve.core.printable import encodable
+
 T = TypeVar("T")
 
 METADATA = "flag"
@@ -114,7 +116,13 @@ def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int |
 
 
 def text(shown: str) -> Kind:
-    return Kind(shown, str)
+    def read(text: str) -> str:
+        # What is no UTF-8 comes as surrogates, which no message holds.
+        if encodable(text) != text:
+            raise ValueError(f"expected text in UTF-8, got {text!r}")
+        return text
+
+    return Kind(shown, read)
 
 
 def one_of(choices: Iterable[str]) -> Kind:

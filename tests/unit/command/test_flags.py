@@ -276,3 +276,10 @@ def test_seconds_that_no_timer_holds(
     with pytest.raises(SystemExit):
         settings(f"--model-repository={tmp_path}", f"{flag}={seconds}")
     assert f"argument {flag}: expected at most 2147483, got '{seconds}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--id", "--model-name", "--load-model"])
+def test_names_are_utf8(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings("m.onnx", f"{flag}=name-\udcff")
+    assert f"argument {flag}: expected text in UTF-8, got 'name-\\udcff'" in capsys.readouterr().err
