@@ -26,7 +26,8 @@ _UNLOADED_SHOWN = 32
 
 
 class ManagedModel:
-    """One model by its name. All calls are made on the loop's thread; queries may come from any."""
+    """One model by its name. All calls are made on the loop's thread; queries may come from any, so that they read what
+    may go once."""
 
     def __init__(self, key: str, table: ModelTable) -> None:
         """`key`: unique within the server, where its name may not be."""
@@ -60,11 +61,13 @@ class ManagedModel:
 
     @property
     def is_ensemble(self) -> bool:
-        return self.config is not None and self.config.is_ensemble
+        config = self.config
+        return config is not None and config.is_ensemble
 
     @property
     def config(self) -> ModelConfig | None:
-        return None if self.content is None else self.content.definition.config
+        content = self.content
+        return None if content is None else content.definition.config
 
     @property
     def is_loading(self) -> bool:
@@ -186,10 +189,11 @@ class ManagedModel:
             return [IndexEntry(self.name, "", "", problem)]
         if not self.is_serving:
             state = VersionState.LOADING if self._is_waiting_for_members else VersionState.UNAVAILABLE
-            if self._problem is not None or self.content is None:
+            content = self.content
+            if self._problem is not None or content is None:
                 return [*rows, IndexEntry(self.name, "", state.value, problem)]
             known = {version.number for version in self.versions if not version.is_unloaded}
-            lacking = sorted(self.content.wanted - known)
+            lacking = sorted(content.wanted - known)
             return [*rows, *(IndexEntry(self.name, str(number), state.value, problem) for number in lacking)]
         return [
             replace(row, reason="; ".join(filter(None, (row.reason, f"newer content failed to load: {problem}"))))

@@ -122,7 +122,8 @@ class ManagedVersion:
     @property
     def is_cold(self) -> bool:
         """Whether it is registered, and loaded when it is asked for."""
-        return isinstance(self.served, LazyVersion) and not self.served.is_loaded
+        served = self.served
+        return isinstance(served, LazyVersion) and not served.is_loaded
 
     @property
     def is_serving(self) -> bool:

@@ -157,6 +157,23 @@ async def test_an_ensemble_in_an_ensemble_follows_its_members_member(start: Star
     await served.until(lambda: served.state("outer") == "READY")
 
 
+async def test_other_threads_may_ask_while_an_ensemble_goes(
+    start: Start, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they have found at one reading may be gone at the next."""
+    folders.ensemble("e", "m")
+    served: Served = await start()
+    content = served.repository._table.models["e"].content
+    found: list[Any] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(ManagedModel, "content", property(lambda _: found.pop() if found else None), raising=False)
+        for readings in range(12):
+            found[:] = [content] * readings
+            assert {row.name for row in served.index()} == {"e"}
+            found[:] = [content] * readings
+            served.repository.failed_models()
+
+
 async def test_a_circle_of_ensembles_is_told(start: Start, folders: Folders) -> None:
     folders.ensemble("e", "f")
     folders.ensemble("f", "e")
