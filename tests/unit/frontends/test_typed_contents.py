@@ -173,6 +173,21 @@ def test_what_is_written_otherwise_is_left_to_protobuf(data: bytes) -> None:
     assert LargeContents.of(data) is None
 
 
+def test_messages_of_one_length_are_told_apart() -> None:
+    typed = written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE))
+    raw = ModelInferRequest(model_name="m")
+    raw.inputs.add(name="I", datatype="UINT8", shape=[len(typed)])
+    # The tag, the length and what it counts.
+    raw.raw_input_contents.append(bytes(len(typed) - raw.ByteSize() - 4))
+    data = raw.SerializeToString()
+    assert len(data) == len(typed)
+    decoder = RequestDecoder()
+    for _ in range(3):
+        assert decoder.large_contents(data) is None
+        assert len(decoder.decode_request(data).data) == 1
+        assert decoder.large_contents(typed) is not None
+
+
 @pytest.mark.parametrize("size", [1, 1 << 40])
 def test_dimensions_that_are_too_many_are_refused_before_they_are_parsed(size: int) -> None:
     message = ModelInferRequest(model_name="m")

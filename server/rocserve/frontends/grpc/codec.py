@@ -93,6 +93,15 @@ class RequestDecoder:
         self._of_sequences = Memo[bytes, tuple[_ParsedHead, SequenceTag]]()
         """With what they say of a sequence that goes on; apart, since each sequence has its own."""
 
+    def large_contents(self, data: bytes) -> LargeContents | None:
+        """What is to be decoded in steps of a message of more than DECODED_AT_ONCE bytes; None: `decode_request` takes
+        it. Raises: as `LargeContents.of`."""
+        layout = self._layouts.get(len(data))
+        # One with raw contents need not be looked through a second time.
+        if layout is not None and all(data.startswith(frame, begin) for begin, frame in layout.frames):
+            return None
+        return LargeContents.of(data)
+
     def decode_request(self, data: bytes) -> InferRequest:
         """One request. The data of its inputs are views on `data`, unless that is small.
 

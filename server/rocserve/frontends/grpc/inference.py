@@ -66,7 +66,7 @@ class InferenceHandlers:
         message = call.message
         try:
             self.memory.admit(call, len(message))
-            if len(message) > DECODED_AT_ONCE and (large := LargeContents.of(message)) is not None:
+            if len(message) > DECODED_AT_ONCE and (large := self.decoder.large_contents(message)) is not None:
                 self.decode_large(large, call, call.begin, call.refuse)
                 return
             request = self.decoder.decode_request(message)
@@ -236,7 +236,7 @@ class InferenceStream:
         refuse = partial(responder.refuse, partial(id_of_refused, message))
         try:
             handlers.memory.admit(responder, len(message))
-            if len(message) > DECODED_AT_ONCE and (large := LargeContents.of(message)) is not None:
+            if len(message) > DECODED_AT_ONCE and (large := handlers.decoder.large_contents(message)) is not None:
                 handlers.decode_large(large, responder, responder.begin, refuse)
                 return
             request = handlers.decoder.decode_request(message)
