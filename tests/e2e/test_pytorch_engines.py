@@ -173,6 +173,27 @@ def test_conditions_that_compiled_code_leaves_out_are_checked(server: RocservePr
         )
 
 
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler here")
+def test_inputs_are_laid_out_in_memory_as_compiled_code_reads_them(
+    server: RocserveProcess, torch_files: TorchFiles
+) -> None:
+    """The example was a transposed tensor, and a part of another one."""
+    (repository,) = server.repositories
+    for name in ("columns", "part"):
+        drop(repository, name, torch_files.data(name), ENGINE.format("inductor"), filename="model.pt2")
+    inputs, expected = torch_files.values("columns")
+    with Client(server.address) as client:
+        client.wait_until_ready(COMPILE_SECONDS, model="columns")
+        for rows in (5, 1):
+            answer = client.infer("columns", {"x": inputs["x"][:rows]})
+            np.testing.assert_array_equal(answer["OUTPUT__0"], expected["OUTPUT__0"][:rows])
+    wait_until(
+        lambda: "an example for input 'x' that is a part of another tensor, or an expanded one" in server.log_text,
+        "why a part of another tensor is refused",
+        seconds=COMPILE_SECONDS,
+    )
+
+
 LOOK_UP = """
 backend: "pytorch"
 max_batch_size: 4096

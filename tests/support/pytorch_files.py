@@ -109,6 +109,13 @@ class LookUp(nn.Module):
         return self.table(ids.reshape(-1).to(torch.int64)).sum(-1) + self.table.weight[ends].sum(-1)
 
 
+class Weighted(nn.Module):
+    """Of columns that are told apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.arange(4.0)
+
+
 class Half(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2
@@ -143,6 +150,11 @@ def main(folder: Path) -> None:
     look_up = torch.export.export(LookUp(), (ids, ends), dynamic_shapes=({0: rows}, {0: rows}))
     _save(folder, "look_up", look_up, {"ids": ids, "ends": ends}, {"OUTPUT__0": look_up.module()(ids, ends)})
     torch.jit.script(LookUp()).save(folder / "look_up_script.pt")
+    turned = x.t().contiguous().t()
+    columns = torch.export.export(Weighted(), (turned,), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "columns", columns, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
+    part = torch.export.export(Weighted(), (torch.ones(5, 8)[:, :4],), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "part", part, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
     every = torch.export.export(
         EverySecond(), (torch.ones(3), torch.ones(6)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO})
     )

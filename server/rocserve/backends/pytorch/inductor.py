@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rocserve.backends.pytorch.program import (
     DTYPES,
     Program,
     ProgramSignature,
+    ProgramTensor,
     devices_of,
     open_exported,
     open_package,
@@ -40,7 +41,7 @@ from rocserve.jobs.messages import Report
 _COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
-_FILES = "3"
+_FILES = "4"
 """Goes up with what is in the files."""
 _WORK = "work"
 """Where Inductor keeps its sources and objects meanwhile."""
@@ -70,15 +71,36 @@ def load(model: ModelSource) -> LoadedModel:
     names = [tensor.names[0] for tensor in signature.inputs]
     sizes = [(tensor.names[0], tensor.open_sizes) for tensor in signature.inputs]
     conditions = [SizeCondition(text) for text in signature.conditions]
+    layouts = [_layout(model.name, tensor) for tensor in signature.inputs]
 
     def call(values: Sequence[Any]) -> Any:
         check_sizes(sizes, values)
         for condition in conditions:
             condition.check(names, values)
-        return package.call(values)
+        return package.call([value if lay is None else lay(value) for lay, value in zip(layouts, values, strict=True)])
 
     program = Program(call, replace(signature, overwritten=package.signature.overwritten))
     return TorchModel(model, program, options, device, {"program": "compiled by Inductor"})
+
+
+def _layout(model: str, tensor: ProgramTensor) -> Callable[[Any], Any] | None:
+    """Lays an input out in memory as the example was for which Inductor has compiled; None: requests' are so. Raises:
+    ServeError: INVALID_ARGUMENT, the example's values lay apart, or several at one place."""
+    if not tensor.strides:
+        return None
+    order = sorted(range(len(tensor.strides)), key=lambda dimension: (-tensor.strides[dimension], dimension))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    made = torch.empty(tensor.sample, device="meta").permute(order).contiguous().permute(back)
+    if any(
+        size > 1 and own != wanted
+        for size, own, wanted in zip(tensor.sample, made.stride(), tensor.strides, strict=True)
+    ):
+        raise invalid_argument(
+            f"model '{model}': its program was exported with an example for input '{tensor.names[0]}' that is a part of"
+            " another tensor, or an expanded one, and compiled code reads all inputs so; export it with"
+            " example.contiguous(), or leave parameter 'engine' out"
+        )
+    return lambda value: value.permute(order).contiguous().permute(back)
 
 
 def _only_device(model: ModelSource) -> torch.device:
@@ -143,9 +165,13 @@ class InductorJob:
         exported = read_exported(Path(self.model_file), device)
         program = open_exported(exported, DTYPES.get(self.precision))
         signature = replace(program.signature, conditions=size_conditions(exported))
+        for tensor in signature.inputs:
+            _layout(self.model_name, tensor)
         if self.precision in DTYPES:
             report(f"exporting it in {self.precision}")
             exported = _flat_export(program, device)
+            inputs = tuple(replace(tensor, strides=()) for tensor in signature.inputs)
+            signature = replace(signature, inputs=inputs)
         # Int8 kernels need weights as constants; where a size varies, those of PyTorch 2.13 give wrong results.
         sizes_vary = any(-1 in (tensor.shape or ()) for tensor in program.signature.inputs)
         freezes = device.type == "cpu" and "int8" in program.signature.precision and not sizes_vary

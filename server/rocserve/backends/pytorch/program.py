@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ class ProgramTensor:
     """Of an input, for each dimension; None = it does not vary, or by more than one number."""
     limits: Limits = ()
     """Of an input by which the program looks into a tensor."""
+    strides: tuple[int, ...] = ()
+    """Of an input, how the values of `sample` lay in memory when the program was exported; empty: as a request's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +430,10 @@ def _values(exported: Any) -> dict[str, Any]:
 def _tensor(kind: str, names: tuple[str, ...], value: Any) -> ProgramTensor:
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     datatype = datatype_of(value.dtype, f"{kind} '{names[0]}' of the program")
-    return ProgramTensor(names, datatype, shape, tuple(map(_example_size, value.shape)))
+    sample, strides = (tuple(map(_example_size, each)) for each in (value.shape, value.stride()))
+    whole = [prod(sample[dimension + 1 :]) for dimension in range(len(sample))]
+    is_as_requests = all(size < 2 or own == full for size, own, full in zip(sample, strides, whole, strict=True))
+    return ProgramTensor(names, datatype, shape, sample, strides=() if is_as_requests else strides)
 
 
 def _example_size(size: Any) -> int:
