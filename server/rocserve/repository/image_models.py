@@ -22,9 +22,9 @@ from rocserve.repository.table import ModelTable
 class _Making:
     """What is made for one model."""
 
-    config: ModelConfig
+    config: ModelConfig | None = None
     """As the version is served that it is made for."""
-    content: ModelContent
+    content: ModelContent | None = None
     """What the model was last taken for."""
     made: tuple[MadeModel, ...] = ()
     blocked_by: str = ""
@@ -62,25 +62,21 @@ class ImageModels:
             model = self._table.models[key]
             served = model.served_model()
             config = None if served is None or served.latest is None else served.latest.config
-            making = self._makings.get(key)
-            blocked_by = "" if making is None else making.blocked_by
-            is_free_again = bool(blocked_by) and not self._table.defines_models(blocked_by)
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
-                if making is None:
-                    making = self._makings[key] = _Making(config, model.content)
-                    is_due = True
-                else:
-                    # The model was loaded again: a client that has unloaded one of its image models wants it back.
-                    is_due = model.content is not making.content and self._lacks_some(key, making)
-                    is_due |= making.config is not config or is_free_again
-                    making.config, making.content = config, model.content
+                making = self._makings.setdefault(key, _Making())
+                is_free_again = bool(making.blocked_by) and not self._table.defines_models(making.blocked_by)
+                # The model was loaded again: a client that has unloaded one of its image models wants it back.
+                is_wanted_back = making.content is not model.content and self._lacks_some(key, making)
+                is_due = making.config is not config or is_free_again or is_wanted_back
+                making.config, making.content = config, model.content
                 if is_due:
                     making.blocked_by = ""
                     if making.task is not None:
                         making.task.cancel()
-                    making.task = self._context.background.start(self._take(key, making), f"image models of {key}")
-            elif making is not None and (config is not None or model.content is None):
-                del self._makings[key]
+                    work = self._take(key, model.content, config, making)
+                    making.task = self._context.background.start(work, f"image models of {key}")
+            elif key in self._makings and (config is not None or model.content is None):
+                making = self._makings.pop(key)
                 if making.task is not None:
                     making.task.cancel()
                 self._table.drop(_folder(key))
@@ -88,10 +84,9 @@ class ImageModels:
     def _lacks_some(self, key: str, making: _Making) -> bool:
         return len(self._table.models_of(_folder(key))) < len(making.made)
 
-    async def _take(self, key: str, making: _Making) -> None:
-        content = making.content
+    async def _take(self, key: str, content: ModelContent, config: ModelConfig, making: _Making) -> None:
         try:
-            made = await asyncio.to_thread(self._made, content.definition, making.config)
+            made = await asyncio.to_thread(self._made, content.definition, config)
             # Nothing is loaded anew because a version has been replaced by one like it.
             if made != making.made or self._lacks_some(key, making):
                 contents = await asyncio.to_thread(self._context.reader.read_made, made, content.scan.namespace)
