@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +209,10 @@ class _Reader:
                     most = self.options.calibration_samples
                     for name, one in self.inputs.items():
                         samples[name] = self._stack(one, arrays[name], self.data.name)[:most]
-            except _NOT_READABLE as error:
+            except ServeError:
+                raise
+            except Exception as error:
+                # Over a damaged file numpy raises nearly anything.
                 raise self._wrong(f"cannot be read as an .npz file: {error}") from None
         elif self.data.suffix == _ARRAY and len(self.inputs) == 1:
             ((name, one),) = self.inputs.items()
@@ -263,7 +265,7 @@ class _Reader:
             if file.suffix == _ARRAY and sum(map(len, arrays)) < self.options.calibration_samples:
                 try:
                     array = np.load(file, allow_pickle=False)
-                except _NOT_READABLE as error:
+                except Exception as error:
                     raise self._wrong(f"has file {file.name}, which cannot be read as an array: {error}") from None
                 arrays.append(self._stack(one, array, file.name))
         if not arrays:
@@ -303,19 +305,3 @@ class _Reader:
 
     def _wrong(self, text: str) -> ServeError:
         return invalid_argument(f"calibration_data '{self.options.calibration_data}' {text}")
-
-
-_NOT_READABLE = (
-    ArithmeticError,
-    EOFError,
-    KeyError,
-    MemoryError,
-    OSError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-"""What numpy raises over files that are damaged, or hold Python objects."""
