@@ -215,7 +215,7 @@ ANY = np.random.default_rng(7)
         ANY.random(LONG).astype(np.float16),
         ANY.random(LONG).astype(np.float32),
         ANY.random(LONG),
-        np.array([b"", b"a", bytes(127), bytes(128), b"b" * 20_000] * (LONG // 5), np.object_),
+        np.array([b"", b"a", bytes(127), bytes(128), b"b" * 1000] * (LONG // 5 - 1) + [b"c" * 70_000] * 5, np.object_),
     ],
     ids=lambda array: str(array.dtype),
 )  # fmt: skip

@@ -29,6 +29,8 @@ _LENGTH = struct.Struct("<I")
 _STEP_ELEMENTS = 8192
 _STEP_STRINGS = 1024
 _STEP_STRING_BYTES = 1 << 20
+_COPIED_LATER = 64 << 10
+"""Bytes of a string; a view on each of many short ones would be more to the garbage collector than their copy."""
 
 
 def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
@@ -106,17 +108,23 @@ def _strings(tensor: Tensor) -> Generator[None, None, list[Buffer]]:
         while count < expected:
             step: list[Buffer] = []
             nbytes = 0
-            while count < expected and len(step) < 2 * _STEP_STRINGS and nbytes < _STEP_STRING_BYTES:
+            large: Buffer | None = None
+            while count < expected and len(step) < 2 * _STEP_STRINGS and nbytes < _STEP_STRING_BYTES and large is None:
                 (length,) = _LENGTH.unpack_from(data, position)
                 begin, position = position + 4, position + 4 + length
                 if position > len(data):
                     raise _not_whole(tensor)
                 step.append(_SHORT[length] if length < len(_SHORT) else _STRING_TAG + varint(length))
-                step.append(data[begin:position])
+                if length > _COPIED_LATER:
+                    # By what joins the parts, a step at a time.
+                    large = data[begin:position]
+                else:
+                    step.append(data[begin:position])
                 count += 1
                 nbytes += length
-            # Views on large ones stay as they are: what joins the parts copies them a step at a time.
-            pieces += step if nbytes >= _STEP_STRING_BYTES else [b"".join(step)]
+            pieces.append(b"".join(step))
+            if large is not None:
+                pieces.append(large)
             yield
     except struct.error:
         raise _not_whole(tensor) from None
