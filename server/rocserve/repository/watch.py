@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import errno
 import logging
 import os
 import threading
@@ -24,6 +26,7 @@ UNWATCHED_POLL_SECONDS = 2.0
 """How often to scan, at the least, repositories for which there are no notifications."""
 
 _END_SECONDS = 5.0
+_ANY_EVENT = 1
 
 # Reading a model must wake nobody, so neither opened files nor those closed after reading are asked for.
 _CHANGES: list[type[FileSystemEvent]] = [
@@ -47,6 +50,8 @@ class RepositoryWatch(FileSystemEventHandler):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._observer: BaseObserver | None = None
         self._watches: dict[Path, tuple[tuple[int, int], ObservedWatch]] = {}
+        self._lacks_watches = False
+        """The system gives no more, so that folders may be without."""
         self._failures: set[str] = set()
         self._lock = threading.Lock()
         """Held in the thread that renews or closes, which goes on when its caller is cancelled."""
@@ -85,7 +90,7 @@ class RepositoryWatch(FileSystemEventHandler):
 
     @property
     def _has_all(self) -> bool:
-        return len(self._watches) == len(self._roots)
+        return len(self._watches) == len(self._roots) and not self._lacks_watches
 
     async def close(self) -> None:
         """End the notifications."""
@@ -108,8 +113,18 @@ class RepositoryWatch(FileSystemEventHandler):
             except OSError as error:
                 self._fail(f"no notifications of changed files: {error}; polling instead")
                 return
+            if self._lacks_watches and has_watches_left():
+                for root in self._roots:
+                    self._forget(root, self._observer)
             for root in self._roots:
                 self._renew_root(root, self._observer)
+            # watchdog 7 says nothing of folders within a root that it could not watch.
+            self._lacks_watches = bool(self._watches) and not has_watches_left()
+            if self._lacks_watches:
+                self._fail(
+                    "no notifications of changed files in all folders: inotify watch limit reached"
+                    " (fs.inotify.max_user_watches); polling instead"
+                )
 
     def _close(self) -> None:
         with self._lock:
@@ -171,3 +186,15 @@ class RepositoryWatch(FileSystemEventHandler):
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.wake, folder)
+
+
+def has_watches_left() -> bool:
+    """Whether the system would let one more folder be watched."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    instance = libc.inotify_init1(os.O_CLOEXEC)
+    if instance < 0:
+        return True  # It cannot be asked; what watches has an instance already.
+    try:
+        return libc.inotify_add_watch(instance, b"/", _ANY_EVENT) >= 0 or ctypes.get_errno() != errno.ENOSPC
+    finally:
+        os.close(instance)

@@ -5,11 +5,14 @@ configuration as they change in the folder."""
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from watchdog.observers import inotify_c
 
 from rocserve.core.errors import ServeError
 from rocserve.repository import watch
@@ -102,6 +105,38 @@ async def test_without_notifications_polling_finds_the_change(start: Start, fold
     served: Served = await start()
     folders.model("m", 1)
     await served.until(lambda: served.data("m") == "good")
+
+
+async def test_where_not_all_folders_can_be_watched_they_are_polled_until_they_can(
+    start: Start, folders: Folders, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_watch, left = inotify_c.inotify_add_watch, [2]
+
+    def limited(*arguments: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            ctypes.set_errno(errno.ENOSPC)
+            return -1
+        return int(add_watch(*arguments))
+
+    monkeypatch.setattr(inotify_c, "inotify_add_watch", limited)
+    monkeypatch.setattr(watch, "has_watches_left", lambda: left[0] > 0)
+    monkeypatch.setattr(watch, "UNWATCHED_POLL_SECONDS", 0.1)
+    folders.model("m", 1)
+    folders.model("n", 1)
+    served: Served = await start(poll_seconds=1000)
+    assert "inotify watch limit reached" in caplog.text
+    for name in ("m", "n"):
+        folders.version(name, 1, "changed")
+    await served.until(lambda: served.data("m") == served.data("n") == "changed")
+    left[0] = 1000
+    await served.until(lambda: left[0] < 997, "watches of all folders")
+
+
+def test_whether_watches_are_left_can_be_asked_without_keeping_one() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert watch.has_watches_left()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 async def test_a_model_folder_of_a_mount_is_named_by_its_configuration(start: Start, tmp_path: Path) -> None:
