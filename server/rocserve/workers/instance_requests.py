@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STALL_SECONDS = 60.0
 """A worker that takes nothing for this long is broken: its model holds Python's lock for good."""
 MOST_WAITING = 16384
-"""Messages that may wait for a worker to take them."""
+"""Messages that may wait for a worker to take them, beside one that its client has gone for each open request."""
 MOST_CALLS = 4096
 """That a worker may have under way: they wait in the queues of other models, beside clients' requests."""
 _RETRY_SECONDS = 0.002
@@ -147,7 +147,7 @@ class InstanceRequests:
             self._writer.post(b"".join([waiting.popleft() for _ in range(count)]))
             self._ring()
             self._waiting_since = now
-        if now - self._waiting_since > STALL_SECONDS or len(waiting) > MOST_WAITING:
+        if now - self._waiting_since > STALL_SECONDS or len(waiting) > MOST_WAITING + len(self._open):
             self._instance.break_off(f"it has not taken its answers, {len(waiting)} messages wait")
         elif waiting:
             self._retry = self._instance.plane.call_at(now + _RETRY_SECONDS, self._send_waiting)

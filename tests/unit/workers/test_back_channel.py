@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import mmap
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -235,6 +236,19 @@ def test_cancellations_reach_requests_that_come_later(both: Both) -> None:
     wait_until(lambda: responder.is_cancelled)
     assert both.worker.open_request(second).is_cancelled
     assert not both.worker.open_request(third).is_cancelled
+
+
+def test_clients_of_any_number_of_requests_may_leave_at_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that breaks must not cost all others their worker."""
+    monkeypatch.setattr(instance_requests, "MOST_WAITING", 10)
+    numbers = [both.open_request(Heard()) for _ in range(SERVER_RINGS[BACK] + 100)]
+    responders = [both.worker.open_request(number) for number in numbers]
+    on_plane(both.plane, lambda: [both.requests.cancel(number) for number in numbers])
+    # What has found no room is tried again meanwhile.
+    time.sleep(0.05)
+    both.worker.start()
+    wait_until(lambda: all(responder.is_cancelled for responder in responders))
+    assert not both.broken
 
 
 def test_calls_and_their_answers(both: Both) -> None:
