@@ -48,6 +48,8 @@ def _datatype(name: str, where: str) -> DataType:
 
 
 _POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
+_MOST_TOML_BYTES = 64 << 10
+_LONGEST_TOML_LINE = 2048
 _MODEL_KEYS = {"name", "platform", "id", "inputs", "outputs"}
 _TENSOR_KEYS = {"name", "datatype", "shape", "id"}
 
@@ -64,11 +66,17 @@ def is_toml(path: Path) -> bool:
 def _toml_document(path: Path) -> dict[str, Any]:
     """Raises: ServeError INVALID_ARGUMENT with file, line and column."""
     source, text = path.name, read_text(path)
+    lines = text.split("\n")
+    if len(text) > _MOST_TOML_BYTES or max(map(len, lines)) > _LONGEST_TOML_LINE:
+        # Of a key with dots tomllib takes a time that is their square, and Python reads no number of 4300 digits. Both
+        # stand on one line.
+        raise invalid_argument(
+            f"{source}: expected at most {_MOST_TOML_BYTES} characters, in lines of at most {_LONGEST_TOML_LINE}"
+        )
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         match = _POSITION.search(str(error))
-        lines = text.split("\n")
         line = int(match["line"]) if match and match["line"] else len(lines)
         column = int(match["column"]) if match and match["column"] else len(lines[-1]) + 1
         reason = _POSITION.sub("", str(error))
@@ -111,7 +119,7 @@ class _Table:
     def integers(self, key: str) -> tuple[int, ...]:
         value = self.values.get(key)
         # bool is an int to isinstance.
-        if not isinstance(value, list) or not all(type(item) is int for item in value):
+        if not isinstance(value, list) or not all(type(item) is int and item.bit_length() < 64 for item in value):
             raise self.wrong(key, "an array of integers", value)
         return tuple(value)
 

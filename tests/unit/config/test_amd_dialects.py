@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rocserve.amd_inference_server.configurations import is_toml, read_toml
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import (
     FolderReading,
@@ -318,3 +319,31 @@ class TestChain:
         assert old in _CHAIN
         folder = make_folder("garden", {"config.toml": _CHAIN.replace(old, new), "1/decode.json": ""})
         assert _fault(folder, registry).startswith(fault)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join("a" * 50_000) + " = 1",
+        f"x = {{ {'.'.join('a' * 5_000)} = 1 }}",
+        f"x = {'9' * 5_000}",
+        "a = 1\n" * 20_000,
+    ],
+    ids=["a key", "a key within", "a number", "lines"],
+)
+def test_toml_that_would_take_long_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    assert not is_toml(file)
+    with pytest.raises(ServeError, match="expected at most 65536 characters, in lines of at most 2048"):
+        read_toml(file, "m")
+
+
+def test_a_size_beyond_64_bits_is_no_integer(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    tensor = "name = 't'\ndatatype = 'FP32'\nshape = "
+    file.write_text(
+        f"name = 'm'\nplatform = 'onnx_onnxv1'\n[[inputs]]\n{tensor}[{1 << 63}]\n[[outputs]]\n{tensor}[1]\n"
+    )
+    with pytest.raises(ServeError, match=r"'shape' must be an array of integers, got \[9223372036854775808\]"):
+        read_toml(file, "m")
