@@ -69,6 +69,9 @@ def restricted_protocols(text: str) -> RestrictedProtocols:
         raise ValueError(
             "expected PROTOCOL[,PROTOCOL...]:HEADER=VALUE, HEADER@file=PATH or HEADER@env=NAME in place of HEADER=VALUE"
         )
+    if not value:
+        # Of a variable that is not set, say.
+        raise ValueError(f"the value of the header '{key}' is empty, which anybody could send")
     unknown = [name for name in protocols if name not in RESTRICTED_PROTOCOLS]
     if unknown:
         raise ValueError(

@@ -220,6 +220,7 @@ def test_secrets_of_restricted_protocols_may_be_elsewhere(tmp_path: Path, monkey
     [
         ("trace:a@env=NO_SUCH_VARIABLE", "the environment variable 'NO_SUCH_VARIABLE' is not there, or empty"),
         ("trace:a@dir=secret", "expected PROTOCOL"),
+        ("trace:a=", "the value of the header 'a' is empty, which anybody could send"),
         ("trace:secret", "expected PROTOCOL"),
     ],
 )
