@@ -302,7 +302,9 @@ class LifecycleContext:
         read again when it has settled."""
         if await self.scanner.is_unchanged(scan, version):
             return
-        if self.is_polling:
+        # Nobody follows files that clients have named.
+        is_followed = self.is_polling and any(scan.folder.is_relative_to(root) for root in self.scanner.roots)
+        if is_followed:
             self.debounce.reopen(scan.key)
             self.watch.wake()
-        raise FilesChanged(self.is_polling)
+        raise FilesChanged(is_followed)

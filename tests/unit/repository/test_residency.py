@@ -455,6 +455,25 @@ async def test_requests_to_a_cold_model_whose_new_configuration_is_broken_are_to
     await host.loaded("b")
 
 
+async def test_the_file_of_an_endpoint_that_is_another_by_now_is_not_waited_for(
+    folders: Folders, rig: Any, tmp_path: Path
+) -> None:
+    models(folders, "a", "b")
+    host: Rig = await rig(allow_amd_endpoints=True, worker_load_folders=(tmp_path,))
+    file = tmp_path / "model.onnx"
+    file.write_text("first")
+    endpoints = host.served.repository.endpoints
+    name = await endpoints.load("onnx", {"model": str(file)})
+    await host.served.until(lambda: host.resident == {name})
+    await host.loaded("a")
+    await host.loaded("b")
+    await host.served.until(lambda: name not in host.resident)
+    file.write_text("second")
+    refused = host.ask(name)
+    await host.answered(refused)
+    assert "its files are not what they were when it was registered" in str(refused.error)
+
+
 async def test_clients_load_and_unload_by_name(folders: Folders, loader: FakeLoader, rig: Any) -> None:
     models(folders, "a", "b")
     host: Rig = await rig(control_mode=ControlMode.EXPLICIT)
