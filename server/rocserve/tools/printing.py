@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rocserve.core.plain import to_json
-from rocserve.core.printable import readable_size
+from rocserve.core.printable import printable, readable_size
 
 UNWRAPPED_WIDTH = 10_000
 """Columns for a file or a pipe, whose lines nobody wants broken."""
@@ -43,8 +43,8 @@ def say_json(console: Console, value: object) -> None:
 
 
 def complain(text: str) -> None:
-    """One line on standard error, even of a text that has several."""
-    print(" ".join(text.split()), file=sys.stderr)
+    """One line on standard error, even of a text that has several, or what a terminal would obey."""
+    print(printable(" ".join(text.split())), file=sys.stderr)
 
 
 def table(

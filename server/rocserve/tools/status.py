@@ -176,7 +176,7 @@ def _polled(client: Client, poll: StatusPoll, url: str, console: Console) -> Ren
     """The table of this moment. Raises: RocserveError: the server does not answer, or refuses."""
     server = client.server_metadata(timeout=_CALL_TIMEOUT_S)
     state = "ready" if client.server_ready(timeout=_CALL_TIMEOUT_S) else "not ready"
-    title = f"{server.name} {server.version} at {url}: {state}"
+    title = f"{printable(server.name)} {printable(server.version)} at {url}: {state}"
     return status_table(console, title, poll.rows(time.monotonic()))
 
 

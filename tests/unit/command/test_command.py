@@ -67,6 +67,7 @@ def test_what_a_server_does_not_take_is_refused_once() -> None:
     ("words", "status", "said"),
     [
         (("config", "LOOP"), 1, "is not a folder; expected the folder of a model"),
+        (("config", "/none\x1b[2J"), 1, r"rocserve config: /none\x1b[2J: is not a folder"),
         (("bench", "REPOSITORY"), 1, "is a model repository; give the folder of one of its models: m"),
         (("config", "REPOSITORY"), 1, "is a model repository; give the folder of one of its models: m"),
         (("status", "--url=http://localhost:8000"), 1, "'http://localhost:8000' is no address of gRPC"),

@@ -154,7 +154,7 @@ def answers() -> dict[str, Any]:
     metadata = pb.ModelMetadataResponse(name="digits[bold]", properties={"engine": "onnxruntime"})
     return {
         "ModelMetadata": metadata,
-        "ServerMetadata": pb.ServerMetadataResponse(name="rocserve", version="9.9"),
+        "ServerMetadata": pb.ServerMetadataResponse(name="rocserve\x1b[2J", version="9.9"),
         "ServerReady": pb.ServerReadyResponse(ready=True),
         "RepositoryIndex": index,
         "ModelStatistics": counters,
@@ -175,7 +175,7 @@ def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
     status.run(status.StatusOptions(address), Console(file=output))
     lines = output.getvalue().splitlines()
     assert "\x1b" not in output.getvalue()
-    assert lines[0].strip() == f"rocserve 9.9 at {address}: ready"
+    assert lines[0].strip() == rf"rocserve\x1b[2J 9.9 at {address}: ready"
     (served,) = [line.split() for line in lines if "digits[bold]" in line]
     assert served[:8] == ["digits[bold]", "1", "READY", "onnxruntime", "1234", "7", "-", "8.00"]
     (failed,) = [line for line in lines if "broken" in line]
