@@ -192,7 +192,7 @@ class ModelScan:
     advice: tuple[str, ...] = field(default=(), compare=False)
     """Names files that are not read or served because of where they lie, and the commands that repair it."""
     ignored: tuple[str, ...] = ()
-    """Sub-folders that would be versions but for a leading zero."""
+    """Sub-folders that would be versions but for a leading zero, or too many digits."""
     changed_ns: int = field(default=0, compare=False)
     """When a file last changed, in nanoseconds since the epoch."""
     has_links: bool = field(default=False, compare=False)

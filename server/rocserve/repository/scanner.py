@@ -118,8 +118,9 @@ class RepositoryScanner:
             for name in model.ignored:
                 if (model.folder, name) not in self._ignored:
                     self._ignored.add((model.folder, name))
+                    why = "no leading zeros" if name.startswith("0") else "at most 63 bits"
                     self._log.warning(
-                        "ignoring version folder '%s' of model '%s': a version has no leading zeros", name, model.name
+                        "ignoring version folder '%s' of model '%s': a version has %s", name, model.name, why
                     )
 
     def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:

@@ -90,6 +90,21 @@ def test_version_folders_with_leading_zeros_are_ignored_and_zero_is_valid(root: 
     assert scan.fingerprint == before.fingerprint
 
 
+async def test_why_a_version_folder_is_ignored_is_told_once(
+    root: Path, folders: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders.model("m", 1)
+    for name in ("01", str(2**63)):
+        (root / "m" / name).mkdir()
+    scanner = make_scanner(root)
+    for _ in range(2):
+        await scanner.run()
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "ignoring version folder '01' of model 'm': a version has no leading zeros",
+        "ignoring version folder '9223372036854775808' of model 'm': a version has at most 63 bits",
+    ]
+
+
 def test_a_file_that_is_a_link_out_of_the_repository_is_refused(root: Path, folders: Folders, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("s")
     folders.model("m", 1, 2)
