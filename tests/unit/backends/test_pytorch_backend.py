@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -342,3 +343,29 @@ def test_instances_share_the_cores(model_source: SourceMaker) -> None:
     group = InstanceGroup("", InstanceKind.CPU, usable_cpus())
     assert run_options(model_source("model.pt2", b"").config).intra_op_threads == usable_cpus()
     assert run_options(model_source("model.pt2", b"", instance_groups=[group]).config).intra_op_threads == 1
+
+
+LOST = """
+import sys, torch
+from rocserve.backends.pytorch.model import TorchModel
+from rocserve.core.model_config import ModelConfig
+
+def synchronize(device):
+    if sys.argv[1] == "lost":
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+torch.cuda.synchronize = synchronize
+model = object.__new__(TorchModel)
+model.device, model._config = torch.device("cuda:0"), ModelConfig(name="m")
+model._end_where_gpu_is_lost(ValueError("of the program"))
+model._end_where_gpu_is_lost(torch.AcceleratorError("CUDA error: device-side assert triggered"))
+"""
+
+
+@pytest.mark.parametrize(("state", "status"), [("lost", 70), ("well", 0)])
+def test_a_worker_that_has_lost_its_gpu_ends(torch_files: TorchFiles, state: str, status: int) -> None:
+    ran = subprocess.run([sys.executable, "-c", LOST, state], capture_output=True, text=True, check=False)
+    assert ran.returncode == status, ran.stderr
+    assert ("model 'm' has lost its GPU, and its worker ends: CUDA error: device-side assert" in ran.stderr) == bool(
+        status
+    )
