@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -259,3 +260,43 @@ def test_sides_that_are_too_long_to_be_turned_are_told(operation: Operation) -> 
     assert runner.run(np.zeros((1, 32_766, 3), np.uint8))[0].shape == (1, 32_766, 3)
     with pytest.raises(PixelsError, match="an image of 32767x1 pixels cannot be rotated, warped or corrected"):
         runner.run(np.zeros((1, 32_767, 3), np.uint8))
+
+
+def peak(runner: PipelineEngine, pixels: Any) -> float:
+    """How much memory a run takes at most, in images as large as the one that it is for (a blend is of FP32)."""
+    tracemalloc.start()
+    try:
+        runner.run(pixels)
+        return tracemalloc.get_traced_memory()[1] / pixels.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+TURN: Operation = {"operation": "flip", "horizontal": True, "vertical": False}
+LAST: Operation = {**TURN, "is_output": True}
+SIZE: Operation = {"operation": "ImageSize", "is_output": True}
+EARLY: Operation = {**TURN, "name": "early"}
+BLEND: Operation = {"operation": "blend", "ratio": 0.5, "is_output": True}
+
+
+@pytest.mark.parametrize(
+    ("operations", "images"),
+    [
+        ([*[TURN] * 8, LAST], 3),
+        ([*[TURN] * 8, LAST, SIZE], 3),
+        ([LAST, *[TURN] * 8], 2),
+        ([EARLY, *[TURN] * 7, {**TURN, "name": "late"}, {**BLEND, "inputs": ["early", "late"]}], 11),
+    ],
+    ids=["each by the next", "measured late", "not at all", "one late"],
+)
+def test_no_image_is_kept_that_no_later_step_reads(operations: list[Operation], images: int) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (400, 500, 3), np.uint8)
+    assert peak(engine(operations, decoder={"input": "raw"}), pixels) < images + 0.2
+
+
+def test_a_step_that_reads_an_image_twice_drops_it_once() -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (20, 30, 3), np.uint8)
+    operations = [EARLY, {**BLEND, "inputs": ["early", "early"]}, {**LAST, "inputs": ["decoded"]}]
+    blended, turned = engine(operations, decoder={"input": "raw"}).run(pixels)
+    np.testing.assert_array_equal(blended, pixels[:, ::-1])
+    np.testing.assert_array_equal(turned, pixels[:, ::-1])

@@ -20,7 +20,7 @@ from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.image import Image, PixelsError
 from rocserve.backends.rocal.operations.base import Measurement
-from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipeline
+from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipeline, Step
 from rocserve.core.datatypes import DataType
 
 Arguments = Mapping[str, np.ndarray[Any, Any]]
@@ -82,25 +82,46 @@ class PipelineEngine:
         """The outputs for one image, each in its datatype and layout (the arrays need not be contiguous), with the
         values of the pipeline's inputs. Raises: ImageError: it cannot be decoded. PixelsError: nor worked on."""
         flags = {name: bool(value) for name, value in arguments.items()}
-        decoded = self.decoder.decode(encoded)
-        images = {DECODED: Image.whole(decoded.pixels)}
+        images, measured = self._decode(encoded)
         outputs: list[np.ndarray[Any, Any]] = []
-        for step in self.pipeline.steps:
+        for index, step in enumerate(self.pipeline.steps):
             if isinstance(step, Measurement):
-                outputs.append(step.measure(decoded))
+                outputs.append(measured[index])
                 continue
             if step.is_read:
                 # The next operation works on bytes, as in rocAL, whatever is handed out here.
-                images[step.index] = result = step.run(images, flags, as_float=False)
+                images[step.index] = step.run(images, flags, as_float=False)
             if step.is_output:
-                form = self.formats[len(outputs)]
-                if not step.is_read or form.datatype is not DataType.UINT8:
-                    result = step.run(images, flags, as_float=form.datatype is not DataType.UINT8)
-                pixels = result.padded
-                if form.datatype is DataType.FP16:
-                    pixels = pixels.astype(np.float16)
-                outputs.append(pixels if form.layout is Layout.NHWC else pixels.transpose(2, 0, 1))
+                outputs.append(self._output(step, self.formats[len(outputs)], images, flags))
+            # A large image is large in each step: what nobody reads any more makes room for what comes.
+            for source in step.read_last:
+                del images[source]
         return outputs
+
+    def _decode(self, encoded: SourceImage) -> tuple[dict[int, Image], dict[int, np.ndarray[Any, Any]]]:
+        """The decoder's image, as the first of those that steps read, and all measurements of it, by their places: it
+        need not be kept for those that come late."""
+        decoded = self.decoder.decode(encoded)
+        measured = {
+            index: step.measure(decoded)
+            for index, step in enumerate(self.pipeline.steps)
+            if isinstance(step, Measurement)
+        }
+        return {DECODED: Image.whole(decoded.pixels)}, measured
+
+    @staticmethod
+    def _output(
+        step: Step, form: OutputFormat, images: Mapping[int, Image], flags: Mapping[str, bool]
+    ) -> np.ndarray[Any, Any]:
+        """What a step hands out, whose image is among the images if a later step reads it."""
+        if step.is_read and form.datatype is DataType.UINT8:
+            result = images[step.index]
+        else:
+            result = step.run(images, flags, as_float=form.datatype is not DataType.UINT8)
+        pixels = result.padded
+        if form.datatype is DataType.FP16:
+            pixels = pixels.astype(np.float16)
+        return pixels if form.layout is Layout.NHWC else pixels.transpose(2, 0, 1)
 
 
 class ThreadedEngine:
@@ -121,12 +142,15 @@ class ThreadedEngine:
         # All threads take their images from it: a request may have a million that are empty.
         rows = iter(range(len(images)))
 
+        def hand_out(row: int, results: Sequence[np.ndarray[Any, Any]]) -> None:
+            for output, result in enumerate(results):
+                put(row, output, result)
+
         def work() -> None:
             for row in rows:
                 try:
-                    results = self._engine.run(images[row], {name: values[row] for name, values in arguments.items()})
-                    for output, result in enumerate(results):
-                        put(row, output, result)
+                    # No variable keeps the results of one image while the next one is worked on.
+                    hand_out(row, self._engine.run(images[row], {name: each[row] for name, each in arguments.items()}))
                 except (ImageError, PixelsError) as error:
                     # Nobody asks where it was raised, and the frames would be kept.
                     faults[row] = error.with_traceback(None)

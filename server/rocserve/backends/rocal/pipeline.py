@@ -123,6 +123,8 @@ class Step:
     """The flags that inputs give."""
     is_read: bool
     """Whether a later step that an output depends on reads its image."""
+    read_last: frozenset[int]
+    """Those of the sources that no later step reads."""
     is_output: bool
     datatype: DataType | None
     """The output's; None = the model configuration decides, else `default_datatype`."""
@@ -181,8 +183,9 @@ def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
     read: set[int] = set()
     for index, step in reversed(list(enumerate(steps))):
         if isinstance(step, Step):
-            steps[index] = replace(step, is_read=index in read)
-            read.update(step.sources if step.is_output or index in read else ())
+            used = step.sources if step.is_output or index in read else ()
+            steps[index] = replace(step, is_read=index in read, read_last=frozenset(used) - read)
+            read.update(used)
     inputs = dict.fromkeys(binding.input for step in steps if isinstance(step, Step) for binding in step.bindings)
     pipeline = Pipeline(tuple(steps), DecoderOptions.read(top_level["decoder"]), tuple(inputs), tuple(reader.notes))
     if not pipeline.outputs:
@@ -244,6 +247,7 @@ class _StepReader:
             sources=self._sources(where, operation, values["inputs"]),
             bindings=bindings,
             is_read=False,
+            read_last=frozenset(),
             is_output=values["is_output"],
             datatype=_DATATYPES[values["dtype"]] if values["dtype"] else None,
             layout=Layout(values["layout"]) if values["layout"] else None,
