@@ -280,20 +280,33 @@ class FolderCache:
 
     def prune(self, limit_bytes: int) -> Sequence[FolderEntry]:
         """Remove folders, those used least lately first, until the rest takes no more; also the remains of killed
-        processes. Returns those that were removed. Raises: ServeError: UNAVAILABLE, the place cannot be written."""
+        processes. Returns those that were removed. Raises: ServeError: UNAVAILABLE, one could not be removed; the
+        others were."""
+        failures: list[ServeError] = []
+
+        def try_to_remove(name: str) -> bool:
+            try:
+                return self.remove(name)
+            except ServeError as error:
+                # It may be this folder's fault alone, such as one that somebody else has made.
+                failures.append(error)
+                return False
+
         for hidden in self._listed():
             name = hidden.stem[1:]
             if hidden.suffix in (_LOCK, _NEW) and not os.path.lexists(self.place / name):
-                self.remove(name)
+                try_to_remove(name)
         entries = self.entries()
         total = sum(entry.size_bytes for entry in entries)
         removed: list[FolderEntry] = []
         for entry in entries:
             if total <= limit_bytes:
                 break
-            if self.remove(entry.path.name):
+            if try_to_remove(entry.path.name):
                 total -= entry.size_bytes
                 removed.append(entry)
+        if failures:
+            raise failures[0]
         return removed
 
     def _listed(self) -> Sequence[Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.cache.folders import FolderCache, is_private, make_private
+from rocserve.core.errors import ServeError, StatusCode
 
 
 class Cache:
@@ -76,3 +77,31 @@ def test_a_file_of_somebody_else_s_does_not_keep_folders_from_going(cache: Cache
     folders = FolderCache(cache.place, 0, cache.warnings.append)
     assert [entry.path.name for entry in folders.prune(0)] == ["name"]
     assert (folders.entries(), cache.warnings) == ([], [])
+
+
+@pytest.mark.parametrize("kept", ["oldest", "remains"])
+def test_what_cannot_be_removed_does_not_keep_the_others_from_going(cache: Cache, kept: str) -> None:
+    folders = FolderCache(cache.place, 1 << 30, cache.warnings.append)
+    names = ("oldest", "middle", "latest")
+    for number, name in enumerate(names, 1):
+        folders.find_or_make(name, cache._make, lambda: None).release()
+        os.utime(cache.place / name, (number, number))
+    # Nobody can lock it.
+    (cache.place / f".{kept}.lock").mkdir()
+    with pytest.raises(ServeError, match="compiled programs cannot be removed: ") as caught:
+        folders.prune(0)
+    assert caught.value.code is StatusCode.UNAVAILABLE
+    assert [entry.path.name for entry in folders.entries()] == [name for name in names if name == kept]
+
+
+def test_a_new_folder_takes_the_place_of_the_next_one_where_the_oldest_cannot_be_removed(cache: Cache) -> None:
+    folders = FolderCache(cache.place, 1 << 30, cache.warnings.append)
+    for number, name in enumerate(("oldest", "middle"), 1):
+        folders.find_or_make(name, cache._make, lambda: None).release()
+        os.utime(cache.place / name, (number, number))
+    (cache.place / ".oldest.lock").mkdir()
+    size = folders.entries()[0].size_bytes
+    FolderCache(cache.place, 2 * size, cache.warnings.append).find_or_make("new", cache._make, lambda: None).release()
+    assert [entry.path.name for entry in folders.entries()] == ["oldest", "new"]
+    (warning,) = cache.warnings
+    assert warning.startswith("compiled programs cannot be removed: ")

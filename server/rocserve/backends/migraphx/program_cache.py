@@ -258,9 +258,17 @@ class ProgramCache:
 
     def prune(self, limit_bytes: int) -> Sequence[CacheEntry]:
         """Remove programs, those used least lately first, until the rest takes no more; also what killed processes have
-        left. What was removed. Raises: ServeError: UNAVAILABLE, the folder cannot be written."""
+        left. What was removed. Raises: ServeError: UNAVAILABLE, one could not be removed; the others were."""
         entries = self.entries()
-        removed = {entry.path for programs in self._places() for entry in programs.prune(limit_bytes)}
+        removed: set[Path] = set()
+        failures: list[ServeError] = []
+        for programs in self._places():
+            try:
+                removed.update(entry.path for entry in programs.prune(limit_bytes))
+            except ServeError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
         return [entry for entry in entries if entry.path in removed]
 
     @property
