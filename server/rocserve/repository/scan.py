@@ -260,7 +260,10 @@ def scan_model(
             f"'{folder}' holds more than {most_entries} files and folders; keep elsewhere what is no part of the model,"
             " or raise --max-folder-entries"
         )
-        return replace(model, refusal=refusal)
+        # `model` may be an earlier scan, whose files must not pass for what the folder holds now.
+        return ModelScan(
+            model.name, folder, model.root, refusal=refusal, namespace=model.namespace, is_root=model.is_root, flat=flat
+        )
     has_config = any(mark.path in CONFIG_FILENAMES for mark in parts["config"])
     config = summarise(parts.pop("config"))
     other = summarise(parts.pop("other", ()))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -363,6 +364,17 @@ def test_a_folder_with_too_many_files_is_refused(root: Path, folders: Folders) -
     # Nothing of it is remembered, so that a change within it is none.
     (folder / "1" / "one more").touch()
     assert scanned(root)["m"] == scan
+
+
+def test_a_folder_that_overflows_during_a_load_is_no_longer_the_one_that_was_read(root: Path, folders: Folders) -> None:
+    folder = folders.model("m", 1)
+    scanner = make_scanner(root, max_folder_entries=MOST_ENTRIES)
+    scan = scanner.scan().models["m"]
+    assert asyncio.run(scanner.is_unchanged(scan, 1))
+    for number in range(MOST_ENTRIES):
+        (folder / "1" / f"{number}").touch()
+    assert not asyncio.run(scanner.is_unchanged(scan, 1))
+    assert scanner.rescan(scan) == scanner.scan().models["m"]
 
 
 def test_only_what_has_changed_or_is_young_is_scanned_again(
