@@ -23,6 +23,10 @@ sends, and each size is compiled before the model serves."""
 
 _MOST_SIZES = 64
 """Each is a program of its own: compiled, kept in memory, warmed up."""
+_ONE_SIZE = "batch"
+_LISTS = ("batch_sizes", "migraphx_compile_batches")
+"""The second is the name that ONNX Runtime's provider has for it."""
+_LARGEST_SIZE = 2**31 - 1
 
 
 def default_batch_sizes(largest: int) -> tuple[int, ...]:
@@ -47,6 +51,28 @@ def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_si
             f' as in "1, {largest}", not "{text}"'
         )
     return tuple(sizes)
+
+
+def wanted_batch_sizes(
+    values: Mapping[str, str], largest: int, model: str, named: str = "parameter"
+) -> tuple[int, ...]:
+    """The sizes that `values`, by the names of parameters, ask for: the one of `batch`, or those of a list; none where
+    neither is there. `named`: what errors call such a parameter. Raises: ServeError: INVALID_ARGUMENT; `batch` is no
+    number or there is a list beside it, and as `parse_batch_sizes`."""
+    given = {name: text for name in (*_LISTS, _ONE_SIZE) if (text := values.get(name, "").strip())}
+    if not given:
+        return ()
+    name, text = next(iter(given.items()))
+    if _ONE_SIZE in given:
+        if name != _ONE_SIZE:
+            raise invalid_argument(
+                f"model '{model}': '{_ONE_SIZE}' is the one batch size, '{name}' a list of them; remove one of them"
+            )
+        if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= _LARGEST_SIZE:
+            raise invalid_argument(
+                f"{named} '{name}' of model '{model}' must be a whole number from 1 to {_LARGEST_SIZE}, not \"{text}\""
+            )
+    return parse_batch_sizes(text, largest, f"{named} '{name}' of model '{model}'")
 
 
 @dataclass(frozen=True, slots=True)

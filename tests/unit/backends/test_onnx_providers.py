@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 from support.models import add_sub
 
 from rocserve.backends.base import ModelSource
+from rocserve.backends.migraphx.configuration.options import serving_options
 from rocserve.backends.onnx.provider_options import CUDA, OPENVINO, ROCM, compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import KINDS, MIGRAPHX_PROVIDER, ProviderPlan, plan_providers
 from rocserve.backends.parameters import usable_cpus
@@ -262,6 +264,33 @@ def test_batch_sizes_above_the_largest() -> None:
         compiled_batch_sizes(ModelConfig("m", parameters={"batch_sizes": "1, 8"}), {}, 4)
     with pytest.raises(ServeError, match=r"the execution accelerator's 'batch' of model 'm' must be .* which is 4"):
         compiled_batch_sizes(ModelConfig("m"), {"batch": "8"}, 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"batch": "1, 2"}, "'batch' of model 'm' must be a whole number from 1 to 2147483647, not \"1, 2\""),
+        ({"batch": "0"}, "'batch' of model 'm' must be a whole number from 1 to 2147483647, not \"0\""),
+        (
+            {"batch": "2", "batch_sizes": "1, 2"},
+            "model 'm': 'batch' is the one batch size, 'batch_sizes' a list of them; remove one of them",
+        ),
+    ],
+)
+def test_batch_sizes_are_refused_in_the_words_of_migraphx(values: dict[str, str], text: str) -> None:
+    config = ModelConfig("m", max_batch_size=4, parameters=values)
+    accelerated = ModelConfig("m", max_batch_size=4, gpu_accelerators=(ExecutionAccelerator("migraphx", values),))
+    refusals = []
+    for refuse in (
+        lambda: serving_options(config),
+        lambda: compiled_batch_sizes(config, {}, 4),
+        lambda: serving_options(accelerated),
+        lambda: compiled_batch_sizes(ModelConfig("m", max_batch_size=4), values, 4),
+    ):
+        with pytest.raises(ServeError, match=re.escape(text)) as caught:
+            refuse()
+        refusals.append((caught.value.code, caught.value.text))
+    assert refusals[0] == refusals[1]
 
 
 def test_how_batches_are_padded() -> None:

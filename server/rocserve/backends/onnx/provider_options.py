@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes, parse_batch_sizes
+from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes, wanted_batch_sizes
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.migraphx.configuration.options import CACHE_NAMES, PARAMETERS
 from rocserve.backends.parameters import read_switch
@@ -202,8 +202,15 @@ MIGRAPHX_PROVIDER = ProviderKind(
 )
 
 _RENAMED = {"exhaustive_tune": "migraphx_exhaustive_tune"}
-_BATCHES = ("batch_sizes", "batch", "migraphx_compile_batches")
-_NOT_THE_PROVIDERS = ("precision", "precision_mode", "migraphx_max_dynamic_batch", "pad_batch", *_BATCHES)
+_NOT_THE_PROVIDERS = (
+    "precision",
+    "precision_mode",
+    "migraphx_max_dynamic_batch",
+    "migraphx_compile_batches",
+    "batch_sizes",
+    "batch",
+    "pad_batch",
+)
 
 
 def provider_options(options: Mapping[str, str], model: str, model_folder: Path) -> Mapping[str, str]:
@@ -238,12 +245,12 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
 
 def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], largest: int) -> tuple[int, ...]:
     """The batch sizes that are compiled ahead: as `parameters` say, else the accelerator's, else 1, 2, 4 ... `largest`;
-    none where that is 0. Raises: ServeError: INVALID_ARGUMENT; the text is no list of sizes up to `largest`."""
-    for where, values in (("parameter", config.parameters), ("the execution accelerator's", options)):
-        for name in _BATCHES:
-            text = values.get(name, "").strip()
-            if text and (largest or where == "parameter"):
-                return parse_batch_sizes(text, largest, f"{where} '{name}' of model '{config.name}'")
+    none where that is 0. Raises: ServeError: INVALID_ARGUMENT; as `wanted_batch_sizes`."""
+    wanted = wanted_batch_sizes(config.parameters, largest, config.name)
+    if not wanted and largest:
+        wanted = wanted_batch_sizes(options, largest, config.name, "the execution accelerator's")
+    if wanted:
+        return wanted
     ahead = int(options.get("migraphx_max_dynamic_batch", "0"))
     if not ahead and config.has_open_batch:
         ahead = LARGEST_WITHOUT_CONFIGURATION

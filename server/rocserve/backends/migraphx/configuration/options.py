@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from rocserve.backends.batch_sizes import default_batch_sizes, parse_batch_sizes
+from rocserve.backends.batch_sizes import default_batch_sizes, wanted_batch_sizes
 from rocserve.backends.parameters import read_choice, read_integer, read_switch, unfit
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
@@ -238,21 +238,18 @@ def serving_options(config: ModelConfig) -> ServingOptions:
     if dynamic_batch and config.max_batch_size == 0:
         raise _wrong(config, "'dynamic_batch' needs max_batch_size, the largest batch that the program is to take")
     largest = config.max_batch_size
-    given = {name: text for name in ("batch_sizes", "batch") if (text := config.parameters.get(name))}
-    if dynamic_batch and given:
-        raise _wrong(
-            config,
-            f"'dynamic_batch' makes one program for all batches, so '{next(iter(given))}' contradicts it; remove one of"
-            " them",
-        )
-    if len(given) > 1:
-        raise _wrong(config, "'batch' is the one batch size, 'batch_sizes' a list of them; remove one of them")
-    ahead = read_integer(config, MAX_DYNAMIC_BATCH, 0, 0, _MOST_ROWS) if not given and not dynamic_batch else 0
-    sizes = () if dynamic_batch else default_batch_sizes(min(ahead, largest) if ahead else largest)
-    for name, text in given.items():
-        if name == "batch":
-            read_integer(config, name, 1, 1, _MOST_ROWS)
-        sizes = parse_batch_sizes(text, largest, f"parameter '{name}' of model '{config.name}'")
+    sizes: tuple[int, ...] = ()
+    if dynamic_batch:
+        for name in ("batch_sizes", "batch"):
+            if config.parameters.get(name):
+                raise _wrong(
+                    config,
+                    f"'dynamic_batch' makes one program for all batches, so '{name}' contradicts it; remove one of"
+                    " them",
+                )
+    elif not (sizes := wanted_batch_sizes(config.parameters, largest, config.name)):
+        ahead = read_integer(config, MAX_DYNAMIC_BATCH, 0, 0, _MOST_ROWS)
+        sizes = default_batch_sizes(min(ahead, largest) if ahead else largest)
     try:
         timeout = float(config.parameters.get("compile_timeout_secs") or 3600.0)
     except ValueError:
