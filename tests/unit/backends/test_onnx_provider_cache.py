@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import stat
 import subprocess
 import sys
@@ -125,6 +126,20 @@ def test_folders_that_were_used_least_lately_go(source: ModelSource, tmp_path: P
     current = folder_for(small, migraphx())
     assert (old.exists(), recent.exists(), current.exists()) == (False, True, True)
     assert foreign.exists()
+
+
+def test_a_folder_that_may_not_be_removed_keeps_no_other(
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign, old, recent = (tmp_path / "cache" / "onnxruntime" / f"migraphx-{digit * 32}" for digit in "012")
+    for used, folder in ((10, foreign), (50, old), (100, recent)):
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "program.mxr").write_bytes(b"x" * 1000)
+        os.utime(folder, (used, used))
+    remove = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **options: path == foreign or remove(path, **options))
+    folder_for(replace(source, settings=replace(source.settings, cache_bytes=2500)), migraphx())
+    assert (foreign.exists(), old.exists(), recent.exists()) == (True, False, True)
 
 
 def test_a_cache_that_cannot_be_written(source: ModelSource, tmp_path: Path) -> None:

@@ -236,5 +236,6 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
         for entry in others:
             if total > model.settings.cache_bytes:
                 shutil.rmtree(entry.path, ignore_errors=True)
-                total -= entry.size_bytes
+                # One that may not be removed takes no less.
+                total -= 0 if entry.path.exists() else entry.size_bytes
     return replace(plan, providers=tuple(providers))
