@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -106,8 +106,9 @@ class ResponseStatistics:
 
 
 @dataclass(slots=True)
-class StatisticsSnapshot(BatchStatistics):
-    """The counters, those of a version or a consistent copy of them; the phases are those of requests."""
+class StatisticsTotals(BatchStatistics):
+    """The counters of all batch sizes together, those of a version or a consistent copy of them; the phases are those
+    of requests."""
 
     inference_count: int = 0
     execution_count: int = 0
@@ -120,14 +121,20 @@ class StatisticsSnapshot(BatchStatistics):
     reject: Duration = field(default_factory=Duration)
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
-    batches: dict[int, BatchStatistics] = field(default_factory=lambda: defaultdict(BatchStatistics))
-    """By size, rising."""
     backend_failures: int = 0
     """How many of the failures are the model's or its engine's."""
-    responses: dict[int, ResponseStatistics] = field(default_factory=lambda: defaultdict(ResponseStatistics))
-    """Of decoupled models, by the place of the response among those to its request."""
     latencies: LatencyReadings | None = None
     """None = nothing but the sums is kept."""
+
+
+@dataclass(slots=True)
+class StatisticsSnapshot(StatisticsTotals):
+    """The counters, by batch size and by response as well: as many as there are sizes that came."""
+
+    batches: dict[int, BatchStatistics] = field(default_factory=lambda: defaultdict(BatchStatistics))
+    """By size, rising."""
+    responses: dict[int, ResponseStatistics] = field(default_factory=lambda: defaultdict(ResponseStatistics))
+    """Of decoupled models, by the place of the response among those to its request."""
 
 
 class Execution(NamedTuple):
@@ -331,22 +338,46 @@ class ModelStatistics:
         if ended_ns - self._watched_ns > WINDOW_NS:
             self._watched = None
 
+    def totals(self) -> StatisticsTotals:
+        """At the same cost however many batch sizes there were."""
+        with self._lock:
+            self._count()
+            return self._read_totals()
+
     def snapshot(self) -> StatisticsSnapshot:
         with self._lock:
             self._count()
-            taken = _copied(self._numbers)
-            taken.batches = {size: _copied(taken.batches[size]) for size in sorted(taken.batches)}
-            taken.responses = {index: _copied(taken.responses[index]) for index in sorted(taken.responses)}
-            if self._latencies is not None:
-                taken.latencies = self._latencies.read(time.monotonic_ns())
-            return taken
+            totals = self._read_totals()
+            return StatisticsSnapshot(
+                **{name: getattr(totals, name) for name in _FIELDS[StatisticsTotals]},
+                batches=_copied_by_number(self._numbers.batches),
+                responses=_copied_by_number(self._numbers.responses),
+            )
+
+    def _read_totals(self) -> StatisticsTotals:
+        """Under the lock."""
+        totals = _copied(self._numbers, StatisticsTotals)
+        if self._latencies is not None:
+            totals.latencies = self._latencies.read(time.monotonic_ns())
+        return totals
 
 
-_Counters = TypeVar("_Counters", StatisticsSnapshot, BatchStatistics, ResponseStatistics)
+_Counters = TypeVar("_Counters", StatisticsTotals, BatchStatistics, ResponseStatistics)
+
+_FIELDS: Mapping[type[object], Sequence[str]] = {
+    kind: tuple(entry.name for entry in fields(kind))
+    for kind in (StatisticsTotals, BatchStatistics, ResponseStatistics)
+}
 
 
-def _copied(counters: _Counters) -> _Counters:
-    """With durations of its own."""
-    durations = {entry.name: getattr(counters, entry.name) for entry in fields(counters) if entry.type == "Duration"}
-    own: dict[str, Any] = {name: Duration(each.count, each.ns) for name, each in durations.items()}
-    return replace(counters, **own)
+def _copied(counters: _Counters, kind: type[_Counters]) -> _Counters:
+    """As one of its kind, with durations of its own."""
+    values: dict[str, Any] = {}
+    for name in _FIELDS[kind]:
+        value = getattr(counters, name)
+        values[name] = Duration(value.count, value.ns) if isinstance(value, Duration) else value
+    return kind(**values)
+
+
+def _copied_by_number(counters: Mapping[int, _Counters]) -> dict[int, _Counters]:
+    return {number: _copied(counters[number], type(counters[number])) for number in sorted(counters)}

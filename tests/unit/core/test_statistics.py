@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -57,6 +57,22 @@ def test_requests_that_ran_one_by_one_are_an_execution_each_and_sizes_are_apart(
     assert (counted.compute_infer.count, counted.compute_infer.ns) == (4, 20 + 20 + 1 + 40)
     by_size = {size: (batch.compute_infer.count, batch.compute_infer.ns) for size, batch in counted.batches.items()}
     assert by_size == {3: (3, 41), 8: (1, 40)}
+
+
+def test_totals_are_a_copy_of_all_that_is_not_by_size() -> None:
+    statistics, _ = counted()
+    for rows in range(1, 100):
+        statistics.record_batch(Execution(100, 110, 150, 160, [40], 200, rows))
+    statistics.record_response(0, 1, 2, 3)
+    statistics.record_failure(1, 5, by_backend=True)
+    totals, snapshot = statistics.totals(), statistics.snapshot()
+    shared = {entry.name for entry in fields(totals)}
+    assert {entry.name for entry in fields(snapshot)} - shared == {"batches", "responses"}
+    for name in shared - {"latencies"}:
+        assert getattr(totals, name) == getattr(snapshot, name)
+    assert totals.latencies is not None
+    statistics.record_failure(1, 5)
+    assert (totals.fail.count, snapshot.fail.count, statistics.totals().fail.count) == (1, 1, 2)
 
 
 def test_failures_count_as_failures_only():

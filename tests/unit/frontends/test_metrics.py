@@ -14,7 +14,7 @@ from rocserve.core.errors import unavailable
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
-from rocserve.core.statistics import Execution, ModelStatistics
+from rocserve.core.statistics import Execution, ModelStatistics, StatisticsSnapshot
 from rocserve.frontends.http.listener import ConnectionLimits
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.metrics.collection import server_families
@@ -291,3 +291,15 @@ async def test_metrics_that_cannot_be_written(caplog: pytest.LogCaptureFixture) 
         assert "no metrics today" in caplog.text
         written.fails = False
         assert (await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n"))[0] == "HTTP/1.1 200 OK"
+
+
+class WideStatistics(ModelStatistics):
+    def snapshot(self) -> StatisticsSnapshot:
+        raise AssertionError("it copies what was counted of each batch size, while no batch can be counted")
+
+
+def test_a_scrape_reads_nothing_by_batch_size() -> None:
+    version = ToldVersion("m", 1, WideStatistics())
+    for rows in range(1, 1000):
+        version.statistics.record_batch(Execution(0, 1, 2, 3, [0], 4, rows))
+    assert samples_of(version)['nv_inference_exec_count{model="m",version="1"}'] == "999"

@@ -19,7 +19,7 @@ from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.latencies import HistogramReading, LatencyOptions
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder
-from rocserve.core.statistics import StatisticsSnapshot
+from rocserve.core.statistics import StatisticsTotals
 from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples, summary_samples
 from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.model_repository import outcomes
@@ -39,7 +39,7 @@ class VersionReading:
 
     version: ServedVersion
     labels: Mapping[str, str]
-    numbers: StatisticsSnapshot
+    numbers: StatisticsTotals
 
 
 _CACHED = "in microseconds (includes cached requests)"
@@ -183,7 +183,7 @@ def server_families(
                 namespace = {"namespace": model.namespace} if model.namespace else {}
                 tags = {f"_{_NO_LABEL.sub('_', name)}": text for name, text in version.config.metric_tags.items()}
                 labels = {"model": version.name, "version": str(version.version), **namespace, **tags}
-                readings.append(VersionReading(version, labels, version.statistics.snapshot()))
+                readings.append(VersionReading(version, labels, version.statistics.totals()))
     yield from model_families(readings, options.counters)
     yield MetricFamily(
         "rocserve_model_engine_info",
