@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -76,11 +77,12 @@ class Supervisor:
             own, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 server = os.fork()
-            except OSError:
+            except OSError as error:
                 own.close()
                 peer.close()
                 if not end:
-                    raise
+                    print(f"rocserve serve: the server's process cannot be started: {error.strerror}", file=sys.stderr)
+                    return 1
                 # There is no room for a process now. What serves the next server is kept.
                 continue
             if not server:
