@@ -21,6 +21,7 @@ from rocserve_client.messages import (
     Outputs,
     RequestOptions,
     decode_infer_response,
+    decode_message,
     encode_infer_request,
 )
 from rocserve_client.results import (
@@ -128,7 +129,8 @@ def unload_model(model: str, unload_dependents: bool) -> UnaryCall[None]:
 def _call(request: Message, response: type[Response], read: Callable[[Response], Answer]) -> UnaryCall[Answer]:
     """A call whose answer is a small message; KServe v2 names a method's messages after the method."""
     method = response.DESCRIPTOR.name.removesuffix("Response")
-    return UnaryCall(f"{_SERVICE}/{method}", request.SerializeToString(), lambda data: read(response.FromString(data)))
+    path = f"{_SERVICE}/{method}"
+    return UnaryCall(path, request.SerializeToString(), lambda data: read(decode_message(data, response)))
 
 
 def _read_model_metadata(answer: pb.ModelMetadataResponse) -> ModelMetadata:

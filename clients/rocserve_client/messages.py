@@ -123,13 +123,29 @@ def decode_stream_response(message: bytes) -> InferResult:
     return decode_infer_response(response)
 
 
+def decode_message(message: bytes, kind: type[Head]) -> Head:
+    """A whole message.
+
+    Raises:
+        Internal: it is none of this kind.
+    """
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise _no(kind, error) from error
+
+
 def _take_apart(message: Buffer, kind: type[Head], bulk_field: int) -> tuple[Head, list[memoryview]]:
     """The message without its bulk field, and the contents of that."""
     try:
         head, contents = split(message, bulk_field)
-        return kind.FromString(head), contents
-    except (DecodeError, WireError) as error:
-        raise Internal(f"the server's answer is no {kind.DESCRIPTOR.name}: {error}") from error
+    except WireError as error:
+        raise _no(kind, error) from error
+    return decode_message(head, kind), contents
+
+
+def _no(kind: type[Message], error: Exception) -> Internal:
+    return Internal(f"the server's answer is no {kind.DESCRIPTOR.name}: {error}")
 
 
 def _read(parameters: Mapping[str, pb.InferParameter]) -> Mapping[str, ParameterValue]:

@@ -51,8 +51,10 @@ class Tensor:
     def numpy(self) -> np.ndarray[Any, Any]:
         """The tensor as an array of `shape`: a view for fixed-size datatypes, an object array of bytes for BYTES."""
         if self.datatype is DataType.BYTES:
+            # First of all: a shape may say of many more than there is memory for.
+            elements = bytes_elements(self.data, self.element_count, self.name)
             array = np.empty(self.element_count, dtype=np.object_)
-            for index, element in enumerate(bytes_elements(self.data, self.element_count, self.name)):
+            for index, element in enumerate(elements):
                 array[index] = bytes(element)
             return array.reshape(self.shape)
         return np.frombuffer(self.data, dtype=self.datatype.numpy_dtype).reshape(self.shape)

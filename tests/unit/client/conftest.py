@@ -25,6 +25,8 @@ class LoopbackServer:
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)
     ready: bool = True
+    garbage: bytes = b""
+    """What all answers are instead."""
 
     def model_infer(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.requests.append(request)
@@ -150,15 +152,14 @@ class _Handler(grpc.GenericRpcHandler):
             return None
         if method == "ModelStreamInfer":
             return grpc.stream_stream_rpc_method_handler(
-                self._server.model_stream_infer, pb.ModelInferRequest.FromString, _serialize
+                self._server.model_stream_infer, pb.ModelInferRequest.FromString, self._serialize
             )
         request = getattr(pb, f"{method}Request")
-        return grpc.unary_unary_rpc_method_handler(self._unary[method], request.FromString, _serialize)
+        return grpc.unary_unary_rpc_method_handler(self._unary[method], request.FromString, self._serialize)
 
-
-def _serialize(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
+    def _serialize(self, message: Any) -> bytes:
+        data: bytes = self._server.garbage or message.SerializeToString()
+        return data
 
 
 def start(server: LoopbackServer, credentials: grpc.ServerCredentials | None = None) -> grpc.Server:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from rocserve_client import (
     Duration,
     IndexEntry,
     Input,
+    Internal,
     InvalidArgument,
     KeepAlive,
     NotFound,
@@ -54,6 +56,46 @@ def test_the_exceptions_that_callers_tell_apart(call: Any, loopback: Any) -> Non
         call(loopback.address, "infer", "fails.NOT_FOUND", ONE)
     with pytest.raises(ResourceExhausted):
         call(loopback.address, "infer", "fails.RESOURCE_EXHAUSTED", ONE)
+
+
+_CALLS: dict[str, tuple[Any, ...]] = {
+    "ServerLive": (),
+    "ServerReady": (),
+    "ModelReady": ("echo",),
+    "ServerMetadata": (),
+    "ModelMetadata": ("echo",),
+    "ModelConfig": ("echo",),
+    "ModelStatistics": (),
+    "RepositoryIndex": (),
+    "RepositoryModelLoad": ("echo",),
+    "RepositoryModelUnload": ("echo",),
+    "ModelInfer": ("echo", ONE),
+}
+_NAMES = {
+    "ModelStatistics": "statistics",
+    "RepositoryModelLoad": "load_model",
+    "RepositoryModelUnload": "unload_model",
+    "ModelInfer": "infer",
+}
+"""The client's, where it is not the service's."""
+
+
+@pytest.mark.parametrize("garbage", [b"\x0a\xff", b"\xff" * 20, b"<html></html>"])
+@pytest.mark.parametrize("method", _CALLS)
+def test_an_answer_that_is_no_message_is_the_servers_fault(
+    call: Any, loopback: Any, method: str, garbage: bytes
+) -> None:
+    loopback.garbage = garbage
+    name = _NAMES.get(method) or re.sub("(?<!^)([A-Z])", r"_\1", method).lower()
+    with pytest.raises(Internal, match=f"^INTERNAL: the server's answer is no {method}Response: "):
+        call(loopback.address, name, *_CALLS[method])
+
+
+def test_an_answer_whose_shape_no_memory_holds_is_the_servers_fault() -> None:
+    response = pb.ModelInferResponse(raw_output_contents=[b"\0\0\0\0"])
+    response.outputs.add(name="A", datatype="BYTES", shape=[1 << 45])
+    with pytest.raises(Internal, match=r"output 'A' cannot be read as BYTES of shape \[35184372088832\]: expected"):
+        decode_infer_response(response.SerializeToString())
 
 
 def test_a_timeout_ends_the_call(call: Any, loopback: Any) -> None:

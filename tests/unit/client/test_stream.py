@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rocserve_client import AsyncClient, Cancelled, Client, DeadlineExceeded, RocserveError, StatusCode, Unavailable
+from rocserve_client import (
+    AsyncClient,
+    Cancelled,
+    Client,
+    DeadlineExceeded,
+    Internal,
+    RocserveError,
+    StatusCode,
+    Unavailable,
+)
 
 
 def numbered(number: int) -> dict[str, Any]:
@@ -38,6 +47,19 @@ def test_a_failed_request_does_not_end_the_stream(loopback: Any) -> None:
         stream.close_sending()
         with pytest.raises(EOFError):
             stream.receive()
+
+
+async def test_an_answer_that_is_no_message_is_the_servers_fault(loopback: Any) -> None:
+    loopback.garbage = b"<html></html>"
+    text = "the server's answer is no ModelStreamInferResponse"
+    with Client(loopback.address) as client, client.stream() as stream:
+        stream.send("echo", numbered(0))
+        with pytest.raises(Internal, match=text):
+            stream.receive()
+    async with AsyncClient(loopback.address) as client, client.stream() as stream:
+        await stream.send("echo", numbered(0))
+        with pytest.raises(Internal, match=text):
+            await stream.receive()
 
 
 def test_a_request_may_have_any_number_of_answers(loopback: Any) -> None:
