@@ -172,7 +172,8 @@ class FrontLinkEnd:
         self.to_return: list[int] = []
         """Places to return to the other end, with what is posted next, or by `flush`."""
         self.give_back: Callable[[int], None] = self.to_return.append
-        """Takes a place in the other's heap that nobody reads any more. From any thread."""
+        """Takes a place in the other's heap that nobody reads any more. From any thread, but one other than the plane's
+        wakes that then: it may be asleep."""
         self._trimmer = HeapTrimmer(plane)
         self._slots: dict[int, object] = {}
         """By place: what the other end may still read."""
