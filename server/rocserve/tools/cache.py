@@ -11,6 +11,7 @@ from rich.console import Console
 
 from rocserve.backends.migraphx.program_cache import CacheEntry, LoadTrial, ProgramCache, open_cache
 from rocserve.cache.folders import cache_directory
+from rocserve.core.errors import ServeError
 from rocserve.settings import EngineSettings
 from rocserve.settings.flag import ABSOLUTE_FOLDER, SWITCH, Kind, byte_size, flag, positional, text
 from rocserve.tools.printing import console_on, say, show, size, table
@@ -67,46 +68,90 @@ def list_programs(options: ListOptions) -> None:
 def prune_programs(options: PruneOptions) -> None:
     """Remove programs: of `models`, or all, or those used least lately until the rest takes no more than the limit (the
     settings' where none is given). What is not tried again is forgotten of the models, or with all. Raises: ServeError,
-    OSError: a folder cannot be used."""
+    OSError: a folder cannot be used; what can be removed is, and said before."""
     console, settings = console_on(), EngineSettings(options.cache_directory)
     models = options.models
     if (cache := _open_cache(settings, console)) is None:
         return
-    removed: list[CacheEntry] = []
-    kept: list[CacheEntry] = []
     if models:
-        for entry in cache.entries():
-            if any(_is_of(entry, name) for name in models):
-                (removed if cache.remove(entry.key) else kept).append(entry)
+        pruned = _prune_models(cache, models)
     else:
-        limit = 0 if options.all else settings.cache_bytes if options.size is None else options.size
-        removed = list(cache.prune(limit))
-        # What should have gone too, but is in use.
-        entries = cache.entries()
-        excess = sum(entry.size_bytes for entry in entries) - limit
-        for entry in entries:
-            if excess <= 0:
-                break
-            kept.append(entry)
-            excess -= entry.size_bytes
+        pruned = _prune_to(cache, 0 if options.all else settings.cache_bytes if options.size is None else options.size)
     forgotten: list[LoadTrial] = []
     for key, trial in cache.load_trials.entries():
         if options.all or trial.model in models:
-            cache.load_trials.forget(key)
+            try:
+                cache.load_trials.forget(key)
+            except OSError:
+                if pruned.failure is None:
+                    raise
+                # Nothing can be written; the programs' failure, which came first, says so.
+                continue
             if trial.crash:
                 forgotten.append(trial)
-    unknown = [name for name in models if not any(_is_of(entry, name) for entry in (*removed, *kept))]
-    for entry in removed:
+    found = (*pruned.removed, *pruned.kept, *pruned.failed)
+    unknown = [name for name in models if not any(_is_of(entry, name) for entry in found)]
+    for entry in pruned.removed:
         say(console, f"removed {_named(entry)}, {size(entry.size_bytes)}")
-    for entry in kept:
+    for entry in pruned.kept:
         say(console, f"kept {_named(entry)}: a process is using it")
     for trial in forgotten:
         say(console, f"forgot that {trial.file} of model {trial.model} crashed: it is tried again")
     for name in unknown:
         if not any(trial.model == name for trial in forgotten):
             say(console, f"nothing is kept of model {name}")
-    total = sum(entry.size_bytes for entry in removed)
-    say(console, f"{_count(len(removed), 'program')} removed, {size(total)}; {_summary(cache, cache.entries())}")
+    total = sum(entry.size_bytes for entry in pruned.removed)
+    count = _count(len(pruned.removed), "program")
+    say(console, f"{count} removed, {size(total)}; {_summary(cache, cache.entries())}")
+    if pruned.failure is not None:
+        raise pruned.failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Pruned:
+    """What became of the programs that were to go."""
+
+    removed: Sequence[CacheEntry]
+    kept: Sequence[CacheEntry]
+    """In use."""
+    failed: Sequence[CacheEntry] = ()
+    """That may not be removed; only where they are known one by one."""
+    failure: ServeError | None = None
+    """The first."""
+
+
+def _prune_models(cache: ProgramCache, models: Sequence[str]) -> _Pruned:
+    removed: list[CacheEntry] = []
+    kept: list[CacheEntry] = []
+    failed: list[CacheEntry] = []
+    failure: ServeError | None = None
+    for entry in cache.entries():
+        if any(_is_of(entry, name) for name in models):
+            try:
+                (removed if cache.remove(entry.key) else kept).append(entry)
+            except ServeError as error:
+                failed.append(entry)
+                failure = failure or error
+    return _Pruned(removed, kept, failed, failure)
+
+
+def _prune_to(cache: ProgramCache, limit: int) -> _Pruned:
+    before = cache.entries()
+    try:
+        removed = cache.prune(limit)
+    except ServeError as error:
+        # Of those that are left nobody knows which are only in use.
+        return _Pruned([entry for entry in before if not entry.path.exists()], (), failure=error)
+    entries = cache.entries()
+    excess = sum(entry.size_bytes for entry in entries) - limit
+    # What should have gone too, but is in use.
+    kept: list[CacheEntry] = []
+    for entry in entries:
+        if excess <= 0:
+            break
+        kept.append(entry)
+        excess -= entry.size_bytes
+    return _Pruned(removed, kept)
 
 
 def _open_cache(settings: EngineSettings, console: Console) -> ProgramCache | None:

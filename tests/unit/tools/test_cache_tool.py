@@ -170,6 +170,26 @@ def test_prune_all(cache: ProgramCache, capsys: pytest.CaptureFixture[str]) -> N
     assert cache.load_trials.entries() == []
 
 
+@pytest.mark.parametrize("words", [("--all",), ("resnet", "digits")])
+def test_what_cannot_be_removed_keeps_nothing_else(
+    cache: ProgramCache, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    keys = fill(cache)
+    # Nobody can lock it.
+    (cache.directory / "programs" / f".{keys['resnet 1']}.lock").mkdir()
+    assert run(cache, "prune", *words) == 1
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("removed ")] == [
+        keys["resnet 1-8"][:12],
+        keys["digits"][:12],
+    ]
+    assert lines[-1].startswith("2 programs removed, ")
+    assert "kept" not in printed.out and "nothing is kept" not in printed.out
+    assert "compiled programs cannot be removed: " in printed.err
+    assert [entry.key for entry in cache.entries()] == [keys["resnet 1"]]
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
