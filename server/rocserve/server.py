@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TextIO
 
 from rocserve.amd_inference_server.service import AmdInferenceServerService
 from rocserve.backends.host import Host
@@ -57,6 +57,7 @@ from rocserve.services.methods import Method, without_paths
 from rocserve.services.queries import QueryService, Readiness
 from rocserve.settings import ControlMode, ServerSettings
 from rocserve.settings.repository import WhatKind
+from rocserve.standard_output import PatientWriter, Printed
 from rocserve.start_table import print_sample, print_table
 from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
@@ -285,27 +286,29 @@ class Server:
             stopped.cancel()
             return 1
         self._log.info("%s", summary(self._repository.index(ready_only=False), front_ends.status_command()))
-        if not self._supervisor.takes_place_of and sys.stdout:
-            # Nobody need read it.
-            with contextlib.suppress(OSError):
-                self._print_start(front_ends)
-        self._note_loaded()
-        unsubscribe = self._repository.subscribe(self._note_loaded)
-        await stopped
+        with contextlib.ExitStack() as printing:
+            if not self._supervisor.takes_place_of and sys.stdout:
+                # Nobody need read it.
+                with contextlib.suppress(OSError):
+                    octets = self._start_text(front_ends, sys.stdout)
+                    printing.callback(PatientWriter(sys.stdout.fileno(), octets).close)
+            self._note_loaded()
+            unsubscribe = self._repository.subscribe(self._note_loaded)
+            await stopped
         unsubscribe()
         return 0
 
-    def _print_start(self, front_ends: FrontEnds) -> None:
-        """Raises: OSError."""
+    def _start_text(self, front_ends: FrontEnds, stream: TextIO) -> bytes:
         table, settings = self._tables.table, self._settings.repository
-        print_table(self._repository.index(ready_only=False), table, sys.stdout)
+        printed = Printed(stream)
+        print_table(self._repository.index(ready_only=False), table, printed)
         name = "" if settings.single is None else settings.single.name
         # Who has asked for images wants to send some.
         model = table.models.get(f"{name}_image" if settings.preprocess else name)
         if model is not None and model.latest is not None:
             addresses = front_ends.plain_addresses()
-            print_sample(model.latest, table, addresses.get("http", ""), addresses.get("grpc", ""), sys.stdout)
-        sys.stdout.flush()
+            print_sample(model.latest, table, addresses.get("http", ""), addresses.get("grpc", ""), printed)
+        return printed.octets
 
     def _note_loaded(self) -> None:
         if self._settings.repository.control_mode is ControlMode.EXPLICIT:

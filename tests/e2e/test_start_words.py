@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import socket
 import subprocess
 import sys
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from support.metrics import FLAGS as METRICS
 from support.metrics import port_of, scrape
 from support.models import add_constant, drop
+from support.server import RocserveProcess
 from support.waiting import wait_until
 
 
@@ -81,3 +84,31 @@ def test_the_first_line_of_a_server_names_its_own_url(serve, repository: Path) -
     server = serve(repository)
     says = f"not served: bad; `rocserve status --url={server.address}` says why"
     wait_until(lambda: says in server.log_text, says)
+
+
+def test_a_start_whose_table_nobody_reads_holds_nothing_up(repository: Path, tmp_path: Path) -> None:
+    for number in range(20):
+        drop(repository, f"broken_{number}", b"no model")
+    log = tmp_path / "server.log"
+    os.mkfifo(log.with_suffix(".out"))
+    reader = os.open(log.with_suffix(".out"), os.O_RDONLY | os.O_NONBLOCK)
+    # The smallest that there is: 64 KiB take hundreds of broken models.
+    held = fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    with RocserveProcess([repository], log=log) as server:
+        wait_until(lambda: "0 models served" in server.log_text)
+        # What follows is the work of the loop that prints.
+        drop(repository, "good", add_constant(1.0))
+        wait_until(lambda: server.client().is_model_ready("good"))
+        read = os.read(reader, 1 << 20)
+        assert len(read) == held
+
+        def is_all_read() -> bool:
+            nonlocal read
+            with suppress(BlockingIOError):
+                read += os.read(reader, 1 << 20)
+            return read.endswith(b"\n\n")
+
+        wait_until(is_all_read)
+        assert server.terminate() == 0
+    os.close(reader)
+    assert all(f"\nbroken_{number} 1: ".encode() in read for number in range(20))
