@@ -8,8 +8,11 @@ from support.migraphx_models import mlp
 from support.tools import Command
 
 from rocserve.config.pbtxt import parse_model_config
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.repository import machine
+from rocserve.repository.machine import ThisMachine
 from rocserve.tools.measuring.process import LatencySummary, summarise
+from rocserve.tools.tune import verb
 from rocserve.tools.tune.config_text import ServingChoice, with_choice
 from rocserve.tools.tune.plot import draw
 from rocserve.tools.tune.verb import Measurement, front, knee, recommend, setting
@@ -168,6 +171,10 @@ parameters: { key: "batch_sizes", value: { string_value: "1,"
 _QUICK = ("--seconds", "0", "--repeats", "4", "--warm-up", "1")
 
 
+def _refuse_to_measure(*_: object) -> None:
+    raise invalid_argument("it is measured")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     folder = tmp_path / "models" / "scorer"
@@ -248,6 +255,21 @@ class TestVerb:
         ran = command("tune", folder, *words)
         assert (ran.status, ran.out) == (1, "")
         assert ran.err.splitlines()[-1].endswith(error)
+
+    @pytest.mark.parametrize(("gpus", "most"), [((), 16), ((0, 1), 64)])
+    def test_no_more_instances_than_a_server_has(
+        self, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, gpus: tuple[int, ...], most: int
+    ) -> None:
+        monkeypatch.setattr(ThisMachine, "gpus", gpus)
+        monkeypatch.setattr(machine, "usable_cpus", lambda: 2)
+        monkeypatch.setattr(verb, "_sweep", _refuse_to_measure)
+        for asked in (most + 1, 999_999):
+            ran = command("tune", folder, "--engine", "onnxruntime", "--instances", f"1,{asked}", *_QUICK)
+            assert (ran.status, ran.out) == (1, "")
+            error = f"--instances: {asked} instances asked for, at most {most} can be measured here"
+            assert ran.err.splitlines()[-1].endswith(error)
+        ran = command("tune", folder, "--engine", "onnxruntime", "--instances", str(most), *_QUICK)
+        assert ran.err.splitlines()[-1].endswith("it is measured")
 
     def test_models_whose_choice_has_no_place(self, command: Command, folder: Path) -> None:
         ran = command("tune", folder / "1" / "model.onnx", "--write")

@@ -179,6 +179,7 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
             raise invalid_argument(f"--plot: expected a name that ends in .png, got '{options.plot}'")
         if not options.plot.absolute().parent.is_dir():
             raise invalid_argument(f"--plot: the folder {options.plot.absolute().parent} does not exist")
+    _check_instances(max(options.instances), ThisMachine(model.source.settings))
     engine = main_engine(model, options.engine)
     with ToolProgress() as progress:
         description, measurements, failures = _sweep(model, engine, options, progress, log)
@@ -213,6 +214,13 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
     if path is not None:
         _write(path, model, engine, measurements, best, told)
     return 1 if failures else 0
+
+
+def _check_instances(asked: int, machine: ThisMachine) -> None:
+    """As many as a server has by default of one model, on the CPUs or on one GPU: each is a thread or a process."""
+    most = max(machine.most_instances(0), machine.most_instances(1) if machine.gpus else 0)
+    if asked > most:
+        raise invalid_argument(f"--instances: {counted(asked)} asked for, at most {most} can be measured here")
 
 
 def _print_table(title: str, measurements: Sequence[Measurement], best: Measurement | None, out: Console) -> None:
