@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import grpc
@@ -137,6 +138,24 @@ def echo(call: UnaryCall) -> None:
     call.reply(call.message)
 
 
+@contextmanager
+def served_by(
+    script: str, polling: type, experiments: str = "-event_engine_listener", *arguments: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that runs the script, and its port; `polling`: how it has to wait for gRPC's events."""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GRPC_EXPERIMENTS": experiments},
+    ) as process:
+        assert process.stdout is not None
+        port, name = process.stdout.readline().split()
+        assert name == polling.__name__
+        yield process, port
+
+
 @pytest.mark.parametrize(
     ("experiments", "kind", "expected"),
     [
@@ -146,16 +165,8 @@ def echo(call: UnaryCall) -> None:
     ],
 )
 def test_events_come_either_way_and_idle_costs_nothing(experiments: str, kind: str, expected: type) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER, kind],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "GRPC_EXPERIMENTS": experiments},
-    ) as process:
+    with served_by(SERVER, expected, experiments, kind) as (process, port):
         assert process.stdin is not None and process.stdout is not None
-        port, name = process.stdout.readline().split()
-        assert name == expected.__name__
         with grpc.insecure_channel(f"127.0.0.1:{port}", (("grpc.enable_http_proxy", 0),)) as channel:
             unary = channel.unary_unary(UNARY)
             for number in range(200):
@@ -173,22 +184,14 @@ def test_events_come_either_way_and_idle_costs_nothing(experiments: str, kind: s
 
 
 def test_calls_that_have_come_on_connections_of_their_own_are_taken_in_one_turn() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HELD_SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "GRPC_EXPERIMENTS": "-event_engine_listener"},
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
+    with served_by(HELD_SERVER, QueuePolling) as (process, port):
+        assert process.stdout is not None
 
         def tell() -> None:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
 
-        port, name = process.stdout.readline().split()
-        assert name == QueuePolling.__name__
         options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
         with ExitStack() as opened:
             channels = [
@@ -213,16 +216,8 @@ def test_calls_that_have_come_on_connections_of_their_own_are_taken_in_one_turn(
 
 @pytest.mark.long
 def test_a_large_message_is_read_in_many_turns() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", READING_SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "GRPC_EXPERIMENTS": "-event_engine_listener"},
-    ) as process:
+    with served_by(READING_SERVER, QueuePolling) as (process, port):
         assert process.stdin is not None and process.stdout is not None
-        port, name = process.stdout.readline().split()
-        assert name == QueuePolling.__name__
         with grpc.insecure_channel(f"127.0.0.1:{port}", (("grpc.enable_http_proxy", 0),)) as channel:
             for _ in range(3):
                 assert channel.unary_unary(UNARY)(bytes(LARGE_BYTES), timeout=60) == b""
