@@ -320,6 +320,75 @@ def test_a_folder_of_one_of_the_names_goes_first(repository: Path, serve) -> Non
         wait_until(lambda: client.model_ready("colours_image") and client.model_ready("colours_preprocess"))
 
 
+CHAIN = """
+[[models]]
+name = "shop"
+platform = "onnx_onnxv1"
+id = "{first}.onnx"
+[[models.inputs]]
+name = "pixels"
+datatype = "FP32"
+shape = [3, 32, 32]
+id = ""
+[[models.outputs]]
+name = "scores"
+datatype = "FP32"
+shape = [3]
+id = "means"
+
+[[models]]
+name = "again"
+platform = "onnx_onnxv1"
+id = "again.onnx"
+[[models.inputs]]
+name = "pixels"
+datatype = "FP32"
+shape = [3]
+id = "means"
+[[models.outputs]]
+name = "same"
+datatype = "FP32"
+shape = [3]
+id = ""
+"""
+
+
+def as_they_come() -> bytes:
+    """The second network of the chain."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["pixels"], ["same"])],
+        "again",
+        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["N", 3])],
+        [helper.make_tensor_value_info("same", TensorProto.FLOAT, ["N", 3])],
+    )
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]).SerializeToString()
+
+
+def test_a_name_is_free_once_its_folder_of_several_models_has_it_no_more(repository: Path, serve) -> None:
+    """The folder itself stays, and the other models of it."""
+    chain = repository / "shop"
+    (chain / "1").mkdir(parents=True)
+    for name, network in (
+        ("colours_image", colour_classifier()),
+        ("means", colour_classifier()),
+        ("again", as_they_come()),
+    ):
+        (chain / "1" / f"{name}.onnx").write_bytes(network)
+    (chain / "config.toml").write_text(CHAIN.format(first="colours_image"))
+    put(repository, "shop_colours", colour_classifier(), "imagenet")
+    server = serve(repository)
+    server.wait_until_ready()
+    with Client(server.address) as client:
+        wait_until(lambda: "model 'shop_colours_image' is defined by both the folders" in server.log_text)
+        assert client.model_ready("shop")
+        assert not client.model_ready("shop_colours_preprocess")
+        (chain / "config.toml").write_text(CHAIN.format(first="means"))
+        wait_until(lambda: client.model_ready("shop_colours_preprocess"))
+        wait_until(lambda: client.model_ready("shop_colours_image"))
+        wait_until(lambda: client.model_ready("shop") and client.model_ready("shop_means"))
+        assert client.model_ready("shop_again")
+
+
 def test_it_comes_and_goes_with_loads_and_unloads(repository: Path, serve) -> None:
     put(repository, "colours", colour_classifier(), "imagenet", "\n".join(COLOURS))
     server = serve(repository, flags=("--model-control-mode=explicit",))

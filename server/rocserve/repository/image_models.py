@@ -28,7 +28,8 @@ class _Making:
     """What the model was last taken for."""
     made: tuple[MadeModel, ...] = ()
     blocked_by: str = ""
-    """The folder of a repository that has one of the names."""
+    """The key of a model that has one of the names, and is another folder's. The folder may have others besides, and
+    stay when it goes."""
     task: asyncio.Task[None] | None = None
 
 
@@ -64,7 +65,7 @@ class ImageModels:
             config = None if served is None or served.latest is None else served.latest.config
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
                 making = self._makings.setdefault(key, _Making())
-                is_free_again = bool(making.blocked_by) and not self._table.defines_models(making.blocked_by)
+                is_free_again = bool(making.blocked_by) and self._is_free(making.blocked_by, key)
                 # The model was loaded again: a client that has unloaded one of its image models wants it back.
                 is_wanted_back = making.content is not model.content and self._lacks_some(key, making)
                 is_due = making.config is not config or is_free_again or is_wanted_back
@@ -81,6 +82,10 @@ class ImageModels:
                     making.task.cancel()
                 self._table.drop(_folder(key))
 
+    def _is_free(self, name: str, key: str) -> bool:
+        """Whether an image model of `key` may have it."""
+        return self._table.folder_of(name) in (None, _folder(key))
+
     def _lacks_some(self, key: str, making: _Making) -> bool:
         return len(self._table.models_of(_folder(key))) < len(making.made)
 
@@ -90,8 +95,8 @@ class ImageModels:
             # Nothing is loaded anew because a version has been replaced by one like it.
             if made != making.made or self._lacks_some(key, making):
                 contents = await asyncio.to_thread(self._context.reader.read_made, made, content.scan.namespace)
-                owners = [self._table.folder_of(each.model) for each in contents]
-                making.blocked_by = next((owner for owner in owners if owner not in (None, _folder(key))), None) or ""
+                taken = (each.model for each in contents if not self._is_free(each.model, key))
+                making.blocked_by = next(taken, "")
                 self._table.take(_folder(key), contents, at_once=True)
                 making.made = made
         except ServeError as error:
