@@ -83,6 +83,45 @@ def test_raw_images_of_a_declared_batch(model_source: SourceMaker) -> None:
     assert rows.shape == (3, 8, 16, 1)
 
 
+@pytest.mark.parametrize(
+    ("document", "datatype", "dims", "one"),
+    [
+        (RAW, DataType.UINT8, (4, 40, 60, 3), [40, 60, 3]),
+        (RAW, DataType.UINT8, (4, -1, -1, 3), [-1, -1, 3]),
+        ({"pipeline": [RESIZE]}, DataType.UINT8, (4, -1), [-1]),
+        ({"pipeline": [RESIZE]}, DataType.BYTES, (4, 1), [1]),
+        ({"pipeline": [RESIZE]}, DataType.BYTES, (4,), [1]),
+    ],
+)
+def test_several_images_whose_outputs_hold_one_are_refused_when_the_model_is_loaded(
+    model_source: SourceMaker, document: Any, datatype: DataType, dims: tuple[int, ...], one: list[int]
+) -> None:
+    """Each request would be: it cannot bring one image."""
+    declared = [InputConfig("PICTURE", datatype, dims)]
+
+    def loaded(*lead: int) -> LoadedModel:
+        outputs = [OutputConfig("IMAGE", DataType.UINT8, (*lead, 8, 16, 3))]
+        return load(model_source("pipeline.json", document, inputs=declared, outputs=outputs))
+
+    with pytest.raises(ServeError) as fault:
+        loaded()
+    assert fault.value.code is StatusCode.INVALID_ARGUMENT
+    assert fault.value.text.endswith(
+        f"dims of input 'PICTURE' must be {one}, one image, since the outputs' have no batch dimension, not"
+        f" {list(dims)}, 4 images: give one image, or put 4 in front of the dims of each output"
+    )
+    assert loaded(4).signature.outputs == (TensorSpec("IMAGE", DataType.UINT8, (-1, 8, 16, 3)),)
+
+
+@pytest.mark.parametrize("lead", [1, -1])
+def test_a_request_that_may_bring_one_image_is_served(model_source: SourceMaker, lead: int) -> None:
+    declared = [InputConfig("PICTURE", DataType.UINT8, (lead, 40, 60, 3))]
+    outputs = [OutputConfig("IMAGE", DataType.UINT8, (8, 16, 3))]
+    model = load(model_source("pipeline.json", RAW, inputs=declared, outputs=outputs))
+    (given,) = run(model, [tensor_from_numpy("PICTURE", pictures.colours(60, 40)[np.newaxis])])
+    assert given.shape == (8, 16, 3)
+
+
 @pytest.mark.parametrize("datatype", [DataType.BOOL, DataType.UINT8, DataType.INT32])
 @pytest.mark.parametrize("shape", [(3,), (3, 1)])
 def test_a_flag_for_each_image(model_source: SourceMaker, datatype: DataType, shape: tuple[int, ...]) -> None:

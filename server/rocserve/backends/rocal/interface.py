@@ -45,6 +45,11 @@ class ImageInput:
     """How many dims one image has in a UINT8 tensor; 0 for BYTES."""
 
     @property
+    def count(self) -> int:
+        """How many images each request brings; -1 = as many as it likes."""
+        return self.spec.shape[0] if len(self.spec.shape) > self.image_rank else 1
+
+    @property
     def extent(self) -> Extent:
         """The size of each image, as far as it is declared."""
         if self.image_rank < 2:
@@ -107,6 +112,13 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
         raise PipelineError(
             f"the size of output {varying} differs from image to image, so images cannot share a batch: resize them to"
             " a fixed size, or set max_batch_size to 0 and leave out the outputs' batch dimension"
+        )
+    if not holds_several and image is not None and image.count > 1:
+        expected, given = list(image.spec.shape[1:]) or [1], list(image.spec.shape)
+        raise PipelineError(
+            f"dims of input '{image.spec.name}' must be {expected}, one image, since the outputs' have no batch"
+            f" dimension, not {given}, {image.count} images: give one image, or put {image.count} in front of the dims"
+            " of each output"
         )
     if image is None:
         lead = (-1,) if holds_several else ()
