@@ -151,6 +151,10 @@ def _of_one(config: PlainConfig, dims: tuple[int, ...]) -> tuple[int, ...]:
     return dims[1:] if not config.max_batch_size and dims[:1] in ((1,), (-1,)) else dims
 
 
+def _gives_numbers(config: PlainConfig) -> bool:
+    return all(output.datatype is not DataType.BYTES for output in config.outputs)
+
+
 def _unfit(config: PlainConfig, expected: str) -> ServeError:
     inputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.inputs)
     outputs = ", ".join(f"{entry.name} {entry.datatype.value} {list(entry.dims)}" for entry in config.outputs)
@@ -204,7 +208,7 @@ def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelCo
 
 def _classifier(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
     classes = [side for output in config.outputs for side in _of_one(config, output.dims) if side != 1]
-    if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0:
+    if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0 or not _gives_numbers(config):
         raise _unfit(config, "one output of scores, one for each class")
     names = _labels(config, labels, classes[0])
     message = _python_model(config, config.max_batch_size, config.outputs, ("SCORES",))
@@ -224,7 +228,8 @@ def _yolov4(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Pos
         len(dims) == 4 and dims[2] == 3 and {dims[0], entry.height // stride} <= {-1, entry.height // stride}
         for dims, stride in zip(heads, _YOLOV4_STRIDES, strict=False)
     )
-    if len(heads) != len(_YOLOV4_STRIDES) or not is_fit or len(values) != 1 or min(values) <= 5:
+    is_fit = is_fit and len(heads) == len(_YOLOV4_STRIDES) and _gives_numbers(config)
+    if not is_fit or len(values) != 1 or min(values) <= 5:
         raise _unfit(
             config, "three outputs of cells of 8, 16 and 32 pixels, [rows, columns, 3, 5 + classes], in this order"
         )
@@ -233,7 +238,7 @@ def _yolov4(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Pos
 
 def _yolov8(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
     dims = _of_one(config, config.outputs[0].dims) if len(config.outputs) == 1 else ()
-    if len(dims) != 2 or dims[0] <= 4:
+    if len(dims) != 2 or dims[0] <= 4 or not _gives_numbers(config):
         raise _unfit(config, "one output of boxes, [4 + classes, boxes]")
     parameters = {"input_size": f"{entry.height}, {entry.width}", **_YOLOV8}
     return _detector(config, parameters, _labels(config, labels, dims[0] - 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import pytest
@@ -83,6 +84,23 @@ def test_names_of_public_classes_are_known_by_their_number(preset, outputs, firs
 def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) -> None:
     with pytest.raises(ServeError, match=f"preprocess '{preset}' is for a model with {said}"):
         image_models(config(preset, inputs, outputs), ())
+
+
+@pytest.mark.parametrize(
+    ("preset", "outputs", "said"),
+    [
+        ("imagenet", [[9]], "one output of scores, one for each class"),
+        ("inception", [[9]], "one output of scores, one for each class"),
+        ("yolov4", [[8, 8, 3, 8], [4, 4, 3, 8], [2, 2, 3, 8]], "three outputs of cells"),
+        ("yolov8", [[84, 10]], "one output of boxes"),
+    ],
+)
+def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
+    fit = config(preset, [[3, 64, 64]], outputs)
+    assert image_models(fit, ())
+    strings = replace(fit, outputs=tuple(replace(output, datatype=DataType.BYTES) for output in fit.outputs))
+    with pytest.raises(ServeError, match=f"is for a model with {said}.* and gives out0 BYTES"):
+        image_models(strings, ())
 
 
 def test_numbers_that_are_no_pixels_are_refused() -> None:
