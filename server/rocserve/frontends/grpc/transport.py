@@ -35,8 +35,9 @@ LEAST_READ_BYTES_PER_SECOND = 64 << 10
 MOST_REQUESTS_PER_READ = 10_000
 """That gRPC's core may begin out of what it has read of a connection at once; its limit of this number."""
 
-RECEIVE_WINDOW_BYTES = 1 << 20
-"""That a client may send of a message before gRPC's core has said that it takes more."""
+RECEIVE_WINDOW_BYTES = 4 << 20
+"""That a client may send of a message before gRPC's core has said that it takes more. With less a message from far away
+takes many round trips; with more the core reads more in one go."""
 
 LINGER_SECONDS = 1.0
 """How long connections stay open after the last answer when the server shuts down."""
