@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -148,19 +149,25 @@ KERNELS: dict[str, tuple[Callable[[float], float], float, bool]] = {
 }
 
 
-def weights(source_size: int, size: int, kernel: str) -> Array:
-    """size x source_size: how much of each source pixel is in each of the result."""
+def weights_of(source_size: int, size: int, kernel: str, place: int) -> list[tuple[int, float]]:
+    """Of one pixel of the result: source pixels, and how much of each is in it."""
     function, reach, widens = KERNELS[kernel]
     ratio = source_size / size
     scale = ratio if widens and ratio > 1 else 1.0
     radius = float(np.float32(reach * scale))
+    middle = (place + 0.5) * ratio - 0.5
+    first = math.ceil(middle - radius)
+    shares = [function((first + tap - middle) / scale) for tap in range(math.ceil(2 * radius))]
+    total = sum(shares)
+    return [(min(max(first + tap, 0), source_size - 1), share / total) for tap, share in enumerate(shares)]
+
+
+def weights(source_size: int, size: int, kernel: str) -> Array:
+    """size x source_size: how much of each source pixel is in each of the result."""
     table = np.zeros((size, source_size))
     for place in range(size):
-        middle = (place + 0.5) * ratio - 0.5
-        first = math.ceil(middle - radius)
-        shares = [function((first + tap - middle) / scale) for tap in range(math.ceil(2 * radius))]
-        for tap, share in enumerate(shares):
-            table[place, min(max(first + tap, 0), source_size - 1)] += share / sum(shares)
+        for source, share in weights_of(source_size, size, kernel, place):
+            table[place, source] += share
     return table
 
 
@@ -181,6 +188,37 @@ def test_weighted_interpolations(kernel: str, height: int, width: int, channels:
     )
     np.testing.assert_allclose(result(operation, pixels, as_float=True), exact, atol=0.01)
     assert_rounded(result(operation, pixels), exact, error=0.01)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("source_width", "width"), [(40_000, 40), (40, 40_000), (20_000, 30_000)])
+def test_weights_of_long_sides(kernel: str, source_width: int, width: int) -> None:
+    """They are computed some at a time, or are a million in a row."""
+    pixels = np.random.default_rng(5).integers(0, 256, (1, source_width, 1), np.uint8)
+    operation = make("resize", 1, resize_width=width, resize_height=1, interpolation_type=kernel)
+    shown = slice(0, width, max(1, width // 50))
+    exact = [weights_of(source_width, width, kernel, place) for place in range(width)[shown]]
+    levels = [sum(share * float(pixels[0, source, 0]) for source, share in shares) for shares in exact]
+    given = result(operation, pixels, as_float=True)
+    # Places are of 32 bits, of which a long side leaves some hundredths of a pixel.
+    np.testing.assert_allclose(given[0, shown, 0], levels, atol=1.0)
+    np.testing.assert_array_equal(result(operation, pixels), np.clip(np.rint(given), 0, 255))
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS, "LINEAR"])
+def test_what_is_made_of_long_sides_is_not_kept_for_many_of_them(kernel: str) -> None:
+    """Of a million pixels a side it would be 60 MB for each size."""
+    pixels = np.zeros((1, 24_000, 1), np.uint8)
+    kept = []
+    tracemalloc.start()
+    try:
+        for width in range(20_000, 20_006):
+            operation = make("resize", 1, resize_width=width, resize_height=1, interpolation_type=kernel)
+            result(operation, pixels)
+            kept.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert kept[-1] < 3 * kept[0]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import cv2
 import numpy as np
@@ -39,7 +39,13 @@ _CLOSE_TO_MEAN = 5.0
 """Grey levels. Farther from the mean, OpenCV's error is hardly ever more than a thousandth of the result."""
 
 _GRIDS = 64
-"""How many pairs of sizes are remembered."""
+_LONG_GRIDS = 2
+_LONG_SIDE = 1 << 14
+"""How many pairs of sizes are remembered: the last of all, and of those with a side that is longer than this. What is
+made of them is some dozens of bytes for each pixel of a side."""
+
+_WEIGHTS = 1 << 16
+"""How many weights are computed in one go."""
 
 _SUM_ERROR = 6e-5
 """How far apart two orders of adding weighted levels up may be, for each summand: 24 bits of 255, twice, and weights
@@ -51,6 +57,20 @@ _BAND = 4
 _BLOCK = 1 << 15
 _PLACES = 1 << 12
 """How many numbers are compared, and how many computed anew, in one go."""
+
+
+_Made = TypeVar("_Made")
+
+
+def _kept(make: Callable[..., _Made], longest_side: Callable[..., int]) -> Callable[..., _Made]:
+    """Keeps what is made of sizes: a model meets few, and often the same again. But images with sides of a million
+    pixels, each of another size, would fill the memory."""
+    kept, kept_long = lru_cache(_GRIDS)(make), lru_cache(_LONG_GRIDS)(make)
+
+    def made(*sizes: Any) -> _Made:
+        return (kept_long if longest_side(*sizes) > _LONG_SIDE else kept)(*sizes)
+
+    return made
 
 
 @dataclass(frozen=True)
@@ -191,8 +211,7 @@ class _Grid:
         return levels if self._is_scalar is None else np.where(self._is_scalar[columns], np.floor(levels), levels)
 
 
-# A model meets few sizes, and often the same again.
-_grid = lru_cache(_GRIDS)(_Grid)
+_grid = _kept(_Grid, lambda source_shape, width, height, mirror, for_bytes: max(width, height))
 
 
 def _exact_levels(places: Pixels, part: Part, pixels: Pixels, grid: _Grid, scaling: Scaling | None) -> Pixels:
@@ -326,16 +345,16 @@ def resize_by_weights(
     way is found as for FP32.
     """
     top, left, _, _ = part = part or (0, 0, height, width)
-    if as_float:
-        return _in_two_passes(pixels, width, height, kernel, _weighted, part)
-    results = np.clip(_in_two_passes(pixels, width, height, kernel, _multiplied, part), 0, 255)
     down, across = _taps(pixels.shape[0], height, kernel), _taps(pixels.shape[1], width, kernel)
+    if as_float:
+        return _in_two_passes(pixels, down, across, _weighted, part)
+    results = np.clip(_in_two_passes(pixels, down, across, _multiplied, part), 0, 255)
     error = _SUM_ERROR * (len(down.weights) + len(across.weights))
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
     doubtful = np.flatnonzero(rounded != other)
     if len(doubtful) * len(down.weights) * len(across.weights) > pixels.size:
         # More than the whole image would be read.
-        return to_bytes(_in_two_passes(pixels, width, height, kernel, _weighted, part))
+        return to_bytes(_in_two_passes(pixels, down, across, _weighted, part))
     rows, columns, channels = np.unravel_index(doubtful, results.shape)
     rows, columns = rows + top, columns + left
     levels = np.zeros(len(doubtful), np.float32)
@@ -352,15 +371,13 @@ def resize_by_weights(
 
 def _in_two_passes(
     pixels: Pixels,
-    width: int,
-    height: int,
-    kernel: str,
+    down: _Taps,
+    across: _Taps,
     added_up: Callable[[Pixels, _Taps, int, int, int], Pixels],
     part: Part,
 ) -> Pixels:
     top, left, part_height, part_width = part
-    source_height, source_width, channels = pixels.shape
-    down, across = _taps(source_height, height, kernel), _taps(source_width, width, kernel)
+    source_height, _, channels = pixels.shape
     # Of the source the columns that the part is made of.
     begin, end = across.source(left, part_width)
     levels = pixels.reshape(source_height, -1)[:, begin * channels : end * channels]
@@ -377,8 +394,8 @@ class _Taps:
 
     first: Pixels
     """The first source pixel of each; beyond the ends of the side these are repeated."""
-    weights: list[Pixels]
-    """Of the first source pixel, and of each that follows: one for each pixel of the result."""
+    weights: Pixels
+    """Of the first source pixel, and of each that follows: a row with one for each pixel of the result."""
     starts: list[int]
     """Of each band of the result, its first source pixel."""
     matrix: Pixels
@@ -414,8 +431,7 @@ def _weighted(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -> 
     return result
 
 
-@lru_cache(_GRIDS)
-def _taps(source_size: int, size: int, kernel: str) -> _Taps:
+def _make_taps(source_size: int, size: int, kernel: str) -> _Taps:
     function, reach, widens = _KERNELS[kernel]
     ratio = _ratio(source_size, size)
     radius, scale = np.float32(reach), np.float32(1)
@@ -423,19 +439,31 @@ def _taps(source_size: int, size: int, kernel: str) -> _Taps:
         radius, scale = np.float32(reach) * ratio, np.float32(1) / ratio
     offset = (ratio - np.float32(1)) * np.float32(0.5) - radius
     places = (np.arange(size) * np.float64(ratio) + np.float64(offset)).astype(np.float32)
-    first = np.ceil(places)
-    distance = (first - places) - radius
-    weights = [function((distance + np.float32(tap)) * scale) for tap in range(math.ceil(2 * radius))]
+    ceilings = np.ceil(places)
+    distance, first = (ceilings - places) - radius, ceilings.astype(np.intp)
+    # There may be a million rows of few weights, or few of tens of thousands: as many at once as the cache holds.
+    taps = np.arange(math.ceil(2 * radius))[:, np.newaxis]
+    at_once = max(1, _WEIGHTS // size)
+    blocks = [slice(start, start + at_once) for start in range(0, len(taps), at_once)]
+    weights = np.empty((len(taps), size), np.float32)
+    for block in blocks:
+        weights[block] = function((distance + taps[block].astype(np.float32)) * scale)
     total = np.sum(weights, axis=0, dtype=np.float32)
-    inverse = np.where(total != 0, np.float32(1) / np.where(total != 0, total, np.float32(1)), np.float32(1))
-    weights = [weight * inverse for weight in weights]
-    taken = np.clip(first.astype(np.intp)[:, np.newaxis] + np.arange(len(weights)), 0, source_size - 1)
-    starts = np.repeat(taken[::_BAND, 0], _BAND)[:size]
-    length = int(np.max(taken[:, -1] - starts)) + 1
+    weights *= np.where(total != 0, np.float32(1) / np.where(total != 0, total, np.float32(1)), np.float32(1))
+    last = source_size - 1
+    starts = np.repeat(np.clip(first[::_BAND], 0, last), _BAND)[:size]
+    length = int(np.max(np.clip(first + (len(taps) - 1), 0, last) - starts)) + 1
     starts = np.minimum(starts, source_size - length)
     matrix = np.zeros((size, length), np.float32)
-    np.add.at(matrix, (np.arange(size)[:, np.newaxis], taken - starts[:, np.newaxis]), np.stack(weights, axis=1))
-    return _Taps(first.astype(np.intp), weights, starts[::_BAND].tolist(), matrix)
+    rows = np.arange(size) * length - starts
+    for block in blocks:
+        # Beyond the ends of the side several weights are of one pixel; they are added up in their order.
+        numbers = np.clip(first + taps[block], 0, last) + rows
+        np.add.at(matrix.reshape(-1), numbers.reshape(-1), weights[block].reshape(-1))
+    return _Taps(first, weights, starts[::_BAND].tolist(), matrix)
+
+
+_taps = _kept(_make_taps, lambda source_size, size, kernel: max(source_size, size))
 
 
 def _cubic(distance: Pixels) -> Pixels:
