@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from support.pictures import jpeg
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
-from rocserve.backends.rocal.engine import PipelineEngine
+from rocserve.backends.rocal.engine import EngineSetup, PipelineEngine, ThreadedEngine
 from rocserve.backends.rocal.image import Extent, PixelsError
 from rocserve.backends.rocal.pipeline import Layout, OutputFormat, output_extents, parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
@@ -262,14 +263,18 @@ def test_sides_that_are_too_long_to_be_turned_are_told(operation: Operation) -> 
         runner.run(np.zeros((1, 32_767, 3), np.uint8))
 
 
-def peak(runner: PipelineEngine, pixels: Any) -> float:
-    """How much memory a run takes at most, in images as large as the one that it is for (a blend is of FP32)."""
+def peak_of(work: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
-        runner.run(pixels)
-        return tracemalloc.get_traced_memory()[1] / pixels.nbytes
+        work()
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+def peak(runner: PipelineEngine, pixels: Any) -> float:
+    """How much memory a run takes at most, in images as large as the one that it is for (a blend is of FP32)."""
+    return peak_of(lambda: runner.run(pixels)) / pixels.nbytes
 
 
 TURN: Operation = {"operation": "flip", "horizontal": True, "vertical": False}
@@ -300,3 +305,17 @@ def test_a_step_that_reads_an_image_twice_drops_it_once() -> None:
     blended, turned = engine(operations, decoder={"input": "raw"}).run(pixels)
     np.testing.assert_array_equal(blended, pixels[:, ::-1])
     np.testing.assert_array_equal(turned, pixels[:, ::-1])
+
+
+def test_no_results_are_kept_that_have_been_handed_out() -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (400, 500, 3), np.uint8)
+    pipeline = parse_pipeline(json.dumps({"pipeline": [LAST], "decoder": {"input": "raw"}}), 3)
+    setup = EngineSetup(
+        "turn", pipeline, pipeline.decoder, ColorFormat.RGB24, (UINT8_NHWC,), batch_size=3, threads=1, device=None
+    )
+    runner = ThreadedEngine(setup)
+    one, three = (
+        peak_of(lambda images=images: runner.run([pixels] * images, {}, lambda row, place, result: None))
+        for images in (1, 3)
+    )
+    assert three < 1.2 * one
