@@ -7,10 +7,12 @@ sealed, so that no reader meets the end of the file (SIGBUS).
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -48,21 +50,52 @@ def open_for_reading(descriptor: int) -> int:
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def map_to_write(descriptor: int, size: int | None = None, offset: int = 0) -> memoryview:
+def open_for_writing(descriptor: int) -> int:
+    """A new descriptor of a file that this process has made, by any other. Raises: OSError: there is none free."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def unmap(address: int, nbytes: int) -> None:
+    """Whole pages are mapped no more."""
+    _libc.munmap(address, nbytes)
+
+
+def map_to_write(
+    descriptor: int, size: int | None = None, offset: int = 0, on_unused: Callable[[int, int], None] = unmap
+) -> memoryview:
     """All of the file, or a part of it; mapped until nobody holds a view any more, and without the descriptor, of which
-    `mmap.mmap` keeps a copy before Python 3.13."""
-    return _map(descriptor, size, offset, mmap.PROT_READ | mmap.PROT_WRITE)
+    `mmap.mmap` keeps a copy before Python 3.13. `on_unused`: takes the address and the bytes then; sees to the end of
+    the mapping."""
+    return _map(descriptor, size, offset, mmap.PROT_READ | mmap.PROT_WRITE, on_unused)
 
 
-def map_to_read(descriptor: int, size: int | None = None, offset: int = 0) -> memoryview:
+def map_to_read(
+    descriptor: int, size: int | None = None, offset: int = 0, on_unused: Callable[[int, int], None] = unmap
+) -> memoryview:
     """As `map_to_write`."""
-    return _map(descriptor, size, offset, mmap.PROT_READ)
+    return _map(descriptor, size, offset, mmap.PROT_READ, on_unused)
 
 
 def give_back(descriptor: int, start: int, nbytes: int) -> None:
     """Pages of a file go back to the system; they are zeros from then on."""
     if _libc.fallocate(descriptor, _PUNCH_HOLE_KEEP_SIZE, start, nbytes):
         raise OSError(ctypes.get_errno(), "memory cannot be given back")
+
+
+def give_back_pieces(descriptor: int, start: int, end: int, piece: int) -> Iterator[None]:
+    """As `give_back`, of a range: a piece a step, wherever there is memory."""
+    while True:
+        try:
+            start = os.lseek(descriptor, start, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # There is none behind it.
+        if start >= end:
+            return
+        give_back(descriptor, start, min(piece, end - start))
+        start += piece
+        yield
 
 
 def leave(address: int, nbytes: int) -> None:
@@ -77,7 +110,9 @@ def put_zeros(address: int, nbytes: int) -> bool:
     return found != _FAILED
 
 
-def _map(descriptor: int, size: int | None, offset: int, protection: int) -> memoryview:
+def _map(
+    descriptor: int, size: int | None, offset: int, protection: int, on_unused: Callable[[int, int], None]
+) -> memoryview:
     if size is None:
         size = os.fstat(descriptor).st_size
     address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, offset)
@@ -85,7 +120,7 @@ def _map(descriptor: int, size: int | None, offset: int, protection: int) -> mem
         number = ctypes.get_errno()
         raise OSError(number, f"memory cannot be mapped: {os.strerror(number)}")
     memory: Any = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    weakref.finalize(memory, on_unused, address, size).atexit = False
     octets = np.frombuffer(memory, np.uint8)
     octets.flags.writeable = bool(protection & mmap.PROT_WRITE)
     view: memoryview = octets.data

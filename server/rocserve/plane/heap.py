@@ -9,9 +9,11 @@ mapped when they are first used; pages that nobody touches take no memory.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -20,15 +22,13 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensor_places import ALIGNMENT
 from rocserve.core.tensors import Buffer
 from rocserve.plane import anonymous_file
+from rocserve.plane.remains import GIVEN_BACK_AT_ONCE, NOTHING_LEFT, Later, Remains
 
 SMALLEST_SLOT = ALIGNMENT
 """Bytes."""
 
 _FIRST_OF_PAGES = (mmap.PAGESIZE // SMALLEST_SLOT).bit_length() - 1
 """The size class of slots of a page."""
-
-TRIMMED_AT_ONCE = 8 << 20
-"""Bytes that one call of `trim` gives back: some 2 ms, in which its process does nothing else."""
 
 _CHECKED_FROM = 64 << 10
 """Bytes from which on a reader asks whether a tensor was written: a page that was not is made at its own expense."""
@@ -127,19 +127,24 @@ def _class_count(shift: int) -> int:
 class Heap:
     """The owner's side. One thread allocates; slots may be freed by any."""
 
-    def __init__(self, name: str, limit: int, shares: int = 1) -> None:
+    def __init__(self, name: str, limit: int, shares: int = 1, later: Later | None = None) -> None:
         """`limit`: bytes of slots of one size that can be taken at once; rounded up to a power of two. `shares`: so
-        many heaps lie one behind the other in the file, of which this is the first (SharedHeap)."""
-        self._own(create_file(name, limit, shares), 0, shares)
+        many heaps lie one behind the other in the file, of which this is the first (SharedHeap). `later`: takes the
+        steps in which its memory goes when it is closed, and its slots and all views have gone; None: it goes at
+        once."""
+        self._own(create_file(name, limit, shares), 0, shares, later, True)
 
     @classmethod
-    def of_file(cls, descriptor: int, share: int = 0, shares: int = 1) -> Heap:
-        """One on a file that another process has made for this one (`create_file`); takes the descriptor over."""
+    def of_file(cls, descriptor: int, share: int = 0, shares: int = 1, later: Later | None = None) -> Heap:
+        """One on a file that another process has made for this one (`create_file`); takes the descriptor over.
+        `later`: takes the steps in which its mappings go, as the file is not this one's."""
         heap = cls.__new__(cls)
-        heap._own(descriptor, share, shares)
+        heap._own(descriptor, share, shares, later, False)
         return heap
 
-    def _own(self, descriptor: int, share: int, shares: int) -> None:
+    def _own(self, descriptor: int, share: int, shares: int, later: Later | None, has_made_file: bool) -> None:
+        self._remains = Remains(later)
+        self._has_made_file = has_made_file
         self._descriptor = descriptor
         self._shift = _shift_of(descriptor, shares)
         self.limit = 1 << self._shift
@@ -175,7 +180,7 @@ class Heap:
                 raise HeapFull(nbytes, self.limit)
             if self._parts[index] is _UNMAPPED:
                 self._parts[index] = anonymous_file.map_to_write(
-                    self._descriptor, self.limit, self._first_part + index << self._shift
+                    self._descriptor, self.limit, self._first_part + index << self._shift, self._remains.unmap
                 )
             slots.next = offset + slots.size
         start = offset & self._mask
@@ -189,7 +194,7 @@ class Heap:
     def place(self, nbytes: int) -> tuple[Slot, memoryview]:
         """A slot of `nbytes`, and its memory. Raises: HeapFull."""
         offset, view = self.allocate(nbytes)
-        return Slot(self.free, offset), view
+        return Slot(self.free, offset, remains=self._remains), view
 
     def free(self, offset: int) -> None:
         """What `allocate` gave is no longer used, by any process that knew of it."""
@@ -211,12 +216,12 @@ class Heap:
             unneeded = slots.free[: slots.fewest_free]
             del slots.free[: slots.fewest_free]
             slots.fewest_free = len(slots.free)
-            piece = min(slots.size, TRIMMED_AT_ONCE)
+            piece = min(slots.size, GIVEN_BACK_AT_ONCE)
             for offset in unneeded:
                 for start in range(offset, offset + slots.size, piece):
                     anonymous_file.give_back(self._descriptor, start, piece)
                     given += piece
-                    if given >= TRIMMED_AT_ONCE:
+                    if given >= GIVEN_BACK_AT_ONCE:
                         yield given
                         given = 0
                 slots.bare.append(offset)
@@ -229,8 +234,13 @@ class Heap:
         """Let go of the file; from then on slots are only freed. Its memory goes when the last reader, and the last
         view, has gone. May be called twice."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            if self._has_made_file:
+                self._remains.keep(self._descriptor)
+            else:
+                os.close(self._descriptor)
         self._descriptor = -1
+        # They are held by slots and views from here on: not by this, which may wait for the garbage collector.
+        self._remains = NOTHING_LEFT
         self._trimming = None
         self._parts = [_UNMAPPED] * len(self._classes)
 
@@ -238,11 +248,19 @@ class Heap:
 class Slot:
     """A slot of a heap, which its owner gets back when nobody holds this any more."""
 
-    __slots__ = ("__weakref__", "_free", "heap", "offset")
+    __slots__ = ("__weakref__", "_free", "_remains", "heap", "offset")
 
-    def __init__(self, free: Callable[[int], None], offset: int, heap: HeapReader | None = None) -> None:
-        """`free`: gives the place back. `heap`: what it is read by, where another process owns it."""
+    def __init__(
+        self,
+        free: Callable[[int], None],
+        offset: int,
+        heap: HeapReader | None = None,
+        remains: Remains | None = None,
+    ) -> None:
+        """`free`: gives the place back. `heap`: what it is read by, where another process owns it. `remains`: of its
+        file, which stays until then."""
         self._free = free
+        self._remains = remains
         self.offset = offset
         self.heap = heap
 
@@ -270,8 +288,11 @@ def heap_bytes(limit: int) -> int:
 class HeapReader:
     """Another process's side of a heap."""
 
-    def __init__(self, descriptor: int, shares: int = 1) -> None:
-        """Takes over a descriptor that `Heap.open_for_reading` gave."""
+    def __init__(self, descriptor: int, shares: int = 1, later: Later | None = None) -> None:
+        """Takes over a descriptor that `Heap.open_for_reading` gave. `later`: takes the steps in which its mappings go
+        when it is closed, and slots that are read by it and all views have gone; None: they go at once."""
+        self.remains = Remains(later)
+        """What slots that are read by it hold."""
         self._descriptor = descriptor
         self._shift = _shift_of(descriptor, shares)
         self._mask = (1 << self._shift) - 1
@@ -311,16 +332,23 @@ class HeapReader:
         """A new descriptor for another reader, to whom it belongs; None: the file has been let go of."""
         return os.dup(self._descriptor) if self._descriptor >= 0 else None
 
-    def close(self) -> None:
-        """Let go of the file; views that are still held stay valid. May be called twice."""
+    def close(self, is_last: bool = False) -> None:
+        """Let go of the file; views that are still held stay valid. May be called twice. `is_last`: its owner has
+        ended, in a file that this process has made: its memory goes together with the mappings."""
         if self._descriptor >= 0:
+            if is_last:
+                # Where no descriptor is free its memory goes with the last mapping, at once.
+                with contextlib.suppress(OSError):
+                    self.remains.keep(anonymous_file.open_for_writing(self._descriptor))
             os.close(self._descriptor)
         self._descriptor = -1
+        self.remains = NOTHING_LEFT
         self._parts.clear()
         call_all(self.on_closed)
 
     def _part(self, index: int) -> memoryview:
-        part = anonymous_file.map_to_read(self._descriptor, self._mask + 1, index << self._shift)
+        length = self._mask + 1
+        part = anonymous_file.map_to_read(self._descriptor, length, index << self._shift, self.remains.unmap)
         # Another thread may have been here.
         return self._parts.setdefault(index, part)
 
@@ -343,9 +371,10 @@ class SharedHeap(Heap):
     file finds what all have put there, under one descriptor. A share is its owner's until nobody holds it any more,
     here, where it was lent. This is the lender's side; the first share is its own. One thread."""
 
-    def __init__(self, name: str, limit: int) -> None:
+    def __init__(self, name: str, limit: int, later: Later | None = None) -> None:
         """`limit`: see Heap, of each share."""
-        super().__init__(name, limit, SHARES)
+        super().__init__(name, limit, SHARES, later)
+        self._later = later
         self.reader: HeapReader
         """As long as any share is lent."""
         self._free_shares = [*range(SHARES - 1, 0, -1)]
@@ -358,9 +387,9 @@ class SharedHeap(Heap):
         if not self._free_shares or self._descriptor < 0:
             return None
         if not self._lent:
-            self.reader = HeapReader(self.open_for_reading(), SHARES)
+            self.reader = HeapReader(self.open_for_reading(), SHARES, self._later)
         self._lent += 1
-        return HeapShare(self, self._free_shares.pop())
+        return HeapShare(self, self._free_shares.pop(), self._remains)
 
     def open_for_writing(self) -> int:
         """A new descriptor for the owner of a share; it belongs to the caller."""
@@ -369,11 +398,20 @@ class SharedHeap(Heap):
     def take_back(self, share: int) -> None:
         self._lent -= 1
         if self._descriptor >= 0:
-            nbytes = heap_bytes(self.limit)
-            anonymous_file.give_back(self._descriptor, share * nbytes, nbytes)
-            self._free_shares.append(share)
+            steps = self._clear(share, self._descriptor, self._remains)
+            if self._later is None:
+                deque(steps, 0)
+            else:
+                self._later(steps)
         if not self._lent:
             self.reader.close()
+
+    def _clear(self, share: int, descriptor: int, remains: Remains) -> Iterator[None]:
+        """Give the memory of a share back, a piece a step; then it may be lent again. `remains`: keeps the descriptor,
+        also when the heap is closed meanwhile."""
+        nbytes = heap_bytes(self.limit)
+        yield from anonymous_file.give_back_pieces(descriptor, share * nbytes, (share + 1) * nbytes, GIVEN_BACK_AT_ONCE)
+        self._free_shares.append(share)
 
     def close(self) -> None:
         """See Heap. What lies in shares can be read until these are back."""
@@ -384,9 +422,11 @@ class SharedHeap(Heap):
 class HeapShare:
     """A share that has been lent; it is taken back when nobody holds this any more."""
 
-    def __init__(self, heap: SharedHeap, number: int) -> None:
+    def __init__(self, heap: SharedHeap, number: int, remains: Remains) -> None:
+        """`remains`: of the heap's file."""
         self.heap = heap
         self.number = number
+        self._remains = remains
 
     def __del__(self) -> None:
         self.heap.take_back(self.number)

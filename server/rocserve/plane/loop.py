@@ -256,6 +256,10 @@ class PlaneLoop:
             return
         self._long.append(steps)
 
+    def work_off_later(self, steps: Iterator[None]) -> None:
+        """As `work_off`. From any thread."""
+        self.call_soon(lambda: self.work_off(steps))
+
     def add_source(self, source: Source) -> None:
         self._sources = (*self._sources, source)
         if source.wake_descriptor is not None:

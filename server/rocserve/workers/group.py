@@ -120,7 +120,7 @@ class WorkerGroup:
         self.limits = limits
         self.content = content
         self.name = f"model '{load.model_name}' version {load.version}"
-        self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES)
+        self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES, mail.plane.work_off_later)
         """Where the inputs of requests are put for all workers."""
         self.restarts = 0
         """How often a worker had to be started again."""

@@ -267,7 +267,7 @@ class Instance:
             ]
             send_with_descriptors(self._socket, ATTACH.pack(self._mail.looks_of_workers), files)
             self._link = LinkEnd(own, SERVER_RINGS, kept(reading(workers)), WORKER_RINGS)
-            self._reader = HeapReader(reading(outputs))
+            self._reader = HeapReader(reading(outputs), later=self.plane.work_off_later)
         self.results = ResultReader(self._reader)
         self._work, self._returns = self._link.writers[WORK], self._link.writers[RETURNS]
         self.inbox = self._link.readers[0]
@@ -407,7 +407,7 @@ class Instance:
 
     def slot(self, place: int) -> Slot:
         """A slot that the worker has back when nobody holds this any more."""
-        return Slot(self.give_place, place, self._reader)
+        return Slot(self.give_place, place, self._reader, self._reader.remains)
 
     def guarded(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call back, and log what that raises."""
@@ -490,7 +490,7 @@ class Instance:
         requests, self.requests = self.requests, None
         if requests is not None:
             requests.end(error)
-        self._reader.close()
+        self._reader.close(is_last=True)
 
 
 _POLLS_BETWEEN_OTHERS = 32

@@ -17,8 +17,8 @@ from rocserve.core.tensor_places import aligned
 from rocserve.plane import anonymous_file
 from rocserve.plane.heap import (
     COPIED_AT_ONCE,
+    GIVEN_BACK_AT_ONCE,
     SMALLEST_SLOT,
-    TRIMMED_AT_ONCE,
     Heap,
     HeapFull,
     HeapReader,
@@ -158,7 +158,7 @@ def test_memory_that_nobody_needs_is_given_back(heap: Heap) -> None:
     for offset in busy:
         heap.free(offset)
     # 37 that nobody took since, a part a call.
-    assert trim(heap) == 37 * size // TRIMMED_AT_ONCE + 1
+    assert trim(heap) == 37 * size // GIVEN_BACK_AT_ONCE + 1
     assert memory_of(heap) <= 3 * size + mmap.PAGESIZE
     # Those with memory are taken first, then those without, then new ones.
     again = [heap.allocate(size)[0] for _ in range(41)]

@@ -298,7 +298,8 @@ async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_c
     descriptors, memory, threads = open_descriptors(), process.memory_info().rss, process.num_threads()
     for _ in range(50):
         await kill_one()
-    assert len(open_descriptors()) <= len(descriptors)
+    # Memory of the last one goes in turns of the loop that follow.
+    await until(lambda: len(open_descriptors()) <= len(descriptors))
     assert (await run_add_sub(group.instances[0])).error is None
     assert process.num_threads() <= threads
     assert len(process.memory_maps(grouped=False)) <= mappings + 10

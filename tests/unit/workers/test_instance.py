@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.instance_peer import Peer, done
 from support.outputs import tensors_of
-from support.waiting import until
+from support.waiting import until, wait_until
 from support.workers import batch_input, execute, on_plane, open_descriptors
 
 from rocserve.core.datatypes import DataType
@@ -147,7 +147,7 @@ def test_what_is_released_after_the_end_is_given_back(plane: PlaneLoop) -> None:
     peer.release()
     peer.close()
     del tensor, batch, peer
-    assert open_descriptors() <= before
+    wait_until(lambda: open_descriptors() <= before, "the end of its files")
 
 
 def test_a_worker_that_takes_no_batches_is_reported(peer: Peer) -> None:

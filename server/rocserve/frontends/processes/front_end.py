@@ -286,7 +286,7 @@ class RemoteInference:
             # Where inputs of requests of a head are to be put.
             if a not in self.end.heaps:
                 self._take_rings()
-                self.end.heaps[a] = Heap.of_file(self._files.popleft(), b, SHARES)
+                self.end.heaps[a] = Heap.of_file(self._files.popleft(), b, SHARES, self.plane.work_off_later)
             lent = self._heads_by_number.get(number)
             if lent is not None:
                 lent.heap_number = a
@@ -300,7 +300,7 @@ class RemoteInference:
                 self._let_go(number)
         elif kind == entries.OUTPUTS:
             self._take_rings()
-            self._output_heaps[number] = HeapReader(self._files.popleft())
+            self._output_heaps[number] = HeapReader(self._files.popleft(), later=self.plane.work_off_later)
         elif kind == entries.OUTPUTS_ENDED:
             self._output_heaps.pop(number).close()
         elif kind == entries.ORIGINS:

@@ -75,7 +75,7 @@ class FrontLink:
         """Makes what both ends share and puts the front's part on the socket. From any thread."""
         own, fronts = (link.create_file("rocserve:front", entries.RINGS) for _ in range(2))
         requests = heap.create_file("rocserve:requests", entries.HEAP_BYTES)
-        self._heap = Heap("rocserve:answers", entries.HEAP_BYTES)
+        self._heap = Heap("rocserve:answers", entries.HEAP_BYTES, later=self.plane.work_off_later)
         reading = anonymous_file.open_for_reading
         files = [
             fronts,
@@ -86,7 +86,7 @@ class FrontLink:
         ]
         assert len(files) == _FOR_THE_FRONT
         send_with_descriptors(self._connection, ATTACH, files)
-        self._requests_heap = HeapReader(reading(requests))
+        self._requests_heap = HeapReader(reading(requests), later=self.plane.work_off_later)
         reader = reading(fronts)
         ends = LinkEnd(own, entries.RINGS, reader, entries.RINGS)
         for descriptor in (*files, own, reader):
@@ -458,7 +458,7 @@ class FrontLink:
         for outputs in self._output_heaps:
             outputs.on_closed.pop(self, None)
         self._connection.close()
-        self._requests_heap.close()
+        self._requests_heap.close(is_last=True)
         self._heap.close()
 
 
