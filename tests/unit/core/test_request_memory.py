@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 from support.waiting import until
@@ -254,9 +255,10 @@ class Process:
         self.trims = 0
         self.heap = HeapTrim(lambda: self.requests, self.trim, lambda: self.private)
 
-    def trim(self) -> None:
+    def trim(self) -> Iterator[None]:
         self.trims += 1
         self.private = self.in_use
+        yield
 
     def checks(self, count: int) -> None:
         for _ in range(count):
@@ -322,7 +324,7 @@ async def test_checks_go_on_after_one_for_which_there_was_no_descriptor(monkeypa
             raise OSError(errno.EMFILE, "Too many open files")
         return MIB
 
-    running = asyncio.ensure_future(HeapTrim(lambda: 0, lambda: None, private).run())
+    running = asyncio.ensure_future(HeapTrim(lambda: 0, lambda: iter(()), private).run())
     await until(lambda: len(checks) > 3)
     running.cancel()
 
@@ -340,8 +342,8 @@ def run():
     full = private_bytes()
     messages.clear()
     kept = private_bytes()
-    trim()
-    print(full, kept, private_bytes())
+    left = [kept, *(private_bytes() for _ in trim()), private_bytes()]
+    print(full, kept, left[-1], max(before - after for before, after in zip(left, left[1:])))
 
 thread = threading.Thread(target=run)
 thread.start() if of_any_size else run()
@@ -359,11 +361,12 @@ def sizes(count: int = 20, mib: int = 4, of_any_size: bool = False, **environmen
 
 @pytest.mark.parametrize("arguments", [(20, 4), (2, 40, True)])
 def test_what_is_freed_is_kept_until_it_is_given_back(arguments: tuple[int, ...]) -> None:
-    full, kept, left = sizes(*arguments)
+    full, kept, left, most_at_once = sizes(*arguments)
     assert kept > full - 10 * MIB
     assert left < full - 70 * MIB
+    assert most_at_once < heap_trim.GIVEN_BACK_AT_ONCE + 4 * MIB
 
 
 def test_what_the_operator_has_told_glibc_stays() -> None:
-    full, kept, _ = sizes(MALLOC_MMAP_THRESHOLD_="65536")
+    full, kept, *_ = sizes(MALLOC_MMAP_THRESHOLD_="65536")
     assert kept < full - 70 * MIB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -99,7 +100,7 @@ class TorchModel:
         if device.type == "cpu":
             # Each batch works in what the one before has freed: new pages take more time than many an operator. What
             # loading has left goes back.
-            keep_freed_memory(of_any_size=True)()
+            deque(keep_freed_memory(of_any_size=True)(), 0)
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
         self._bound: BoundProgram = bind(program.signature, source.config, self._call, program.check)
         limits = [tensor.limits for tensor in program.signature.inputs]

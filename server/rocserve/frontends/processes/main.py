@@ -131,7 +131,8 @@ class WayToServer:
             await asyncio.sleep(_CHECK_SECONDS)
             # Nothing is under way when it is time to.
             if self._trim.check():
-                self._trim.trim()
+                for _ in self._trim.steps():
+                    await asyncio.sleep(0)
 
     def _on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
         if kind == entries.EXIT:
