@@ -625,13 +625,15 @@ def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
         # On the front's loop, as a real one's clients go: it tells the server before it sleeps.
         while clients:
             ends.front.call_soon(clients.pop().responses.clear)
-    if length * TOGETHER * 4 <= entries.LARGEST_SHARED:
-        # For little the server is not woken; it takes it whenever it is awake.
-        wait_until(
-            lambda: ends.link._end.returned.has_mail() or len(ends.service.returned) == 2, "what the front posts"
-        )
-        ends.server.wake()
-    wait_until(lambda: len(ends.service.returned) == 2, what="the places that are returned")
+    is_small = length * TOGETHER * 4 <= entries.LARGEST_SHARED
+
+    def are_back() -> bool:
+        if is_small:
+            # For little the server is not woken; it takes it whenever it is awake.
+            ends.server.wake()
+        return len(ends.service.returned) == 2
+
+    wait_until(are_back, what="the places that are returned")
     assert not ends.link._open and not ends.link._end._slots
 
 
