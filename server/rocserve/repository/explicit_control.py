@@ -154,7 +154,11 @@ class ExplicitControl:
         for ended in await asyncio.gather(*loads.values(), return_exceptions=True):
             if isinstance(ended, BaseException):
                 self._tell_failure(ended)
-        return await own
+        try:
+            return await own
+        finally:
+            # Its error's traceback holds this frame, and through it the files that a request may have brought.
+            del own
 
     def _tell_failure(self, error: BaseException) -> None:
         """Of a member."""
