@@ -437,7 +437,7 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     may_end = threading.Event()
 
     def copy(view: memoryview, start: int, data: Buffer) -> Iterator[None]:
-        while not may_end.is_set():
+        while not may_end.wait(0.001):
             yield
         yield from copy_in_steps(view, start, data)
 
