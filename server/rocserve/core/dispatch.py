@@ -7,11 +7,12 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import Answer, InferRequest, InferResponse
-from rocserve.core.sequences import SequenceId
+from rocserve.core.sequence_order import SequenceOrder
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
@@ -20,7 +21,6 @@ _COUNTED_APART = 4 * COUNTED_AT_ONCE
 """Bytes of an input: fewer have no more elements than are counted in a step."""
 
 Steps = Iterator[None]
-_Unprepared = tuple[InferRequest, Responder, Sequence[Steps]]
 
 
 @dataclass(eq=False)
@@ -30,15 +30,15 @@ class Dispatcher:
     tables: ServingTableHolder
     work_off: Callable[[Steps], object]
     """Takes the steps of what takes long."""
-    _unprepared: dict[tuple[str, SequenceId] | None, list[_Unprepared]] = field(default_factory=dict, init=False)
-    """By sequences of which a request is being prepared, those that have come behind it."""
+    _order: SequenceOrder = field(default_factory=SequenceOrder, init=False)
+    """Of requests that come behind one that is being prepared."""
 
     def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps] = ()) -> None:
         """Schedule a request with the version that it names; every error goes to the responder. What copies its inputs,
         and the count of the elements of BYTES where there may be many, go before, a step a turn; a sequence keeps its
         order meanwhile."""
         head = request.head
-        if not (copying or head.has_strings or self._unprepared):
+        if not (copying or head.has_strings or self._order.held):
             # As `_hand_over`, without a call: every request comes by.
             table = self.tables.table
             try:
@@ -46,17 +46,14 @@ class Dispatcher:
             except ServeError as error:
                 responder.send(error)
             return
-        sequence = request.sequence
-        key = None if sequence is None else (head.model_name, sequence.id)
-        if key in self._unprepared:
-            self._unprepared[key].append((request, responder, copying))
-        elif copying or any(
+        if self._order.held and self._order.waits(request, partial(self.dispatch, request, responder, copying)):
+            return
+        if copying or any(
             entry.datatype == DataType.BYTES.value and len(data) > _COUNTED_APART
             for entry, data in zip(head.inputs, request.data, strict=True)
         ):
-            if key is not None:
-                self._unprepared[key] = []
-            self.work_off(self._prepare(request, responder, copying, key))
+            self._order.hold(request)
+            self.work_off(self._prepare(request, responder, copying))
         else:
             self._hand_over(request, responder)
 
@@ -67,11 +64,7 @@ class Dispatcher:
             responder.send(error)
 
     def _prepare(
-        self,
-        request: InferRequest,
-        responder: Responder,
-        copying: Sequence[Steps],
-        key: tuple[str, SequenceId] | None,
+        self, request: InferRequest, responder: Responder, copying: Sequence[Steps]
     ) -> Generator[None, None, None]:
         try:
             for steps in copying:
@@ -86,9 +79,7 @@ class Dispatcher:
                     faults.append((yield from count_elements(data, math.prod(entry.shape))) if is_counted else "")
                 request.element_faults = faults
             self._hand_over(request, responder)
-        if key is not None:
-            for behind in self._unprepared.pop(key):
-                self.dispatch(*behind)
+        self._order.release(request)
 
 
 def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Responder, parent: Trace | None) -> None:

@@ -109,7 +109,7 @@ def test_a_sequence_keeps_its_order(served: Any, service: Service, handlers: Inf
     ]
     assert len([*streamed(served, *messages)]) == len(messages)
     assert service.ids == ["2", "1 large", "1 small", "1 large again", "1 last"]
-    assert not handlers.behind
+    assert not handlers.order.held
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

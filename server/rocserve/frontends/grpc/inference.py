@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +10,7 @@ from functools import partial
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import Holder, RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
-from rocserve.core.sequences import SequenceId
+from rocserve.core.sequence_order import SequenceOrder
 from rocserve.frontends.grpc.codec import (
     RequestDecoder,
     ResponseEncoder,
@@ -50,8 +49,8 @@ class InferenceHandlers:
         self.forwarding = forwarding
         self.streams: set[InferenceStream] = set()
         """Those that are open."""
-        self.behind: dict[tuple[str, SequenceId] | None, list[Callable[[], None]]] = {}
-        """By models and sequences of which a request is being decoded, what begins those that have come behind it."""
+        self.order = SequenceOrder()
+        """Of requests that come behind one that is being decoded."""
         self.is_exiting = False
 
     def routes(self, restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
@@ -72,7 +71,7 @@ class InferenceHandlers:
             request = self.decoder.decode_request(message)
             if request.head.is_typed:
                 self.memory.admit(call, _nbytes(request))
-            if self.behind and self.wait_behind(request, call.begin):
+            if self.order.held and self.order.waits(request, partial(call.begin, request)):
                 return
             call.begin(request)
         except ServeError as error:
@@ -89,19 +88,12 @@ class InferenceHandlers:
         wait behind it."""
         unread = self.decoder.read_large(large)
 
-        def decode(request: InferRequest) -> None:
+        def decode() -> None:
+            self.order.hold(unread.request)
             self.plane.work_off(self._decode_large(unread, holder, begin, refuse))
 
-        if not self.wait_behind(unread.request, decode):
-            decode(unread.request)
-
-    def wait_behind(self, request: InferRequest, begin: Callable[[InferRequest], None]) -> bool:
-        """Whether a request before it of its sequence is still being decoded: it begins when that has begun."""
-        waiting = self.behind.get(_sequence_of(request))
-        if waiting is None:
-            return False
-        waiting.append(partial(begin, request))
-        return True
+        if not self.order.waits(unread.request, decode):
+            decode()
 
     def _decode_large(
         self,
@@ -110,9 +102,6 @@ class InferenceHandlers:
         begin: Callable[[InferRequest], None],
         refuse: Callable[[ServeError], None],
     ) -> Generator[None, None, None]:
-        sequence = _sequence_of(unread.request)
-        if sequence is not None:
-            self.behind[sequence] = []
         try:
             request = yield from unread.decode(partial(self.memory.admit, holder))
         except ServeError as error:
@@ -123,13 +112,7 @@ class InferenceHandlers:
         else:
             begin(request)
         finally:
-            waiting = deque(self.behind.pop(sequence, ()))
-            while waiting:
-                waiting.popleft()()
-                if sequence in self.behind:
-                    # That one is large as well.
-                    self.behind[sequence] += waiting
-                    break
+            self.order.release(unread.request)
 
     def begin_exit(self) -> None:
         """Streams end once their requests are answered, and take no others."""
@@ -242,7 +225,7 @@ class InferenceStream:
             request = handlers.decoder.decode_request(message)
             if request.head.is_typed:
                 handlers.memory.admit(responder, _nbytes(request))
-            if not (handlers.behind and handlers.wait_behind(request, responder.begin)):
+            if not (handlers.order.held and handlers.order.waits(request, partial(responder.begin, request))):
                 responder.begin(request)
         except ServeError as error:
             refuse(error)
@@ -385,10 +368,6 @@ class _StreamResponder:
             self._stream.send_last(message)
         else:
             self._ticket.send(lambda: self._stream.send_last(message))
-
-
-def _sequence_of(request: InferRequest) -> tuple[str, SequenceId] | None:
-    return None if request.sequence is None else (request.head.model_name, request.sequence.id)
 
 
 def _nbytes(request: InferRequest) -> int:

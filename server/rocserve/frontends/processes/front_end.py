@@ -10,6 +10,7 @@ import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rocserve.core.errors import ServeError
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
@@ -17,7 +18,7 @@ from rocserve.core.plain import from_json
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
-from rocserve.core.sequences import SequenceId
+from rocserve.core.sequence_order import SequenceOrder
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes import entries
@@ -104,8 +105,8 @@ class RemoteInference:
         """By heaps, how many requests are being copied into them."""
         self._ended: set[int] = set()
         """Those among them into which nothing else is to be put."""
-        self._behind: dict[tuple[str, SequenceId], list[tuple[InferRequest, ClientResponder]]] = {}
-        """By sequences of which a request is being copied, those that have come behind it."""
+        self._order = SequenceOrder()
+        """Of requests that come behind one that is being copied."""
         self._sent_heads = 0
         self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces]] = {}
         self._open: dict[int, tuple[ClientResponder, str]] = {}
@@ -119,12 +120,8 @@ class RemoteInference:
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
         """Hand a request to the server, after the requests before it of its sequence; every error goes to the
         responder. What is large of its inputs is copied a step a turn."""
-        sequence = request.sequence
-        if self._behind and sequence is not None:
-            behind = self._behind.get((request.head.model_name, sequence.id))
-            if behind is not None:
-                behind.append((request, client))
-                return
+        if self._order.held and self._order.waits(request, partial(self.infer, request, client)):
+            return
         try:
             head = self._heads.get(request.head) or self._send_head(request.head)
             flags = (entries.IN_TURN if request.in_turn else 0) | (entries.SINGLE if client.takes_one else 0)
@@ -141,6 +138,7 @@ class RemoteInference:
             client.send(error)
             return
         if left_out:
+            self._order.hold(request)
             self.plane.work_off(self._copy(request, client, (flags, place, nbytes), view, left_out))
         else:
             self._post(request, client, head.number, flags, place, nbytes)
@@ -153,10 +151,7 @@ class RemoteInference:
         view: memoryview,
         left_out: Sequence[tuple[int, Buffer]],
     ) -> Iterator[None]:
-        sequence, heap_number = request.sequence, posted[1] >> entries.HEAP_SHIFT
-        key = None if sequence is None else (request.head.model_name, sequence.id)
-        if key is not None:
-            self._behind[key] = []
+        heap_number = posted[1] >> entries.HEAP_SHIFT
         self._filled[heap_number] += 1
         for begin, part in left_out:
             yield from copy_in_steps(view, begin, part)
@@ -171,9 +166,7 @@ class RemoteInference:
         self._filled[heap_number] -= 1
         if heap_number in self._ended and not self._filled[heap_number]:
             self._let_go(heap_number)
-        if key is not None:
-            for each in self._behind.pop(key):
-                self.infer(*each)
+        self._order.release(request)
 
     def _post(
         self, request: InferRequest, client: ClientResponder, head_number: int, flags: int, place: int, nbytes: int

@@ -489,7 +489,7 @@ def test_a_sequence_keeps_its_order_while_a_large_request_of_it_is_copied(ends: 
     for client in (first, *others):
         assert client.watched.wait(10)
     assert [request.id for request in ends.service.requests] == ["other", "first", "second", "third", "fourth"]
-    wait_until(lambda: not ends.remote._behind)
+    wait_until(lambda: not ends.remote._order.held)
 
 
 def test_heads_are_forgotten_while_a_large_request_is_copied(ends: Ends, pause: threading.Event) -> None:
