@@ -27,6 +27,8 @@ _LONGEST_PAUSE_S = 86_400
 _HEADER = re.compile(r"([A-Za-z0-9_.-]+)=([ -~]*)")
 _LEAST_REASON = 40
 """Columns that a reason has beside the figures; it is below the table where there are fewer."""
+_LEAST_FOLDED = 60
+"""Columns of a terminal that has some for a folded name, beside versions, states and the least figures."""
 _GAP = 3
 """Columns between two of the table's."""
 _STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
@@ -210,7 +212,9 @@ def _table(console: Console, title: str, rows: Sequence[StatusRow], figures: Seq
     left = 4 if "engine" in figures else 3
     # In a pipe a rule below the names would be as wide as the longest reason.
     box = SIMPLE_HEAD if console.is_terminal else None
-    return table(title, ("model", "version", "state", *figures, *reason), cells, left=left, box=box)
+    # A long name is folded, where there is room for a part of it, rather than have all rows lose their states.
+    model = Column("model", overflow="fold", no_wrap=console.width < _LEAST_FOLDED)
+    return table(title, (model, "version", "state", *figures, *reason), cells, left=left, box=box)
 
 
 def _width(made: Table, console: Console) -> int:

@@ -221,6 +221,15 @@ def test_engines_are_shown_where_there_is_room(width: int, shown: bool) -> None:
     assert all(len(line) <= width for line in lines)
 
 
+def test_a_long_name_is_folded_and_takes_no_state_away() -> None:
+    rows = [StatusRow(name, "1", "UNAVAILABLE", "", {"ok": "1", "failed": "0"}) for name in ("digits", "detr-" * 30)]
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with console.capture() as captured:
+        console.print(status_table(console, "title", rows))
+    assert captured.get().count("UNAVAILABLE") == 2
+    assert captured.get().count("detr-") == 30
+
+
 def test_followed_on_a_terminal_until_interrupted(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
