@@ -240,7 +240,8 @@ def model_message(
 ) -> ModelConfig:
     """A model of no tensors yet. Raises: ServeError INVALID_ARGUMENT for the parameter `batch`."""
     batch = parameters.get("batch", str(BATCH_SIZE))
-    if not batch.isdecimal() or not 1 <= int(batch) < 2**31:
+    # As many digits as 2**31 has, for of thousands Python makes no number.
+    if not (batch.isdecimal() and len(batch) <= 10 and 1 <= int(batch) < 2**31):
         raise invalid_argument(f"{source}: parameter 'batch' must be a positive integer, got '{batch}'")
     message = ModelConfig(name=name, platform=platform, default_model_filename=filename, max_batch_size=int(batch))
     if message.max_batch_size > 1:

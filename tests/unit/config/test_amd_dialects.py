@@ -190,6 +190,14 @@ def test_parameters(make_folder: MakeFolder, registry: BackendRegistry, paramete
     assert definition.config.parameters == {"batch": str(batch), "fast": "true"}
 
 
+@pytest.mark.parametrize("batch", ["0", "2147483648", "4.0", "²", "9" * 5000])
+def test_batch_that_cannot_be(make_folder: MakeFolder, registry: BackendRegistry, batch: str) -> None:
+    text = f'{_PBTXT} parameters {{ key: "batch" value {{ string_param: "{batch}" }} }}'
+    folder = make_folder("flowers", {"config.pbtxt": text, "1/a.onnx": ""})
+    expected = f"config.pbtxt: parameter 'batch' must be a positive integer, got '{batch}'"
+    assert _fault(folder, registry) == expected
+
+
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
