@@ -181,6 +181,8 @@ BOOLEAN = Kind("true|false", boolean, alone="true")
 PORT = number("PORT", 0, most=65535)
 COUNT = number("N", 0, most=LARGEST_INT32)
 AMOUNT = number("N", 0)
+BOUND = number("N", 0, most=10**18 - 1)
+"""What the kernel's 63 bits hold, as parameters of models have it."""
 POSITIVE = number("N", 1)
 MESSAGE_BYTES = number("N", 1, most=LARGEST_INT32)
 SECONDS = number("SECONDS", 0, float)

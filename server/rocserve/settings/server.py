@@ -14,6 +14,7 @@ from rocserve.settings.flag import (
     ABSOLUTE_FOLDER,
     AMOUNT,
     BOOLEAN,
+    BOUND,
     COUNT,
     LARGEST_INT32,
     POSITIVE,
@@ -171,10 +172,10 @@ class WorkerSettings:
         make=lambda values: tuple(chain(*values)),
     )
     """Model ("" = all), name."""
-    memory_bytes: int = flag(0, AMOUNT, "memory that a model's process may have, with all that it starts; 0: any")
-    tasks: int = flag(0, AMOUNT, "processes and threads that a model's process may have, itself included; 0: any")
+    memory_bytes: int = flag(0, BOUND, "memory that a model's process may have, with all that it starts; 0: any")
+    tasks: int = flag(0, BOUND, "processes and threads that a model's process may have, itself included; 0: any")
     file_bytes: int = flag(
-        0, AMOUNT, "the largest file that a model's process may write, its outputs' memory included; 0: any"
+        0, BOUND, "the largest file that a model's process may write, its outputs' memory included; 0: any"
     )
     shared_workers: int = flag(
         0,

@@ -7,14 +7,16 @@ import re
 import shutil
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, most_unpacked
+from rocserve.config.model_folder import is_version_name
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import InputConfig
 from rocserve.settings.flag import Kind, flag, number, positional, repeated
 from rocserve.tools.printing import console_on, say
@@ -31,10 +33,11 @@ _NAME = re.compile(r"[\w.-]+")
 def _input(text: str) -> InputConfig:
     name, _, rest = text.partition(":")
     datatype, _, dims = rest.partition(":")
-    try:
-        return InputConfig(name, DataType(datatype), tuple(int(size) for size in dims.split(",")))
-    except ValueError:
-        raise ValueError(f"expected NAME:DATATYPE:DIMS such as {_PIXELS}, got '{text}'") from None
+    with suppress(ValueError):
+        made = InputConfig(name, DataType(datatype), tuple(int(size) for size in dims.split(",")))
+        if name and all(size == -1 or size > 0 for size in made.dims):
+            return made
+    raise ValueError(f"expected NAME:DATATYPE:DIMS such as {_PIXELS}, got '{text}'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class ConvertOptions:
 
 
 def run(options: ConvertOptions) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT, the archive holds no program that can be served."""
+    """Raises: ServeError: INVALID_ARGUMENT, the archive holds no program that can be served; UNAVAILABLE, the folder
+    cannot be written."""
     try:
         with zipfile.ZipFile(options.archive) as archive:
             _convert(archive, options)
@@ -78,6 +82,8 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
     if not _NAME.fullmatch(name) or name.startswith("."):
         raise invalid_argument(f"'{name}' cannot be the name of a folder")
     version = int(str(manifest.get("modelVersion", "1")).partition(".")[0])
+    if not is_version_name(str(version)):
+        raise invalid_argument(f"model '{name}' has the version {version}; a folder's is from 0 up to 63 bits")
     folder = options.model_repository / name
     file = folder / str(version) / ("model.pt" if ending == ".pth" else f"model{ending}")
     with TemporaryDirectory() as scratch:
@@ -86,21 +92,24 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
             shutil.copyfileobj(packed, written)
         needs_inputs = ending != ".onnx" and file_kind(program) is not FileKind.EXPORTED
         lines = _configuration(options, handler, needs_inputs)
-        labels: list[str] = []
-        if needs_inputs and _LABELS in archive.namelist():
-            names = json.loads(archive.read(_LABELS))
+        texts: dict[str, list[str]] = {}
+        if needs_inputs and _LABELS in archive.namelist() and (names := json.loads(archive.read(_LABELS))):
             # Of "0": "cat" or, as ImageNet's, "0": ["n02123045", "tabby"].
             ordered = [names[str(number)] for number in range(len(names))]
             labels = [label if isinstance(label, str) else str(label[-1]) for label in ordered]
             output = f'name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {len(labels)} ] label_filename: "labels.txt"'
             lines.append(f"output {{ {output} }}")
+            texts["labels.txt"] = labels
+        texts["config.pbtxt"] = lines
         # Nothing is written of what cannot be read.
-        file.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(program, file)
-    if labels:
-        (folder / "labels.txt").write_text("\n".join(labels) + "\n")
-    if lines:
-        (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            for filename, written_lines in texts.items():
+                if written_lines:
+                    (folder / filename).write_text("\n".join(written_lines) + "\n")
+            shutil.move(program, file)
+        except OSError as error:
+            raise unavailable(f"cannot write {folder}: {error.strerror or error}") from None
     out = console_on()
     say(out, f"{folder}: version {version}, {file.name}")
     if handler and handler != _IMAGE_CLASSIFIER:
@@ -118,8 +127,9 @@ def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) ->
             )
         lines += ['platform: "pytorch_libtorch"', f"max_batch_size: {options.max_batch_size}"]
         for each in inputs:
+            name = json.dumps(each.name, ensure_ascii=False)
             datatype = "STRING" if each.datatype is DataType.BYTES else each.datatype.value
-            lines.append(f'input {{ name: "{each.name}" data_type: TYPE_{datatype} dims: {list(each.dims)} }}')
+            lines.append(f"input {{ name: {name} data_type: TYPE_{datatype} dims: {list(each.dims)} }}")
     if handler == _IMAGE_CLASSIFIER:
         lines.append('parameters { key: "preprocess" value { string_value: "imagenet" } }')
     return lines

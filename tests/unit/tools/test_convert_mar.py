@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rocserve import cli
+from rocserve.config.pbtxt import parse_model_config
 
 
 def archive(*names: str) -> bytes:
@@ -66,6 +67,25 @@ def test_inputs_of_torchscript_are_named(tmp_path: Path, capsys: pytest.CaptureF
     assert "handler 'own.py' is not converted" in capsys.readouterr().out
 
 
+def test_an_inputs_name_may_have_quotes(tmp_path: Path) -> None:
+    assert convert(tmp_path, "net.pt", SCRIPT, '--input="x":FP32:3') == 0
+    written = files(tmp_path)["m/config.pbtxt"].decode()
+    assert parse_model_config(written, "config.pbtxt").input[0].name == '"x"'
+
+
+@pytest.mark.parametrize("text", [":FP32:3", "x:FP32:0", "x:FP32:3,-2", "x:FP31:3", "x"])
+def test_what_is_no_input(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        convert(tmp_path, "net.pt", SCRIPT, f"--input={text}")
+    assert f"expected NAME:DATATYPE:DIMS such as INPUT__0:FP32:3,224,224, got '{text}'" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models").write_text("no folder")
+    assert convert(tmp_path, "net.onnx", b"onnx") == 1
+    assert f"cannot write {tmp_path}/models/m: Not a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("file", "content"), [("net.pt2", EXPORTED), ("net.onnx", b"onnx")])
 def test_what_says_its_inputs_needs_no_configuration(tmp_path: Path, file: str, content: bytes) -> None:
     assert convert(tmp_path, file, content) == 0
@@ -80,6 +100,8 @@ def test_what_says_its_inputs_needs_no_configuration(tmp_path: Path, file: str, 
         ("net.bin", b"", {}, "model 'm' has the file 'net.bin'; what can be served are TorchScript, programs of"),
         ("net.onnx", b"", {"modelName": "../m"}, "'../m' cannot be the name of a folder"),
         ("net.onnx", b"", {"modelVersion": "beta"}, "expected an archive of torch-model-archiver, with MAR-INF/"),
+        ("net.onnx", b"", {"modelVersion": "-1"}, "model 'm' has the version -1; a folder's is from 0 up to 63 bits"),
+        ("net.onnx", b"", {"modelVersion": "9" * 20}, f"model 'm' has the version {'9' * 20}; a folder's is from"),
         ("net.onnx", b"", {"modelName": 7}, "expected an archive of torch-model-archiver, with MAR-INF/"),
         ("net.onnx", b"", {"modelVersion": ["1"] * 10}, "expected an archive of torch-model-archiver, with MAR-INF/"),
         ("../../net.pt", SCRIPT, {}, "TorchScript does not say its inputs"),

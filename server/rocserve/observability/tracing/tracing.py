@@ -101,8 +101,9 @@ def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.envir
             numbers[name] = _number(where, value, *_BOUNDS[name])
     level = TraceLevel.OFF if TraceLevel.OFF in levels else TraceLevel.of(levels)
     values = TraceValues(level, numbers["rate"], numbers["count"], numbers["log-frequency"])
-    spans, shown = _spans(config, environment) if mode == "opentelemetry" else (SpanOptions(), ())
-    return TraceOptions(mode, file, values, spans, shown)
+    makes_spans = mode == "opentelemetry"
+    spans, shown = _spans(config, environment if makes_spans else {})
+    return TraceOptions(mode, file, values, spans, shown if makes_spans else ())
 
 
 def _mode(text: str) -> str:

@@ -178,21 +178,24 @@ Options = dict[str, Any]
 
 def store_options(place: RemotePlace, environment: Mapping[str, str]) -> Options:
     """Raises: StoreError: a file that is to hold credentials cannot be read."""
-    given: Any = None
+    form, options_of = {StoreKind.S3: (dict, _s3), StoreKind.GOOGLE: (str, _google), StoreKind.AZURE: (dict, _azure)}[
+        place.kind
+    ]
+    given: Any = form()
     if path := environment.get(_FILE):
         # What Triton's file says: that of the longest name which the URL begins with.
         try:
             entries = json.loads(Path(path).read_text()).get(place.kind.value, {})
             names = [name for name in entries if place.url.startswith(name)]
-            given = entries[max(names, key=len)] if names else None
-        except (OSError, ValueError, AttributeError) as error:
+            given = entries[max(names, key=len)] if names else given
+            if not isinstance(given, form):
+                raise ValueError(f"{type(given).__name__} for {place.url} in place of {form.__name__}")
+        except (OSError, ValueError, AttributeError, TypeError) as error:
             raise StoreError(f"{_FILE}={path}: expected a JSON file of credentials, came: {error}; mend it") from None
-    kinds = {StoreKind.S3: _s3, StoreKind.GOOGLE: _google, StoreKind.AZURE: _azure}
-    return {name: value for name, value in kinds[place.kind](place, given, environment).items() if value}
+    return {name: value for name, value in options_of(place, given, environment).items() if value}
 
 
 def _s3(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Options:
-    given = given or {}
     options = {
         "access_key_id": given.get("key_id"),
         "secret_access_key": given.get("secret_key"),
@@ -241,7 +244,6 @@ def _google(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> O
 
 
 def _azure(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Options:
-    given = given or {}
     kind = given.get("auth_type") or environment.get("AZURE_STORAGE_AUTH_TYPE", "")
     options = {
         "account_name": given.get("account_str") or place.account or environment.get("AZURE_STORAGE_ACCOUNT"),

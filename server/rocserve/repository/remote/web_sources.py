@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import lzma
@@ -35,12 +34,18 @@ class HubSource:
         """Raises: StoreError."""
         self._place = place
         self._endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        self._token = environment.get("HF_TOKEN", "")
+        # What has a line's end behind it, such as a secret that was made of a file.
+        self._token = environment.get("HF_TOKEN", "").strip()
         if not self._token:
             # What `hf auth login` has stored.
             home = environment.get("HF_HOME") or Path(environment.get("HOME", "/")) / ".cache/huggingface"
-            with contextlib.suppress(OSError):
-                self._token = (Path(home) / "token").read_text().strip()
+            file = Path(home) / "token"
+            try:
+                self._token = file.read_text().strip()
+            except OSError:
+                pass  # It need not be there.
+            except UnicodeDecodeError as error:
+                raise StoreError(f"expected a token in {file}, came: {error}; log in anew, or set HF_TOKEN") from None
         self._prefix = f"{place.prefix}/" if place.prefix else ""
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         self._store = http_store(place, self._endpoint, headers)

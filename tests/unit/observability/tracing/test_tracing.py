@@ -283,3 +283,10 @@ def test_what_is_refused(setting: tuple[str, str, str], text: str) -> None:
 def test_what_is_refused_of_spans(name: str, value: str, environment: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         trace_options([("", "mode", "opentelemetry"), ("opentelemetry", name, value)], environment)
+
+
+def test_what_is_said_of_spans_has_to_make_sense_in_the_other_mode_too() -> None:
+    with pytest.raises(ValueError, match="bsp_schedule_delay=soon: expected a whole number"):
+        trace_options([("opentelemetry", "bsp_schedule_delay", "soon")], {})
+    # The environment is not about this server's traces then.
+    assert trace_options([("opentelemetry", "url", "http://x")], {"OTEL_BSP_SCHEDULE_DELAY": "soon"}).shown == ()

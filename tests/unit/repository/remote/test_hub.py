@@ -70,6 +70,14 @@ async def test_a_token_is_sent(web: WebServer, tmp_path: Path) -> None:
     assert await contents(source_of(web, HF_TOKEN="secret"), tmp_path) == web.hub
     (tmp_path / "token").write_text("secret\n")
     assert await contents(source_of(web, HF_HOME=str(tmp_path)), tmp_path) == web.hub
+    # As a secret has it that was made of a file.
+    assert await contents(source_of(web, HF_TOKEN="secret\n"), tmp_path) == web.hub
+
+
+def test_a_token_that_is_no_text_is_told(web: WebServer, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    with pytest.raises(StoreError, match=r"expected a token in .*/token, came: 'utf-8' codec can't decode"):
+        source_of(web, HF_HOME=str(tmp_path))
 
 
 @pytest.mark.parametrize("answer", [b"<html>Sign in</html>", b"[]", b"null", b"{}"])

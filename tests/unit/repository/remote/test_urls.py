@@ -172,6 +172,24 @@ def test_a_file_of_credentials_that_is_none_is_named(tmp_path: Path) -> None:
         store_options(parse_remote("s3://bucket"), environment)
 
 
+@pytest.mark.parametrize(
+    ("url", "entries"),
+    [
+        ("s3://bucket", "null"),
+        ("s3://bucket", '["s3://bucket"]'),
+        ("s3://bucket", '{"": "key"}'),
+        ("s3://bucket", '{"": null}'),
+        ("as://account/container", '{"as://account": ["key"]}'),
+        ("gs://bucket", '{"": {"key_id": "k"}}'),
+    ],
+)
+def test_a_file_of_credentials_of_another_form_is_told(tmp_path: Path, url: str, entries: str) -> None:
+    file = tmp_path / "credentials.json"
+    file.write_text(f'{{"{url[:2]}": {entries}}}')
+    with pytest.raises(StoreError, match=r"credentials.json: expected a JSON file of credentials, came: .*; mend it"):
+        store_options(parse_remote(url), {"TRITON_CLOUD_CREDENTIAL_PATH": str(file)})
+
+
 def test_azure_by_the_machines_identity_takes_no_key() -> None:
     environment = {"AZURE_STORAGE_KEY": "k", "AZURE_STORAGE_AUTH_TYPE": "managed_identity"}
     place = parse_remote("as://account/container")
