@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,13 +14,12 @@ from rocserve.core.errors import ServeError
 from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.sequence_order import SequenceOrder
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
 
 _COUNTED_APART = 4 * COUNTED_AT_ONCE
 """Bytes of an input: fewer have no more elements than are counted in a step."""
-
-Steps = Iterator[None]
 
 
 @dataclass(eq=False)
@@ -28,12 +27,12 @@ class Dispatcher:
     """On the data plane's thread, where versions are closed as well: none can end between look-up and request."""
 
     tables: ServingTableHolder
-    work_off: Callable[[Steps], object]
+    work_off: Callable[[Steps[None]], object]
     """Takes the steps of what takes long."""
     _order: SequenceOrder = field(default_factory=SequenceOrder, init=False)
     """Of requests that come behind one that is being prepared."""
 
-    def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps] = ()) -> None:
+    def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps[None]] = ()) -> None:
         """Schedule a request with the version that it names; every error goes to the responder. What copies its inputs,
         and the count of the elements of BYTES where there may be many, go before, a step a turn; a sequence keeps its
         order meanwhile."""
@@ -63,9 +62,7 @@ class Dispatcher:
         except ServeError as error:
             responder.send(error)
 
-    def _prepare(
-        self, request: InferRequest, responder: Responder, copying: Sequence[Steps]
-    ) -> Generator[None, None, None]:
+    def _prepare(self, request: InferRequest, responder: Responder, copying: Sequence[Steps[None]]) -> Steps[None]:
         try:
             for steps in copying:
                 yield from steps

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocserve.core.steps import Steps
+
 _CHECK_SECONDS = 1.0
 _QUIET_CHECKS = 3
 """Checks in a row that must find little of requests, which come in bursts, before they count as over."""
@@ -147,7 +149,7 @@ class HeapTrim:
         """All at once."""
         deque(self.steps(), 0)
 
-    def steps(self) -> Iterator[None]:
+    def steps(self) -> Steps[None]:
         """The rest is in use, as far as anybody can tell then."""
         for _ in self._trim():
             yield

@@ -12,10 +12,12 @@ import fcntl
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from rocserve.core.steps import Steps
 
 _NAME_BYTES = 200
 """Of the file's name, which shows in /proc/PID/maps; Linux takes 249."""
@@ -82,7 +84,7 @@ def give_back(descriptor: int, start: int, nbytes: int) -> None:
         raise OSError(ctypes.get_errno(), "memory cannot be given back")
 
 
-def give_back_pieces(descriptor: int, start: int, end: int, piece: int) -> Iterator[None]:
+def give_back_pieces(descriptor: int, start: int, end: int, piece: int) -> Steps[None]:
     """As `give_back`, of a range: a piece a step, wherever there is memory."""
     while True:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -121,7 +121,7 @@ async def worked_off(plane: PlaneLoop, steps: Steps[_Result]) -> _Result:
     task that is cancelled takes no more of them. On the plane's thread."""
     outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
 
-    def taken() -> Iterator[None]:
+    def taken() -> Steps[None]:
         try:
             while not outcome.cancelled():
                 next(steps)

@@ -14,11 +14,12 @@ import mmap
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import ALIGNMENT
 from rocserve.core.tensors import Buffer
 from rocserve.plane import anonymous_file
@@ -52,7 +53,7 @@ def copy_bytes(view: memoryview, start: int, data: Buffer) -> None:
         np.frombuffer(view, np.uint8, nbytes, start)[:] = np.frombuffer(data, np.uint8)
 
 
-def copy_in_steps(view: memoryview, start: int, data: Buffer) -> Generator[None, None, None]:
+def copy_in_steps(view: memoryview, start: int, data: Buffer) -> Steps[None]:
     """As `copy_bytes`, some bytes a step."""
     source = memoryview(data)
     for begin in range(0, len(source), COPIED_AT_ONCE):
@@ -78,7 +79,7 @@ def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize)
     return left_out
 
 
-def copied(data: Sequence[Buffer]) -> Generator[None, None, list[Buffer]]:
+def copied(data: Sequence[Buffer]) -> Steps[list[Buffer]]:
     """Tensors on memory of their own, some bytes a step. Raises: ServeError: RESOURCE_EXHAUSTED, there is no memory for
     them."""
     copies: list[Buffer] = []
@@ -406,7 +407,7 @@ class SharedHeap(Heap):
         if not self._lent:
             self.reader.close()
 
-    def _clear(self, share: int, descriptor: int, remains: Remains) -> Iterator[None]:
+    def _clear(self, share: int, descriptor: int, remains: Remains) -> Steps[None]:
         """Give the memory of a share back, a piece a step; then it may be lent again. `remains`: keeps the descriptor,
         also when the heap is closed meanwhile."""
         nbytes = heap_bytes(self.limit)

@@ -7,14 +7,15 @@ wait for the thread meanwhile, both are done some megabytes at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from rocserve.core.steps import Steps
 from rocserve.plane import anonymous_file
 
 GIVEN_BACK_AT_ONCE = 8 << 20
 """Bytes, in one step: some 2 ms, in which its process does nothing else."""
 
-Later = Callable[[Iterator[None]], object]
+Later = Callable[[Steps[None]], object]
 """Takes the steps of what takes long. From any thread."""
 
 
@@ -52,7 +53,7 @@ NOTHING_LEFT = Remains(None)
 """Of a file that has been let go of."""
 
 
-def _pieces(descriptor: int, mappings: list[tuple[int, int]]) -> Iterator[None]:
+def _pieces(descriptor: int, mappings: list[tuple[int, int]]) -> Steps[None]:
     """One a step."""
     try:
         if descriptor >= 0:

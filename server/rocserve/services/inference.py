@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
 
-from rocserve.core.dispatch import Dispatcher, Steps, note_inputs
+from rocserve.core.dispatch import Dispatcher, note_inputs
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
+from rocserve.core.steps import Steps
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
 from rocserve.observability.tracing.tracing import Tracing
 from rocserve.plane.heap import SharedHeap
@@ -121,7 +122,7 @@ class InferenceService:
             except ServeError as error:
                 responder.send(error)
                 return
-        copying: Sequence[Steps] = ()
+        copying: Sequence[Steps[None]] = ()
         if request.head.uses_shared_memory:
             try:
                 responder, copying = self._client_memory.attach(request, responder)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
@@ -33,6 +33,7 @@ from rocserve.core.requests import (
     ResponseHead,
 )
 from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import COPIED_SOONER, Buffer
 from rocserve.core.wire_format import LENGTH_DELIMITED, WireError, length_prefix, read_varint
 from rocserve.frontends.grpc.typed_contents import FIELDS, LargeContents, Unusual, raw_contents, refuse_field
@@ -223,7 +224,7 @@ class UnreadRequest:
     """None: there are none."""
     _decode_by_protobuf: Callable[[bytes], InferRequest]
 
-    def decode(self, admit: Callable[[int], object]) -> Generator[None, None, InferRequest]:
+    def decode(self, admit: Callable[[int], object]) -> Steps[InferRequest]:
         """The request, some elements a step. `admit`: takes the bytes that are about to be used beside the message.
         Raises: ServeError: INVALID_ARGUMENT, the contents are none; RESOURCE_EXHAUSTED, there is no memory for them;
         what `admit` raises."""
@@ -348,7 +349,7 @@ class _EncodedHead:
     """The tag and the length before each of these sizes."""
 
 
-def join_large(parts: Sequence[Buffer]) -> Generator[None, None, bytes]:
+def join_large(parts: Sequence[Buffer]) -> Steps[bytes]:
     """The parts as one message, a step at a time. Raises: ServeError: RESOURCE_EXHAUSTED, there is no memory for it."""
     nbytes = sum(map(_nbytes, parts))
     try:

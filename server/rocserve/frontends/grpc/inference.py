@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,6 +11,7 @@ from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import Holder, RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
 from rocserve.core.sequence_order import SequenceOrder
+from rocserve.core.steps import Steps
 from rocserve.frontends.grpc.codec import (
     RequestDecoder,
     ResponseEncoder,
@@ -101,7 +102,7 @@ class InferenceHandlers:
         holder: Holder,
         begin: Callable[[InferRequest], None],
         refuse: Callable[[ServeError], None],
-    ) -> Generator[None, None, None]:
+    ) -> Steps[None]:
         try:
             request = yield from unread.decode(partial(self.memory.admit, holder))
         except ServeError as error:
@@ -172,7 +173,7 @@ class InferCall(ServerUnaryCall):
         else:
             self.reply(message)
 
-    def _reply_typed(self, response: InferResponse) -> Generator[None, None, None]:
+    def _reply_typed(self, response: InferResponse) -> Steps[None]:
         try:
             parts = yield from large_parts(response)
             message = yield from join_large(parts)
@@ -181,7 +182,7 @@ class InferCall(ServerUnaryCall):
         else:
             self.reply(message)
 
-    def _reply_large(self, response: InferResponse) -> Generator[None, None, None]:
+    def _reply_large(self, response: InferResponse) -> Steps[None]:
         try:
             message = yield from join_large(self.handlers.encoder.parts(response))
         except ServeError as error:
@@ -331,7 +332,7 @@ class _StreamResponder:
             message = self._error_message(error, final)
         self._answer(message, final)
 
-    def _answer_large(self, response: InferResponse, final: bool) -> Generator[None, None, None]:
+    def _answer_large(self, response: InferResponse, final: bool) -> Steps[None]:
         try:
             message = yield from join_large(self._stream.handlers.encoder.stream_parts(response, final))
         except ServeError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from grpc._cython import cygrpc
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import RequestMemory
+from rocserve.core.steps import Steps
 from rocserve.frontends.grpc.polling import (
     QueuePolling,
     WaitingThread,
@@ -235,14 +236,14 @@ class GrpcServer:
             # The core would wait 20 seconds for clients that do not answer its last ping.
             self._server.cancel_all_calls()
 
-    def _go_on(self, steps: Iterator[None]) -> None:
+    def _go_on(self, steps: Steps[None]) -> None:
         """Take the next step, and the one after it a little later."""
         if not self._stopping:
             for _ in steps:
                 self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._go_on(steps))
                 break
 
-    def _close(self) -> Iterator[None]:
+    def _close(self) -> Steps[None]:
         """Who has connected already is served. Connections that end for their age are waited for: the core cancels
         calls on their way when it shuts down."""
         port, self._port = self._port, 0

@@ -4,7 +4,6 @@ many, some a step, as protobuf would write them."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, unimplemented
 from rocserve.core.requests import InferResponse
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, Tensor, bytes_elements, octets
 from rocserve.core.wire_format import LENGTH_DELIMITED, LONGEST_VARINT, length_prefix, varint
 from rocserve.frontends.grpc.typed_contents import DATATYPES_OF_FIELDS
@@ -49,7 +49,7 @@ def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
     return message
 
 
-def large_parts(response: InferResponse) -> Generator[None, None, list[Buffer]]:
+def large_parts(response: InferResponse) -> Steps[list[Buffer]]:
     """The pieces of the serialised answer, some elements a step. Raises: as `typed_answer`."""
     parts: list[Buffer] = [_without_outputs(response).SerializeToString()]
     for tensor in response.outputs:
@@ -81,7 +81,7 @@ def _field(tensor: Tensor) -> str:
     return field
 
 
-def _contents(tensor: Tensor) -> Generator[None, None, list[Buffer]]:
+def _contents(tensor: Tensor) -> Steps[list[Buffer]]:
     field = _field(tensor)
     if tensor.datatype is DataType.BYTES:
         return (yield from _strings(tensor))
@@ -100,7 +100,7 @@ def _contents(tensor: Tensor) -> Generator[None, None, list[Buffer]]:
     return [length_prefix(_NUMBERS[field], nbytes), *pieces] if nbytes else []
 
 
-def _strings(tensor: Tensor) -> Generator[None, None, list[Buffer]]:
+def _strings(tensor: Tensor) -> Steps[list[Buffer]]:
     data, expected = memoryview(tensor.data), tensor.element_count
     pieces: list[Buffer] = []
     count = position = 0

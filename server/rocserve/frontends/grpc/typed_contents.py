@@ -10,7 +10,7 @@ left to protobuf as a whole.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.request_parameters import LONGEST_ID, MOST_ENTRIES, check_entries
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, encode_bytes_elements, octets
 from rocserve.core.wire_format import (
     FIXED32,
@@ -135,7 +136,7 @@ class Cut:
     """Before each element; None: they are packed."""
     data: memoryview
 
-    def decode(self, datatype: DataType, admit: Callable[[int], object]) -> Generator[None, None, Buffer]:
+    def decode(self, datatype: DataType, admit: Callable[[int], object]) -> Steps[Buffer]:
         """The elements as raw bytes; integers wider than the datatype keep their low bytes. `admit`: takes the bytes
         that are about to be used. Raises: WireError: they are no elements; Unusual; what `admit` does."""
         if self.field == "bytes_contents":
@@ -150,7 +151,7 @@ class Cut:
             return self.data
         return (yield from self._integers(dtype, admit))
 
-    def _integers(self, dtype: np.dtype[Any], admit: Callable[[int], object]) -> Generator[None, None, Buffer]:
+    def _integers(self, dtype: np.dtype[Any], admit: Callable[[int], object]) -> Steps[Buffer]:
         source = np.frombuffer(self.data, np.uint8)
         count = 0
         for part in _whole_varints(source):
@@ -177,7 +178,7 @@ class Cut:
             raise WireError("they end behind a tag")
         return octets(elements)
 
-    def _tagged(self, itemsize: int, admit: Callable[[int], object]) -> Generator[None, None, Buffer]:
+    def _tagged(self, itemsize: int, admit: Callable[[int], object]) -> Steps[Buffer]:
         """Elements of a fixed size, each behind its tag."""
         count, rest = divmod(len(self.data), 1 + itemsize)
         if rest:
@@ -193,7 +194,7 @@ class Cut:
             yield
         return octets(elements)
 
-    def _strings(self, admit: Callable[[int], object]) -> Generator[None, None, Buffer]:
+    def _strings(self, admit: Callable[[int], object]) -> Steps[Buffer]:
         data, tag, pack = self.data, self.tag, _LENGTH.pack
         position, end = 0, len(data)
         # An element has at least two bytes there, and four here. What is not touched takes no memory.

@@ -62,13 +62,14 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.requests import NO_PARAMETERS, InputHead, Parameters, RequestedOutput, RequestHead, ResponseHead
+from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import TensorPlaces, lay_out, padded
 from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.plane.heap import COPIED_AT_ONCE, Heap, copy_in_steps, fill
@@ -205,7 +206,7 @@ class FrontLinkEnd:
     ) -> None:
         """Post an entry when all of it lies in its slot; others may go before. `source`: keeps what is copied."""
 
-        def steps(source: object) -> Generator[None, None, None]:
+        def steps(source: object) -> Steps[None]:
             for begin, part in left_out:
                 yield from copy_in_steps(view, begin, part)
             self.post(entry)

@@ -8,7 +8,7 @@ import math
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +19,7 @@ from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
 from rocserve.core.sequence_order import SequenceOrder
+from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.processes import entries
@@ -150,7 +151,7 @@ class RemoteInference:
         posted: tuple[int, int, int],
         view: memoryview,
         left_out: Sequence[tuple[int, Buffer]],
-    ) -> Iterator[None]:
+    ) -> Steps[None]:
         heap_number = posted[1] >> entries.HEAP_SHIFT
         self._filled[heap_number] += 1
         for begin, part in left_out:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.dispatch import Steps
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestHead
 from rocserve.core.serving import EndingResponder, Responder, ServingTableHolder
+from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import TensorHead
 from rocserve.plane.guarded_mapping import GuardedMapping
@@ -45,10 +45,10 @@ class ClientMemory:
     _regions: ClientRegions
     most_bytes: int
     """Of one request's inputs. A file may be said to be longer than all memory."""
-    work_off: Callable[[Steps], object]
+    work_off: Callable[[Steps[None]], object]
     """Takes the steps of what takes long."""
 
-    def attach(self, request: InferRequest, responder: Responder) -> tuple[Responder, Sequence[Steps]]:
+    def attach(self, request: InferRequest, responder: Responder) -> tuple[Responder, Sequence[Steps[None]]]:
         """Put the inputs that lie in regions into the request's data.
 
         Returns:
@@ -63,7 +63,7 @@ class ClientMemory:
         left = self.most_bytes
         stays = request.trace is None and _only_copies(config)
         seen: list[SeenPart] = []
-        copying: list[Steps] = []
+        copying: list[Steps[None]] = []
         data = list(request.data)
         for index, entry in enumerate(head.inputs):
             reference = read_reference(entry.name, entry.parameters)
@@ -142,7 +142,7 @@ class RegionResponder(EndingResponder):
             for _ in steps:
                 pass
 
-    def _send(self, response: InferResponse, final: bool) -> Generator[None, None, None]:
+    def _send(self, response: InferResponse, final: bool) -> Steps[None]:
         data = list(response.data)
         try:
             for region, mapping, end in self._seen:

@@ -12,13 +12,14 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rocserve.backends.installed import has_file
 from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument, not_found, unimplemented
 from rocserve.core.requests import SHARED_BYTE_SIZE, SHARED_OFFSET, SHARED_REGION, Parameters
+from rocserve.core.steps import Steps
 from rocserve.plane.guarded_mapping import FaultGuard, GuardedFile, GuardedMapping
 from rocserve.plane.heap import copy_in_steps
 from rocserve.protocol import grpc_service_pb2 as pb
@@ -99,12 +100,12 @@ class ClientRegion(Region):
         self.check_whole(mapping, offset + nbytes)
         return data
 
-    def read_into(self, data: memoryview, offset: int) -> Generator[None, None, None]:
+    def read_into(self, data: memoryview, offset: int) -> Steps[None]:
         view, mapping = self.view(offset, len(data))
         yield from copy_in_steps(data, 0, view)
         self.check_whole(mapping, offset + len(data))
 
-    def write(self, offset: int, data: memoryview) -> Generator[None, None, None]:
+    def write(self, offset: int, data: memoryview) -> Steps[None]:
         view, mapping = self.view(offset, len(data))
         yield from copy_in_steps(view, 0, data)
         self.check_whole(mapping, offset + len(data))
@@ -166,12 +167,12 @@ class DeviceRegion(Region):
             pass
         return bytes(data)
 
-    def read_into(self, data: memoryview, offset: int) -> Generator[None, None, None]:
+    def read_into(self, data: memoryview, offset: int) -> Steps[None]:
         for begin in range(0, len(data), COPIED_AT_ONCE):
             self._process.read(self._number, offset + begin, data[begin : begin + COPIED_AT_ONCE])
             yield
 
-    def write(self, offset: int, data: memoryview) -> Generator[None, None, None]:
+    def write(self, offset: int, data: memoryview) -> Steps[None]:
         for begin in range(0, len(data), COPIED_AT_ONCE):
             self._process.write(self._number, offset + begin, data[begin : begin + COPIED_AT_ONCE])
             yield
