@@ -84,13 +84,20 @@ def copied(data: Sequence[Buffer]) -> Steps[list[Buffer]]:
     them."""
     copies: list[Buffer] = []
     for source in data:
-        try:
-            own = np.empty(len(source), np.uint8).data
-        except MemoryError:
-            raise no_memory(len(source)) from None
+        own = new_memory(len(source))
         yield from copy_in_steps(own, 0, source)
         copies.append(own)
     return copies
+
+
+def new_memory(nbytes: int, what: str = "an answer") -> memoryview:
+    """Memory of no heap, to write; its contents are not defined. Raises: ServeError: RESOURCE_EXHAUSTED, there is none
+    for what is named."""
+    try:
+        view: memoryview = np.empty(nbytes, np.uint8).data
+    except MemoryError:
+        raise no_memory(nbytes, what) from None
+    return view
 
 
 def no_memory(nbytes: int, what: str = "an answer") -> ServeError:

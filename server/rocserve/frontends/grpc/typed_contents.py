@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import invalid_argument
 from rocserve.core.request_parameters import LONGEST_ID, MOST_ENTRIES, check_entries
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, encode_bytes_elements, octets
@@ -33,7 +33,7 @@ from rocserve.core.wire_format import (
     length_prefix,
     read_varint,
 )
-from rocserve.plane.heap import COPIED_AT_ONCE, copy_bytes, copy_in_steps
+from rocserve.plane.heap import COPIED_AT_ONCE, copy_bytes, copy_in_steps, new_memory
 from rocserve.protocol import grpc_service_pb2 as pb
 
 DATATYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
@@ -79,6 +79,8 @@ _FIELDS_OF_CONTENTS: Mapping[int, tuple[str, int]] = {
     for field in pb.InferTensorContents.DESCRIPTOR.fields
 }
 """By number: the name, and the wire type of an element."""
+_WHAT = "typed contents"
+"""That there is no memory for, as an error says."""
 _Octets = np.ndarray[Any, np.dtype[np.uint8]]
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -160,7 +162,7 @@ class Cut:
         if self.tag is not None:
             count //= 2
         admit(count * dtype.itemsize)
-        elements = np.frombuffer(_memory(count * dtype.itemsize), dtype)
+        elements = np.frombuffer(new_memory(count * dtype.itemsize, _WHAT), dtype)
         end = 0
         is_tag = False
         for part in _whole_varints(source):
@@ -185,7 +187,7 @@ class Cut:
             raise Unusual
         admit(count * itemsize)
         source = np.frombuffer(self.data, np.uint8).reshape(count, 1 + itemsize)
-        elements = np.frombuffer(_memory(count * itemsize), np.uint8).reshape(count, itemsize)
+        elements = np.frombuffer(new_memory(count * itemsize, _WHAT), np.uint8).reshape(count, itemsize)
         for begin in range(0, count, _STEP_BYTES // itemsize):
             part = source[begin : begin + _STEP_BYTES // itemsize]
             if (part[:, 0] != self.tag).any():
@@ -198,7 +200,7 @@ class Cut:
         data, tag, pack = self.data, self.tag, _LENGTH.pack
         position, end = 0, len(data)
         # An element has at least two bytes there, and four here. What is not touched takes no memory.
-        view = _memory(2 * end)
+        view = new_memory(2 * end, _WHAT)
         used = 0
         while position < end:
             pieces: list[Buffer] = []
@@ -313,16 +315,6 @@ def _cut(message: memoryview, span: FieldSpan, index: int, parts: list[Buffer]) 
     parts.append(length_prefix(_INPUTS, sum(map(len, rest))))
     parts += rest
     return Cut(index, span.start, name, first_tag, data)
-
-
-def _memory(nbytes: int) -> memoryview:
-    """Raises: ServeError: RESOURCE_EXHAUSTED, there is none."""
-    try:
-        view: memoryview = np.empty(nbytes, np.uint8).data
-    except MemoryError:
-        text = f"no memory for typed contents of {nbytes} bytes"
-        raise ServeError(StatusCode.RESOURCE_EXHAUSTED, text) from None
-    return view
 
 
 def _whole_varints(source: _Octets) -> Iterator[_Octets]:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-import numpy as np
-
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
@@ -48,7 +46,7 @@ from rocserve.frontends.http.json_text import (
     unsigned,
 )
 from rocserve.frontends.http.request import LARGEST_HEAD_LINE
-from rocserve.plane.heap import COPIED_AT_ONCE, copy_in_steps, fill, no_memory
+from rocserve.plane.heap import COPIED_AT_ONCE, copy_in_steps, fill, new_memory
 
 _Kind = TypeVar("_Kind")
 
@@ -423,10 +421,7 @@ def _joined(contents: Sequence[Buffer], have_lengths: bool) -> Steps[Buffer]:
     if nbytes <= COPIED_AT_ONCE:
         return encode_bytes_elements(map(memoryview, contents)) if have_lengths else b"".join(contents)
     pieces = chain.from_iterable((_LENGTH.pack(len(each)), each) for each in contents) if have_lengths else contents
-    try:
-        view = np.empty(nbytes, np.uint8).data
-    except MemoryError:
-        raise no_memory(nbytes, "a request") from None
+    view = new_memory(nbytes, "a request")
     for begin, part in fill(view, pieces, COPIED_AT_ONCE):
         yield from copy_in_steps(view, begin, part)
     return view

@@ -191,8 +191,10 @@ class Request:
     def _make_room(self, come: int, end: int) -> memoryview | None:
         """For a large body, as long as its client has promised, or as long as any: pages take no memory until they are
         written, and numpy asks for huge ones. None: it is none, or there is no room."""
+        if end <= _COME_FIRST:
+            return None
         promised = int(self.head.headers.get("content-length", "0"))
-        if end <= _COME_FIRST or max(promised, end) <= _LARGEST_GROWN:
+        if max(promised, end) <= _LARGEST_GROWN:
             return None
         nbytes = min(promised or sys.maxsize, LARGEST_BODY + _BEHIND_LARGEST)
         try:
