@@ -409,8 +409,8 @@ class _DeviceSessions:
             current.wait_stream(self._stream)
         return outputs
 
-    def inputs_of(self, batch: Batch) -> list[Tensor]:
-        return [batch.inputs[spec.name] for spec in self._inputs]
+    def inputs_of(self, batch: Batch) -> tuple[list[Tensor], Mapping[int, ServeError]]:
+        return [batch.inputs[spec.name] for spec in self._inputs], {}
 
     def value(self, tensor: Tensor, copies: bool) -> Any:
         return self.tensors.value(tensor, copies)
@@ -418,7 +418,7 @@ class _DeviceSessions:
     def staying(self, batch: Batch) -> Collection[int]:
         return [self._places[name] for name in batch.may_stay]
 
-    def named(self, outputs: Sequence[Any], batch: Batch) -> BatchResult:
+    def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
         from rocserve.backends.device_tensors import named_outputs
 
         return named_outputs({name: outputs[self._places[name]] for name in batch.requested_outputs}, self._batches)

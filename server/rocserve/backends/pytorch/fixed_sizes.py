@@ -20,6 +20,7 @@ from rocserve.backends.base import Batch, BatchResult
 from rocserve.backends.batch_sizes import pieces
 from rocserve.backends.device_tensors import DeviceTensors
 from rocserve.backends.pytorch.datatypes import torch_dtype
+from rocserve.core.errors import ServeError
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor
 
@@ -40,8 +41,8 @@ class SizedModel(Protocol):
     def tensors(self) -> DeviceTensors | None:
         """None: the CPU's."""
 
-    def inputs_of(self, batch: Batch) -> list[Tensor]:
-        """In the program's order."""
+    def inputs_of(self, batch: Batch) -> tuple[list[Tensor], Mapping[int, ServeError]]:
+        """In the program's order, and the errors of requests whose values it does not take. Raises: ServeError."""
 
     def value(self, tensor: Tensor, copies: bool) -> Any:
         """An input as a tensor of PyTorch's, on its own memory or as a copy."""
@@ -49,8 +50,9 @@ class SizedModel(Protocol):
     def staying(self, batch: Batch) -> Collection[int]:
         """The positions of the outputs that are left on the GPU."""
 
-    def named(self, outputs: Sequence[Any], batch: Batch) -> BatchResult:
-        """A batch's outputs under the signature's names. Raises: ServeError: INTERNAL."""
+    def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
+        """A batch's outputs under the signature's names, beside the errors of its inputs. Raises: ServeError:
+        INTERNAL."""
 
     def errors(self) -> AbstractContextManager[Any]:
         """Raises the engine's errors of a batch as ServeErrors."""
@@ -85,6 +87,7 @@ class SizedExecution:
         """For its copies and computations, and for inputs that are made on the GPU."""
         self._ended = torch.cuda.Event()
         self._batch: Batch
+        self._failures: Mapping[int, ServeError]
         self._outputs: list[Any] = []
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
@@ -97,7 +100,8 @@ class SizedExecution:
         self._batch = batch
         model = self._model
         with model.errors(), model.mode(), torch.cuda.stream(self._stream):
-            inputs = [model.value(tensor, copies=False) for tensor in model.inputs_of(batch)]
+            given, self._failures = model.inputs_of(batch)
+            inputs = [model.value(tensor, copies=False) for tensor in given]
             *others, last = pieces(len(inputs[0]), tuple(self.by_size))
             parts = []
             for piece in others:
@@ -119,7 +123,7 @@ class SizedExecution:
         """See Execution."""
         with self._model.errors():
             self._ended.synchronize()
-        named = self._model.named(self._outputs, self._batch)
+        named = self._model.named(self._outputs, self._batch, self._failures)
         outputs = {name: _copied(value, self._batch.room.get(name)) for name, value in named.outputs.items()}
         return replace(named, outputs=outputs)
 

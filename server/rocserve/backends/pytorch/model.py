@@ -170,7 +170,8 @@ class TorchModel:
         if not isinstance(execution, SequentialExecution):
             execution.start(batch)
             return execution.result()
-        outputs = outputs_of(self._call(self.inputs_of(batch)))
+        inputs, failures = self.inputs_of(batch)
+        outputs = outputs_of(self._call(inputs))
         staying = self.staying(batch)
         if staying:
             assert self.tensors is not None, "a GPU's"
@@ -179,17 +180,15 @@ class TorchModel:
                 for place, output in enumerate(outputs)
             ]
             self.tensors.wait()
-        return self.named(outputs, batch)
+        return self.named(outputs, batch, failures)
 
-    def inputs_of(self, batch: Batch) -> list[Tensor]:
-        """In the program's order; of requests that fail with values that the program may take. Raises: ServeError:
-        INVALID_ARGUMENT, the only request has a value that is out of range."""
-        inputs = batch.inputs
-        if self._limits:
-            failures, inputs = within_limits(batch, self._limits)
-            if failures and len(batch.request_sizes) == 1:
-                raise failures[0]
-        return [inputs[spec.name] for spec in self._bound.inputs]
+    def inputs_of(self, batch: Batch) -> tuple[list[Tensor], Mapping[int, ServeError]]:
+        """In the program's order, with values that the program may take, and the errors of requests that had others.
+        Raises: ServeError: INVALID_ARGUMENT, the only request has a value that is out of range."""
+        failures, inputs = within_limits(batch, self._limits) if self._limits else ({}, batch.inputs)
+        if failures and len(batch.request_sizes) == 1:
+            raise failures[0]
+        return [inputs[spec.name] for spec in self._bound.inputs], failures
 
     def staying(self, batch: Batch) -> Collection[int]:
         """The positions of the outputs that are left on the GPU."""
@@ -199,14 +198,15 @@ class TorchModel:
         """An input as a tensor of PyTorch's, on its own memory or as a copy."""
         return to_torch(tensor, copies) if self.tensors is None else self.tensors.value(tensor, copies)
 
-    def named(self, outputs: Sequence[Any], batch: Batch) -> BatchResult:
-        """A batch's outputs under the signature's names. Raises: ServeError: INTERNAL."""
+    def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
+        """A batch's outputs under the signature's names, beside the errors of its inputs. Raises: ServeError:
+        INTERNAL."""
         places = self._bound.outputs
         if len(outputs) < len(places):
             raise internal(f"the program returned {len(outputs)} outputs, expected {len(places)}")
         named = {name: outputs[places[name]] for name in batch.requested_outputs}
         result = named_outputs(named, self._config.max_batch_size > 0)
-        return replace(result, failures=within_limits(batch, self._limits)[0]) if self._limits else result
+        return replace(result, failures=failures) if failures else result
 
     def _outputs(self, inputs: Sequence[Any]) -> list[Any]:
         return outputs_of(self.program.call(inputs))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
+from rocserve.backends.pytorch.environment import variable
 from rocserve.backends.pytorch.index_limits import Limits, index_limits
 from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
 from rocserve.backends.pytorch.package_source import read_source
@@ -38,6 +37,8 @@ _PRECISIONS = {
 """Of weights; integers of other sizes are counts or indices."""
 _CPU = torch.device("cpu")
 _ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+"""Has pickles in a program, those of the example's tensors, read as tensors and nothing else: PyTorch itself would fall
+back to pickles that call functions."""
 _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
 """In a package's metadata: the kind of device that it was compiled for."""
 
@@ -150,7 +151,7 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
     import torch.ao.quantization.fx._decomposed
 
     try:
-        with _only_tensors():
+        with variable(_ONLY_TENSORS, "1"):
             exported = torch.export.load(path)
     except Exception as error:
         raise _unreadable(path, error) from error
@@ -180,21 +181,6 @@ def open_placed(path: Path, dtype: torch.dtype | None) -> Program:
         return program.call([value.to(place) for value, place in zip(given, places, strict=True)])
 
     return replace(program, call=call, devices=tuple(sorted(devices_of(exported))))
-
-
-@contextmanager
-def _only_tensors() -> Iterator[None]:
-    """Has pickles in a program, those of the example's tensors, read as tensors and nothing else: PyTorch itself would
-    fall back to pickles that call functions."""
-    before = os.environ.get(_ONLY_TENSORS)
-    os.environ[_ONLY_TENSORS] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_ONLY_TENSORS]
-        else:
-            os.environ[_ONLY_TENSORS] = before
 
 
 def open_exported(

@@ -16,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rocserve.backends.pytorch.environment import variable
+
 _PREFIX = "rocserve-package-"
-_VARIABLE = "TMPDIR"
 
 
 def unpacked(load: Callable[[], Any]) -> Any:
@@ -28,18 +29,12 @@ def unpacked(load: Callable[[], Any]) -> Any:
             _remove(left, _locked(left))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     lock = _locked(folder)
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = str(folder)
     try:
-        package = load()
+        with variable("TMPDIR", str(folder)):
+            package = load()
     except BaseException:
         _remove(folder, lock)
         raise
-    finally:
-        if before is None:
-            del os.environ[_VARIABLE]
-        else:
-            os.environ[_VARIABLE] = before
     weakref.finalize(package, _remove, folder, lock)
     return package
 
