@@ -17,7 +17,9 @@ from rocserve.core.errors import ServeError
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import Tensor
+from rocserve.frontends.grpc.codec import UnreadRequest
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.transport import full_name
 from rocserve.plane import loop
@@ -69,6 +71,22 @@ def served(serve: Any, handlers: InferenceHandlers) -> Any:
     return serve(handlers.routes({}), handlers.memory)
 
 
+@pytest.fixture
+def after(service: Service, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`after(id)` has the contents of large requests be decoded only once the request of this id has come."""
+
+    def hold(request_id: str) -> None:
+        def patient(unread: UnreadRequest, admit: Callable[[int], object]) -> Steps[InferRequest]:
+            while request_id not in service.ids:
+                yield
+            return (yield from decode(unread, admit))
+
+        decode = UnreadRequest.decode
+        monkeypatch.setattr(UnreadRequest, "decode", patient)
+
+    return hold
+
+
 def typed(request_id: str, count: int, sequence: int = 0) -> pb.ModelInferRequest:
     message = pb.ModelInferRequest(model_name="m", id=request_id)
     message.inputs.add(name="I", datatype="INT32", shape=[count]).contents.int_contents.extend([-1, *range(count - 1)])
@@ -92,14 +110,20 @@ def test_a_large_request_comes_whole_and_so_does_its_answer(served: Any) -> None
     assert np.array_equal(answer.outputs[0].contents.int_contents, [-1, *range(LARGE - 1)])
 
 
-def test_others_go_before_and_the_answers_of_a_stream_keep_their_order(served: Any, service: Service) -> None:
+def test_others_go_before_and_the_answers_of_a_stream_keep_their_order(
+    served: Any, service: Service, after: Callable[[str], None]
+) -> None:
+    after("small")
     answers = [*streamed(served, typed("large", LARGE), typed("small", 3))]
     assert [answer.infer_response.id for answer in answers] == ["large", "small"]
     assert service.ids == ["small", "large"]
     assert answers[0].infer_response.raw_output_contents[0][:12] == np.array([-1, 0, 1], np.int32).tobytes()
 
 
-def test_a_sequence_keeps_its_order(served: Any, service: Service, handlers: InferenceHandlers) -> None:
+def test_a_sequence_keeps_its_order(
+    served: Any, service: Service, handlers: InferenceHandlers, after: Callable[[str], None]
+) -> None:
+    after("2")
     messages = [
         typed("1 large", LARGE, 1),
         typed("1 small", 3, 1),
