@@ -60,14 +60,6 @@ Serve = Callable[..., Served]
 
 
 @pytest.fixture
-def plane() -> Iterator[PlaneLoop]:
-    plane = PlaneLoop(LOG)
-    plane.start()
-    yield plane
-    plane.stop()
-
-
-@pytest.fixture
 def serve(plane: PlaneLoop) -> Iterator[Serve]:
     """`serve(routes, **options)` starts a transport on a free port of 127.0.0.1; all are stopped at the end."""
     running: list[Served] = []

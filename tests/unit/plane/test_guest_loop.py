@@ -6,22 +6,12 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from rocserve.core.steps import Steps
 from rocserve.plane.guest_loop import GuestLoop, worked_off
 from rocserve.plane.loop import PlaneLoop
-
-
-@pytest.fixture
-def guest(plane: PlaneLoop) -> Iterator[GuestLoop]:
-    guest = GuestLoop(plane)
-    yield guest
-    closed = threading.Event()
-    plane.call_soon(lambda: (guest.close(), closed.set()))
-    assert closed.wait(10)
 
 
 async def test_sockets_timers_threads_and_tasks_are_served_on_the_planes_thread(

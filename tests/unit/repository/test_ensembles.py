@@ -4,10 +4,9 @@ loaded."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -296,14 +295,6 @@ async def test_stopping_unloads_ensembles_before_their_members(
 
 
 TENSOR = ("FP32", (2,))
-
-
-@pytest.fixture
-def plane() -> Iterator[PlaneLoop]:
-    plane = PlaneLoop(logging.getLogger("test"))
-    plane.start()
-    yield plane
-    plane.stop()
 
 
 class Member:

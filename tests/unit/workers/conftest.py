@@ -33,14 +33,6 @@ def own_children() -> Callable[[], list[psutil.Process]]:
 
 
 @pytest.fixture
-def plane() -> Iterator[PlaneLoop]:
-    thread = PlaneLoop(LOG)
-    thread.start()
-    yield thread
-    thread.stop()
-
-
-@pytest.fixture
 async def launcher() -> AsyncIterator[WorkerLauncher]:
     launcher = WorkerLauncher(("numpy",), LOG)
     launcher.start()

@@ -7,9 +7,8 @@ import asyncio
 import gzip
 import json
 import logging
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -286,15 +285,6 @@ class Sink:
     async def drain(self) -> None: ...
 
     def end_request(self, request: Request) -> None: ...
-
-
-@pytest.fixture
-def guest(plane: PlaneLoop) -> Iterator[GuestLoop]:
-    guest = GuestLoop(plane)
-    yield guest
-    closed = threading.Event()
-    plane.call_soon(lambda: (guest.close(), closed.set()))
-    assert closed.wait(10)
 
 
 MANY_TEXTS = InferResponse.of(

@@ -1,0 +1,30 @@
+"""The data plane's loop, which many parts run on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rocserve.plane.guest_loop import GuestLoop
+from rocserve.plane.loop import PlaneLoop
+
+
+@pytest.fixture
+def plane() -> Iterator[PlaneLoop]:
+    """One that runs."""
+    plane = PlaneLoop(logging.getLogger("test"))
+    plane.start()
+    yield plane
+    plane.stop()
+
+
+@pytest.fixture
+def guest(plane: PlaneLoop) -> Iterator[GuestLoop]:
+    guest = GuestLoop(plane)
+    yield guest
+    closed = threading.Event()
+    plane.call_soon(lambda: (guest.close(), closed.set()))
+    assert closed.wait(10)
