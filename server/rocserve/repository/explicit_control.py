@@ -127,25 +127,7 @@ class ExplicitControl:
     async def _load(self, key: str, parameters: LoadParameters, scan: RepositoryScan) -> ManagedModel:
         """Load a model; of an ensemble first the members, at any depth, that do not serve, beside each other but for
         those that are members of each other. A member's failure shows at the ensemble. Raises: ServeError."""
-        readings: dict[str, _Reading] = {key: await self._read(key, parameters, scan)}
-        members: dict[str, Set[str]] = {}
-        failed: set[str] = set()
-        while unseen := readings.keys() - members.keys():
-            named = {member for each in unseen for member in readings[each].members}
-            lacking = {self._names.bare(member) for member in named if not self._is_serving(member)}
-            if lacking and await self._remotes.take(lacking):
-                scan = await self._context.scanner.run()
-            for each in unseen:
-                found = (self._keys(self._names.bare(member), scan) for member in readings[each].members)
-                members[each] = {member for keys in found for member in keys if not self._is_serving(member)}
-            new = sorted(set().union(*(members[each] for each in unseen)) - readings.keys() - failed)
-            works = (self._read(member, IN_REPOSITORY, scan) for member in new)
-            for member, outcome in zip(new, await asyncio.gather(*works, return_exceptions=True), strict=True):
-                if isinstance(outcome, _Reading):
-                    readings[member] = outcome
-                else:
-                    self._tell_failure(outcome)
-                    failed.add(member)
+        readings, members = await self._read_with_members(key, parameters, scan)
         loads: dict[str, asyncio.Task[ManagedModel]] = {}
         for each in innermost_first(members):
             before = [loads[member] for member in members[each] if member in loads]
@@ -159,6 +141,43 @@ class ExplicitControl:
         finally:
             # Its error's traceback holds this frame, and through it the files that a request may have brought.
             del own
+
+    async def _read_with_members(
+        self, key: str, parameters: LoadParameters, scan: RepositoryScan
+    ) -> tuple[Mapping[str, _Reading], Mapping[str, Set[str]]]:
+        """What the folders say of a model and of all that are to be loaded with it; and which members of each do not
+        serve, some of which may not be there. Raises: ServeError: of the model itself."""
+        readings = {key: await self._read(key, parameters, scan)}
+        members: dict[str, Set[str]] = {}
+        tried = {key}
+        level = [key]
+        while level:
+            lacking = [member for each in level for member in readings[each].members if not self._is_serving(member)]
+            if lacking and await self._remotes.take({self._names.bare(member) for member in lacking}):
+                scan = await self._context.scanner.run()
+            for each in level:
+                members[each] = self._not_serving(readings[each].members, scan)
+            new = sorted(set().union(*(members[each] for each in level)) - tried)
+            tried.update(new)
+            readings |= await self._read_members(new, scan)
+            level = [member for member in new if member in readings]
+        return readings, members
+
+    def _not_serving(self, members: Set[str], scan: RepositoryScan) -> Set[str]:
+        """Those of their names that are to be loaded, of each repository where those are namespaces."""
+        keys = (key for member in members for key in self._keys(self._names.bare(member), scan))
+        return {key for key in keys if not self._is_serving(key)}
+
+    async def _read_members(self, keys: Sequence[str], scan: RepositoryScan) -> Mapping[str, _Reading]:
+        """What the folders of members say; those that cannot be read are left out, and the log has why."""
+        works = (self._read(key, IN_REPOSITORY, scan) for key in keys)
+        readings: dict[str, _Reading] = {}
+        for key, outcome in zip(keys, await asyncio.gather(*works, return_exceptions=True), strict=True):
+            if isinstance(outcome, _Reading):
+                readings[key] = outcome
+            else:
+                self._tell_failure(outcome)
+        return readings
 
     def _tell_failure(self, error: BaseException) -> None:
         """Of a member."""
