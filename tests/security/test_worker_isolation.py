@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
-from support.models import drop
+from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -216,6 +218,31 @@ def test_a_file_beyond_the_bound_ends_the_model_alone(server: RocserveProcess):
     assert ask(f"open('{file}', 'wb').write(bytes(5_000_000))") == "File too large"
     assert ask("os.getuid()", "other") == NOBODY
     Path(file).unlink()
+
+
+@needs_root
+def test_what_a_request_brings_runs_as_nobody(
+    place: Path, public_python: tuple[str, Mapping[str, str]], tmp_path: Path
+):
+    python, variables = public_python
+    (place / "empty").mkdir()
+    flags = (
+        "--model-control-mode=explicit",
+        "--allow-remote-files=true",
+        "--allow-remote-models=true",
+        f"--allow-worker-load={place}",
+    )
+    (place / "given.onnx").write_bytes(add_constant(2.0))
+    with RocserveProcess(
+        [place / "empty"], *flags, log=tmp_path / "server.log", environment=variables, python=python
+    ) as server:
+        config = '{"backend": "onnxruntime"}'
+        server.client().load_model("brought", config=config, files={"file:1/model.onnx": add_constant(1.0)})
+        endpoint = f"http://127.0.0.1:{server.http_port}/v2/workers/onnx/load"
+        body = json.dumps({"model": str(place / "given.onnx")}).encode()
+        urllib.request.urlopen(urllib.request.Request(endpoint, body)).close()
+        users = {worker.name(): worker.uids().real for worker in server.workers()}
+        assert users == {"rocserve:brought"[:15]: NOBODY, "rocserve:onnx": NOBODY}, server.log_text
 
 
 def served_by_root(tmp_path: Path, *flags: str) -> RocserveProcess:

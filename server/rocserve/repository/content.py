@@ -7,14 +7,14 @@ do not lie there as a model's should has a private folder of the server.
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from rocserve.backends.registry import BackendRegistry
+from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.config.definition import FolderReading, ModelDefinition
 from rocserve.config.image_models import MadeModel
 from rocserve.config.model_folder import select_versions
@@ -27,6 +27,7 @@ from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import RepositorySettings
 
 _FILE_PREFIX = "file:"
+_PRIVATE_PREFIX = "rocserve-model-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,21 @@ class PrivateFolder:
 
     def __init__(self, name: str) -> None:
         """Blocks on the disk. Raises: OSError."""
-        parent = Path(tempfile.mkdtemp(prefix="rocserve-model-"))
-        weakref.finalize(self, shutil.rmtree, parent, ignore_errors=True)
-        self.folder = parent / name
+        temporary = TemporaryFolder(_PRIVATE_PREFIX)
+        weakref.finalize(self, temporary.remove)
+        self.folder = temporary.path / name
         self.folder.mkdir()
+
+    def open_to_workers(self) -> None:
+        """Workers of another user may read what is in it, whatever the umask; others would have to know its name.
+        Raises: OSError."""
+        self.folder.parent.chmod(0o711)
+        for folder, _, files in os.walk(self.folder):
+            Path(folder).chmod(0o755)
+            for file in files:
+                path = Path(folder, file)
+                if not path.is_symlink():
+                    path.chmod(0o644)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +139,10 @@ class ContentReader:
     registry: BackendRegistry
     settings: RepositorySettings
 
+    def remove_left(self) -> None:
+        """Remove what servers that were killed have left of their own models' folders."""
+        remove_left(_PRIVATE_PREFIX)
+
     def read(
         self, scan: ModelScan, parameters: LoadParameters = IN_REPOSITORY, name: str | None = None
     ) -> tuple[ModelContent, ...]:
@@ -165,8 +181,6 @@ class ContentReader:
         contents: list[ModelContent] = []
         for model in made:
             scan, private = self._write(model.name, model.files)
-            # Nothing in it is secret, and workers of another user read it.
-            private.folder.parent.chmod(0o755)
             contents += self._define(replace(scan, namespace=namespace), private)
         return tuple(contents)
 
@@ -186,6 +200,7 @@ class ContentReader:
                     target.symlink_to(data)
                 else:
                     target.write_bytes(data)
+            private.open_to_workers()
         except OSError as error:
             why = error.strerror or str(error)
             raise internal(

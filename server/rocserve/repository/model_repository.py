@@ -62,6 +62,7 @@ class ModelRepository:
     async def start(self) -> None:
         """Begin to follow the repositories; returns when each model that is there has become ready or has failed."""
         self._table.publish()
+        await asyncio.to_thread(self._context.reader.remove_left)
         await self._remotes.open()
         mode = self._settings.control_mode
         if mode is ControlMode.POLL:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import stat
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,39 @@ async def test_private_files_are_deleted_when_the_model_is_unloaded(
     assert len(list((tmp_path / "private").iterdir())) == 1
     await served.repository.unload("m", False)
     await served.until(lambda: not list((tmp_path / "private").iterdir()))
+
+
+async def test_private_files_of_a_server_that_was_killed_go_when_another_starts(
+    explicit: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "private"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    served: Served = await explicit()
+    await served.repository.load("m", {"config": CONFIG_JSON, "file:1/model.onnx": b"given"})
+    (kept,) = place.iterdir()
+    (place / "rocserve-model-left/m/1").mkdir(parents=True)
+    (place / "rocserve-other").mkdir()
+    await explicit()
+    assert set(place.iterdir()) == {kept, place / "rocserve-other"}
+
+
+async def test_private_files_are_open_to_workers_of_another_user_under_any_umask(
+    explicit: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "private"))
+    served: Served = await explicit()
+    before = os.umask(0o077)
+    try:
+        await served.repository.load("m", {"config": CONFIG_JSON, "file:1/model.onnx": b"x", "file:labels.txt": b"y"})
+    finally:
+        os.umask(before)
+    (folder,) = (tmp_path / "private").iterdir()
+    modes = {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    assert modes == {"m": 0o755, "m/1": 0o755, "m/1/model.onnx": 0o644, "m/labels.txt": 0o644}
+    # Others would have to know its name.
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o711
 
 
 @pytest.mark.parametrize("key", ["file:model.onnx", "file:x/model.onnx", "file:01/model.onnx"])
