@@ -22,7 +22,7 @@ RESERVED_PREFIXES = ("nv_", "rocserve_")
 _MOST_SERIES = 10_000
 """Of one model version: each reading has them all, and labels that name requests never end."""
 _MOST_BUCKETS = 1_000
-_LONGEST_TEXT = 1_024
+LONGEST_TEXT = 1_024
 """Characters of a help text or a label."""
 
 _MOST_WARNINGS = 100
@@ -116,7 +116,7 @@ class CustomMetrics:
                 if not problem and (family.kind is not change.kind or series.bounds != change.bounds):
                     problem = _OTHER_KIND
                 if problem:
-                    left_out[change.family[:_LONGEST_TEXT]] = problem
+                    left_out[change.family[:LONGEST_TEXT]] = problem
                     continue
                 self._families[change.family], family.series[key] = family, series
                 series.value = change.value if change.is_set else series.value + change.value
@@ -179,8 +179,8 @@ def _problem(change: MetricChange) -> str:
         return "that is no name for it"
     if not all(LABEL_NAME.fullmatch(name) for name in change.labels):
         return "its labels have no names for labels"
-    if max(map(len, (change.family, change.help, *itertools.chain(*change.labels.items())))) > _LONGEST_TEXT:
-        return f"its name, help or labels have more than {_LONGEST_TEXT} characters"
+    if max(map(len, (change.family, change.help, *itertools.chain(*change.labels.items())))) > LONGEST_TEXT:
+        return f"its name, help or labels have more than {LONGEST_TEXT} characters"
     bounds, is_histogram = change.bounds, change.kind is MetricKind.HISTOGRAM
     rising = all(first < second for first, second in itertools.pairwise(bounds))
     counted = len(change.counts) == len(bounds) + 1 and all(0 <= count < 1 << 63 for count in change.counts)

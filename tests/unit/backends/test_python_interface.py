@@ -15,9 +15,11 @@ from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.metrics import MetricBook
 from rocserve.backends.python.pb_utils.tensor import wrap_tensor
-from rocserve.core.custom_metrics import MetricChange, MetricKind
+from rocserve.core.custom_metrics import CustomMetrics, MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
+from rocserve.core.plain import from_json, to_json
 from rocserve.core.tensors import Tensor
+from rocserve.workers.messages import LONGEST_FRAME, encode_message
 
 NAMES = [
     "Tensor",
@@ -397,6 +399,34 @@ def test_metrics_are_counted_and_sent(pb_utils: Any, book: MetricBook, sent: lis
     assert not sent
 
 
+def test_numbers_of_numpy_are_counted_as_numbers(pb_utils: Any, book: MetricBook, sent: list[MetricChange]) -> None:
+    """A message can hold no others, and what numpy adds up in 32 bits is not exact."""
+    family = pb_utils.MetricFamily
+    seen, level = family("seen", "", family.COUNTER).Metric(), family("level", "", family.GAUGE).Metric()
+    latency = family("latency", "", family.HISTOGRAM).Metric(buckets=[1])
+    seen.increment(np.float32(0.5))
+    level.increment(np.int64(2))
+    latency.observe(np.float32(0.25))
+    assert [type(metric.value()) for metric in (seen, level)] == [float, float]
+    book.send()
+    assert from_json(MetricChanges, to_json(MetricChanges(tuple(sent)))).changes == tuple(sent)
+    assert [change.value for change in sent] == [0.5, 2, 0.25]
+
+
+def test_many_changes_of_metrics_go_in_messages_that_the_server_reads(tmp_path: Path) -> None:
+    messages: list[MetricChanges] = []
+    book = MetricBook(messages.append, gather_seconds=3600)
+    family = make_module(tmp_path, Caller(), book).MetricFamily
+    for number in range(3000):
+        family("asked", "d" * 1000, family.COUNTER).Metric({"number": str(number), "text": "t" * 5000}).increment(1)
+    book.send()
+    assert max(len(encode_message(message)) for message in messages) < LONGEST_FRAME
+    numbers = [change.labels["number"] for message in messages for change in message.changes]
+    assert numbers == [str(number) for number in range(3000)]
+    metrics, owner = CustomMetrics(), object()
+    assert "more than 1024 characters" in metrics.apply(owner, messages[0])["asked"]
+
+
 def test_changes_of_metrics_are_sent_by_themselves(sent: list[MetricChange], tmp_path: Path) -> None:
     book = MetricBook(lambda changes: sent.extend(changes.changes), gather_seconds=0.01)
     family = make_module(tmp_path, Caller(), book).MetricFamily
@@ -431,6 +461,8 @@ def test_wrong_uses_of_metrics(pb_utils: Any) -> None:
     ):
         with pytest.raises(pb_utils.TritonModelException, match=message):
             action()
+    with pytest.raises(TypeError, match="the description of a MetricFamily must be a str, got NoneType"):
+        family("said", None, family.GAUGE)
 
 
 def test_models_cannot_control_the_server(pb_utils: Any) -> None:

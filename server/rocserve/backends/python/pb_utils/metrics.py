@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from rocserve.backends.python.pb_utils.errors import TritonModelException
+from rocserve.backends.python.pb_utils.errors import TritonModelException, as_text
 from rocserve.core import custom_metrics
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 
 GATHER_SECONDS = 0.2
 """How long changes are gathered before they are sent."""
+_SENT_TOGETHER = 100
+"""Time series whose changes fill no message, with as many buckets as the server takes."""
 
 
 class Metric:
@@ -21,7 +23,10 @@ class Metric:
 
     def __init__(self, family: MetricFamily, labels: dict[str, str], bounds: tuple[float, ...]) -> None:
         self._kind = family._kind
-        self._head = (family._name, family._kind, family._description, labels)
+        # Of what is longer one character more is enough for the server to refuse it.
+        most = custom_metrics.LONGEST_TEXT + 1
+        shown = {label[:most]: text[:most] for label, text in labels.items()}
+        self._head = (family._name[:most], family._kind, family._description[:most], shown)
         self._bounds = bounds
         self._on_change = family._book.changed.set
         self._lock = threading.Lock()
@@ -32,6 +37,7 @@ class Metric:
     def increment(self, value: float) -> None:
         """Raises: TritonModelException: the metric is a histogram, or a counter is to go down."""
         self._check("increment", MetricKind.COUNTER, MetricKind.GAUGE)
+        value = float(value)
         if self._kind is MetricKind.COUNTER and value < 0:
             raise TritonModelException(
                 "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be incremented"
@@ -54,6 +60,7 @@ class Metric:
     def observe(self, value: float) -> None:
         """Raises: TritonModelException: the metric is no histogram."""
         self._check("observe", MetricKind.HISTOGRAM)
+        value = float(value)
         with self._lock:
             self._counts[bisect.bisect_left(self._bounds, value)] += 1
             self._added += value
@@ -134,8 +141,8 @@ class MetricBook:
         with self._lock:
             metrics = list(self._metrics.values())
         changes = tuple(change for metric in metrics if (change := metric.take_change()) is not None)
-        if changes:
-            self._send(MetricChanges(changes))
+        for begin in range(0, len(changes), _SENT_TOGETHER):
+            self._send(MetricChanges(changes[begin : begin + _SENT_TOGETHER]))
 
     def _run(self) -> None:
         while True:
@@ -153,13 +160,13 @@ class MetricFamily:
     _book: MetricBook
     """Set in the class that a model sees."""
 
-    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+    def __init__(self, name: str | bytes, description: str | bytes, kind: MetricKind) -> None:
         """Raises: TritonModelException: the name is none, or is taken by a family of another kind."""
         if not isinstance(kind, MetricKind):
             raise TypeError(f"kind must be MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {type(kind).__name__}")
-        self._book.add_family(name, kind)
-        self._name = name
-        self._description = description
+        self._name = as_text(name, "the name of a MetricFamily")
+        self._description = as_text(description, "the description of a MetricFamily")
+        self._book.add_family(self._name, kind)
         self._kind = kind
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
