@@ -290,7 +290,7 @@ class Session:
             # it, that has the places.
             level = logging.ERROR if error.__cause__ is not None else logging.DEBUG
             _LOG.log(level, "the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
-            self._control.send(messages.LoadFailed(int(error.code), error.text))
+            self._control.send(messages.LoadFailed(int(error.code), error.text[: messages.LONGEST_TEXT]))
         else:
             _LOG.error("the model failed to %s", action, exc_info=error)
             self._control.send(messages.LoadFailed(int(StatusCode.INTERNAL), error_text(error)))

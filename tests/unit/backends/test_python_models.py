@@ -22,8 +22,8 @@ from support.python_models import (
 )
 
 from rocserve.backends.python import BACKEND
-from rocserve.backends.request_model import ModelResponse
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.backends.request_model import Answer, ModelResponse
+from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.repository.engine_plan import plan_workers
@@ -174,6 +174,44 @@ self.faults = faults
     assert (is_last, end) == (False, (None, True))
 
 
+class Narrow(RecordingResponder):
+    """Sends no tensors, as where they do not fit into memory."""
+
+    def send(self, answer: Answer | None, final: bool) -> None:
+        if isinstance(answer, ModelResponse):
+            raise internal("no room for that")
+        super().send(answer, final)
+
+
+@pytest.mark.parametrize("config", [NUMBERS, DECOUPLED])
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_response_that_cannot_be_sent_was_not_sent(tmp_path: Path, config: str, goes_on: bool) -> None:
+    """Also from a thread, where nobody else sees what it raises: the request is still to be answered."""
+    body = f"""
+sender, ended = requests[0].get_response_sender(), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+def respond(request, sender):
+    try:
+        sender.send(answer(request), ended)
+    except pb_utils.TritonModelException as error:
+        if {goes_on}:
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(f"sorry, {{error}}")), ended)
+import threading
+threading.Thread(target=respond, args=(requests[0], sender)).start()
+"""
+    responder = Narrow()
+    with serving_source(tmp_path / "m", method(body), config) as model:
+        assert model.execute([request(X=X, responder=responder)]) == [None]
+        ((error, final),) = responder.wait()
+    if goes_on or config is NUMBERS:
+        assert isinstance(error, ServeError)
+        assert error.text == (
+            "sorry, no room for that" if goes_on else "model 'm' let go of a request without a response"
+        )
+    else:
+        assert error is None
+    assert final
+
+
 def test_a_returned_response_after_a_sent_one_fails(tmp_path: Path) -> None:
     body = """
 requests[0].get_response_sender().send(answer(requests[0]), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -304,6 +342,13 @@ def test_no_calls_outside_of_execute(tmp_path: Path) -> None:
 # Loading
 
 
+def completing(line: str) -> str:
+    return (
+        method("pass")
+        + f"    @staticmethod\n    def auto_complete_config(config):\n        {line}\n        return config"
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -323,6 +368,13 @@ def test_no_calls_outside_of_execute(tmp_path: Path) -> None:
             "        config.add_input({'name': 'W', 'data_type': 'FP32', 'dims': [0]})\n        return config",
             "data_type 'FP32'; expected one of",
         ),
+        (
+            completing("config.add_output({'name': 5, 'data_type': 'TYPE_FP32', 'dims': [1]})"),
+            "name 5; expected",
+        ),
+        (completing("config.as_dict()['input'][0]['name'] = ''"), "name ''; expected"),
+        (completing("config.add_output({'name': 'W', 'data_type': 'TYPE_FP32', 'dims': [2**63]})"), "expected a list"),
+        (completing("config.set_max_batch_size(2**31)"), "max_batch_size 2147483648; expected 2147483647 at most"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, source: str, message: str) -> None:

@@ -21,7 +21,7 @@ from rocserve.core.model_config import InstanceKind, WarmupInput, WarmupSample
 from rocserve.settings import TimeLimits
 from rocserve.workers.group import RestartPolicy
 from rocserve.workers.instance import WorkerGone
-from rocserve.workers.messages import WorkerPlan
+from rocserve.workers.messages import LONGEST_TEXT, WorkerPlan
 
 
 async def test_load_reports_the_signature(workshop: Workshop) -> None:
@@ -38,6 +38,7 @@ async def test_load_reports_the_signature(workshop: Workshop) -> None:
     [
         ("load_fails", StatusCode.INTERNAL, "the file makes no sense at byte 7"),
         ("load_refuses", StatusCode.FAILED_PRECONDITION, "no such device"),
+        ("load_refuses_at_length", StatusCode.INVALID_ARGUMENT, ("no such device " * 600)[:LONGEST_TEXT]),
         (
             "load_crashes",
             StatusCode.INTERNAL,

@@ -352,6 +352,8 @@ def keep_server_log() -> None:
 
 
 _CLASS_NAME = "TritonPythonModel"
+_LARGEST_BATCH_SIZE, _LARGEST_SIZE = (1 << 31) - 1, (1 << 63) - 1
+"""That a configuration can hold."""
 
 
 def load(model: RequestModelSource) -> RequestModel:
@@ -474,6 +476,10 @@ def _signature(model_class: type[Any], config_json: str, model_name: str) -> Sig
     # Through JSON, as everything goes that is no plain number (a numpy integer in dims) fails here, with its name.
     config: dict[str, Any] = json.loads(json.dumps(completing.as_dict()))
     max_batch_size = int(config["max_batch_size"])
+    if max_batch_size > _LARGEST_BATCH_SIZE:
+        raise invalid_argument(
+            f"model '{model_name}' has max_batch_size {max_batch_size}; expected {_LARGEST_BATCH_SIZE} at most"
+        )
     batching, name = max_batch_size > 0, str(config.get("name", ""))
     return Signature(
         inputs=tuple(_spec(tensor, "input", batching, name) for tensor in config["input"]),
@@ -488,6 +494,8 @@ def _signature(model_class: type[Any], config_json: str, model_name: str) -> Sig
 
 def _spec(tensor: Mapping[str, Any], what: str, batching: bool, model_name: str) -> TensorSpec:
     name, data_type = tensor["name"], tensor["data_type"]
+    if not isinstance(name, str) or not name:
+        raise invalid_argument(f"{what} of model '{model_name}' has the name {name!r}; expected a text")
     datatype = BY_CONFIG_NAME.get(data_type)
     if datatype is None:
         raise invalid_argument(
@@ -502,9 +510,9 @@ def _spec(tensor: Mapping[str, Any], what: str, batching: bool, model_name: str)
         sizes = tuple(int(dim) for dim in dims)
     except (TypeError, ValueError):
         sizes = (0,)
-    if any(size < 1 and size != -1 for size in sizes):
+    if any(not 0 < size <= _LARGEST_SIZE and size != -1 for size in sizes):
         raise invalid_argument(
             f"{what} '{name}' of model '{model_name}' has dims {tensor['dims']}; expected a list of whole numbers, each"
-            " 1 or more, or -1 for any size"
+            " 1 or more and below 2^63, or -1 for any size"
         )
     return TensorSpec(name, datatype, (-1, *sizes) if batching else sizes)

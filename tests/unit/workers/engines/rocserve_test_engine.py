@@ -32,6 +32,8 @@ def load(model: ModelSource) -> Model:
         raise RuntimeError("the file makes no sense at byte 7")
     if behaviour == "load_refuses":
         raise ServeError(StatusCode.FAILED_PRECONDITION, "no such device")
+    if behaviour == "load_refuses_at_length":
+        raise ServeError(StatusCode.INVALID_ARGUMENT, "no such device " * 400_000)
     if behaviour == "load_crashes":
         print("about to fall over", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -128,7 +128,8 @@ class InferenceResponseSender:
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL, alone or with a response, end the request.
-        Raises: TritonModelException: the flags, or one response too many or too few; nothing was sent."""
+        Raises: TritonModelException: the flags, one response too many or too few, or one that cannot be sent. Nothing
+        was sent then, and the request is still to be answered."""
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"response must be a pb_utils.InferenceResponse, got {type(response).__name__}")
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
@@ -138,8 +139,16 @@ class InferenceResponseSender:
                 "Inference Response object must be provided when the response flags is set to zero."
             )
         self._account(response, flags)
-        answer = None if response is None else self._to_answer(response)
-        self._respond(answer, flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        try:
+            self._respond(None if response is None else self._to_answer(response), final)
+        except BaseException as error:
+            with self._lock:
+                self._sent -= 1
+                self._is_closed = self._is_closed and not final
+            if isinstance(error, ServeError):
+                raise TritonModelException(error.text) from None
+            raise
 
     def _fail(self, error: ServeError) -> None:
         """End the request with an error, unless its final answer has been given."""
