@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rocserve.backends.registry import ENSEMBLE_PLATFORM
+from rocserve.config.bounds import MOST_LABELS
 from rocserve.config.datatypes import type_number
 from rocserve.config.model_folder import ModelFolder, read_names
 from rocserve.config.pbtxt import format_model_config, suggest
@@ -277,6 +278,8 @@ def _labels(config: PlainConfig, given: tuple[str, ...], classes: int) -> tuple[
         before, filename = _PUBLIC_LABELS[classes]
         text = importlib.resources.files("rocserve.presets").joinpath("labels", filename).read_text("utf-8")
         return (*before, *text.splitlines())
+    if classes > MOST_LABELS:
+        raise invalid_argument(f"model '{config.name}' has {classes} classes, {MOST_LABELS} at most can have labels")
     return tuple(map(str, range(classes)))
 
 

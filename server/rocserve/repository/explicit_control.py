@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.model_config import ModelConfig
 from rocserve.repository.content import IN_REPOSITORY, LoadParameters, ModelContent, parse_load_parameters
 from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.membership import innermost_first, members_of
@@ -93,15 +94,21 @@ class ExplicitControl:
         """Unload a model, and with `unload_dependents` the members of an ensemble that no other one needs."""
         keys = self._names.keys(name, self._models)
         while keys:
-            model = self._models.get(keys.pop())
-            if model is None:
-                continue
+            model = self._models[keys.pop()]
             config = model.config
             self._table.unload(model)
             if unload_dependents and config is not None:
-                loaded = (each.config for each in self._models.values())
-                needed = {member for each in loaded if each is not None for member in members_of(each)}
-                keys += [member for member in members_of(config) if member not in needed]
+                loaded = {key: each.config for key, each in self._models.items() if each.config is not None}
+                needed = {member for each in loaded.values() for member in self._members(each, loaded)}
+                keys += self._members(config, loaded) - needed
+
+    def _members(self, config: ModelConfig, loaded: Collection[str]) -> Set[str]:
+        """Those of an ensemble that are loaded. With namespaces one of another repository stands in for one that its
+        own lacks."""
+        found: set[str] = set()
+        for member in members_of(config):
+            found.update((member,) if member in loaded else self._names.keys(self._names.bare(member), loaded))
+        return found
 
     def _keys(self, name: str, scan: RepositoryScan) -> Sequence[str]:
         """The models of a name, of each repository where those are namespaces; the name itself where there is none."""

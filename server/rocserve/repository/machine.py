@@ -18,6 +18,8 @@ from rocserve.settings import EngineSettings
 _NODES = Path("/sys/devices/system/node")
 _CORES = "cpu-cores"
 _NODE = "numa-node"
+_HIGHEST_CORE = (1 << 16) - 1
+"""Above what Linux can be built for."""
 _INSTANCES_A_CPU = 8
 """Instances that compute need one CPU each; those that wait, for other models or services, may share one."""
 _INSTANCES_A_GPU = 64
@@ -106,7 +108,7 @@ class ThisMachine:
 
 def _range(text: str) -> range:
     lower, dash, upper = text.strip().partition("-")
-    if not dash or not lower.isdecimal() or not upper.isdecimal() or int(lower) > int(upper):
+    if not dash or not lower.isdecimal() or not upper.isdecimal() or not int(lower) <= int(upper) <= _HIGHEST_CORE:
         raise invalid_argument(
             "host policy setting 'cpu-cores' format is '<lower_cpu_core_id>-<upper_cpu_core_id>'. Got " + text
         )

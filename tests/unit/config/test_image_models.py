@@ -103,6 +103,12 @@ def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
         image_models(strings, ())
 
 
+@pytest.mark.parametrize(("preset", "outputs"), [("imagenet", [[10**12]]), ("yolov8", [[10**12 + 4, 10]])])
+def test_more_classes_than_a_label_file_may_have_are_refused(preset, outputs) -> None:
+    with pytest.raises(ServeError, match="model 'net' has 1000000000000 classes, 1000000 at most can have labels"):
+        image_models(config(preset, [[3, 64, 64]], outputs), ())
+
+
 def test_numbers_that_are_no_pixels_are_refused() -> None:
     with pytest.raises(ServeError, match="FP32, FP16 or UINT8; this one takes in0 INT64"):
         image_models(config("imagenet", [[3, 8, 8]], [[9]], DataType.INT64), ())

@@ -262,6 +262,25 @@ async def test_unloading_the_dependents_leaves_members_that_others_need(
     await served.until(lambda: loader.alive("m") == [])
 
 
+async def test_the_dependents_may_be_of_another_namespace(
+    start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
+) -> None:
+    other = Folders(tmp_path / "other")
+    for name in ("m", "shared"):
+        other.model(name, 1)
+    folders.ensemble("e", "m")
+    folders.ensemble("f", "shared")
+    other.ensemble("g", "shared")
+    served: Served = await start(
+        folders.root, other.root, control_mode=ControlMode.EXPLICIT, model_namespacing=True, load_models=("e", "f", "g")
+    )
+    await served.repository.unload("e", True)
+    await served.until(lambda: loader.alive("m") == [])
+    await served.repository.unload("f", True)
+    assert served.state("g") == "READY"
+    assert served.data("shared") == "good", "another ensemble needs it"
+
+
 async def test_unloading_a_member_suspends_the_ensemble_until_it_is_loaded_again(
     explicit: Start, folders: Folders
 ) -> None:

@@ -25,6 +25,7 @@ from rocserve.core.sequences import SequenceTag, sequence_id
 from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository import hot_reload
+from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
 from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency import resident_models
@@ -237,6 +238,22 @@ async def test_more_pinned_than_there_is_room_for_is_refused(folders: Folders, r
     assert sorted(host.served.state(name) for name in "ab") == ["READY", "UNAVAILABLE"]
     reasons = host.served.reason("a") + host.served.reason("b")
     assert "there is no room for it beside what is pinned" in reasons
+
+
+async def test_instances_that_are_threads_of_one_worker_are_estimated_as_one(
+    folders: Folders, rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeVersion, "worker_pids", {}, raising=False)
+    large = "l" * (SMALL_MODEL_BYTES + 1)
+    group = "instance_group [ { count: 8 kind: KIND_CPU }, { count: 8 kind: KIND_CPU passive: true } ]"
+    folders.model("threads", 1, data=large, more=group)
+    folders.model("processes", 1, data="small", more=group)
+    host: Rig = await rig(ResidencySettings(max_model_memory=64 << 20))
+    refused, answer = host.ask("processes"), host.ask("threads")
+    await host.answered(refused, answer)
+    assert refused.error is not None
+    assert "there is no room for it beside what is pinned: 96 MiB memory of the host" in refused.error.text
+    assert answer.data == large
 
 
 async def test_the_memory_of_each_gpu_has_a_limit_of_its_own(

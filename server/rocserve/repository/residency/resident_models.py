@@ -20,6 +20,7 @@ from rocserve.core.model_config import InstanceKind
 from rocserve.core.serving import ServedVersion
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.content import ModelContent
+from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
 from rocserve.repository.lifecycle import (
     BackgroundTasks,
     Failure,
@@ -113,10 +114,14 @@ class ResidentModels:
         # Before it has been loaded: by its files, and the instances that are asked for.
         needs = Counter({_HOST: 0})
         file_bytes = content.scan.versions[number].total_bytes
+        assert definition.backend is not None, "an ensemble is not registered"
+        # As plan_workers has them, with the backend's first engine.
+        has_threads = definition.backend.engines[0].thread_safe and file_bytes > SMALL_MODEL_BYTES
         for group in definition.config.instance_groups:
-            needs[_HOST] += group.count * (_WORKER_BYTES + file_bytes)
-            if group.kind is not InstanceKind.CPU:
-                needs.update({_gpu(gpu): group.count * file_bytes for gpu in group.gpus or Host().gpus})
+            gpus = () if group.kind is InstanceKind.CPU else group.gpus or Host().gpus
+            workers = 0 if group.passive else 1 if has_threads and not gpus else group.count
+            needs[_HOST] += workers * (_WORKER_BYTES + file_bytes)
+            needs.update({_gpu(gpu): workers * file_bytes for gpu in gpus})
         version = LazyVersion(definition, number, needs, self._is_pinned(content), load, on_change, self)
         self._versions.add(version)
         return version
