@@ -65,6 +65,23 @@ def test_an_ensemble_has_answers_of_its_own(serve, repository: Path) -> None:
     assert (seen["success"], seen["cache_hit"], seen["cache_miss"]) == (3, 2, 1)
 
 
+def test_an_ensemble_does_not_give_the_answers_of_members_that_were_replaced(serve, repository: Path) -> None:
+    drop(repository, "m", add_constant(1.0))
+    drop(repository, "e", None, ENSEMBLE)
+    outer = ENSEMBLE.replace('"m"', '"e"').replace('"X"', '"IN"').replace('"Y"', '"OUT"')
+    drop(repository, "outer", None, outer)
+    server: RocserveProcess = serve(repository, flags=(CACHE, "--repository-settle-secs=0.1"))
+    server.wait_until_ready()
+    client = server.client()
+    for model in ("e", "outer"):
+        assert np.array_equal(ask(client, [1, 2], model, "IN").as_numpy("OUT"), [[2, 3]])
+    drop(repository, "m", add_constant(10.0))
+    wait_until(lambda: np.array_equal(ask(client, [1, 2]).as_numpy("Y"), [[11, 12]]), "the new member's answer")
+    for model in ("outer", "e", "outer"):
+        assert np.array_equal(ask(client, [1, 2], model, "IN").as_numpy("OUT"), [[11, 12]])
+    assert counts(client, "outer")["cache_hit"] == 1
+
+
 def test_a_server_without_a_cache_says_so(serve, repository: Path) -> None:
     drop(repository, "m", add_constant(1.0), CACHED)
     server: RocserveProcess = serve(repository)

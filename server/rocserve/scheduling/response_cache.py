@@ -94,7 +94,14 @@ class CachedAnswers:
         self._is_ensemble = bool(config.ensemble_steps)
         """It has said itself that the request has come."""
         self._owner = object()
+        self._members: tuple[object, ...] | None = None
         self._said_too_large = False
+
+    def follow(self, members: tuple[object, ...]) -> None:
+        """What an ensemble's members are now: answers that others have given are not its own any more."""
+        if members != self._members:
+            self.close()
+            self._members = members
 
     def look_up(
         self, request: InferRequest, responder: Responder, in_order: Responder | None = None
@@ -109,7 +116,7 @@ class CachedAnswers:
         cached = self._cache.get(self._owner, key)
         now_ns = time.monotonic_ns()
         if cached is None:
-            return _Keeper(self, key, responder, now_ns - started_ns)
+            return _Keeper(self, self._owner, key, responder, now_ns - started_ns)
         self._statistics.record_cache_hit(started_ns, now_ns)
         if request.trace is not None and not self._is_ensemble:
             request.trace.note(QUEUE_START, started_ns)
@@ -118,14 +125,14 @@ class CachedAnswers:
         (in_order or responder).send(answer)
         return None
 
-    def keep(self, key: bytes, response: InferResponse, lookup_ns: int) -> None:
-        """Keep the answer to a request that was not in the cache."""
+    def keep(self, owner: object, key: bytes, response: InferResponse, lookup_ns: int) -> None:
+        """Keep the answer to a request that was not in the cache when `owner` was asked for it."""
         started_ns = time.monotonic_ns()
         nbytes = sum(map(len, response.data))
-        is_kept = False
-        if nbytes <= LARGEST_CACHED:
-            is_kept = self._cache.put(self._owner, key, copied_response(response))
-        if not is_kept and not self._said_too_large:
+        fits = nbytes <= LARGEST_CACHED
+        if fits and owner is self._owner:
+            fits = self._cache.put(owner, key, copied_response(response))
+        if not fits and not self._said_too_large:
             self._said_too_large = True
             self._log.warning(
                 "%smodel '%s': a response of %d bytes does not fit into the response cache; --cache-config=local,size=N"
@@ -138,15 +145,17 @@ class CachedAnswers:
         self._statistics.record_cache_miss(lookup_ns + time.monotonic_ns() - started_ns)
 
     def close(self) -> None:
-        """The version is gone."""
+        """The version is gone, or what it was; requests that are under way leave nothing either."""
         self._cache.forget(self._owner)
+        self._owner = object()
 
 
 class _Keeper(ForwardingResponder):
     """Keeps the answer that goes through it."""
 
-    def __init__(self, answers: CachedAnswers, key: bytes, responder: Responder, lookup_ns: int) -> None:
+    def __init__(self, answers: CachedAnswers, owner: object, key: bytes, responder: Responder, lookup_ns: int) -> None:
         self._answers = answers
+        self._owner = owner
         self._key = key
         super().__init__(responder)
         self._lookup_ns = lookup_ns
@@ -154,7 +163,7 @@ class _Keeper(ForwardingResponder):
     def send(self, answer: Answer, final: bool = True) -> None:
         # Before it is sent: a client that has an answer and asks again, or asks for the statistics, finds it there.
         if isinstance(answer, InferResponse):
-            self._answers.keep(self._key, answer, self._lookup_ns)
+            self._answers.keep(self._owner, self._key, answer, self._lookup_ns)
         self._responder.send(answer, final)
 
 

@@ -302,6 +302,25 @@ def test_answers_to_sequences_are_not_kept():
         assert len(member.requests) == runs
 
 
+def test_an_answer_of_members_that_were_replaced_meanwhile_is_not_kept():
+    old, new = Member("a", plus(1), held=True), Member("a", plus(10))
+    version = ensemble(old, steps=[step("a", "X", "Y")])
+    cache = ResponseCache(1 << 20)
+    version.answers = CachedAnswers(cache, version.config, 1, version.statistics, logging.getLogger("test"))
+    head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
+    data = np.array([1.0, 2.0], np.float32).tobytes()
+    version.infer(InferRequest(head, "", [data]), before := Answer())
+    version.dispatcher.tables.table = ServingTable(models={"a": ServedModel("a", {1: new}, new)})
+    for runs in (1, 1):
+        version.infer(InferRequest(head, "", [data]), after := Answer())
+        assert after.value() == [11.0, 12.0]
+        assert len(new.requests) == runs
+    kept = cache.nbytes
+    old.finish()
+    assert before.value() == [2.0, 3.0]
+    assert cache.nbytes == kept
+
+
 def test_an_answered_request_leaves_nothing_behind():
     """Not even until the next collection of garbage: its data may be large."""
 

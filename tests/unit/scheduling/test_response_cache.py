@@ -133,6 +133,7 @@ def test_what_would_take_long_to_go_through_is_not_cached(caplog) -> None:
     request, responder = InferRequest(HEAD, "", [large]), object()
     request.nbytes = len(large)
     assert answers.look_up(request, responder) is responder
-    answers.keep(b"key", InferResponse.of("m", "1", "", [Tensor("OUT", DataType.UINT8, (len(large),), large)]), 0)
+    response = InferResponse.of("m", "1", "", [Tensor("OUT", DataType.UINT8, (len(large),), large)])
+    answers.keep(object(), b"key", response, 0)
     assert cache.nbytes == 0
     assert "one response has 33554432 bytes at most" in caplog.text

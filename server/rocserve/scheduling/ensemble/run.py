@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from rocserve.core.sequences import (
     SequenceTag,
     take_sequence,
 )
-from rocserve.core.serving import Responder
+from rocserve.core.serving import Responder, ServedVersion
 from rocserve.core.statistics import ModelStatistics, PhaseTotals
 from rocserve.core.tensors import Tensor
 from rocserve.core.trace import QUEUE_START
@@ -568,12 +569,29 @@ class EnsembleVersion:
             request.trace.note(QUEUE_START, started_ns)
         # What a sequence is answered depends on what came before.
         if self.answers is not None and not self.config.decoupled and request.sequence is None:
+            self.answers.follow(self._members())
             keeper = self.answers.look_up(request, responder)
             if keeper is None:
                 self.run_ended()
                 return
             responder = keeper
         EnsembleRun(self, request, responder, started_ns).start()
+
+    def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
+        """What its steps would run now, and those of the ensembles among them."""
+        models = self.dispatcher.tables.table.models
+        found: dict[ServedVersion, None] = {}
+        waiting = [self.config]
+        while waiting:
+            for step in waiting.pop().ensemble_steps:
+                model = models.get(step.member)
+                if model is None:
+                    continue
+                member = model.latest if step.model_version < 0 else model.versions.get(step.model_version)
+                if member is not None and member not in found:
+                    found[member] = None
+                    waiting.append(member.config)
+        return tuple(map(weakref.ref, found))
 
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests; call back, once, when all that were taken are answered. Nobody finds the version any
