@@ -24,6 +24,7 @@ from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, not_found, unavailable
 from rocserve.core.model_config import ModelConfig as PlainConfig
+from rocserve.core.model_names import ModelKey
 from rocserve.core.requests import ParameterValue
 from rocserve.core.serving import ServingTableHolder
 from rocserve.protocol.model_config_pb2 import ModelConfig
@@ -183,9 +184,9 @@ class _Endpoint:
         return str(self.parameters.get("next", ""))
 
     @property
-    def folder(self) -> str:
+    def folder(self) -> ModelKey:
         """In the model table; no folder of a repository has such a name."""
-        return f"/{self.name}"
+        return ModelKey(f"/{self.name}")
 
     @property
     def model(self) -> str:

@@ -15,6 +15,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, OutputConfig
 from rocserve.core.model_config import ModelConfig as PlainConfig
+from rocserve.core.model_names import ModelKey
 from rocserve.core.validation import format_shape
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelEnsembling
 
@@ -113,7 +114,7 @@ class _Tensor:
         return (_VARIABLE, *self.dims) if self.batches else self.dims
 
 
-def check_ensemble(config: PlainConfig, members: Mapping[str, PlainConfig | None]) -> bool:
+def check_ensemble(config: PlainConfig, members: Mapping[ModelKey, PlainConfig | None]) -> bool:
     """Check a complete ensemble against its complete members; whether it is decoupled, as a member of it is. `members`:
     by what the steps find them by; None, or no entry, for one that is not available. Raises: ServeError:
     INVALID_ARGUMENT with the first fault, in Triton's words."""
@@ -193,11 +194,11 @@ def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
     return any(streams.values())
 
 
-def check_no_cycle(key: str, ensembles: Mapping[str, PlainConfig]) -> None:
+def check_no_cycle(key: ModelKey, ensembles: Mapping[ModelKey, PlainConfig]) -> None:
     """Check that the ensemble of this key does not contain itself through other ensembles. Raises: ServeError:
     INVALID_ARGUMENT with the names along the circle."""
     waiting = [key] if key in ensembles else []
-    found_in: dict[str, str] = {}
+    found_in: dict[ModelKey, ModelKey] = {}
     while waiting:
         outer = waiting.pop()
         for step in ensembles[outer].ensemble_steps:

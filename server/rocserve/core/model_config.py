@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.model_names import qualified
+from rocserve.core.model_names import ModelKey, qualified
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ class EnsembleStep:
     """The ensemble's own, whose models go before those of others; empty where there are no namespaces."""
 
     @property
-    def member(self) -> str:
+    def member(self) -> ModelKey:
         """What the member is found by in the serving table."""
         return qualified(self.model_namespace, self.model_name)
 

@@ -21,7 +21,7 @@ from rocserve.config.model_folder import select_versions
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument
-from rocserve.core.model_names import qualified
+from rocserve.core.model_names import ModelKey, qualified
 from rocserve.core.printable import encodable
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import RepositorySettings
@@ -110,7 +110,7 @@ class ModelContent:
     """Where its files are when that is not the repository; it lasts as long as this content."""
 
     @property
-    def model(self) -> str:
+    def model(self) -> ModelKey:
         """The model's key within the server."""
         return qualified(self.scan.namespace, self.definition.name)
 

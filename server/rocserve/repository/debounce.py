@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
+from typing import Generic, TypeVar
+
+_Name = TypeVar("_Name", bound=str)
 
 
-class Debounce:
+class Debounce(Generic[_Name]):
     """Follows the fingerprints of named things; None = the thing is absent."""
 
     def __init__(self, settle_seconds: float) -> None:
         self._settle_seconds = settle_seconds
-        self._settled: dict[str, Hashable] = {}
-        self._candidates: dict[str, tuple[Hashable | None, float]] = {}
+        self._settled: dict[_Name, Hashable] = {}
+        self._candidates: dict[_Name, tuple[Hashable | None, float]] = {}
         """Fingerprints, and when the scan that first saw each had ended."""
         self._is_first = True
 
     @property
-    def unsettled(self) -> frozenset[str]:
+    def unsettled(self) -> frozenset[_Name]:
         """What differs from what was last settled, and may still be changing."""
         return frozenset(self._candidates)
 
@@ -28,9 +31,9 @@ class Debounce:
         self,
         began: float,
         ended: float,
-        fingerprints: Mapping[str, Hashable],
-        is_old: Callable[[str], bool] = lambda _: False,
-    ) -> frozenset[str]:
+        fingerprints: Mapping[_Name, Hashable],
+        is_old: Callable[[_Name], bool] = lambda _: False,
+    ) -> frozenset[_Name]:
         """Take in a scan that lasted from `began` to `ended`; returns the names whose change now counts. `is_old`: what
         has not changed for so long that it counts at the first scan."""
         changed = set()
@@ -50,14 +53,14 @@ class Debounce:
                 self.accept(name, fingerprint)
         return frozenset(changed)
 
-    def accept(self, name: str, fingerprint: Hashable | None) -> None:
+    def accept(self, name: _Name, fingerprint: Hashable | None) -> None:
         """Count this as settled without waiting."""
         self._candidates.pop(name, None)
         self._settled.pop(name, None)
         if fingerprint is not None:
             self._settled[name] = fingerprint
 
-    def reopen(self, name: str) -> None:
+    def reopen(self, name: _Name) -> None:
         """Let its next settled state count as a change, even if it is what it was."""
         self._settled[name] = object()
 

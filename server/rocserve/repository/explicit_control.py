@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_names import ModelKey
 from rocserve.repository.content import IN_REPOSITORY, LoadParameters, ModelContent, parse_load_parameters
 from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.membership import innermost_first, members_of
@@ -35,7 +36,7 @@ class _Reading:
     parameters: LoadParameters
 
     @property
-    def members(self) -> Set[str]:
+    def members(self) -> Set[ModelKey]:
         """The keys of those of its ensembles, but for its own models."""
         members = {member for content in self.contents for member in members_of(content.definition.config)}
         return members - {content.model for content in self.contents}
@@ -50,13 +51,13 @@ class ExplicitControl:
         self._models = table.models
         self._names = table.names
         self._remotes = remotes
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[ModelKey, asyncio.Lock] = WeakValueDictionary()
         """By the folders' keys; each held while its models load."""
 
     async def load_at_start(self, names: Iterable[str]) -> dict[str, str]:
         """Load these models, and all that are there for "*"; returns what could not be found, with the reason."""
         scan = await self._context.scanner.run()
-        wanted: dict[str, None] = {}
+        wanted: dict[ModelKey, None] = {}
         for name in names:
             folders = scan.models.items()
             every = (key for key, model in folders if model.looks_like_model or model.refusal)
@@ -66,7 +67,7 @@ class ExplicitControl:
                 self._context.log.warning("%s", text)
         missing: dict[str, str] = {}
 
-        async def load(key: str) -> None:
+        async def load(key: ModelKey) -> None:
             try:
                 await self._load(key, IN_REPOSITORY, scan)
             except ServeError as error:
@@ -102,19 +103,19 @@ class ExplicitControl:
                 needed = {member for each in loaded.values() for member in self._members(each, loaded)}
                 keys += self._members(config, loaded) - needed
 
-    def _members(self, config: ModelConfig, loaded: Collection[str]) -> Set[str]:
+    def _members(self, config: ModelConfig, loaded: Collection[ModelKey]) -> Set[ModelKey]:
         """Those of an ensemble that are loaded. With namespaces one of another repository stands in for one that its
         own lacks."""
-        found: set[str] = set()
+        found: set[ModelKey] = set()
         for member in members_of(config):
             found.update((member,) if member in loaded else self._names.keys(self._names.bare(member), loaded))
         return found
 
-    def _keys(self, name: str, scan: RepositoryScan) -> Sequence[str]:
+    def _keys(self, name: str, scan: RepositoryScan) -> Sequence[ModelKey]:
         """The models of a name, of each repository where those are namespaces; the name itself where there is none."""
         if not self._names.namespaces:
-            return (name,)
-        return self._names.keys(name, dict.fromkeys((*scan.models, *self._models))) or (name,)
+            return (ModelKey(name),)
+        return self._names.keys(name, dict.fromkeys((*scan.models, *self._models))) or (ModelKey(name),)
 
     async def _load_checked(self, name: str, parameters: LoadParameters) -> None:
         if not name or "/" in name or "\0" in name or name in (".", ".."):
@@ -131,11 +132,11 @@ class ExplicitControl:
                 for version in served.versions.values():
                     await self._context.residents.bring(version)
 
-    async def _load(self, key: str, parameters: LoadParameters, scan: RepositoryScan) -> ManagedModel:
+    async def _load(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> ManagedModel:
         """Load a model; of an ensemble first the members, at any depth, that do not serve, beside each other but for
         those that are members of each other. A member's failure shows at the ensemble. Raises: ServeError."""
         readings, members = await self._read_with_members(key, parameters, scan)
-        loads: dict[str, asyncio.Task[ManagedModel]] = {}
+        loads: dict[ModelKey, asyncio.Task[ManagedModel]] = {}
         for each in innermost_first(members):
             before = [loads[member] for member in members[each] if member in loads]
             loads[each] = asyncio.create_task(self._load_alone(each, readings[each], before))
@@ -150,12 +151,12 @@ class ExplicitControl:
             del own
 
     async def _read_with_members(
-        self, key: str, parameters: LoadParameters, scan: RepositoryScan
-    ) -> tuple[Mapping[str, _Reading], Mapping[str, Set[str]]]:
+        self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan
+    ) -> tuple[Mapping[ModelKey, _Reading], Mapping[ModelKey, Set[ModelKey]]]:
         """What the folders say of a model and of all that are to be loaded with it; and which members of each do not
         serve, some of which may not be there. Raises: ServeError: of the model itself."""
         readings = {key: await self._read(key, parameters, scan)}
-        members: dict[str, Set[str]] = {}
+        members: dict[ModelKey, Set[ModelKey]] = {}
         tried = {key}
         level = [key]
         while level:
@@ -170,15 +171,15 @@ class ExplicitControl:
             level = [member for member in new if member in readings]
         return readings, members
 
-    def _not_serving(self, members: Set[str], scan: RepositoryScan) -> Set[str]:
+    def _not_serving(self, members: Set[ModelKey], scan: RepositoryScan) -> Set[ModelKey]:
         """Those of their names that are to be loaded, of each repository where those are namespaces."""
         keys = (key for member in members for key in self._keys(self._names.bare(member), scan))
         return {key for key in keys if not self._is_serving(key)}
 
-    async def _read_members(self, keys: Sequence[str], scan: RepositoryScan) -> Mapping[str, _Reading]:
+    async def _read_members(self, keys: Sequence[ModelKey], scan: RepositoryScan) -> Mapping[ModelKey, _Reading]:
         """What the folders of members say; those that cannot be read are left out, and the log has why."""
         works = (self._read(key, IN_REPOSITORY, scan) for key in keys)
-        readings: dict[str, _Reading] = {}
+        readings: dict[ModelKey, _Reading] = {}
         for key, outcome in zip(keys, await asyncio.gather(*works, return_exceptions=True), strict=True):
             if isinstance(outcome, _Reading):
                 readings[key] = outcome
@@ -193,7 +194,7 @@ class ExplicitControl:
         self._context.log.error("a member could not be loaded: %s", error.text)
 
     async def _load_alone(
-        self, key: str, reading: _Reading, before: Collection[asyncio.Task[ManagedModel]]
+        self, key: ModelKey, reading: _Reading, before: Collection[asyncio.Task[ManagedModel]]
     ) -> ManagedModel:
         """Let the models of a folder become what it says, once `before` has ended; over again when files change
         meanwhile. Raises: ServeError: the model of this key is not loaded."""
@@ -227,7 +228,7 @@ class ExplicitControl:
             del error
         return own[0]
 
-    async def _find_folder(self, key: str, parameters: LoadParameters, scan: RepositoryScan) -> ModelScan:
+    async def _find_folder(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> ModelScan:
         folder = scan.models.get(self._table.folder_of(key) or key)
         if folder is not None:
             return folder
@@ -248,7 +249,7 @@ class ExplicitControl:
         self._context.log.error("failed to load '%s': there is no folder of that name in the model repositories", name)
         raise _not_polled(name)
 
-    async def _read(self, key: str, parameters: LoadParameters, scan: RepositoryScan) -> _Reading:
+    async def _read(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> _Reading:
         """Raises: ServeError."""
         name = self._names.bare(key)
         folder = await self._find_folder(key, parameters, scan)
@@ -263,8 +264,8 @@ class ExplicitControl:
             raise _not_polled(name) from error
         return _Reading(folder, contents, parameters)
 
-    def _is_serving(self, name: str) -> bool:
-        model = self._models.get(name)
+    def _is_serving(self, key: ModelKey) -> bool:
+        model = self._models.get(key)
         return model is not None and model.is_serving
 
 

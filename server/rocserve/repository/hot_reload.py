@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, internal
+from rocserve.core.model_names import ModelKey
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.scan import ModelScan
@@ -66,7 +67,7 @@ class HotReload:
         self._table = table
         self._scan_seconds = 0.0
         self._scan_all_at = 0.0
-        self._readings: dict[str, _Reading] = {}
+        self._readings: dict[ModelKey, _Reading] = {}
         """By the folder's key."""
         self._due: deque[_Reading] = deque()
         self._readers: set[asyncio.Task[None]] = set()
@@ -128,7 +129,7 @@ class HotReload:
         # again must not be taken for gone because two scans happened to miss it.
         return math.inf if due is None else min(due, ended + settle_seconds / _SCANS_WHILE_UNSETTLED)
 
-    def is_reading(self, folder: str) -> bool:
+    def is_reading(self, folder: ModelKey) -> bool:
         reading = self._readings.get(folder)
         return reading is not None and reading.is_due
 
@@ -143,7 +144,7 @@ class HotReload:
             if task is not None:
                 task.cancel()
 
-    def _follow(self, folder: str, scan: ModelScan | None) -> None:
+    def _follow(self, folder: ModelKey, scan: ModelScan | None) -> None:
         """The folder has settled as this; None: it is gone."""
         previous = self._readings.pop(folder, None)
         if previous is not None and previous.retry is not None:

@@ -11,6 +11,7 @@ from rocserve.config.image_models import MadeModel, class_names, image_models
 from rocserve.config.model_folder import ModelFolder, read_names
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_names import ModelKey
 from rocserve.presets import PREPROCESS
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import Failure, LifecycleContext
@@ -27,7 +28,7 @@ class _Making:
     content: ModelContent | None = None
     """What the model was last taken for."""
     made: tuple[MadeModel, ...] = ()
-    blocked_by: str = ""
+    blocked_by: ModelKey | None = None
     """The key of a model that has one of the names, and is another folder's. The folder may have others besides, and
     stay when it goes."""
     task: asyncio.Task[None] | None = None
@@ -39,7 +40,7 @@ class ImageModels:
     def __init__(self, context: LifecycleContext, table: ModelTable) -> None:
         self._context = context
         self._table = table
-        self._makings: dict[str, _Making] = {}
+        self._makings: dict[ModelKey, _Making] = {}
         """By the key of the model that they are for."""
         self._unsubscribe = table.subscribe(self._review)
 
@@ -57,7 +58,7 @@ class ImageModels:
             if making.task is not None:
                 making.task.cancel()
 
-    def _review(self, changed: Collection[str]) -> None:
+    def _review(self, changed: Collection[ModelKey]) -> None:
         blocked = (key for key, making in self._makings.items() if making.blocked_by)
         for key in {*changed, *blocked} & self._table.models.keys():
             model = self._table.models[key]
@@ -65,13 +66,13 @@ class ImageModels:
             config = None if served is None or served.latest is None else served.latest.config
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
                 making = self._makings.setdefault(key, _Making())
-                is_free_again = bool(making.blocked_by) and self._is_free(making.blocked_by, key)
+                is_free_again = making.blocked_by is not None and self._is_free(making.blocked_by, key)
                 # The model was loaded again: a client that has unloaded one of its image models wants it back.
                 is_wanted_back = making.content is not model.content and self._lacks_some(key, making)
                 is_due = making.config is not config or is_free_again or is_wanted_back
                 making.config, making.content = config, model.content
                 if is_due:
-                    making.blocked_by = ""
+                    making.blocked_by = None
                     if making.task is not None:
                         making.task.cancel()
                     work = self._take(key, model.content, config, making)
@@ -82,26 +83,26 @@ class ImageModels:
                     making.task.cancel()
                 self._table.drop(_folder(key))
 
-    def _is_free(self, name: str, key: str) -> bool:
+    def _is_free(self, name: ModelKey, key: ModelKey) -> bool:
         """Whether an image model of `key` may have it."""
         return self._table.folder_of(name) in (None, _folder(key))
 
-    def _lacks_some(self, key: str, making: _Making) -> bool:
+    def _lacks_some(self, key: ModelKey, making: _Making) -> bool:
         return len(self._table.models_of(_folder(key))) < len(making.made)
 
-    async def _take(self, key: str, content: ModelContent, config: ModelConfig, making: _Making) -> None:
+    async def _take(self, key: ModelKey, content: ModelContent, config: ModelConfig, making: _Making) -> None:
         try:
             made = await asyncio.to_thread(self._made, content.definition, config)
             # Nothing is loaded anew because a version has been replaced by one like it.
             if made != making.made or self._lacks_some(key, making):
                 contents = await asyncio.to_thread(self._context.reader.read_made, made, content.scan.namespace)
                 taken = (each.model for each in contents if not self._is_free(each.model, key))
-                making.blocked_by = next(taken, "")
+                making.blocked_by = next(taken, None)
                 self._table.take(_folder(key), contents, at_once=True)
                 making.made = made
         except ServeError as error:
             making.made = ()
-            self._table.reject(_folder(key), Failure(error), f"{key}_image")
+            self._table.reject(_folder(key), Failure(error), ModelKey(f"{key}_image"))
 
     def _made(self, definition: ModelDefinition, config: ModelConfig) -> tuple[MadeModel, ...]:
         """Blocks on the disk. Raises: ServeError."""
@@ -111,6 +112,6 @@ class ImageModels:
         return image_models(config, class_names(config, definition.files))
 
 
-def _folder(key: str) -> str:
+def _folder(key: ModelKey) -> ModelKey:
     """In the catalogue; no folder of a repository has such a name."""
-    return f"/{key}_image"
+    return ModelKey(f"/{key}_image")

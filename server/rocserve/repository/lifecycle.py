@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import ServedVersion
 from rocserve.observability.failures import Allowance
 from rocserve.repository.content import ContentReader
@@ -286,7 +287,7 @@ class LifecycleContext:
         self.scanner = RepositoryScanner(settings, registry, log)
         is_file = settings.single is not None and settings.single.kind is WhatKind.FILE
         self.watch = RepositoryWatch(self.scanner.roots, log, recursive=not is_file)
-        self.debounce = Debounce(settings.settle_seconds)
+        self.debounce = Debounce[ModelKey](settings.settle_seconds)
         self.load_slots = LoadSlots(settings.concurrent_loads, settings.long_load_seconds)
         self.retry = RetryPolicy(settings.retry_seconds, settings.longest_retry_seconds, enabled=False)
         self.retries = Retries()

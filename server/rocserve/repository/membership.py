@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from rocserve.config.ensemble_checks import check_ensemble, check_no_cycle
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import ServedModel, ServedVersion
 
 Served = Mapping[str, ServedModel]
@@ -20,13 +21,13 @@ def find_member(step: EnsembleStep, served: Served) -> ServedVersion | None:
     return model.latest if step.model_version < 0 else model.versions.get(step.model_version)
 
 
-def members_of(config: ModelConfig) -> tuple[str, ...]:
+def members_of(config: ModelConfig) -> tuple[ModelKey, ...]:
     """The keys of an ensemble's members, each once."""
     return tuple(dict.fromkeys(step.member for step in config.ensemble_steps))
 
 
 def review(
-    key: str, config: ModelConfig, served: Served, ensembles: Mapping[str, ModelConfig]
+    key: ModelKey, config: ModelConfig, served: Served, ensembles: Mapping[ModelKey, ModelConfig]
 ) -> tuple[ServeError | None, bool]:
     """Why an ensemble cannot run with the models served now, and whether it answers a request any number of times.
     `ensembles`: all of them, by their keys, as `key` is."""
@@ -47,16 +48,16 @@ def review(
         return error, False
 
 
-def outermost(members: Mapping[str, Iterable[str]]) -> tuple[str, ...]:
+def outermost(members: Mapping[ModelKey, Iterable[ModelKey]]) -> tuple[ModelKey, ...]:
     """The models that are no member of another of them; all of them when each is (a circle)."""
     inner = {member for each in members.values() for member in each}
     return tuple(key for key in members if key not in inner) or tuple(members)
 
 
-def innermost_first(members: Mapping[str, Iterable[str]]) -> Iterable[str]:
+def innermost_first(members: Mapping[ModelKey, Iterable[ModelKey]]) -> Iterable[ModelKey]:
     """All models that have members here, each behind those of them that are here too, but in a circle."""
-    found: dict[str, None] = {}
-    begun: set[str] = set()
+    found: dict[ModelKey, None] = {}
+    begun: set[ModelKey] = set()
     waiting = list(members)
     while waiting:
         key = waiting[-1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rocserve.config.model_folder import no_version_text
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.model_names import namespace_of
+from rocserve.core.model_names import ModelKey, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import FILES_CHANGED, Failure
@@ -29,11 +29,11 @@ class ManagedModel:
     """One model by its name. All calls are made on the loop's thread; queries may come from any, so that they read what
     may go once."""
 
-    def __init__(self, key: str, table: ModelTable) -> None:
+    def __init__(self, key: ModelKey, table: ModelTable) -> None:
         """`key`: unique within the server, where its name may not be."""
         self.key = key
         self.name = table.names.bare(key)
-        self.folder: str | None = None
+        self.folder: ModelKey | None = None
         """The key of the one that defines it; None: it is no more in the repository."""
         self.content: ModelContent | None = None
         self.context = table.context
@@ -143,7 +143,7 @@ class ManagedModel:
         for version in self.versions:
             version.unload_retired()
 
-    def review_members(self, served: Served, ensembles: Mapping[str, ModelConfig]) -> None:
+    def review_members(self, served: Served, ensembles: Mapping[ModelKey, ModelConfig]) -> None:
         """Bring this ensemble in line with the models served now. `ensembles`: all of them."""
         content = self.content
         assert content is not None, "an ensemble has content"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
 from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.model_names import ModelKey
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
@@ -46,7 +47,7 @@ class ModelRepository:
         self._context = context = LifecycleContext(settings, registry, load, residents, log)
         self._table = ModelTable(context, tables)
         self.events = self._table.events
-        self._unready: set[str] = set()
+        self._unready: set[ModelKey] = set()
         """The keys of the models that made the server unready when they changed last."""
         self._table.subscribe(self._review_readiness)
         self._hot_reload = HotReload(context, self._table)
@@ -163,11 +164,11 @@ class ModelRepository:
         # Those alone that were not when they changed last: there may be thousands of others.
         return all(map(self._is_ready, self._unready.copy()))
 
-    def _review_readiness(self, changed: Collection[str]) -> None:
+    def _review_readiness(self, changed: Collection[ModelKey]) -> None:
         for key in changed:
             (self._unready.discard if self._is_ready(key) else self._unready.add)(key)
 
-    def _is_ready(self, key: str) -> bool:
+    def _is_ready(self, key: ModelKey) -> bool:
         """Whether a model makes nothing unready."""
         model = self._table.models.get(key)
         if model is None:
@@ -182,7 +183,7 @@ class ModelRepository:
     def failed_models(self) -> dict[str, str]:
         """The models of which nothing is served because it failed, with the reason."""
         models = sorted(self._table.models.copy().items())
-        failed = {name: text for name, model in models if (text := model.failure_text())}
+        failed: dict[str, str] = {name: text for name, model in models if (text := model.failure_text())}
         return {**self._not_found, **self._remotes.lacking(), **failed}
 
     def tell_failures(self) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rocserve.config.model_folder import FlatModel, is_version_name
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
-from rocserve.core.model_names import qualified
+from rocserve.core.model_names import ModelKey, qualified
 from rocserve.repository.misplaced import advice_on_folder
 
 _TEMPORARY_ENDINGS = ("~", ".tmp", ".part", ".swp")
@@ -201,7 +201,7 @@ class ModelScan:
     """What the debounce compares."""
 
     @property
-    def key(self) -> str:
+    def key(self) -> ModelKey:
         """The folder's name within the server."""
         return qualified(self.namespace, self.name)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.model_folder import FlatModel, ModelFolder, is_so, is_version_name
 from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.model_names import ModelKey
 from rocserve.core.printable import printable_name
 from rocserve.repository.misplaced import advice_on_stray, model_filename
 from rocserve.repository.scan import CONFIG_FILENAMES, ModelScan, is_temporary, link_refusal, scan_model
@@ -35,7 +36,7 @@ _UNPRINTABLE = (
 class RepositoryScan:
     """All repositories at one moment."""
 
-    models: dict[str, ModelScan]
+    models: dict[ModelKey, ModelScan]
     """By the folder's key, which is its name where there are no namespaces."""
     unreadable: dict[Path, str]
     """Repositories that are not there or cannot be read, with the reason; their models are as they were last seen."""
@@ -223,9 +224,9 @@ def _identity(root: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _merge(scans: Iterable[ModelScan]) -> dict[str, ModelScan]:
+def _merge(scans: Iterable[ModelScan]) -> dict[ModelKey, ModelScan]:
     """By key; one that is there twice is refused. A name that is only shown so takes the name of no other."""
-    models: dict[str, ModelScan] = {}
+    models: dict[ModelKey, ModelScan] = {}
     for scan in sorted(scans, key=_is_misnamed):
         first = models.setdefault(scan.key, scan)
         if first is not scan and not _is_misnamed(scan):

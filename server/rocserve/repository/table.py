@@ -11,9 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import cast
 
 from rocserve.core.errors import invalid_argument, unavailable
-from rocserve.core.model_names import ModelNames
+from rocserve.core.model_names import ModelKey, ModelNames
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import Failure, LifecycleContext
@@ -39,14 +40,14 @@ class RepositoryEvents:
 
     def __init__(self) -> None:
         self._events: deque[RepositoryEvent] = deque(maxlen=_EVENTS_KEPT)
-        self._rows: dict[str, Sequence[IndexEntry]] = {}
+        self._rows: dict[ModelKey, Sequence[IndexEntry]] = {}
         """By the models' keys, as they were last."""
         self._number = 0
         self._next = asyncio.Event()
         """Set with the next event, and then replaced."""
         self.has_ended = False
 
-    def note(self, key: str, rows: Sequence[IndexEntry]) -> None:
+    def note(self, key: ModelKey, rows: Sequence[IndexEntry]) -> None:
         """What a model's rows are now."""
         known = set(self._rows.get(key, ()))
         self._rows[key] = [IndexEntry(row.name, row.version, row.state, row.reason) for row in rows]
@@ -56,7 +57,7 @@ class RepositoryEvents:
                 self._events.append(RepositoryEvent(self._number, time.time_ns() // 1_000_000, row))
                 self._wake()
 
-    def forget(self, key: str) -> None:
+    def forget(self, key: ModelKey) -> None:
         """The model is not shown any more."""
         self._rows.pop(key, None)
 
@@ -90,7 +91,7 @@ class ModelTable:
         settings = context.settings
         roots = settings.roots if settings.model_namespacing else ()
         self.names = ModelNames(dict.fromkeys(str(root.absolute()) for root in roots))
-        self.models: dict[str, ManagedModel] = {}
+        self.models: dict[ModelKey, ManagedModel] = {}
         """By their keys."""
         self.events = RepositoryEvents()
         self.is_started = False
@@ -98,31 +99,31 @@ class ModelTable:
         self.context = context
         self._holder = holder
         self._is_closed = False
-        self._keys: dict[str, set[str]] = {}
+        self._keys: dict[ModelKey, set[ModelKey]] = {}
         """Of the models of each folder that has some."""
-        self._gone: dict[str, None] = {}
+        self._gone: dict[ModelKey, None] = {}
         """In the order in which they went."""
-        self._served: dict[str, ServedModel] = {}
+        self._served: dict[ModelKey, ServedModel] = {}
         """What the models offer, by their keys."""
-        self._ensembles: dict[str, ManagedModel] = {}
-        self._borrowed: Set[str] = frozenset()
+        self._ensembles: dict[ModelKey, ManagedModel] = {}
+        self._borrowed: Set[ModelKey] = frozenset()
         """With namespaces: names under which models of other names or namespaces are served."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._held: set[str] | None = None
+        self._held: set[ModelKey] | None = None
         """What is to be published at the end of `one_publication`."""
-        self._subscribers: list[Callable[[Collection[str]], None]] = []
+        self._subscribers: list[Callable[[Collection[ModelKey]], None]] = []
 
     # Folders and their models
 
-    def folder_of(self, key: str) -> str | None:
+    def folder_of(self, key: ModelKey) -> ModelKey | None:
         """The one that defines the model now, if any does."""
         model = self.models.get(key)
         return None if model is None else model.folder
 
-    def models_of(self, folder: str) -> list[ManagedModel]:
+    def models_of(self, folder: ModelKey) -> list[ManagedModel]:
         return [self.models[key] for key in sorted(self._keys.get(folder, ()))]
 
-    def defines_models(self, folder: str) -> bool:
+    def defines_models(self, folder: ModelKey) -> bool:
         """Whether models have come of the folder; called from any thread."""
         return folder in self._keys
 
@@ -133,7 +134,7 @@ class ModelTable:
         for model in self.models.values():
             model.stop_loading()
 
-    def take(self, folder: str, contents: Sequence[ModelContent], *, at_once: bool = False) -> None:
+    def take(self, folder: ModelKey, contents: Sequence[ModelContent], *, at_once: bool = False) -> None:
         """Let the models of a folder become what it says; models that it defines no more are removed. Raises:
         ServeError: INVALID_ARGUMENT when another folder defines one of the names, UNAVAILABLE after `close`; nothing is
         done then."""
@@ -155,7 +156,7 @@ class ModelTable:
                 self.context.log.warning("%s: %s", content.definition.name, warning)
             self._own(content.model, folder).apply(content, at_once=at_once)
 
-    def reject(self, folder: str, problem: Failure, name: str = "") -> None:
+    def reject(self, folder: ModelKey, problem: Failure, name: ModelKey | None = None) -> None:
         """What the folder says cannot be used; what its models serve stays. `name`: the model's, if another."""
         name = name or folder
         self.context.log.error("failed to read model folder '%s': %s", name, problem.text)
@@ -173,12 +174,12 @@ class ModelTable:
         else:
             self._remove(model)
 
-    def drop(self, folder: str) -> None:
+    def drop(self, folder: ModelKey) -> None:
         """The folder is gone, or holds no model any more."""
         for model in self.models_of(folder):
             self._remove(model)
 
-    def _own(self, key: str, folder: str) -> ManagedModel:
+    def _own(self, key: ModelKey, folder: ModelKey) -> ManagedModel:
         self._keys.setdefault(folder, set()).add(key)
         self._gone.pop(key, None)
         if key not in self.models:
@@ -198,7 +199,7 @@ class ModelTable:
 
     # What is served
 
-    def publish(self, *changed: str) -> None:
+    def publish(self, *changed: ModelKey) -> None:
         """Replace the serving table, then have unloaded what was retired. Ensembles are brought in line with their
         members first. `changed`: the keys of the models that may offer something else now."""
         self._loop = asyncio.get_running_loop()
@@ -219,7 +220,8 @@ class ModelTable:
         served = dict(self._served)
         resolved, ambiguous = self._resolved(served)
         if self.names.namespaces:
-            self._borrowed = {name for name, model in resolved.items() if served.get(name) is not model}
+            said = ((ModelKey(name), model) for name, model in resolved.items())
+            self._borrowed = {key for key, model in said if served.get(key) is not model}
         self._holder.table = replace(
             self._holder.table,
             models=resolved,
@@ -249,7 +251,7 @@ class ModelTable:
             if held:
                 self.publish(*held)
 
-    def subscribe(self, callback: Callable[[Collection[str]], None]) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[Collection[ModelKey]], None]) -> Callable[[], None]:
         """Call back on the loop's thread after each publication, with the keys of the models that it was for, until the
         returned function is called."""
         self._subscribers.append(callback)
@@ -260,14 +262,14 @@ class ModelTable:
 
         return unsubscribe
 
-    def publish_soon(self, *changed: str) -> None:
+    def publish_soon(self, *changed: ModelKey) -> None:
         """`publish` on the loop's thread; called from any thread."""
         # A worker's last words may come after the loop has ended.
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.publish, *changed)
 
-    def _look_at(self, key: str) -> None:
+    def _look_at(self, key: ModelKey) -> None:
         """What a model offers now. All of them are not asked at each change: many may fail again and again."""
         model = self.models.get(key)
         offered = None if model is None else model.served_model()
@@ -276,10 +278,10 @@ class ModelTable:
         else:
             self._served[key] = offered
 
-    def is_any_loading(self, keys: Iterable[str]) -> bool:
+    def is_any_loading(self, keys: Iterable[ModelKey]) -> bool:
         """Whether one of these models is being loaded, or is an ensemble that waits for one that is."""
         waiting = list(keys)
-        seen: set[str] = set()
+        seen: set[ModelKey] = set()
         while waiting:
             key = waiting.pop()
             if key in seen:
@@ -294,7 +296,7 @@ class ModelTable:
                 waiting += members_of(model.config)
         return False
 
-    def _review_ensembles(self, changed: Collection[str]) -> Collection[str]:
+    def _review_ensembles(self, changed: Collection[ModelKey]) -> Collection[ModelKey]:
         """Bring those in line that have a member which has changed, each after its members, as ensembles may be members
         of ensembles; returns their keys."""
         configs = {key: model.config for key, model in self._ensembles.items() if model.config is not None}
@@ -303,7 +305,7 @@ class ModelTable:
         bare = self.names.bare
         changed_names = set(map(bare, changed))
         member_names = {bare(member) for each in members.values() for member in each}
-        reviewed: dict[str, None] = {}
+        reviewed: dict[ModelKey, None] = {}
         resolved: Mapping[str, ServedModel] | None = None
         for key in innermost_first(members):
             if key in changed or not changed_names.isdisjoint(map(bare, members[key])):
@@ -315,10 +317,10 @@ class ModelTable:
                 resolved = None if bare(key) in member_names else resolved
         return reviewed
 
-    def _resolved(self, served: Mapping[str, ServedModel]) -> tuple[Mapping[str, ServedModel], Mapping[str, int]]:
+    def _resolved(self, served: Mapping[ModelKey, ServedModel]) -> tuple[Mapping[str, ServedModel], Mapping[str, int]]:
         """As ModelNames.resolve."""
         if not self.names.namespaces:
-            return served, {}
+            return cast("Mapping[str, ServedModel]", served), {}
         served = {key: model for key, model in served.items() if self.folder_of(key) is not None}
         # A model that is replaced by another one counts as there when it serves.
         late = {key for key in self._borrowed if (model := served.get(key)) is None or model.latest is None}

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names
 from rocserve.config.model_folder import no_version_text, select_versions
 from rocserve.config.pbtxt import format_model_config
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_names import ModelKey
 from rocserve.core.requests import Signature
 from rocserve.plane.loop import PlaneLoop
 from rocserve.presets import PREPROCESS
@@ -163,7 +163,7 @@ def _effective_config(
         complete.append(complete_definition(definition, signature, strict=strict))
     # The members of a chain lie in its own folder, so the whole of it can be checked; other ensembles' do not.
     if len(complete) > 1:
-        members: Mapping[str, ModelConfig] = {definition.name: definition.config for definition in complete}
+        members = {ModelKey(definition.name): definition.config for definition in complete}
         for definition in complete:
             if definition.is_ensemble:
                 check_ensemble(definition.config, members)

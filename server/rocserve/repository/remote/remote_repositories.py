@@ -73,7 +73,7 @@ class RemoteRepository:
         self._room = room
         self._log = log
         self._settle_seconds = settle_seconds
-        self._debounce = Debounce(settle_seconds)
+        self._debounce = Debounce[str](settle_seconds)
         self._units = asyncio.Semaphore(_UNITS_AT_ONCE)
         self._problems: dict[str, str] = {}
         self._progress: dict[str, _Progress] = {}
