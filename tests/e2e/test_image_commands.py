@@ -142,6 +142,51 @@ def test_models_of_another_kind_are_refused(rocserve_server):
     assert "'digits' is no detector, which takes ENCODED and gives BOXES" in refusal("detect", "digits")
 
 
+_ODD = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        outputs = [
+            pb_utils.Tensor("BOXES", np.zeros((2, 3), np.float32)),
+            pb_utils.Tensor("SCORES", np.zeros(0, np.float32)),
+            pb_utils.Tensor("CLASSES", np.zeros(2, np.int32)),
+            pb_utils.Tensor("LABELS", np.array([b"a", b"b"], object)),
+        ]
+        # In another order than a detector has them.
+        return [pb_utils.InferenceResponse(outputs[1:] + outputs[:1]) for _ in requests]
+"""
+_ODD_CONFIG = """
+backend: "python"
+input { name: "ENCODED" data_type: TYPE_STRING dims: 1 }
+output { name: "SCORES" data_type: TYPE_FP32 dims: -1 }
+output { name: "BOXES" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+output { name: "CLASSES" data_type: TYPE_INT32 dims: -1 }
+output { name: "LABELS" data_type: TYPE_STRING dims: -1 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "text"),
+    [
+        (
+            "detect",
+            "'odd' gives BOXES [2, 3], SCORES [0], CLASSES [2], LABELS [2], expected [n, 4] and [n] of the others",
+        ),
+        ("classify", "output 'SCORES' of 'odd' is no probabilities"),
+    ],
+)
+def test_an_answer_of_another_form_is_told_in_a_line(repository, serve, verb, text):
+    (repository / "odd/1").mkdir(parents=True)
+    (repository / "odd/config.pbtxt").write_text(_ODD_CONFIG)
+    (repository / "odd/1/model.py").write_text(_ODD)
+    server = serve(repository)
+    server.wait_until_ready()
+    ran = run(verb, SHAPE, "--url", server.address, "--model", "odd")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", f"{SHAPE}: {text}\n")
+
+
 @pytest.mark.parametrize(
     "arguments", [("classify", "--top", "0"), ("detect", "--rows", "-1"), ("detect", "--out", SHAPE)]
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,8 +42,11 @@ def classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
     async def ask(client: AsyncClient, image: bytes) -> tuple[Classification, ...]:
         images = np.full((1,) * len(entry.shape), image, dtype=object)
         result = await client.infer(metadata.name, {entry.name: images}, wanted)
-        classes = result.classes(scores[0])[0]
-        if not all(0.0 <= found.score <= 1.0 for found in classes):
+        classes: tuple[Classification, ...] = ()
+        # What has no values has no classes.
+        with suppress(ValueError):
+            classes = result.classes(scores[0])[0]
+        if not classes or not all(0.0 <= found.score <= 1.0 for found in classes):
             raise invalid_argument(f"output '{scores[0]}' of '{metadata.name}' is no probabilities")
         return classes
 

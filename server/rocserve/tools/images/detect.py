@@ -53,8 +53,9 @@ class Detection:
 
 def detector(metadata: ModelMetadata) -> Ask[Detection]:
     """Raises: ServeError: the model is no detector."""
-    outputs = {tensor.name for tensor in metadata.outputs}
-    if [tensor.name for tensor in metadata.inputs] != [INPUT] or not outputs.issuperset(OUTPUTS):
+    texts = {tensor.name: tensor.datatype == "BYTES" for tensor in metadata.outputs}
+    is_fit = all(texts.get(name) is (name == "LABELS") for name in OUTPUTS)
+    if [tensor.name for tensor in metadata.inputs] != [INPUT] or not is_fit:
         raise invalid_argument(
             f"model '{metadata.name}' is no detector, which takes {INPUT} and gives {', '.join(OUTPUTS)}: it takes"
             f" {tensors_text(metadata)}"
@@ -62,15 +63,15 @@ def detector(metadata: ModelMetadata) -> Ask[Detection]:
 
     async def ask(client: AsyncClient, image: bytes) -> tuple[Detection, ...]:
         result = await client.infer(metadata.name, {INPUT: np.array([image], dtype=object)})
-        found = []
-        for box, score, number, label in zip(*(result[name] for name in OUTPUTS), strict=True):
-            left, top, right, bottom = map(float, box)
-            found.append(
-                Detection(
-                    printable(label.decode(errors="replace")), int(number), float(score), (left, top, right, bottom)
-                )
-            )
-        return tuple(found)
+        given = [result[name] for name in OUTPUTS]
+        count = len(given[-1])
+        if [one.shape for one in given] != [(count, 4), (count,), (count,), (count,)]:
+            shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in zip(OUTPUTS, given, strict=True))
+            raise invalid_argument(f"'{metadata.name}' gives {shapes}, expected [n, 4] and [n] of the others")
+        return tuple(
+            Detection(printable(label.decode(errors="replace")), int(number), float(score), (left, top, right, bottom))
+            for (left, top, right, bottom), score, number, label in zip(given[0].tolist(), *given[1:], strict=True)
+        )
 
     return ask
 
