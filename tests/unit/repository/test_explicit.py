@@ -445,3 +445,17 @@ async def test_a_load_scans_its_own_folder_alone(
     folders.version("m", 1, "new")
     await served.repository.load("m", {})
     assert served.data("m") == "new"
+
+
+async def test_the_members_of_an_ensemble_are_loaded_from_its_own_namespace(
+    start: Start, folders: Folders, tmp_path: Path
+) -> None:
+    other = Folders(tmp_path / "other")
+    folders.ensemble("e", "m")
+    folders.model("m", 1)
+    other.model("m", 1, data="another")
+    served: Served = await start(
+        folders.root, other.root, control_mode=ControlMode.EXPLICIT, model_namespacing=True, load_models=("e",)
+    )
+    assert served.state("e") == "READY"
+    assert served.data("m") == "good", "nobody has asked for the other"
