@@ -19,8 +19,7 @@ from rocserve.backends.migraphx.binding.program_text import (
     plain_operator,
     read_program_text,
 )
-from rocserve.backends.migraphx.jobs.inspect import InspectJob
-from rocserve.backends.migraphx.jobs.probe import InspectResult
+from rocserve.backends.migraphx.jobs.probe import InspectJob, InspectResult
 from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_mxr
 from rocserve.core.errors import ServeError
 from rocserve.settings.flag import SWITCH, flag, part

@@ -18,7 +18,7 @@ from rocserve.backends.migraphx.configuration.options import (
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.migraphx.installation import MigraphxInstallation, find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
-from rocserve.backends.migraphx.jobs.inspect import LibraryJob, LibraryResult
+from rocserve.backends.migraphx.jobs.probe import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.model_files.mxr import sibling_model
 from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, program_environment

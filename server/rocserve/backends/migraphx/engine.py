@@ -57,7 +57,7 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
     source = ProgramSource(SourceKind.ONNX, str(path), digest)
     recipe = ProgramRecipe(source, context.options, context.environment)
     check_memory(model.name, ProgramMemory(recipe, path.stat().st_size, 0, None), model.device)
-    trials, key = context.cache.load_trials, load_trial_key(digest, context.environment, target.value)
+    trials, key = context.compiler.cache.load_trials, load_trial_key(digest, context.environment, target.value)
     known = trials.find(key)
     if known is not None and known.crash:
         raise invalid_argument(
@@ -67,7 +67,7 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
         trial = LoadTrial(model.name, path.name, context.environment.migraphx_version)
         limit = context.serving.compile_timeout_seconds
         try:
-            context.runner.run(ProbeJob(model.name, str(path)), InspectResult, timeout_seconds=limit)
+            context.compiler.runner.run(ProbeJob(model.name, str(path)), InspectResult, timeout_seconds=limit)
         except JobError as error:
             # Another limit, or more memory, may change any other end.
             if error.is_crash:

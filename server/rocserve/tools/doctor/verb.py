@@ -20,7 +20,7 @@ from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation, python_command
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
-from rocserve.backends.migraphx.jobs.inspect import LibraryJob, LibraryResult
+from rocserve.backends.migraphx.jobs.probe import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.program_cache import open_cache
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import BACKEND, ROCAL_MODULE

@@ -14,8 +14,7 @@ from rocserve.backends.migraphx.binding.program_text import read_program_text
 from rocserve.backends.migraphx.configuration.options import CompileOptions, ServingOptions, Target
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
-from rocserve.backends.migraphx.jobs.inspect import InspectJob, LibraryJob, LibraryResult
-from rocserve.backends.migraphx.jobs.probe import InspectResult
+from rocserve.backends.migraphx.jobs.probe import InspectJob, InspectResult, LibraryJob, LibraryResult
 from rocserve.backends.migraphx.planning.plan import plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe
 from rocserve.core.model_config import InstanceKind, ModelConfig

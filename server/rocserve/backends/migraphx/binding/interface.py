@@ -115,21 +115,14 @@ class Program(abc.ABC):
         their exact shapes."""
         with self._lock:
             self._require_uncompiled("quantised any more")
-            if kind in ("int8", "fp8"):
-                # Without samples the numbers are wrong, with a wrong name too; a wrong shape aborts.
-                if not calibration:
-                    raise MigraphxError(
-                        f"{kind} needs calibration data: give it at least one sample of the model's inputs"
-                    )
-                for one in self.parameters.values():
-                    if any(isinstance(dimension, DimensionRange) for dimension in one.shape):
-                        shape = shape_text(one.shape)
-                        raise MigraphxError(f"{kind} needs fixed shapes, but input '{one.name}' has the shape {shape}")
-                for number, sample in enumerate(calibration):
-                    try:
-                        _check_inputs(sample, self.parameters)
-                    except MigraphxError as error:
-                        raise MigraphxError(f"calibration sample {number}: {error}") from None
+            # Without samples the numbers are wrong, with a wrong name too; a wrong shape aborts.
+            if kind in ("int8", "fp8") and not calibration:
+                raise MigraphxError(f"{kind} needs calibration data: give it at least one sample of the model's inputs")
+            for number, sample in enumerate(calibration):
+                try:
+                    _check_inputs(sample, self.parameters)
+                except MigraphxError as error:
+                    raise MigraphxError(f"calibration sample {number}: {error}") from None
             self._quantize(kind, target, calibration)
 
     def compile(

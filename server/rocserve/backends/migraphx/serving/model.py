@@ -39,7 +39,7 @@ from rocserve.backends.migraphx.planning.recipe import (
     SourceKind,
     program_environment,
 )
-from rocserve.backends.migraphx.program_cache import ProgramAbout, ProgramCache, open_cache
+from rocserve.backends.migraphx.program_cache import ProgramAbout, open_cache
 from rocserve.backends.migraphx.serving.programs import (
     LoadedProgram,
     ProgramLayout,
@@ -59,8 +59,6 @@ class CompileContext:
     options: CompileOptions
     serving: ServingOptions
     environment: ProgramEnvironment
-    cache: ProgramCache
-    runner: JobRunner
     compiler: ProgramCompiler
     log: logging.Logger
 
@@ -111,7 +109,7 @@ def open_compile_context(model: ModelSource, log: logging.Logger) -> CompileCont
     cache = open_cache(model.settings, log.warning)
     runner = JobRunner(migraphx_jobs(installation, serving.binding), model.report, log)
     compiler = ProgramCompiler(runner, cache, model_name=model.name, model_folder=model.model_folder)
-    return CompileContext(model, binding, options, serving, environment, cache, runner, compiler, log)
+    return CompileContext(model, binding, options, serving, environment, compiler, log)
 
 
 def usable_targets(binding: Binding, has_gpu: bool) -> Sequence[Target]:
@@ -283,7 +281,9 @@ def load_compiled(
             context.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
         runner.add(program)
 
-    background = BackgroundSizes(tuple(by_size), prepare, context.runner.call_off, context.model.report, context.log)
+    background = BackgroundSizes(
+        tuple(by_size), prepare, context.compiler.runner.call_off, context.model.report, context.log
+    )
     model = MigraphxModel(context, compiled.signature(loaded.layout), runner, facts, background)
     context.model.report("")
     return model

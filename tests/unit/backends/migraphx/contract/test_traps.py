@@ -106,12 +106,6 @@ def test_a_wrong_calibration_sample(parsed: Program, kind: str, sample: Mapping[
     assert refusal(lambda: parsed.quantize(kind, "ref", [RIGHT, sample])) == f"calibration sample 1: {expected}"
 
 
-def test_int8_wants_fixed_shapes(factory: ProgramFactory) -> None:
-    program = factory.parse(models.mlp(), x=(DimensionRange(1, 8), 16))
-    expected = "int8 needs fixed shapes, but input 'x' has the shape [1..8, 16]"
-    assert refusal(lambda: program.quantize("int8", "ref", [RIGHT])) == expected
-
-
 def test_calibration_arrays_that_nobody_else_holds(factory: ProgramFactory) -> None:
     """Arguments share their memory, and MIGraphX does not keep them alive."""
     model = models.mini_resnet()
