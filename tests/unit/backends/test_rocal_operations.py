@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.rocal_operations import Array, half_even, make, picture, result, seen
 
-from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent
+from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent, kept_by_size
 from rocserve.backends.rocal.operations import OPERATIONS
-from rocserve.backends.rocal.operations.base import Call, Operation, kept_by_size
+from rocserve.backends.rocal.operations.base import Call, Operation
 from rocserve.backends.rocal.pipeline import parse_pipeline
 from rocserve.backends.rocal.schema import PipelineError
 from rocserve.core.datatypes import DataType

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -126,3 +127,24 @@ def _filled(pixels: Pixels, extent: Extent) -> Pixels:
 def with_channels(pixels: Pixels) -> Pixels:
     """OpenCV drops a channel axis of one; this puts it back."""
     return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
+
+
+_LARGE_PIXELS = 2_000_000
+_Made = TypeVar("_Made")
+
+
+def kept(
+    count: int, count_of_large: int, is_large: Callable[..., bool]
+) -> Callable[[Callable[..., _Made]], Callable[..., _Made]]:
+    """Keeps what is made of sizes, of the last so many: a model meets few, and often the same again. Of large ones it
+    keeps fewer, lest images of many sizes fill the memory."""
+
+    def keep(make: Callable[..., _Made]) -> Callable[..., _Made]:
+        small, large = lru_cache(count)(make), lru_cache(count_of_large)(make)
+        return lambda *sizes: (large if is_large(*sizes) else small)(*sizes)
+
+    return keep
+
+
+kept_by_size = kept(8, 1, lambda height, width, *others: height * width > _LARGE_PIXELS)
+"""Of a height, a width and more, for what is as large as some images of this size."""

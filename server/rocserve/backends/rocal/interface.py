@@ -69,18 +69,11 @@ class Output:
 @dataclass(frozen=True, slots=True)
 class Interface:
     image: ImageInput
-    arguments: tuple[TensorSpec, ...]
-    """The inputs that bring the pipeline's values, one for each image, in the pipeline's order."""
     outputs: tuple[Output, ...]
     holds_several: bool
     """Whether a tensor may hold several images; then the outputs have a first dimension that counts them."""
-    supports_batching: bool
-
-    @property
-    def signature(self) -> Signature:
-        lead = (-1,) if self.holds_several else ()
-        outputs = tuple(TensorSpec(output.name, output.format.datatype, lead + output.shape) for output in self.outputs)
-        return Signature((self.image.spec, *self.arguments), outputs, self.supports_batching)
+    signature: Signature
+    """Of the image, the inputs that bring the pipeline's values in its order, and the outputs."""
 
 
 def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
@@ -120,17 +113,17 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
             f" dimension, not {given}, {image.count} images: give one image, or put {image.count} in front of the dims"
             " of each output"
         )
+    lead = (-1,) if holds_several else ()
     if image is None:
-        lead = (-1,) if holds_several else ()
         if pipeline.decoder.input is InputKind.RAW:
             image = ImageInput(TensorSpec("pixels", DataType.UINT8, (*lead, -1, -1, channels)), 3)
         else:
             image = ImageInput(TensorSpec("encoded", DataType.BYTES, (*lead, 1)), 0)
     configured = {tensor.name: tensor for tensor in config.inputs}
-    arguments = []
+    inputs = [image.spec]
     for name in pipeline.inputs:
         # One of the pipeline's flags: one for each image.
-        flag = TensorSpec(name, DataType.BOOL, (-1, 1) if holds_several else (1,))
+        flag = TensorSpec(name, DataType.BOOL, (*lead, 1))
         if (tensor := configured.get(name)) is not None:
             flag = TensorSpec(name, tensor.datatype, _full_shape(config, tensor))
             if tensor.datatype not in _FLAG_DATATYPES:
@@ -139,11 +132,12 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
             if len(flag.shape) not in (1, 2) or (len(flag.shape) == 2 and flag.shape[1] not in (1, -1)):
                 dims = list(tensor.model_dims)
                 raise PipelineError(f"dims of input '{name}' must be [ 1 ], a value for each image, not {dims}")
-        arguments.append(flag)
+        inputs.append(flag)
     if image.spec.name in pipeline.inputs:
         raise PipelineError(f"the pipeline's input '{image.spec.name}' has the name of the image's; name it otherwise")
-    batches = all(spec.shape[0] == -1 for spec in (image.spec, *arguments))
-    return Interface(image, tuple(arguments), outputs, holds_several, holds_several and batches)
+    batches = holds_several and all(spec.shape[0] == -1 for spec in inputs)
+    specs = tuple(TensorSpec(output.name, output.format.datatype, lead + output.shape) for output in outputs)
+    return Interface(image, outputs, holds_several, Signature(tuple(inputs), specs, batches))
 
 
 def _output(

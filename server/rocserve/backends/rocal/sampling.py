@@ -21,12 +21,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import cast
 
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.image import Part, Pixels, PixelsError, with_channels
+from rocserve.backends.rocal.image import Part, Pixels, PixelsError, kept, with_channels
 
 _VECTOR_WIDTH = 8
 """Pixels that RPP's vectorised loop writes at once; the rest of a row goes through its scalar loop."""
@@ -57,20 +57,6 @@ _BAND = 4
 _BLOCK = 1 << 15
 _PLACES = 1 << 12
 """How many numbers are compared, and how many computed anew, in one go."""
-
-
-_Made = TypeVar("_Made")
-
-
-def _kept(make: Callable[..., _Made], longest_side: Callable[..., int]) -> Callable[..., _Made]:
-    """Keeps what is made of sizes: a model meets few, and often the same again. But images with sides of a million
-    pixels, each of another size, would fill the memory."""
-    kept, kept_long = lru_cache(_GRIDS)(make), lru_cache(_LONG_GRIDS)(make)
-
-    def made(*sizes: Any) -> _Made:
-        return (kept_long if longest_side(*sizes) > _LONG_SIDE else kept)(*sizes)
-
-    return made
 
 
 @dataclass(frozen=True)
@@ -211,7 +197,9 @@ class _Grid:
         return levels if self._is_scalar is None else np.where(self._is_scalar[columns], np.floor(levels), levels)
 
 
-_grid = _kept(_Grid, lambda source_shape, width, height, mirror, for_bytes: max(width, height))
+_grid = kept(
+    _GRIDS, _LONG_GRIDS, lambda source_shape, width, height, mirror, for_bytes: max(width, height) > _LONG_SIDE
+)(_Grid)
 
 
 def _exact_levels(places: Pixels, part: Part, pixels: Pixels, grid: _Grid, scaling: Scaling | None) -> Pixels:
@@ -431,7 +419,8 @@ def _weighted(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -> 
     return result
 
 
-def _make_taps(source_size: int, size: int, kernel: str) -> _Taps:
+@kept(_GRIDS, _LONG_GRIDS, lambda source_size, size, kernel: max(source_size, size) > _LONG_SIDE)
+def _taps(source_size: int, size: int, kernel: str) -> _Taps:
     function, reach, widens = _KERNELS[kernel]
     ratio = _ratio(source_size, size)
     radius, scale = np.float32(reach), np.float32(1)
@@ -461,9 +450,6 @@ def _make_taps(source_size: int, size: int, kernel: str) -> _Taps:
         numbers = np.clip(first + taps[block], 0, last) + rows
         np.add.at(matrix.reshape(-1), numbers.reshape(-1), weights[block].reshape(-1))
     return _Taps(first, weights, starts[::_BAND].tolist(), matrix)
-
-
-_taps = _kept(_make_taps, lambda source_size, size, kernel: max(source_size, size))
 
 
 def _cubic(distance: Pixels) -> Pixels:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -224,22 +224,6 @@ def by_levels(name: str, levels: Callable[..., Pixels], keys: Mapping[str, Key],
 def _table(levels: Callable[..., Pixels], arguments: tuple[tuple[str, Any], ...]) -> Pixels:
     new: Pixels = levels(np.arange(256, dtype=np.float32), **dict(arguments))
     return np.clip(new, 0, 255).astype(np.uint8)
-
-
-_SIZES = 8
-_LARGE_PIXELS = 2_000_000
-_Made = TypeVar("_Made")
-
-
-def kept_by_size(make: Callable[..., _Made]) -> Callable[..., _Made]:
-    """Keeps what is made of a height, a width and more, which is as large as some images of this size: for the last
-    eight sizes, and for the last of the large ones, lest images of many sizes fill the memory."""
-    small, large = lru_cache(_SIZES)(make), lru_cache(1)(make)
-
-    def made(height: int, width: int, *others: Any) -> _Made:
-        return (large if height * width > _LARGE_PIXELS else small)(height, width, *others)
-
-    return made
 
 
 def same_extent(source: ResultExtent, **arguments: Any) -> ResultExtent:

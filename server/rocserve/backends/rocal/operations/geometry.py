@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, with_channels
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, kept_by_size, with_channels
 from rocserve.backends.rocal.operations.base import (
     AmdForm,
     Call,
@@ -19,7 +19,6 @@ from rocserve.backends.rocal.operations.base import (
     Tensor,
     Values,
     in_place,
-    kept_by_size,
 )
 from rocserve.backends.rocal.sampling import bilinear_places, nearest_places
 

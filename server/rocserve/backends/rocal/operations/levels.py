@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, with_channels
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, kept_by_size, with_channels
 from rocserve.backends.rocal.operations.base import (
     AmdForm,
     Measurement,
@@ -22,7 +22,6 @@ from rocserve.backends.rocal.operations.base import (
     Values,
     by_levels,
     in_place,
-    kept_by_size,
     same_extent,
 )
 from rocserve.backends.rocal.sampling import resize_nearest, resize_to_bytes
