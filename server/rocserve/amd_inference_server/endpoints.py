@@ -170,9 +170,10 @@ _STAGE = "_stage"
 @dataclass(slots=True, eq=False)
 class _Endpoint:
     name: str
-    worker: str
+    worker_name: str
     parameters: Mapping[str, ParameterValue]
     """As given, but for `share`."""
+    worker: Worker
     copies: int = 0
     """How many loads it has, each to be unloaded; the one in progress too. One, however often it is shared."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -237,12 +238,12 @@ class WorkerEndpoints:
         if following and not self.has(following) and following not in self._present():
             raise not_found(f"No next endpoint found at: {following}")
         while True:
-            endpoint = self._endpoint(name, given)
+            endpoint = self._endpoint(name, given, worker)
             async with endpoint.lock:
                 # It may have been dropped while this one waited.
                 if self._endpoints.get(endpoint.name) is endpoint:
                     if not (endpoint.copies and share):
-                        await self._add(endpoint, worker)
+                        await self._add(endpoint)
                     return endpoint.name
 
     async def unload(self, name: str) -> None:
@@ -253,9 +254,8 @@ class WorkerEndpoints:
         async with endpoint.lock:
             if endpoint.copies > 1:
                 endpoint.copies -= 1
-                worker = self._read(endpoint.worker, endpoint.parameters)
                 try:
-                    await self._serve(endpoint, worker, endpoint.copies)
+                    await self._serve(endpoint)
                 except ServeError as error:
                     # Its file may have gone. It goes on with the instances that it has, until the last unload.
                     self.log.warning("endpoint '%s' keeps its instances: %s", name, error.text)
@@ -263,19 +263,19 @@ class WorkerEndpoints:
                 endpoint.copies = 0
                 self._drop(endpoint)
 
-    def _endpoint(self, worker: str, parameters: Mapping[str, ParameterValue]) -> _Endpoint:
+    def _endpoint(self, worker_name: str, parameters: Mapping[str, ParameterValue], worker: Worker) -> _Endpoint:
         """Equal parameters mean the same endpoint, others a new one: its name is the worker's, with a number behind it
         where that is taken."""
         for endpoint in self._endpoints.values():
-            if endpoint.worker == worker and endpoint.parameters == parameters:
+            if endpoint.worker_name == worker_name and endpoint.parameters == parameters:
                 return endpoint
         taken = self._endpoints.keys() | self._present() | {scan.name for scan in self.scanner.latest.models.values()}
-        names = itertools.chain((worker,), (f"{worker}-{number}" for number in itertools.count()))
+        names = itertools.chain((worker_name,), (f"{worker_name}-{number}" for number in itertools.count()))
         name = next(name for name in names if name not in taken and name + _STAGE not in taken)
-        self._endpoints[name] = endpoint = _Endpoint(name, worker, parameters)
+        self._endpoints[name] = endpoint = _Endpoint(name, worker_name, parameters, worker)
         return endpoint
 
-    async def _add(self, endpoint: _Endpoint, worker: Worker) -> None:
+    async def _add(self, endpoint: _Endpoint) -> None:
         """Under the endpoint's lock. Raises: ServeError."""
         endpoint.copies += 1
         try:
@@ -286,7 +286,7 @@ class WorkerEndpoints:
                     f"there are {most} endpoints, as many as there may be; unload one, or start the server with a"
                     " larger --max-amd-endpoints",
                 )
-            await self._serve(endpoint, worker, endpoint.copies)
+            await self._serve(endpoint)
         except BaseException:
             endpoint.copies -= 1
             if not endpoint.copies:
@@ -322,11 +322,12 @@ class WorkerEndpoints:
             self.log.info("worker '%s': parameters without effect: %s", name, ", ".join(refused))
         return Worker(platforms, file, {key: value for key, value in given.items() if key in allowed})
 
-    async def _serve(self, endpoint: _Endpoint, worker: Worker, copies: int) -> None:
+    async def _serve(self, endpoint: _Endpoint) -> None:
         """Raises: ServeError."""
+        worker = endpoint.worker
         file, root = await asyncio.to_thread(find_worker_file, worker.candidates(), self.settings)
         following = self._served(endpoint.next) if endpoint.next else None
-        config = worker_config(endpoint.model, worker, file, copies, following)
+        config = worker_config(endpoint.model, worker, file, endpoint.copies, following)
         own = await asyncio.to_thread(self.reader.read_given, config, endpoint.model, file, root)
         await self._apply(endpoint, own)
         if following is not None:

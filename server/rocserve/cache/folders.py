@@ -38,12 +38,12 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What flock says on file systems that have none."""
 
 
+@dataclass(frozen=True, slots=True)
 class FileLock:
     """A lock that is held, until `release` or the end of the process."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path = path
-        self._file = file
+    _path: Path
+    _file: BinaryIO
 
     def release(self) -> None:
         """Once only: afterwards the name is that of the next holder's lock."""
@@ -187,22 +187,17 @@ class _DamagedError(Exception):
     """A folder's files are not those that were made."""
 
 
+@dataclass(frozen=True, slots=True)
 class FolderCache:
     """Folders by their names, in one place."""
 
-    def __init__(
-        self,
-        place: Path,
-        limit_bytes: int,
-        warn: Callable[[str], None],
-        is_known: Callable[[Path], bool] = lambda folder: True,
-    ) -> None:
-        """Of folders that take more than `limit_bytes` those used least lately go. `warn` takes each fault. `is_known`:
-        whether this version of rocserve can use a folder's files; those of others count as damaged."""
-        self.place = place
-        self._limit_bytes = limit_bytes
-        self._warn = warn
-        self._is_known = is_known
+    place: Path
+    _limit_bytes: int
+    """Of folders that take more those used least lately go."""
+    _warn: Callable[[str], None]
+    """Takes each fault."""
+    _is_known: Callable[[Path], bool] = lambda folder: True
+    """Whether this version of rocserve can use a folder's files; those of others count as damaged."""
 
     def find(self, name: str) -> CachedFolder | None:
         """The folder, which counts as used now; None where there is none, or a damaged one."""

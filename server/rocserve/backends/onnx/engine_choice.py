@@ -38,26 +38,27 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
             it is not here, or target "gpu" and it cannot be had.
     """
     wanted = read_choice(config, "engine", "", _NAMES)
-    if RaggedBatching(config) and wanted not in ("cpu", ONNXRUNTIME.name):
-        if wanted == MIGRAPHX.name:
-            raise invalid_argument(
-                f"model '{config.name}': MIGraphX compiles each shape, so requests of different shapes cannot share a"
-                " batch there; remove allow_ragged_batch, batch_input and batch_output, or set parameter 'engine' to"
-                ' "onnxruntime"'
-            )
-        return EngineChoice(ONNXRUNTIME, "requests of different shapes share a batch, which MIGraphX cannot run")
-    if config.operator_libraries and wanted not in ("cpu", ONNXRUNTIME.name):
-        if wanted == MIGRAPHX.name:
-            raise invalid_argument(
-                f"model '{config.name}': MIGraphX takes no custom operators; remove model_operations, or set parameter"
-                " 'engine' to \"onnxruntime\""
-            )
-        return EngineChoice(ONNXRUNTIME, "the model has custom operators, which are ONNX Runtime's")
+    if wanted in ("cpu", ONNXRUNTIME.name):
+        return EngineChoice(ONNXRUNTIME, "parameter 'engine' says so")
+    cannot, reason = "", ""
+    if RaggedBatching(config):
+        cannot = (
+            "compiles each shape, so requests of different shapes cannot share a batch there; remove"
+            " allow_ragged_batch, batch_input and batch_output"
+        )
+        reason = "requests of different shapes share a batch, which MIGraphX cannot run"
+    elif config.operator_libraries:
+        cannot = "takes no custom operators; remove model_operations"
+        reason = "the model has custom operators, which are ONNX Runtime's"
+    if cannot and wanted == MIGRAPHX.name:
+        raise invalid_argument(
+            f"model '{config.name}': MIGraphX {cannot}, or set parameter 'engine' to \"onnxruntime\""
+        )
+    if cannot:
+        return EngineChoice(ONNXRUNTIME, reason)
     if wanted == MIGRAPHX.name:
         remedy = 'set the parameter to "auto" or "onnxruntime" to have ONNX Runtime serve the model'
         return migraphx_choice(config, machine, "parameter 'engine' says so", remedy)
-    if wanted not in ("", "auto"):
-        return EngineChoice(ONNXRUNTIME, "parameter 'engine' says so")
     if not config.gpu_accelerators:
         # A parameter that is wrong for MIGraphX is refused on every machine: ONNX Runtime would not notice it.
         # (Accelerators also hold parameters that only ONNX Runtime's own provider of that name knows.)
