@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -369,3 +370,18 @@ def test_a_worker_that_has_lost_its_gpu_ends(torch_files: TorchFiles, state: str
     assert ("model 'm' has lost its GPU, and its worker ends: CUDA error: device-side assert" in ran.stderr) == bool(
         status
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "reason"),
+    [("fastest", "{}", "Unrecognized mode=fastest"), ("", '{"no_such": true}', "no_such")],
+)
+def test_what_inductor_is_asked_for_and_has_not_is_a_reason(
+    torch_files: TorchFiles, tmp_path: Path, mode: str, options: str, reason: str
+) -> None:
+    from rocserve.backends.pytorch.inductor import InductorJob
+
+    job = InductorJob("m", str(torch_files.folder / "classifier.pt2"), str(tmp_path), "cpu", "fp32", mode, options)
+    with pytest.raises(ServeError, match=f"Inductor cannot compile it: .*{reason}") as refusal:
+        job.perform(lambda text: None)
+    assert refusal.value.code is StatusCode.UNAVAILABLE

@@ -177,11 +177,11 @@ class InductorJob:
         freezes = device.type == "cpu" and "int8" in program.signature.precision and not sizes_vary
         # As many threads as the process has that runs it, not this one.
         settings: dict[str, Any] = {"cpp.dynamic_threads": True, "freezing": freezes}
-        if self.mode:
-            settings.update(torch._inductor.list_mode_options(self.mode))
-        settings.update(json.loads(self.options))
         report("compiling")
         try:
+            if self.mode:
+                settings.update(torch._inductor.list_mode_options(self.mode))
+            settings.update(json.loads(self.options))
             with torch.set_grad_enabled(not freezes):  # With gradients it does not freeze.
                 torch._inductor.aoti_compile_and_package(
                     exported, package_path=str(Path(self.folder) / _PACKAGE), inductor_configs=settings
