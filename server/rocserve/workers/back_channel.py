@@ -51,6 +51,8 @@ class BackChannel:
         """Talk by this end, from `start` on. The numbers of requests are each server's own; what answers those of
         another keeps to that one's end."""
         self._end = end
+        self._is_over = False
+        """The server is gone."""
         self._requests: dict[int, BatchedResponder] = {}
         self._left_early: dict[int, bool] = {}
         """Requests that were cancelled before they came up here, and some that had ended."""
@@ -74,6 +76,8 @@ class BackChannel:
             raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
         self._calls[number] = on_answer
         self._end.post(ENTRY.pack(CALL, 0, 0, layout, number, place, nbytes))
+        if self._is_over:
+            self._drop_calls()
 
     def open_request(self, number: int) -> BatchedResponder:
         """Answers the request that the server gave this number."""
@@ -105,8 +109,14 @@ class BackChannel:
                     if (responder := self._requests.get(a)) is not None:
                         responder.is_cancelled = True
             is_open = sleeper.sleep(None, end.back.has_mail)
-        while self._calls:
-            self._hand_on(self._calls.popitem()[1], unavailable("the server is gone"), True)
+        # Before what is under way is looked at: `call` does the two in the other order.
+        self._is_over = True
+        self._drop_calls()
+
+    def _drop_calls(self) -> None:
+        with suppress(KeyError):  # Until there is none.
+            while True:
+                self._hand_on(self._calls.popitem()[1], unavailable("the server is gone"), True)
 
     def _take_answer(self, number: int, answer: Result | None, references: int, place: int, final: bool) -> None:
         """`references`: how many of the first tensors are that."""

@@ -106,6 +106,18 @@ class Heard:
         return self.answers
 
 
+def test_a_call_that_comes_just_behind_the_end_of_the_server_is_answered(both: Both) -> None:
+    """Another thread of the model makes it, while the worker finds out."""
+    both.worker.start()
+    both.end(unavailable("killed"))
+    both.worker._reader.join(10)
+    heard = Heard()
+    both.worker.call(ModelCall("m", (), ("OUT",)), heard)
+    ((answer, final),) = heard.wait()
+    assert isinstance(answer, ServeError)
+    assert (answer.text, final) == ("the server is gone", True)
+
+
 def test_what_is_under_way_goes_on_when_no_new_batches_are_taken(both: Both) -> None:
     both.worker.start()
     heard = Heard()
