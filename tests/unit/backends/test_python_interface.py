@@ -247,6 +247,10 @@ def test_a_request_for_a_call(pb_utils: Any) -> None:
     assert (request.flags(), request.trace().get_context(), request.is_cancelled()) == (2, None, False)
     with pytest.raises(pb_utils.TritonModelException, match="Unable to send response"):
         request.get_response_sender()
+    once = pb_utils.InferenceRequest(
+        model_name="m", requested_output_names=map(str, ["A"]), inputs=(each for each in [tensor])
+    )
+    assert (once.inputs(), once.requested_output_names()) == ([tensor], {"A"})
     with pytest.raises(TypeError, match="needs inputs, requested_output_names and model_name"):
         pb_utils.InferenceRequest(model_name="m", inputs=[])
     for wrong, message in (

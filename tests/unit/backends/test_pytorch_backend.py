@@ -116,6 +116,8 @@ def test_a_value_beyond_what_a_program_looks_into_fails_its_own_request(
     with pytest.raises(ServeError) as raised:
         model.execute(Batch(tensors, ("OUTPUT__0",), (5,)))
     assert (raised.value.code, raised.value.text) == (StatusCode.INVALID_ARGUMENT, text)
+    with pytest.raises(ServeError, match=r"input '(ids|ends)' has the value"):
+        model.warm_up([Batch(tensors, ("OUTPUT__0",), (2, 2, 1))])
     assert not model.execute(Batch({key: tensor_from_numpy(key, value[:2]) for key, value in inputs.items()},
                                    ("OUTPUT__0",), (1, 1))).failures  # fmt: skip
 

@@ -161,7 +161,8 @@ class TorchModel:
             except ServeError as error:
                 _LOG.info("model '%s' could not be warmed up with zeros: %s", self._config.name, error)
         for sample in samples:
-            self.execute(sample)
+            for failure in self.execute(sample).failures.values():
+                raise failure
 
     def execute(self, batch: Batch) -> BatchResult:
         """Raises: ServeError: INVALID_ARGUMENT where the program's own checks refuse the inputs; UNAVAILABLE where

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rocserve.backends.python.pb_utils.calls import Caller, ResponseIterator
@@ -75,7 +75,7 @@ class InferenceRequest:
         self,
         request_id: str | bytes = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[Tensor] | None = None,
+        inputs: Iterable[Tensor] | None = None,
         requested_output_names: Iterable[str | bytes] | None = None,
         model_name: str | bytes | None = None,
         model_version: int = -1,
@@ -97,14 +97,14 @@ class InferenceRequest:
         model_name = as_text(model_name, "model_name")
         names = tuple(dict.fromkeys(as_text(name, "a requested output name") for name in requested_output_names))
         whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
-        if any(tensor is None for tensor in inputs):
-            raise TritonModelException(f"Input tensor {whose}")
-        for tensor in inputs:
+        self._inputs = list(inputs)
+        for tensor in self._inputs:
+            if tensor is None:
+                raise TritonModelException(f"Input tensor {whose}")
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"inputs must be pb_utils.Tensor objects, got {type(tensor).__name__}")
         if "" in names:
             raise TritonModelException(f"Requested output name {whose}")
-        self._inputs = list(inputs)
         self._names = names
         self._model_name = model_name
         self._model_version = operator.index(model_version)
