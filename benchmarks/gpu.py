@@ -36,6 +36,8 @@ SIDE = 224
 MODEL = "resnet50"
 ONNX = "onnxruntime"
 READY_SECONDS = 300.0
+MOST_LOAD_THREADS = 8
+"""Of h2load for each GPU: one sends some 3,000 images a second."""
 SCORES_BYTES = 4000
 """Of an image; no answer has fewer."""
 GRAPH_SWITCHES = {"CUDAExecutionProvider": "enable_cuda_graph", "ROCMExecutionProvider": "enable_hip_graph"}
@@ -309,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 8, 16, 32, 64], help="of the bare loop's batches")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256], help="requests at once")
+    parser.add_argument("--connections", type=int, default=8, help="of h2load for each GPU, at most one a request")
     parser.add_argument("--rows", type=int, default=1, help="images in a request")
     parser.add_argument("--jpeg", type=int, default=0, help="processes that decode")
     parser.add_argument("--flags", nargs="*", default=[], help="of rocserve serve")
@@ -368,8 +371,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 request = encode_infer_request(model, inputs, None, RequestOptions())
                 for in_flight in options.in_flight:
                     # What each GPU has to do is the same.
-                    connections = min(8, in_flight) * (options.gpus if model == many else 1)
-                    load = Load(connections, max(1, in_flight // 8), options.seconds, connections)
+                    gpus = options.gpus if model == many else 1
+                    connections = min(options.connections, in_flight) * gpus
+                    streams = max(1, in_flight // options.connections)
+                    load = Load(connections, streams, options.seconds, min(connections, MOST_LOAD_THREADS * gpus))
                     before = server.cpu_seconds_by_process()
                     rate = measure(client, port, model, request, load, Path(folder))
                     used = cpu_milliseconds(before, server.cpu_seconds_by_process(), rate * options.seconds)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.memo import Memo
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.core.plain import to_json
@@ -96,6 +97,9 @@ class BatchWriter:
         self._files = files
         self._forms: dict[RequestForm, int] = {}
         """The numbers of those that the worker knows."""
+        self._texts = Memo[bytes, int](REMEMBERED_LAYOUTS)
+        """Of the last layouts that it was sent, written out. Heads that differ, of which clients name an output or
+        not, may come to equal layouts: to the worker these are one form, and a batch of one form is gathered faster."""
         self._numbers = itertools.count()
         self._batch_ids = itertools.count(1)
 
@@ -106,23 +110,24 @@ class BatchWriter:
         ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them."""
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
         fresh: dict[RequestForm, int] = {}
+        texts: dict[bytes, int] = {}
         for member in members:
             if member[0] not in forms and member[0] not in fresh:
-                fresh[member[0]] = next(self._numbers)
+                text = checked(to_json(member[0].layout))
+                known = self._texts.get(text, texts.get(text))
+                if known is None:
+                    known = texts[text] = next(self._numbers)
+                fresh[member[0]] = known
         if fresh:
             forms = {**forms, **fresh}
-        count = len(members) + len(fresh)
+        count = len(members) + len(texts)
         sizes: list[int] = []
         table: list[bytes] = []
         pieces: list[Buffer] = []
         placed: list[PlacedTensors] = []
         # Two entries take as much as tensors are aligned to.
         end = (count + count % 2) * ENTRY_BYTES
-        unkept: list[RequestForm] = []
-        for form, number in fresh.items():
-            text = checked(to_json(form.layout))
-            if len(text) > LARGEST_REMEMBERED_LAYOUT:
-                unkept.append(form)
+        for text, number in texts.items():
             table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
             pieces += padded((text,))
             end += aligned(len(text))
@@ -151,11 +156,13 @@ class BatchWriter:
         slot, view = inputs.place(end)
         if fresh:
             # Only now: of a batch that cannot be sent the worker hears nothing.
-            for form in unkept:
-                del forms[form]
-            self._forms = forms
-            while len(forms) > REMEMBERED_LAYOUTS:
-                del forms[next(iter(forms))]
+            kept = {text: number for text, number in texts.items() if len(text) <= LARGEST_REMEMBERED_LAYOUT}
+            unkept = {*texts.values()}.difference(kept.values())
+            self._forms = {form: number for form, number in forms.items() if number not in unkept} if unkept else forms
+            while len(self._forms) > REMEMBERED_LAYOUTS:
+                del self._forms[next(iter(self._forms))]
+            for text, number in kept.items():
+                self._texts.keep(text, number)
         if count % 2:
             table.append(NO_ENTRY)
         batch_id = next(self._batch_ids) & 0xFFFFFFFF

@@ -82,6 +82,37 @@ def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
     assert len(peer.end_of_worker._forms) <= 2 * REMEMBERED_LAYOUTS
 
 
+def of_another_front_end(member: Member) -> Member:
+    """Whose heads, and all that is worked out from them, are its own."""
+    form, *others = member
+    return (RequestForm(form.layout), *others)
+
+
+def test_requests_of_equal_layouts_are_of_one_form_to_the_worker(peer: Peer) -> None:
+    """It gathers what is of one form straight into its engine's memory."""
+    (member,) = members_of(add_sub_inputs(), ("SUM",), (1,))
+    for members in ([member, of_another_front_end(member)], [of_another_front_end(member)]):
+        on_plane(peer.plane, functools.partial(peer.instance.execute, False, members, peer.on_outcome))
+    forms = {request.form for _ in range(2) for request in peer.take().requests}
+    assert [form.layout for form in forms] == [member[0].layout]
+    assert len(peer.end_of_worker._forms) == 1
+
+
+def test_a_layout_that_the_worker_has_forgotten_is_sent_again(peer: Peer) -> None:
+    """Also where its forms were another each time."""
+    (one,) = members_of([batch_input("A", np.zeros((1, 1), np.int32))], ("SUM",), (1,))
+    for width in range(2, 3 * REMEMBERED_LAYOUTS):
+        (wide,) = members_of([batch_input("A", np.zeros((1, width), np.int32))], ("SUM",), (1,))
+        members = [of_another_front_end(wide), of_another_front_end(one)]
+        on_plane(peer.plane, functools.partial(peer.instance.execute, False, members, peer.on_outcome))
+        batch = peer.take()
+        assert [request.form.layout for request in batch.requests] == [wide[0].layout, one[0].layout]
+        peer.finish(batch, *[peer.result(bytes(4))] * 2)
+        assert peer.arrived.acquire(timeout=5)
+        peer.release()
+    assert len(peer.instance._writer._texts) <= REMEMBERED_LAYOUTS
+
+
 def large_members() -> list[Member]:
     return members_of([batch_input("A", np.arange(2 * COPIED_AT_ONCE, dtype=np.int32).reshape(1, -1))], ("SUM",), (1,))
 

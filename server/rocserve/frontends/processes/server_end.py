@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.memo import Memo
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import to_json
 from rocserve.core.request_memory import MemoryFull
@@ -62,6 +63,8 @@ class FrontLink:
     _service: InferenceService
     _routes: Mapping[str, Route]
     """Of all calls but inference."""
+    _known_heads: Memo[bytes, RequestHead]
+    """See FrontEndParts."""
     _on_listening: Callable[[int, str], object]
     """Takes 0 and no text, or the system's error and the reason why the front cannot listen."""
     _on_gone: Callable[[str], object]
@@ -162,8 +165,12 @@ class FrontLink:
         if kind == entries.HEAD:
             if len(self._heads) >= 2 * entries.REMEMBERED_HEADS:
                 del self._heads[next(iter(self._heads))]
-            (text,) = read(self._requests_heap.view(a, b), 1)
-            head = read_head(bytes(text))
+            (text,) = map(bytes, read(self._requests_heap.view(a, b), 1))
+            head = self._known_heads.get(text)
+            if head is None:
+                head = read_head(text)
+                if head.is_small:
+                    self._known_heads.keep(text, head)
             self._heads[number] = _Head(head, input_places(head), bool(count))
             self.give_back(a)
         elif kind == entries.DETAILS:

@@ -21,7 +21,9 @@ from functools import partial
 from pathlib import Path
 
 from rocserve import workers
+from rocserve.core.memo import Memo
 from rocserve.core.request_memory import RequestMemory
+from rocserve.core.requests import RequestHead
 from rocserve.frontends.grpc.transport import Route
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes import entries
@@ -65,6 +67,9 @@ class FrontEndParts:
     """That they have together with the server."""
     tables: Sequence[int]
     """Descriptors of the serving table's edition, and of the table where the memory's use is counted; see main.py."""
+    heads: Memo[bytes, RequestHead] = field(default_factory=Memo)
+    """Of requests, by the bytes that front ends send of them. What is worked out from a head is remembered by the
+    object, so that it is one for all front ends."""
 
 
 class FrontEndProcess:
@@ -98,6 +103,7 @@ class FrontEndProcess:
                 common.plane,
                 common.inference,
                 owner.routes,
+                common.heads,
                 lambda number, text: loop.call_soon_threadsafe(self._end_start, number, text),
                 lambda reason: loop.call_soon_threadsafe(self._closed.set_result, reason),
                 owner.log,

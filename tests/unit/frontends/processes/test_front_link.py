@@ -17,6 +17,7 @@ from support.waiting import wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
@@ -174,7 +175,7 @@ class Watch:
 
 
 class Ends:
-    def __init__(self) -> None:
+    def __init__(self, heads: Memo[bytes, RequestHead] | None = None) -> None:
         self.service = Service()
         self.server, self.front = PlaneLoop(LOG), PlaneLoop(LOG)
         servers, fronts = socket.socketpair()
@@ -192,6 +193,7 @@ class Ends:
             self.server,
             self.service,  # type: ignore[arg-type]
             {"/a/B": UnaryRoute(self.calls.append), full_name("Watch"): StreamRoute(lambda call: Watch(call, self))},
+            Memo() if heads is None else heads,
             lambda number, text: self.listening.append((number, text)),
             self.reasons.append,
             LOG,
@@ -239,6 +241,18 @@ def test_requests_and_answers_travel_whole(ends: Ends) -> None:
     assert response.parameters == {"p": True, "q": 1.5}
     for tensor, array in zip(response.outputs, arrays, strict=True):
         assert tensor.numpy().tolist() == array.tolist()
+
+
+def test_equal_heads_of_several_front_ends_are_one_object(ends: Ends) -> None:
+    other = Ends(ends.link._known_heads)
+    for each in (ends, other):
+        for name in ("never", "echo"):
+            client = each.ask(request_of(name, np.arange(5, dtype=np.int32)))
+        assert client.ended.wait(10)
+    other.close()
+    first, second = (each.service.requests[0].head for each in (ends, other))
+    assert first is second
+    assert first.model_name == "never"
 
 
 def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends) -> None:
