@@ -99,7 +99,7 @@ class Nodes:
         runner: Any = HereRunner(self._context.binding)
         cache = cache_at(folder / "cache")
         compiler = ProgramCompiler(runner, cache, model_name=source.name, model_folder=source.model_folder)
-        context = replace(self._context, model=source, runner=runner, cache=cache, compiler=compiler)
+        context = replace(self._context, model=source, compiler=compiler)
         try:
             loaded: LoadedModel = load_compiled(context)
         except ServeError:
