@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -84,20 +84,30 @@ class JobProcess:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], order: bytes | None = None) -> None:
         """`command` is followed by the descriptors for replies and the parent's pipe. `order`: the child's standard
         input; None = what `send` sends. Raises: OSError: it cannot be started."""
-        self.output = JobOutput()
         self._begun = b""
         self._status: int | None = None
         self._lock = threading.Lock()
-        self.replies, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(writer, True)
-        parent_pipe, self._parent_pipe = os.pipe2(os.O_CLOEXEC)
         self._orders: int | None = None
-        if order is None:
-            standard_input, self._orders = os.pipe2(os.O_CLOEXEC)
-        else:
-            standard_input = os.memfd_create("rocserve:order", os.MFD_CLOEXEC)
-            os.pwrite(standard_input, order, 0)
-        try:
+        self._at_the_end = ExitStack()
+        with ExitStack() as on_failure, ExitStack() as once_started:
+            on_failure.callback(self._at_the_end.close)
+            self.output = JobOutput()
+            self._at_the_end.callback(self.output.close)
+            self.replies, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self._at_the_end.callback(os.close, self.replies)
+            once_started.callback(os.close, writer)
+            os.set_blocking(writer, True)
+            parent_pipe, parent_end = os.pipe2(os.O_CLOEXEC)
+            self._at_the_end.callback(os.close, parent_end)
+            once_started.callback(os.close, parent_pipe)
+            if order is None:
+                standard_input, self._orders = os.pipe2(os.O_CLOEXEC)
+                self._at_the_end.callback(os.close, self._orders)
+            else:
+                standard_input = os.memfd_create("rocserve:order", os.MFD_CLOEXEC)
+            once_started.callback(os.close, standard_input)
+            if order is not None:
+                os.pwrite(standard_input, order, 0)
             # A group, not a session: in a session, niceness would only count among its own processes (sched(7)).
             self._process = subprocess.Popen(
                 [*command, str(writer), str(parent_pipe)],
@@ -108,12 +118,7 @@ class JobProcess:
                 env=environment,
                 process_group=0,
             )
-        except BaseException:
-            self._close()
-            raise
-        finally:
-            for descriptor in (writer, parent_pipe, standard_input):
-                os.close(descriptor)
+            on_failure.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -121,7 +126,7 @@ class JobProcess:
     def __exit__(self, *_: object) -> None:
         self.kill()
         self.wait()
-        self._close()
+        self._at_the_end.close()
 
     @property
     def peak_bytes(self) -> int:
@@ -172,12 +177,6 @@ class JobProcess:
                 self.kill()
             time.sleep(_WAIT_POLL_SECONDS)
         return self._status
-
-    def _close(self) -> None:
-        for descriptor in (self.replies, self._parent_pipe, self._orders):
-            if descriptor is not None:
-                os.close(descriptor)
-        self.output.close()
 
 
 _MESSAGE_LINES = 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -59,6 +61,33 @@ def test_only_the_last_lines_are_remembered() -> None:
     output.take_lines()
     assert [*output.last_lines] == [str(number) for number in range(88, 100)]
     output.close()
+
+
+NO_DESCRIPTORS = """
+import os, resource
+from rocserve.jobs.runner import JobProcess
+
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+before = os.listdir("/proc/self/fd")
+failures = 0
+for order in (None, b"x"):
+    for free in range(1, 20):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(before) - 1 + free, most))
+        try:
+            with JobProcess(["true"], os.environ, order):
+                pass
+        except OSError:
+            failures += 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        assert os.listdir("/proc/self/fd") == before, free
+print(failures)
+"""
+
+
+def test_where_descriptors_are_out_none_is_left_behind() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_DESCRIPTORS], stdout=subprocess.PIPE, check=True)
+    # A process takes some dozen; with the last of the limits there are enough.
+    assert 10 < int(done.stdout) < 38
 
 
 class Clock:

@@ -35,6 +35,8 @@ from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 _DEFAULT_PIPELINE = "pipeline.json"
+_DATA = "calibration_data:"
+"""How errors call what is in the folder."""
 
 
 def calibration_data(options: CompileOptions, model_folder: Path) -> Path:
@@ -66,7 +68,12 @@ def calibration_digest(options: CompileOptions, model_folder: Path) -> str:
     `calibration_data` and `calibration_pipeline`."""
     if not options.precision.needs_calibration:
         return ""
-    digests = [folder_digest(calibration_data(options, model_folder))]
+    data = calibration_data(options, model_folder)
+    for name in (file.relative_to(data) for file in data.rglob("*")):
+        # Before anything is read: a link may lead to what has no end.
+        if not any(part.startswith(".") for part in name.parts):
+            path_within(data, name.as_posix(), (model_folder,), _DATA)
+    digests = [folder_digest(data)]
     pipeline = calibration_pipeline(options, model_folder)
     if pipeline is not None:
         digests.append(folder_digest(pipeline))
@@ -289,10 +296,10 @@ class _Reader:
 
     def _files(self, name: str = "") -> list[Path]:
         """Of the folder, or of the one of this name within it."""
-        roots, what = (self.model_folder,), "calibration_data:"
-        folder = path_within(self.data, name, roots, what) if name else self.data
+        roots = (self.model_folder,)
+        folder = path_within(self.data, name, roots, _DATA) if name else self.data
         names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-        return [path_within(folder, each, roots, what) for each in names]
+        return [path_within(folder, each, roots, _DATA) for each in names]
 
     def _check_names(self, found: Iterable[str]) -> None:
         given = set(found)

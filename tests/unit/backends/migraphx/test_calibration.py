@@ -12,7 +12,7 @@ import pytest
 from support.pictures import jpeg
 
 from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
-from rocserve.backends.migraphx.calibration import read_calibration
+from rocserve.backends.migraphx.calibration import calibration_digest, read_calibration
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.core.errors import ServeError, StatusCode
@@ -192,6 +192,12 @@ class TestRefusals:
         np.save(tmp_path / "secret.npy", _samples(1, 3))
         (model.folder / "f/a.npy").symlink_to(tmp_path / "secret.npy")
         assert "'a.npy' is a link that leads out of the model's folder" in model.refusal("f")
+        options = CompileOptions(Target.REF, Precision.INT8, "f")
+        with pytest.raises(ServeError, match=r"calibration_data: 'a.npy' is a link that leads out of the model's"):
+            calibration_digest(options, model.folder)
+        (model.folder / "f/a.npy").rename(model.folder / "f/.a.npy")
+        np.save(model.folder / "f/b.npy", _samples(1, 3))
+        assert len(calibration_digest(options, model.folder)) == 64
 
     def test_a_batch_that_varies(self, tmp_path: Path) -> None:
         (tmp_path / "f").mkdir()
