@@ -52,6 +52,10 @@ class Restriction:
     """As the flag has it; headers' names are compared without regard to case."""
     secret: str | SecretFile
 
+    @property
+    def may_be_renewed(self) -> bool:
+        return isinstance(self.secret, SecretFile)
+
     def admits(self, value: str | bytes | None) -> bool:
         """Whether this is the header's value; None where the client sent no such header."""
         if value is None:

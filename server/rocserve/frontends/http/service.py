@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import resources
@@ -103,11 +103,29 @@ class HttpService:
                 raise HttpError(404, "Not Found")
             if head.method not in GET_OR_HEAD:
                 raise not_allowed()
-            for method in part.shows:
-                self._admit(head, method)
-            return part.answer
+            return self._guarded(head, part.shows, lambda: part.answer)
         route, fields = destination
-        self._admit(head, route.method)
+        return self._guarded(head, (route.method,), lambda: self._answer_of(head, route, fields))
+
+    def _guarded(
+        self, head: Head, methods: Sequence[str], answer: Callable[[], Callable[[Request], None]]
+    ) -> Callable[[Request], None]:
+        """What `answer` gives, for a head that may ask these methods; where a secret of theirs may be renewed, each of
+        its requests is looked at again. Raises: HttpError."""
+        wanted = [self._access.restrictions[method] for method in methods if method in self._access.restrictions]
+        _check_admitted(head, wanted)
+        given = answer()
+        renewed = [restriction for restriction in wanted if restriction.may_be_renewed]
+        if not renewed:
+            return given
+
+        def guarded(request: Request) -> None:
+            _check_admitted(head, renewed)
+            given(request)
+
+        return guarded
+
+    def _answer_of(self, head: Head, route: Route, fields: Mapping[str, str]) -> Callable[[Request], None]:
         if route is INFER:
             if head.method != "POST":
                 raise not_allowed()
@@ -116,11 +134,6 @@ class HttpService:
             model, version, streams = fields["name"], fields["version"], route is GENERATE_STREAM
             return lambda request: request.run(generate(self._parts, request, model, version, streams))
         return lambda request: request.run(self._manage(request, route, fields))
-
-    def _admit(self, head: Head, method: str) -> None:
-        restriction: Restriction | None = self._access.restrictions.get(method)
-        if restriction is not None and not restriction.admits(head.headers.get(restriction.header.lower())):
-            raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'", PLAIN)
 
     async def _manage(self, request: Request, route: Route, fields: Mapping[str, str]) -> Response:
         if request.head.method not in route.verbs:
@@ -168,6 +181,13 @@ class HttpService:
         if not task.cancelled():
             # Read, so that asyncio does not complain of an error that nobody waited for.
             task.exception()
+
+
+def _check_admitted(head: Head, wanted: Iterable[Restriction]) -> None:
+    """Raises: HttpError: it lacks one of the secrets."""
+    for restriction in wanted:
+        if not restriction.admits(head.headers.get(restriction.header.lower())):
+            raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'", PLAIN)
 
 
 _FILES = "page_files"
