@@ -18,7 +18,7 @@ from rocserve.core.ragged import RaggedBatching, Shape
 from rocserve.core.request_form import RequestForm
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, tensor_from_numpy
 from rocserve.plane.guarded_mapping import GuardedFile
-from rocserve.plane.heap import HeapReader
+from rocserve.plane.heap import HeapReader, fill
 from rocserve.workers.worker_end import ReceivedRequest, WorkerEnd
 
 _REMEMBERED = 256
@@ -126,6 +126,8 @@ class BatchGatherer:
 
     def _mixed(self, requests: Sequence[ReceivedRequest]) -> Batch:
         """Of requests that name inputs in another order, want other outputs, or have parts of different lengths."""
+        rows = tuple([one.form.layout.rows for one in requests])
+        lent = self._input_memory(sum(rows)) if self._batching and not self._is_ragged else {}
         parts: dict[str, list[Buffer]] = {head.name: [] for head in requests[0].form.layout.inputs}
         shapes: dict[str, list[Shape]] = {name: [] for name in parts}
         for request in requests:
@@ -135,12 +137,14 @@ class BatchGatherer:
         inputs: dict[str, Tensor] = {}
         for head in requests[0].form.layout.inputs:
             name = head.name
-            data: Buffer = parts[name][0] if len(requests) == 1 else b"".join(parts[name])
+            # References lie where the values of their input would not.
+            memory = lent.get(name) if head.datatype is not DataType.BYTES else None
+            data = _joined(parts[name], memory)
             inputs[name] = Tensor(name, head.datatype, self._shape(name, shapes[name]), data)
         for head in requests[0].form.layout.references:
             shape = head.shape
             if self._batching:
-                shape = (sum(one.form.layout.rows for one in requests), *shape[1:])
+                shape = (sum(rows), *shape[1:])
             inputs[head.name] = Tensor(head.name, head.datatype, shape, References(inputs[head.name].data))
         made, cuts = self._ragged.parts(shapes)
         inputs.update((tensor.name, tensor) for tensor in made)
@@ -152,7 +156,6 @@ class BatchGatherer:
         wanted = {name for request in requests for name in request.form.layout.requested_outputs}
         if len(wanted) != len(requested):
             requested = tuple(name for name in self._output_order if name in wanted)
-        rows = tuple([one.form.layout.rows for one in requests])
         return Batch(inputs, requested, rows, cuts, may_stay)
 
     def _shape(self, name: str, shapes: Sequence[Shape]) -> Shape:
@@ -161,6 +164,17 @@ class BatchGatherer:
         if self._batching:
             return (sum(shape[0] for shape in shapes), *shapes[0][1:])
         return shapes[0]
+
+
+def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
+    """Inputs of requests as one: of one where it lies, else in the engine's memory, if it lends any."""
+    if len(parts) == 1:
+        return parts[0]
+    if memory is None:
+        return b"".join(parts)
+    joined = memory[: sum(map(len, parts))]
+    fill(joined, parts)
+    return joined.toreadonly()
 
 
 def separate(batch: Batch) -> list[dict[str, Tensor]]:

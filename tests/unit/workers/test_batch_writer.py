@@ -23,6 +23,7 @@ from rocserve.backends.base import Batch
 from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member, RequestForm, RequestLayout, client_parameters
 from rocserve.core.requests import InferRequest, InputHead, RequestHead
 from rocserve.core.sequences import SequenceTag
@@ -31,7 +32,7 @@ from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
-from rocserve.workers.batch_inputs import request_inputs, separate
+from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, separate
 from rocserve.workers.entries import ENTRY, NO_DETAILS, REMEMBERED_LAYOUTS, RESULTS, read_details, write_details
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.result_writer import answer_results
@@ -96,6 +97,26 @@ def test_requests_of_equal_layouts_are_of_one_form_to_the_worker(peer: Peer) -> 
     forms = {request.form for _ in range(2) for request in peer.take().requests}
     assert [form.layout for form in forms] == [member[0].layout]
     assert len(peer.end_of_worker._forms) == 1
+
+
+def test_requests_of_several_sizes_are_gathered_in_the_engines_memory(peer: Peer) -> None:
+    memory = {name: memoryview(bytearray(1 << 12)) for name in "AB"}
+    asked: list[int] = []
+    gatherer = BatchGatherer(
+        peer.end_of_worker, ModelConfig("m", max_batch_size=8), lambda rows: asked.append(rows) or memory, False
+    )
+    rows = [np.full((count, 16), count, np.int32) for count in (1, 3, 2)]
+    members = [
+        each for one in rows for each in members_of([batch_input(name, one) for name in "AB"], ("SUM",), (len(one),))
+    ]
+    on_plane(peer.plane, functools.partial(peer.instance.execute, False, members, peer.on_outcome))
+    batch = gatherer.batch(peer.take().requests)
+    assert (asked, batch.request_sizes) == ([6], (1, 3, 2))
+    for name in "AB":
+        memory[name][:4] = b"\1\0\0\1"
+        values = batch.inputs[name].numpy()
+        assert values[0, 0] == (1 << 24) + 1
+        assert values[1:].tolist() == np.concatenate(rows)[1:].tolist()
 
 
 def test_a_layout_that_the_worker_has_forgotten_is_sent_again(peer: Peer) -> None:
