@@ -116,10 +116,17 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 def make_private(folder: Path) -> None:
     """Make the folder, with those above it, for this user alone (mode 0700), or check the one that is there. Raises:
     ServeError: UNAVAILABLE, others could have put files into it. OSError: it is not there and cannot be made."""
+    make_folder(folder, 0o700)
+    check_private(folder)
+
+
+def make_folder(folder: Path, mode: int) -> None:
+    """Make the folder, with those above it, where they are not there, with this mode whatever the umask. Raises:
+    OSError."""
     # One by one: `parents=True` would make those above as the process's umask has it.
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
-    check_private(folder)
+        missing.chmod(mode)
 
 
 def check_private(folder: Path) -> None:

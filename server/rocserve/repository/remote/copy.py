@@ -20,7 +20,7 @@ from typing import BinaryIO
 from urllib.parse import quote, unquote
 
 from rocserve.cache.digests import file_digest
-from rocserve.cache.folders import hold, leads_to
+from rocserve.cache.folders import hold, leads_to, make_folder
 from rocserve.core.errors import ServeError
 from rocserve.repository.remote.objects import Fingerprint, RemoteObject, StoreError
 from rocserve.repository.scan import is_temporary
@@ -29,6 +29,8 @@ _RECORDS = "records"
 _INCOMING = "incoming"
 _WHOLE_FILE = "%"
 """Of the unit without a name: no quoted name is that."""
+READABLE = 0o755
+"""The mode of folders of models: their workers may be another user's, and who else writes there has his code run."""
 _LOCK_POLL_SECONDS = 0.05
 """How often to look whether another server has let go: flock(2) would block, or needs a thread."""
 
@@ -78,7 +80,7 @@ class UnitCopy:
 
     def incoming(self, item: RemoteObject) -> Path:
         """Where an object is written to. A whole file of this name is the object."""
-        self._incoming.mkdir(parents=True, exist_ok=True)
+        make_folder(self._incoming, 0o700)
         return self._incoming / hashlib.sha256(f"{item.key}\0{item.size}\0{item.tag}".encode()).hexdigest()[:32]
 
     def place(self, fetched: Iterable[RemoteObject], gone: Iterable[str]) -> None:
@@ -105,7 +107,7 @@ class UnitCopy:
             self._remove(self._root / key)
         for key, name in pending["files"].items():
             target = self._root / key
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent, READABLE)
             # Those that are not there any more were put in place before the server was killed.
             with contextlib.suppress(FileNotFoundError):
                 (self._incoming / str(name)).replace(target)
@@ -137,7 +139,7 @@ class UnitCopy:
 def recorded_units(home: Path) -> list[str]:
     """The names of the units of which there is a copy, whole or begun; makes the folders where there are none yet."""
     for name in (_RECORDS, _INCOMING):
-        (home / name).mkdir(parents=True, exist_ok=True)
+        make_folder(home / name, 0o700)
     files = [path for path in (home / _RECORDS).iterdir() if path.suffix in (".json", ".pending")]
     return sorted({"" if path.stem == _WHOLE_FILE else unquote(path.stem) for path in files})
 
@@ -163,7 +165,7 @@ def use(home: Path) -> BinaryIO:
     mark = home / _IN_USE
     while True:
         with contextlib.suppress(FileNotFoundError):
-            home.mkdir(parents=True, exist_ok=True)
+            make_folder(home, READABLE)
             file = mark.open("ab")
             if hold(file, shared=True) and leads_to(mark, file):
                 # Its time says which was used least lately.

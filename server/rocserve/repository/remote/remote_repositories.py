@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rocserve.cache.folders import check_private
+from rocserve.cache.folders import check_private, make_folder
 from rocserve.core.errors import ServeError
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.remote.copy import Room, UnitCopy, recorded_units, use
+from rocserve.repository.remote.copy import READABLE, Room, UnitCopy, recorded_units, use
 from rocserve.repository.remote.object_store import BucketSource
 from rocserve.repository.remote.objects import (
     WHOLE,
@@ -95,7 +95,7 @@ class RemoteRepository:
 
     def open_copy(self) -> None:
         """Find what was taken before. Raises: OSError."""
-        self.place.root.mkdir(parents=True, exist_ok=True)
+        make_folder(self.place.root, READABLE)
         self._copies.clear()
         for name in recorded_units(self.place.home):
             copy = self._copies[name] = UnitCopy(self.place.home, self.place.root, name)
@@ -334,8 +334,8 @@ class RemoteRepositories:
             try:
                 # Workers of another user read models here; who may not list the folder above finds no compiled program
                 # there.
-                folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-                folder.mkdir(mode=0o755, exist_ok=True)
+                make_folder(folder.parent, 0o711)
+                make_folder(folder, READABLE)
                 for each in (folder.parent, folder):
                     check_private(each)
                 self._in_use.append(use(place.home))

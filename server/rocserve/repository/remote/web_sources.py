@@ -165,7 +165,7 @@ class ArchiveSource:
         """Raises: StoreError."""
         fresh = self._unpacked.with_suffix(".new")
         shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
+        fresh.mkdir(mode=0o700)
         objects: dict[str, RemoteObject] = {}
         try:
             with tarfile.open(self._archive) as archive:

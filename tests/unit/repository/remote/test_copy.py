@@ -50,6 +50,21 @@ def test_what_is_placed_is_there_after_a_restart(home: Path) -> None:
     assert recorded_units(home) == ["m"]
 
 
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_workers_may_read_models_and_nobody_else_may_write_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    home = tmp_path / "cache/repositories/s3"
+    before = os.umask(umask)
+    try:
+        use(home).close()
+        recorded_units(home)
+        put(copy_of(home), a="1", **{"1/b": "2"})
+    finally:
+        os.umask(before)
+    modes = {str(path.relative_to(home)): path.stat().st_mode & 0o777 for path in (home, *home.rglob("*"))}
+    folders = ("records", "incoming", ".", "models", "models/m", "models/m/1")
+    assert [modes[name] for name in folders] == [0o700, 0o700, 0o755, 0o755, 0o755, 0o755]
+
+
 def test_a_folder_goes_with_its_last_file_and_what_a_run_left_there(home: Path) -> None:
     copy = copy_of(home)
     put(copy, a="1")
