@@ -57,7 +57,9 @@ class ModelRepository:
             settings, context.scanner, context.reader, self._table, tables, context.background, log
         )
         self._scan_task: asyncio.Task[None] | None = None
-        self._not_found: dict[str, str] = {}
+        self._not_found: Mapping[str, str] = {}
+        """What --load-model named that was not there, with the reason. Replaced, and never changed: other threads read
+        it."""
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -152,6 +154,9 @@ class ModelRepository:
             return
         self._check_explicit()
         self._explicit.unload(name, unload_dependents)
+        if name in self._not_found:
+            self._not_found = {each: text for each, text in self._not_found.items() if each != name}
+            self._table.publish()
 
     def is_ready(self) -> bool:
         """Whether the server as a whole may be sent requests."""
@@ -159,10 +164,15 @@ class ModelRepository:
             return False
         if self._settings.readiness is ReadinessRule.STARTED:
             return True
-        if self._not_found or self._remotes.lacking():
+        if self._missing() or self._remotes.lacking():
             return False
         # Those alone that were not when they changed last: there may be thousands of others.
         return all(map(self._is_ready, self._unready.copy()))
+
+    def _missing(self) -> Mapping[str, str]:
+        """Those that were not there at the start and have not come since."""
+        models, names = self._table.models.copy() if self._not_found else {}, self._table.names
+        return {name: text for name, text in self._not_found.items() if not names.keys(name, models)}
 
     def _review_readiness(self, changed: Collection[ModelKey]) -> None:
         for key in changed:
@@ -184,7 +194,7 @@ class ModelRepository:
         """The models of which nothing is served because it failed, with the reason."""
         models = sorted(self._table.models.copy().items())
         failed: dict[str, str] = {name: text for name, model in models if (text := model.failure_text())}
-        return {**self._not_found, **self._remotes.lacking(), **failed}
+        return {**self._missing(), **self._remotes.lacking(), **failed}
 
     def tell_failures(self) -> None:
         """Write to the log what has failed and was not written when it did."""

@@ -9,7 +9,7 @@ import pytest
 
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.model_repository import outcomes, summary
-from rocserve.settings import ReadinessRule
+from rocserve.settings import ControlMode, ReadinessRule
 
 from .conftest import FakeLoader, Folders, Served, Start
 
@@ -60,6 +60,21 @@ async def test_what_fails_at_the_start_counts_until_it_serves(start: Start, fold
     folders.version("m", 1)
     await served.until(served.repository.is_ready)
     assert served.state("m") == "READY"
+
+
+async def test_what_was_not_there_at_the_start_counts_until_it_comes_or_is_taken_away(
+    start: Start, folders: Folders
+) -> None:
+    served: Served = await start(control_mode=ControlMode.EXPLICIT, load_models=("late", "never"))
+    repository = served.repository
+    assert (repository.is_ready(), sorted(repository.failed_models())) == (False, ["late", "never"])
+    folders.model("late", 1)
+    await repository.load("late", {})
+    assert (repository.is_ready(), sorted(repository.failed_models())) == (False, ["never"])
+    reviews: list[bool] = []
+    repository.subscribe(lambda: reviews.append(repository.is_ready()))
+    await repository.unload("never", False)
+    assert (reviews, repository.failed_models()) == ([True], {})
 
 
 async def test_by_tritons_rule_every_version_counts(start: Start, folders: Folders) -> None:

@@ -31,6 +31,8 @@ Item = TypeVar("Item")
 MOST_WAITING_BYTES = 256 << 20
 """About; traces that come while so much waits to be written are dropped."""
 CLOSE_SECONDS = 10.0
+_WRITTEN_AT_ONCE = 1 << 16
+"""Elements of a tensor: as texts of their own they take some 60 bytes each."""
 
 
 @dataclass(eq=False)
@@ -261,4 +263,5 @@ def _data(tensor: Tensor) -> str:
     if tensor.datatype is DataType.BF16:
         # The upper half of an FP32.
         elements = (elements.astype(np.uint32) << 16).view(np.float32)
-    return ",".join(map(str, elements))
+    parts = (elements[start : start + _WRITTEN_AT_ONCE] for start in range(0, len(elements), _WRITTEN_AT_ONCE))
+    return ",".join(",".join(map(str, part.tolist() if part.dtype.kind in "iu" else part)) for part in parts)

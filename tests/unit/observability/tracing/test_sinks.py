@@ -3,11 +3,13 @@ attributes, and the client's own trace around them."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
 import socket
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from support.waiting import wait_until
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.tensors import Tensor, encode_bytes_elements, tensor_from_numpy
+from rocserve.core.trace import TraceGroup, TraceLevel
 from rocserve.observability.tracing.json_sink import JsonSink, group_json
 from rocserve.observability.tracing.tracing import Tracing, create_tracing, trace_options
 
@@ -124,6 +127,19 @@ def test_tensors(tmp_path: Path, tensor: Tensor, data: str, shape: str) -> None:
     _, entry = json.loads(f"[{group_json(group)}]")
     expected = {"name": "T", "data": data, "shape": shape, "dtype": tensor.datatype.value}
     assert entry == {"id": 1, "activity": "TENSOR_BACKEND_OUTPUT", "tensor": expected}
+
+
+def test_a_large_tensor_is_written_piece_by_piece() -> None:
+    count = 1 << 20
+    tensor = Tensor("x", DataType.UINT8, (count,), bytes([7, 8]) * (count // 2))
+    group = TraceGroup(TraceLevel.TENSORS, itertools.count(1), lambda _: None)
+    group.begin("m", "1", "", 0, 0).note_tensors("TENSOR_QUEUE_INPUT", [tensor])
+    tracemalloc.start()
+    written = json.loads(f"[{group_json(group)}]")[1]["tensor"]["data"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert written == ",".join(["7", "8"] * (count // 2))
+    assert peak < 32 << 20, "the text, its form in JSON, and what is read of that"
 
 
 def test_one_array_however_many_pieces(tmp_path: Path) -> None:
@@ -317,6 +333,18 @@ def test_tensors_have_no_place_in_spans(collector: Collector, caplog: pytest.Log
     assert not group.begin("m", "1", "", 0, 1).wants_tensors
     traces.close()
     assert "Tensor level tracing is not supported by the mode: opentelemetry" in caplog.messages
+
+
+def test_a_clients_state_that_makes_no_sense_is_no_fault_of_the_collector(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    traces = tracing(collector)
+    group = traces.begin("m", {"traceparent": TRACEPARENT, "tracestate": "no state"})
+    assert group is not None
+    group.begin("m", "1", "", 0, 1).end()
+    traces.close()
+    assert [span.trace_state for span in collector.spans] == ["", ""]
+    assert [record.getMessage() for record in caplog.records if record.name == LOG.name] == []
 
 
 def test_a_collector_that_is_not_there_is_said_once_in_the_log(
