@@ -18,7 +18,8 @@ MOST_ENTRIES = 16384
 """Inputs, outputs, dimensions and parameters of a request: the work for each of them delays other requests."""
 LONGEST_ID = 1 << 16
 """Bytes; it goes into errors, log lines and workers' batches."""
-_RESERVED = "triton_"
+RESERVED_PREFIX = "triton_"
+"""Of names that the protocol keeps for itself."""
 _ALLOWED = "triton_enable_empty_final_response"
 
 
@@ -47,10 +48,10 @@ def check_request_parameters(parameters: Mapping[str, bool | int | float | str])
         elif name == _ALLOWED:
             if not isinstance(value, bool):
                 raise invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
-        elif name.startswith(_RESERVED):
+        elif name.startswith(RESERVED_PREFIX):
             raise invalid_argument(
-                f"parameter keys starting with '{_RESERVED}' are reserved for Triton usage. Only the following keys"
-                f" starting with '{_RESERVED}' are allowed: {_ALLOWED}"
+                f"parameter keys starting with '{RESERVED_PREFIX}' are reserved for Triton usage. Only the following"
+                f" keys starting with '{RESERVED_PREFIX}' are allowed: {_ALLOWED}"
             )
 
 

@@ -15,6 +15,7 @@ from rocserve.core.dispatch import Dispatcher, note_inputs
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
+from rocserve.core.request_parameters import RESERVED_PREFIX
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
@@ -274,7 +275,6 @@ class LoggedResponder(ForwardingResponder):
 _RESERVED = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
-_RESERVED_PREFIX = "triton_"
 
 _Pairs = tuple[tuple[str, str], ...]
 
@@ -304,7 +304,7 @@ class HeaderForwarding:
         forwarded = self._heads.get((head, pairs))
         if forwarded is None:
             for name, _ in pairs:
-                if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
+                if name in _RESERVED or name.startswith(RESERVED_PREFIX):
                     raise invalid_argument(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
             parameters = {**head.parameters, **dict(pairs)}
             forwarded = replace(head, parameters=parameters)

@@ -24,6 +24,7 @@ from rocserve.core.memo import Memo
 from rocserve.core.request_parameters import check_entries, check_id
 from rocserve.core.requests import (
     NO_PARAMETERS,
+    SHARED_REGION,
     InferRequest,
     InferResponse,
     InputHead,
@@ -269,7 +270,7 @@ def _read_head(
     for index, tensor in enumerate(message.inputs):
         entry = InputHead(tensor.name, tensor.datatype, tuple(tensor.shape), read_parameters(tensor.parameters))
         inputs.append(entry)
-        shared = "shared_memory_region" in entry.parameters
+        shared = SHARED_REGION in entry.parameters
         if tensor.HasField("contents"):
             typed = True
             _refuse_second_source(entry.name, model_name, shared, has_raw)

@@ -157,15 +157,12 @@ class InferCall(ServerUnaryCall):
             error = answer or internal("the model ended the request without a response")
             self.reply_error(self.handlers.paths.without(error))
             return
+        if sum(map(len, answer.data)) > DECODED_AT_ONCE if answer.is_typed else answer.is_large:
+            self.handlers.plane.work_off(self._reply_large(answer))
+            return
         try:
-            if answer.is_typed and sum(map(len, answer.data)) > DECODED_AT_ONCE:
-                self.handlers.plane.work_off(self._reply_typed(answer))
-                return
             if answer.is_typed:
                 message = typed_answer(answer).SerializeToString()
-            elif answer.is_large:
-                self.handlers.plane.work_off(self._reply_large(answer))
-                return
             else:
                 message = b"".join(self.handlers.encoder.parts(answer))
         except ServeError as error:
@@ -173,18 +170,10 @@ class InferCall(ServerUnaryCall):
         else:
             self.reply(message)
 
-    def _reply_typed(self, response: InferResponse) -> Steps[None]:
-        try:
-            parts = yield from large_parts(response)
-            message = yield from join_large(parts)
-        except ServeError as error:
-            self.send(error)
-        else:
-            self.reply(message)
-
     def _reply_large(self, response: InferResponse) -> Steps[None]:
         try:
-            message = yield from join_large(self.handlers.encoder.parts(response))
+            parts = (yield from large_parts(response)) if response.is_typed else self.handlers.encoder.parts(response)
+            message = yield from join_large(parts)
         except ServeError as error:
             self.send(error)
         else:

@@ -16,10 +16,13 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import InputConfig, ModelConfig
-from rocserve.core.request_parameters import check_entries, check_id
+from rocserve.core.request_parameters import RESERVED_PREFIX, check_entries, check_id
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import (
     NO_PARAMETERS,
+    SHARED_BYTE_SIZE,
+    SHARED_OFFSET,
+    SHARED_REGION,
     InferRequest,
     InputHead,
     Parameters,
@@ -50,7 +53,6 @@ from rocserve.plane.heap import COPIED_AT_ONCE, copy_in_steps, fill, new_memory
 
 _Kind = TypeVar("_Kind")
 
-_RESERVED_PREFIX = "triton_"
 _UNSIGNED = frozenset({"priority", "timeout"})
 
 
@@ -93,7 +95,7 @@ def _read_parameters(value: Any) -> tuple[dict[str, ParameterValue], SequenceTag
             others[name] = unsigned(entry, f"Unable to parse '{name}'")
         elif name == "binary_data_output":
             binary_output = boolean(entry, f"Unable to parse '{name}'")
-        elif name.startswith(_RESERVED_PREFIX):
+        elif name.startswith(RESERVED_PREFIX):
             raise invalid_argument(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
@@ -113,8 +115,6 @@ def _key(parameters: Parameters) -> _Key:
 
 LONGEST_REMEMBERED_TEXT = 4096
 """Bytes of JSON, and of what names a head: it bounds the memory that clients can make the reader take."""
-
-_SHARED_MEMORY_NUMBERS = ("shared_memory_offset", "shared_memory_byte_size")
 
 
 @dataclass(slots=True, eq=False)
@@ -315,7 +315,7 @@ def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[I
     position = 0
     for entry in _field(head, "inputs", array):
         parameters = find(entry, "parameters")
-        size, region = find(parameters, "binary_data_size"), find(parameters, "shared_memory_region")
+        size, region = find(parameters, "binary_data_size"), find(parameters, SHARED_REGION)
         sources = {"'data'": find(entry, "data"), "'binary_data_size'": size, "'shared_memory_region'": region}
         set_ones = [name for name, value in sources.items() if value is not MISSING]
         if len(set_ones) != 1:
@@ -360,8 +360,8 @@ def _json_data(data: Any, head: InputHead, is_base64: bool = False) -> bytes:
 
 def _shared_memory(parameters: Any) -> dict[str, ParameterValue]:
     """Where a tensor lies in a client's shared memory, in gRPC's parameters."""
-    found: dict[str, ParameterValue] = {"shared_memory_region": _field(parameters, "shared_memory_region", text)}
-    for name in _SHARED_MEMORY_NUMBERS:
+    found: dict[str, ParameterValue] = {SHARED_REGION: _field(parameters, SHARED_REGION, text)}
+    for name in (SHARED_OFFSET, SHARED_BYTE_SIZE):
         value = find(parameters, name)
         found[name] = 0 if value is MISSING else unsigned(value, f"Unable to parse '{name}'")
     return found
@@ -374,7 +374,7 @@ def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutp
     shared: set[str] = set()
     for entry in () if entries is MISSING else array(entries, "Unable to parse 'outputs'"):
         parameters = find(entry, "parameters")
-        names = ("shared_memory_region", "classification", "binary_data")
+        names = (SHARED_REGION, "classification", "binary_data")
         region, classes, as_binary = (find(parameters, name) for name in names)
         if region is not MISSING:
             if classes is not MISSING:

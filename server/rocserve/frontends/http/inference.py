@@ -264,7 +264,9 @@ class InferCall(HttpResponder):
             request.run(self._receive())
             return
         try:
-            self._schedule(result_of(self._read(self._parts.bodies.whole(request, self, head.limit))))
+            bodies = self._parts.bodies
+            body = bodies.whole(request, self, head.limit)
+            self._schedule(result_of(self._read(body, bodies.json_length(head.json_length, len(body)))))
         except BaseException as error:
             self._give_up(error)
 
@@ -276,15 +278,15 @@ class InferCall(HttpResponder):
             else:
                 body = await bodies.read_compressed(self.request, self)
             length = bodies.json_length(head.json_length, len(body))
-            self._refusal_type = JSON
             if length > LARGE_JSON and head.boundary is None:
+                self._refusal_type = JSON
                 parse = partial(parse_infer_text, head.model, len(body) - length)
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
                 self._form = text.form
                 binary = memoryview(body)[length:]
                 self._schedule(self._handler.reader.request(text, binary, head.model, head.version))
             else:
-                self._schedule(await worked_off(self._parts.inference.plane, self._read(body)))
+                self._schedule(await worked_off(self._parts.inference.plane, self._read(body, length)))
         except BaseException as error:
             self._give_up(error)
 
@@ -297,10 +299,9 @@ class InferCall(HttpResponder):
         self._parts.inference.refuse(error, partial(id_of_refused, memoryview(self._body)[: self._json_bytes]))
         self.request.respond(error_response(error, self._refusal_type))
 
-    def _read(self, body: Buffer) -> Steps[InferRequest]:
-        """Raises: ServeError."""
+    def _read(self, body: Buffer, length: int) -> Steps[InferRequest]:
+        """`length`: how many bytes of the body are its JSON. Raises: ServeError."""
         head, handler = self._head, self._handler
-        length = self._parts.bodies.json_length(head.json_length, len(body))
         self._refusal_type = JSON
         if head.boundary is not None:
             return (yield from handler.reader.of_form(body, head.boundary, self._config, head.version))
