@@ -41,6 +41,8 @@ class WorkerProcess:
 
     def __post_init__(self) -> None:
         self.sessions: list[WorkerSession] = []
+        self.opening = 0
+        """Sessions that it is about to have."""
         self._loop = asyncio.get_running_loop()
         self.exited = asyncio.Event()
         self._is_killed = False
@@ -204,11 +206,14 @@ class WorkerSession:
             each.close()
         if not process.group_name:
             process.reception.close()
+        process.opening += 1
         try:
             return cls(process, instances, *await asyncio.open_unix_connection(sock=control))
         except BaseException:
             control.close()
             raise
+        finally:
+            process.opening -= 1
 
     # Control messages
 
@@ -318,7 +323,7 @@ class WorkerSession:
             # Else the session would wait for another server.
             self.send(messages.Unload())
             self.end()
-        if self.process.sessions in ([], [self]):
+        if self.process.sessions in ([], [self]) and not self.process.opening:
             self.process.kill()
 
     def instance_broken(self, reason: str) -> None:

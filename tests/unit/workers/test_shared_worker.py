@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable
 
 import psutil
@@ -57,6 +58,27 @@ async def test_a_model_that_is_unloaded_leaves_the_others_alone(workshop: Worksh
     again = await serving(workshop, "first")
     assert pids(again) != [pid]
     await sums(again, 6)
+
+
+async def test_one_that_comes_as_the_last_other_goes_is_served(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a folder is renamed. The process, which has no model for a moment, was ended."""
+    first, connect = await serving(workshop, "first"), asyncio.open_unix_connection
+    ended = asyncio.Event()
+
+    async def late(**given: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        await ended.wait()
+        return await connect(**given)
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", late)
+    pid, loading = pids(first), asyncio.create_task(serving(workshop, "second"))
+    await asyncio.sleep(0.1)
+    await first.stop(10.0)
+    ended.set()
+    second = await loading
+    await sums(second, 5)
+    assert pids(second) == pid
 
 
 async def test_one_that_does_not_end_is_let_go_of(workshop: Workshop) -> None:

@@ -65,9 +65,10 @@ class EventLoop:
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Start the coroutine; the loop starts with the first, for it takes descriptors."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._run, args=(self._loop,), name="event loop", daemon=True)
+            loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._run, args=(loop,), name="event loop", daemon=True)
             self._thread.start()
+            self._loop = loop
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
