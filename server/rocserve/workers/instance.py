@@ -301,7 +301,7 @@ class Instance:
         """Put a batch's inputs where the worker reads them, and start it. `is_grouped`: its requests travel together
         and run one by one. Raises: WorkerGone: the worker has ended and nothing ran; ServeError: INTERNAL, the inputs
         are not what their shapes say; RESOURCE_EXHAUSTED, no room for them."""
-        has_room = self._room(self._work) > len(self._unposted)
+        has_room = self.room(self._work) > len(self._unposted)
         if self.closed:
             raise WorkerGone(self._gone_text)
         if not has_room:
@@ -331,11 +331,11 @@ class Instance:
             work.post(batch.entry)
             batch.posted = work.posted
         # All batches whose requests lay in these files are done.
-        while self._to_forget and self._room(work):
+        while self._to_forget and self.room(work):
             work.post(ENTRY.pack(FORGET, 0, 0, self._to_forget.popleft(), 0, 0, 0))
         self._ring()
 
-    def _room(self, ring: RingWriter) -> int:
+    def room(self, ring: RingWriter) -> int:
         """Entries that may be posted; none where the worker's end makes no sense, which breaks it off."""
         try:
             return ring.room
@@ -435,7 +435,7 @@ class Instance:
     def return_places(self) -> None:
         """Return slots that have been read to the worker."""
         if self._to_return and not self.has_ended:
-            entries = min(self._room(self._returns), -(-len(self._to_return) // 3))
+            entries = min(self.room(self._returns), -(-len(self._to_return) // 3))
             self._returns.post(return_entries(self._to_return[: 3 * entries]))
             # Before it posts more, the worker takes these: the rest follows then.
             del self._to_return[: 3 * entries]

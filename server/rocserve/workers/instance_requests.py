@@ -22,7 +22,7 @@ from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.tensors import Tensor
 from rocserve.core.trace import Trace
 from rocserve.plane.heap import Slot
-from rocserve.plane.link import LinkBroken, RingWriter
+from rocserve.plane.link import RingWriter
 from rocserve.plane.loop import TimerHandle
 from rocserve.workers.answer_watch import Owed
 from rocserve.workers.entries import AGAIN, CANCELLED, ENTRY, FINAL
@@ -138,10 +138,8 @@ class InstanceRequests:
         """Post as many messages as find room; the others are tried again."""
         self._retry = None
         waiting, now = self._waiting, time.monotonic()
-        try:
-            count = min(len(waiting), self._writer.room)
-        except LinkBroken as error:
-            self._instance.break_off(f"it sent what cannot be read: {error}")
+        count = min(len(waiting), self._instance.room(self._writer))
+        if self._instance.has_ended:
             return
         if count:
             self._writer.post(b"".join([waiting.popleft() for _ in range(count)]))

@@ -29,7 +29,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import cast
 
 from rocserve.backends.base import model_properties
 from rocserve.core.custom_metrics import MetricChanges
@@ -265,7 +264,7 @@ class Session:
         with suppress(OSError):
             self._control.send(changes)
 
-    def _receive(self, ends_without: bool = True) -> messages.ControlMessage:
+    def _receive(self, ends_without: bool = True) -> messages.Message:
         """The next message that is not about the log. `ends_without`: a process that is not shared ends where the
         server is gone. Raises: EOFError, OSError."""
         try:
@@ -308,7 +307,7 @@ class ControlSocket:
         self._waiting = b""
         """The newest Progress that found no room; older ones are of no interest any more."""
 
-    def send(self, message: messages.ControlMessage) -> None:
+    def send(self, message: messages.Message) -> None:
         """Wait until it is on its way, behind all that was sent before. Raises: OSError: the server is gone."""
         with self._lock:
             self._connection.sendall(self._rest + self._waiting + messages.encode_frame(message))
@@ -328,10 +327,10 @@ class ControlSocket:
         with self._lock:
             self._connection.close()
 
-    def receive(self) -> messages.ControlMessage:
+    def receive(self) -> messages.Message:
         """The next message. Raises: EOFError, ConnectionError: the server is gone."""
         (length,) = messages.FRAME_LENGTH.unpack(self._receive_exactly(messages.FRAME_LENGTH.size))
-        return cast(messages.ControlMessage, messages.decode_message(self._receive_exactly(length)))
+        return messages.decode_message(self._receive_exactly(length))
 
     def _receive_exactly(self, size: int) -> bytes:
         data = bytearray()

@@ -141,9 +141,6 @@ class Verbosity:
     verbose: bool
 
 
-ControlMessage = Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | Unload | Verbosity
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
     """How a worker is started."""
@@ -241,22 +238,25 @@ class EndLeft:
     """End the workers that are still held from the server before."""
 
 
-ZygoteMessage = Spawn | Spawned | SpawnFailed | Exited | Keep | NewServer | TakeOver | EndLeft
+Message = (
+    Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | Unload | Verbosity
+    | Spawn | Spawned | SpawnFailed | Exited | Keep | NewServer | TakeOver | EndLeft
+)  # fmt: skip
 
-_NAMED: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(ControlMessage | ZygoteMessage)}
+_NAMED: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
-def encode_message(message: ControlMessage | ZygoteMessage) -> bytes:
+def encode_message(message: Message) -> bytes:
     return type(message).__name__.encode() + b" " + to_json(message)
 
 
-def decode_message(data: bytes) -> ControlMessage | ZygoteMessage:
+def decode_message(data: bytes) -> Message:
     """Raises: ValueError."""
     name, _, body = data.partition(b" ")
     kind = _NAMED.get(name.decode("ascii", "replace"))
     if kind is None:
         raise ValueError(f"unknown message {name[:40]!r}")
-    message: ControlMessage | ZygoteMessage = from_json(kind, body)
+    message: Message = from_json(kind, body)
     return message
 
 
@@ -268,7 +268,7 @@ def status_code(code: int) -> StatusCode:
         return StatusCode.INTERNAL
 
 
-def encode_frame(message: ControlMessage) -> bytes:
+def encode_frame(message: Message) -> bytes:
     """A control message behind its length, as it stands on the stream."""
     data = encode_message(message)
     return FRAME_LENGTH.pack(len(data)) + data

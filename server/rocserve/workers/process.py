@@ -179,7 +179,7 @@ class WorkerSession:
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         self._on_progress: Callable[[messages.Progress | MetricChanges], None] | None = None
-        self._reply: asyncio.Future[messages.ControlMessage] | None = None
+        self._reply: asyncio.Future[messages.Message] | None = None
         """Of the message that is under way."""
         self._is_unloading = False
         self._kill_timer: asyncio.TimerHandle | None = None
@@ -248,7 +248,7 @@ class WorkerSession:
             except TimeoutError:
                 self.process.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
 
-    async def _ask(self, message: messages.ControlMessage, doing: str, expected: type[_Reply]) -> _Reply:
+    async def _ask(self, message: messages.Message, doing: str, expected: type[_Reply]) -> _Reply:
         """The worker's reply to a message. Raises: ServeError: INTERNAL, it ended without one; or its reason why it
         failed."""
         self._reply = self._loop.create_future()
@@ -270,7 +270,7 @@ class WorkerSession:
             raise internal(f"the worker answered with {type(answer).__name__}")
         return answer
 
-    def send(self, message: messages.ControlMessage) -> None:
+    def send(self, message: messages.Message) -> None:
         """Never waits for the worker."""
         self._writer.write(messages.encode_frame(message))
 
@@ -304,7 +304,7 @@ class WorkerSession:
         elif self.process.group_name:
             self.end()
 
-    def _received(self, message: messages.ControlMessage | messages.ZygoteMessage) -> None:
+    def _received(self, message: messages.Message) -> None:
         """Raises: ValueError: it is none of a worker's."""
         if isinstance(message, messages.Progress):
             message = replace(message, text=message.text[: messages.LONGEST_TEXT])

@@ -218,7 +218,7 @@ class Spawner:
             for pidfd in descriptors[2:]:
                 os.close(pidfd)
 
-    def _send(self, message: messages.ZygoteMessage) -> None:
+    def _send(self, message: messages.Message) -> None:
         self._connection.send(messages.encode_message(message))
 
 

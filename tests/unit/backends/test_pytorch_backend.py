@@ -311,7 +311,10 @@ def test_triton_s_parameters(model_source: SourceMaker, torch_files: TorchFiles)
     ("parameters", "text"),
     [
         ({"precision": "int4"}, "parameter 'precision' of model 'model' must be one of fp32, fp16, bf16, not \"int4\""),
-        ({"INFERENCE_MODE": "yes"}, "parameter 'INFERENCE_MODE' of model 'model' must be one of true, false, "),
+        (
+            {"INFERENCE_MODE": "yes"},
+            "parameter 'INFERENCE_MODE' of model 'model' must be true, false, 1 or 0, not \"yes\"",
+        ),
         (
             {"ENABLE_NVFUSER": "true"},
             "model 'model': parameter 'ENABLE_NVFUSER' cannot be followed: PyTorch has had no",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
+from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, read_switch, usable_cpus
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
 
@@ -16,7 +16,6 @@ _LOG = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 8
 """Each has pinned memory for the largest batch."""
-_SWITCHES = ("true", "false", "1", "0", "True", "False")
 _SCRIPT_SWITCHES = ("ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER")
 
 TORCH_COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
@@ -44,12 +43,12 @@ class RunOptions:
 
 def run_options(config: ModelConfig) -> RunOptions:
     """Raises: ServeError: INVALID_ARGUMENT, a parameter is wrong or cannot be followed."""
-    if _switch(config, "ENABLE_NVFUSER", False):
+    if read_switch(config, "ENABLE_NVFUSER", False):
         raise invalid_argument(
             f"model '{config.name}': parameter 'ENABLE_NVFUSER' cannot be followed: PyTorch has had no nvFuser since"
             " 2.2; leave it out"
         )
-    if _switch(config, "ENABLE_WEIGHT_SHARING", False):
+    if read_switch(config, "ENABLE_WEIGHT_SHARING", False):
         _LOG.warning(
             "model '%s': parameter 'ENABLE_WEIGHT_SHARING' changes nothing: each instance is a process with weights of"
             " its own; of one instance there is one copy",
@@ -59,12 +58,14 @@ def run_options(config: ModelConfig) -> RunOptions:
         precision=read_choice(config, "precision", "fp32", ("fp32", "fp16", "bf16")),
         intra_op_threads=_threads(config, "INTRA_OP_THREAD_COUNT", "NUM_THREADS") or _threads_an_instance(config),
         inter_op_threads=_threads(config, "INTER_OP_THREAD_COUNT", "NUM_INTEROP_THREADS") or 1,
-        inference_mode=_switch(config, "INFERENCE_MODE", True),
-        optimised_execution=not _switch(config, "DISABLE_OPTIMIZED_EXECUTION", False),
-        cudnn=not _switch(config, "DISABLE_CUDNN", False),
+        inference_mode=read_switch(config, "INFERENCE_MODE", True),
+        optimised_execution=not read_switch(config, "DISABLE_OPTIMIZED_EXECUTION", False),
+        cudnn=not read_switch(config, "DISABLE_CUDNN", False),
         batches_at_once=read_integer(config, "batches_at_once", 0, 1, _MOST_AT_ONCE),
-        cleans_cache=_switch(config, "ENABLE_CACHE_CLEANING", False),
-        script_switches={name: _switch(config, name, True) for name in _SCRIPT_SWITCHES if config.parameters.get(name)},
+        cleans_cache=read_switch(config, "ENABLE_CACHE_CLEANING", False),
+        script_switches={
+            name: read_switch(config, name, True) for name in _SCRIPT_SWITCHES if config.parameters.get(name)
+        },
     )
 
 
@@ -99,10 +100,6 @@ def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
             " inductor can be had so"
         )
     return TorchCompileOptions(not given.get("disable", False), given.get("mode", ""), given.get("options", {}))
-
-
-def _switch(config: ModelConfig, name: str, default: bool) -> bool:
-    return read_choice(config, name, str(default).lower(), _SWITCHES).lower() in ("true", "1")
 
 
 def _threads(config: ModelConfig, *names: str) -> int:
