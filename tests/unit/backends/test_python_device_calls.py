@@ -100,6 +100,30 @@ def test_a_call_of_a_model_elsewhere_is_made_again_by_the_host(on_gpu: Tensor) -
     assert response.output_tensors()[0].as_numpy().tolist() == [3]
 
 
+class Full(StandIn):
+    """Has no memory left."""
+
+    def open(self, tensor: core.Tensor) -> Any:
+        raise RuntimeError("HIP out of memory")
+
+
+class Unreadable(_Device):
+    def cpu(self) -> Any:
+        raise RuntimeError("HIP error: no such page")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_fails_on_the_gpu_behind_a_call_is_its_answer(on_gpu: Tensor, again: bool) -> None:
+    """It comes up on the thread that reads answers, and the model waits."""
+    answer = core.Tensor("y", DataType.FP32, (2,), References(referring("y", [PLACE]).data))
+    calls = FakeCalls(other=lambda call, on_answer: on_answer(RESCHEDULED if again else ModelResponse([answer]), True))
+    on_gpu._on_device = Unreadable(None)
+    response = Caller(calls, Full()).run(ModelCall("other", (), (), may_stay=True), [on_gpu]).result(10)
+    reason = "no such page" if again else "out of memory"
+    assert response.error().message().startswith("the call of model 'other' failed: RuntimeError: HIP")
+    assert reason in response.error().message()
+
+
 def test_tensors_of_a_model_without_a_gpu_go_by_the_host() -> None:
     calls = FakeCalls(other=lambda call, on_answer: on_answer(ModelResponse([]), True))
     Caller(calls, None).run(ModelCall("other", (), ()), [Tensor("x", np.ones(2, np.float32))]).result()

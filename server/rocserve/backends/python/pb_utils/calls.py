@@ -14,7 +14,7 @@ from rocserve.backends.python.pb_utils.response import InferenceResponse, respon
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
 from rocserve.backends.request_model import ModelCall, ModelCalls, Rescheduled, Result
 from rocserve.core import tensors as core
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, internal
 
 if TYPE_CHECKING:
     from rocserve.backends.device_tensors import DeviceTensors, SharedTensor
@@ -33,10 +33,15 @@ class Caller:
     """Of the model's GPU, where its tensors may be on that."""
 
     def start(self, call: ModelCall, inputs: Sequence[Tensor], on_response: OnResponse) -> None:
-        """Start a call, which has no inputs yet. Raises: TritonModelException: the model is not being served."""
+        """Start a call, which has no inputs yet; what cannot be sent is answered by an error. Raises:
+        TritonModelException: the model is not being served."""
         if self.calls is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
-        _Call(self.calls, self.tensors, call, inputs, on_response).start(self.tensors is None)
+        started = _Call(self.calls, self.tensors, call, inputs, on_response)
+        try:
+            started.send(self.tensors)
+        except ServeError as error:
+            on_response(InferenceResponse(error=from_serve_error(error)), True)
 
     def run(self, call: ModelCall, inputs: Sequence[Tensor]) -> Future[InferenceResponse]:
         """Start a call that must have exactly one response."""
@@ -58,42 +63,41 @@ class _Call:
     _kept: list[SharedTensor] = field(default_factory=list, init=False)
     """What references lead to, until the last answer."""
 
-    def start(self, by_host: bool) -> None:
-        """`by_host`: all of its tensors go by the CPU's memory. What cannot be sent is answered by an error."""
-        tensors = None if by_host else self._tensors
+    def send(self, tensors: DeviceTensors | None) -> None:
+        """`tensors`: None: all of its tensors go by the CPU's memory. Raises: ServeError: it cannot be sent."""
         sent: list[core.Tensor] = []
         references: list[str] = []
-        try:
-            for tensor in self._inputs:
-                if tensors is None or tensor.is_cpu():
-                    sent.append(host_tensor(tensor))
-                else:
-                    self._kept.append(tensors.share(tensor._on_device))
-                    sent.append(self._kept[-1].referring(tensor.name(), batching=False))
-                    references.append(tensor.name())
-            if tensors is None:
-                call = replace(self._call, inputs=tuple(sent), may_stay=False)
+        for tensor in self._inputs:
+            if tensors is None or tensor.is_cpu():
+                sent.append(host_tensor(tensor))
             else:
-                call = replace(self._call, inputs=tuple(sent), device=tensors.name, references=tuple(references))
-                if references:
-                    tensors.wait()
-            self._calls.call(call, self._take)
-        except ServeError as error:
-            self._on_response(InferenceResponse(error=from_serve_error(error)), True)
+                self._kept.append(tensors.share(tensor._on_device))
+                sent.append(self._kept[-1].referring(tensor.name(), batching=False))
+                references.append(tensor.name())
+        if tensors is None:
+            call = replace(self._call, inputs=tuple(sent), may_stay=False)
+        else:
+            call = replace(self._call, inputs=tuple(sent), device=tensors.name, references=tuple(references))
+            if references:
+                tensors.wait()
+        self._calls.call(call, self._take)
 
     def _take(self, answer: Result | None, final: bool) -> None:
         if final:
             self._kept.clear()
-        if isinstance(answer, Rescheduled):
-            self.start(by_host=True)
-            return
         try:
+            if isinstance(answer, Rescheduled):
+                self.send(None)
+                return
             # Raises where memory of another worker cannot be opened.
             response = None if answer is None else response_of(answer, wrapper_of(self._tensors))
             if response and self._tensors and not all(tensor.is_cpu() for tensor in response.output_tensors()):
                 self._tensors.wait()
-        except ServeError as error:
-            response, final = InferenceResponse(error=from_serve_error(error)), True
+        except Exception as error:
+            # Whatever it is: the model waits for an answer.
+            text = f"the call of model '{self._call.model_name}' failed: {type(error).__name__}: {error}"
+            fault = error if isinstance(error, ServeError) else internal(text)
+            response, final = InferenceResponse(error=from_serve_error(fault)), True
         self._on_response(response, final)
 
 
