@@ -156,8 +156,8 @@ class ManagedModel:
         config = content.definition.config
         error, _ = review(self.key, config, served, ensembles)
         missing = {step.member for step in config.ensemble_steps if find_member(step, served) is None}
-        members = ((key, self._table.models.get(key)) for key in members_of(config) if key in missing)
-        reasons = [f"{key}: {model.problem_text()}" for key, model in members if model and model.lacks_files]
+        members = (self._table.member(key) for key in members_of(config) if key in missing)
+        reasons = [f"{model.name}: {model.problem_text()}" for model in members if model and model.lacks_files]
         if error is not None and reasons:
             error = invalid_argument("; ".join((error.text, *reasons)))
         self._gate = None if error is None else Failure(error)

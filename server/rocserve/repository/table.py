@@ -120,6 +120,16 @@ class ModelTable:
         model = self.models.get(key)
         return None if model is None else model.folder
 
+    def member(self, key: ModelKey) -> ManagedModel | None:
+        """The model that is an ensemble's member by this key: that of its own repository, or else the only one of its
+        name."""
+        own = self.models.get(key)
+        if not self.names.namespaces or (own is not None and own.content is not None):
+            return own
+        name = self.names.bare(key)
+        others = [each for each in self.models.values() if each.name == name and each.content is not None]
+        return others[0] if len(others) == 1 else None
+
     def models_of(self, folder: ModelKey) -> list[ManagedModel]:
         return [self.models[key] for key in sorted(self._keys.get(folder, ()))]
 

@@ -217,6 +217,20 @@ async def test_among_namespaces_too_an_ensemble_is_compared_with_its_members_whe
     await served.until(lambda: served.state("e") == "READY")
 
 
+@pytest.mark.parametrize("namespaces", [False, True])
+async def test_an_ensemble_whose_members_wait_for_their_files_has_not_failed(
+    start: Start, folders: Folders, tmp_path: Path, namespaces: bool
+) -> None:
+    other = Folders(tmp_path / "other")
+    folders.ensemble("e", "m")
+    other.model("m")
+    served: Served = await start(folders.root, other.root, model_namespacing=namespaces)
+    lacking = "at least one version must be available under the version policy of model 'm'"
+    assert served.reason("m", "") == lacking
+    assert served.reason("e").endswith(f" ambiguous: m; m: {lacking}")
+    assert served.repository.is_ready()
+
+
 _LAYER = """
 platform: "ensemble"
 max_batch_size: 8
