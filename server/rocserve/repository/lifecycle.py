@@ -18,6 +18,7 @@ from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_names import ModelKey
+from rocserve.core.printable import printable_name
 from rocserve.core.serving import ServedVersion
 from rocserve.observability.failures import Allowance
 from rocserve.repository.content import ContentReader
@@ -88,15 +89,17 @@ LoadVersion = Callable[[LoadOrder], Awaitable[LoadedVersion]]
 Raises ServeError where the version cannot be served; its text is the reason in the repository index."""
 
 
-FILES_CHANGED = "its files changed while it was loading; it is loaded again when they have settled"
-
-
 class FilesChanged(ServeError):
-    """The files are not what they were when the load began. `is_followed`: new ones are taken up by themselves."""
+    """The files are not what they were when the load began. `is_followed`: new ones are taken up by themselves; `file`:
+    the last that changed, "" = it is not known."""
 
-    def __init__(self, is_followed: bool) -> None:
-        super().__init__(StatusCode.UNAVAILABLE, FILES_CHANGED)
+    def __init__(self, is_followed: bool, file: str = "") -> None:
+        which = f" ('{printable_name(file)}' last)" if file else ""
+        then = "it is" if is_followed else "it can be"
+        text = f"its files changed while it was loading{which}; {then} loaded again when they have settled"
+        super().__init__(StatusCode.UNAVAILABLE, text)
         self.is_followed = is_followed
+        self.file = printable_name(file)
 
 
 class BackgroundTasks:
@@ -308,4 +311,4 @@ class LifecycleContext:
         if is_followed:
             self.debounce.reopen(scan.key)
             self.watch.wake()
-        raise FilesChanged(is_followed)
+        raise FilesChanged(is_followed, await self.scanner.last_changed(scan))

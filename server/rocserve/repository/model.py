@@ -14,7 +14,7 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import FILES_CHANGED, Failure
+from rocserve.repository.lifecycle import Failure, FilesChanged
 from rocserve.repository.membership import Served, find_member, members_of, review
 from rocserve.repository.version import ManagedVersion, VersionState, status_name
 
@@ -247,7 +247,8 @@ class ManagedModel:
         reasons = ""
         for version in self.versions:
             if version.number in content.wanted and not version.serves(content):
-                error = version.failure.error if version.failure is not None else unavailable(FILES_CHANGED)
+                changed = version.thrown_away or FilesChanged(is_followed=False)
+                error = version.failure.error if version.failure is not None else changed
                 reasons += f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
         return invalid_argument(f"load failed for model '{self.name}': {reasons}") if reasons else None
 

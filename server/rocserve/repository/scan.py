@@ -55,21 +55,25 @@ class FilesScan:
     """Why the files must not be read; "" = they may."""
     changed_ns: int = field(compare=False)
     """When one of the files last changed, in nanoseconds since the epoch; 0 without files."""
+    changed: str = field(compare=False)
+    """That file."""
     total_bytes: int = field(compare=False)
 
 
 def summarise(marks: Iterable[FileMark]) -> FilesScan:
     """One fingerprint of files, whatever their order."""
     digest = hashlib.blake2b(digest_size=16)
-    refusal = ""
+    refusal = changed = ""
     changed_ns = total_bytes = 0
     for mark in sorted(marks, key=lambda mark: mark.path):
         line = f"{mark.path}\0{mark.size}\0{mark.mtime_ns}\0{mark.inode}\0{mark.refusal}\n"
         digest.update(line.encode(errors="surrogateescape"))
         refusal = refusal or mark.refusal
-        changed_ns = max(changed_ns, mark.changed_ns)
+        # Of a file and its folder, which come with the same time, it is the file.
+        if mark.changed_ns >= changed_ns:
+            changed_ns, changed = mark.changed_ns, mark.path
         total_bytes += mark.size
-    return FilesScan(digest.hexdigest(), refusal, changed_ns, total_bytes)
+    return FilesScan(digest.hexdigest(), refusal, changed_ns, changed, total_bytes)
 
 
 def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
@@ -195,6 +199,8 @@ class ModelScan:
     """Sub-folders that would be versions but for a leading zero, or too many digits."""
     changed_ns: int = field(default=0, compare=False)
     """When a file last changed, in nanoseconds since the epoch."""
+    changed: str = field(default="", compare=False)
+    """That file, by its path in the folder."""
     has_links: bool = field(default=False, compare=False)
     """A part of it, or all, may lie elsewhere."""
     fingerprint: tuple[object, ...] = field(init=False, repr=False, compare=False)
@@ -268,6 +274,7 @@ def scan_model(
     config = summarise(parts.pop("config"))
     other = summarise(parts.pop("other", ()))
     versions = {part: summarise(marks) for part, marks in parts.items() if isinstance(part, int)}
+    latest = max((config, other, *versions.values()), key=lambda part: part.changed_ns)
     return replace(
         model,
         config_files=config.fingerprint,
@@ -277,7 +284,8 @@ def scan_model(
         looks_like_model=bool(versions) or has_config,
         advice=() if flat else advice_on_folder(folder, paths, versions, model_filenames),
         ignored=tuple(sorted(ignored)),
-        changed_ns=max(scan.changed_ns for scan in (config, other, *versions.values())),
+        changed_ns=latest.changed_ns,
+        changed=latest.changed,
         has_links=has_links,
     )
 

@@ -80,6 +80,14 @@ class RepositoryScanner:
         except OSError:
             return False
 
+    async def last_changed(self, scan: ModelScan) -> str:
+        """The file of the model that has changed last, by its path in the folder; "" = it is gone."""
+        try:
+            now = await asyncio.to_thread(self.rescan, scan)
+        except OSError:
+            now = None
+        return "" if now is None else now.changed
+
     def scan(self, changed: Collection[Path] | None = None) -> RepositoryScan:
         """Every model folder of every repository, or of those that were seen before only what is `changed`. Blocks on
         the disk."""

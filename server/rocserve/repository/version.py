@@ -17,7 +17,7 @@ from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argum
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import FILES_CHANGED, Failure, FilesChanged, LoadedVersion, LoadOrder
+from rocserve.repository.lifecycle import Failure, FilesChanged, LoadedVersion, LoadOrder
 from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scan import ModelScan
@@ -39,6 +39,8 @@ class VersionState(enum.Enum):
 
 UNLOADED = "unloaded"
 """Triton's reason for what was unloaded on purpose."""
+_SUSPICIOUS_TIMES = 3
+"""After so many loads in a row it is not somebody who copies."""
 WAITS_FOR_OTHERS = "waits until another model has been loaded"
 _STATUS_NAMES = {
     StatusCode.INVALID_ARGUMENT: "Invalid argument",
@@ -98,6 +100,10 @@ class ManagedVersion:
         self._load: _Load | None = None
         self._changed_scan: ModelScan | None = None
         """The scan whose files changed while they were loaded; the next one is waited for."""
+        self.thrown_away: FilesChanged | None = None
+        """Why the load before was."""
+        self._times_thrown_away = 0
+        """In a row, by the same file."""
         self._retry: asyncio.Task[None] | None = None
         self._retired: list[LoadedVersion] = []
         """What goes once the serving table offers it no more."""
@@ -161,9 +167,10 @@ class ManagedVersion:
                 newer = "newer content is being loaded" + (f": {load.progress}" if load and load.progress else "")
             return "; ".join(filter(None, (self.suspension, served.status_reason, newer)))
         if self._changed_scan is not None:
-            return FILES_CHANGED
+            return self.thrown_away.text if self.thrown_away is not None else ""
         if load is not None:
-            before = f"failed before: {failure.error.text}" if failure is not None else ""
+            error = failure.error if failure is not None else self.thrown_away
+            before = f"failed before: {error.text}" if error is not None else ""
             took = time.monotonic() - load.began_at
             # Of a load that says nothing of itself.
             slowness = f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
@@ -172,7 +179,9 @@ class ManagedVersion:
             return ""
         if failure is not None:
             return failure.text
-        return UNLOADED if self._was_served else ""
+        if self._was_served:
+            return UNLOADED
+        return self.thrown_away.text if self.thrown_away is not None else ""
 
     def serves(self, content: ModelContent) -> bool:
         """Whether what is loaded is this content. What is over has met other files meanwhile, and stays unloaded."""
@@ -233,7 +242,7 @@ class ManagedVersion:
     def retire(self) -> None:
         """Serve it no longer; the loaded version waits for `unload_retired`."""
         self.stop_loading()
-        self.failure = None
+        self.failure = self.thrown_away = None
         self.suspension = ""
         self._retire_served()
 
@@ -272,7 +281,7 @@ class ManagedVersion:
         if loaded is not None:
             self._swap(loaded, content)
         elif isinstance(outcome, FilesChanged):
-            log.info("load of %s:%d thrown away: %s", self.name, self.number, FILES_CHANGED)
+            self._throw_away(outcome)
             self._changed_scan = content.scan
         elif isinstance(outcome, ServeError):
             can_pass = content.definition.refusal is None and not isinstance(outcome, InterfaceLost)
@@ -360,13 +369,29 @@ class ManagedVersion:
         self.served = loaded
         self._served_content = content
         self._was_served = True
-        self.failure = None
+        self.failure = self.thrown_away = None
         if not self.is_cold:
             self._context.log.info("successfully loaded '%s' version %d", self.name, self.number)
+
+    def _throw_away(self, error: FilesChanged) -> None:
+        log = self._context.log
+        log.info("load of %s:%d thrown away: %s", self.name, self.number, error.text)
+        is_same = self.thrown_away is not None and self.thrown_away.file == error.file
+        self._times_thrown_away = self._times_thrown_away + 1 if is_same else 1
+        self.thrown_away = error
+        if self._times_thrown_away == _SUSPICIOUS_TIMES:
+            log.warning(
+                "'%s' of model '%s' has changed during each of %d loads, and files that change are never served; if the"
+                " model itself writes there, let it write elsewhere, into the temporary folder for example",
+                error.file,
+                self.name,
+                _SUSPICIOUS_TIMES,
+            )
 
     def _failed(self, error: ServeError, load: _Load, *, can_pass: bool) -> None:
         """`can_pass`: the same files may load another time."""
         took = time.monotonic() - load.began_at
+        self.thrown_away = None
         self.failure = self._context.retry.next_failure(error, load.key, self.failure, took, can_pass)
         self._tell_newer(error)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""

@@ -16,10 +16,11 @@ import pytest
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.repository import scanner as scanner_file
 from rocserve.repository import table
+from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
 
-from .conftest import FakeLoader, Folders, Served, Start
+from .conftest import FakeLoader, FakeVersion, Folders, Served, Start
 
 CONFIG_JSON = json.dumps(
     {
@@ -339,6 +340,24 @@ async def test_files_that_change_during_a_load_are_loaded_anew(
     await asyncio.wait_for(asking, 5.0)
     assert served.data("m") == "whole"
     assert [version.data for version in loader.alive("m")] == [b"whole"]
+
+
+async def test_files_that_change_during_each_load_are_named(
+    explicit: Start, folders: Folders, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = loader.load
+
+    async def writes(order: LoadOrder) -> FakeVersion:
+        (order.folder / f"{len(loader.loads)}.log").touch()
+        return await load(order)
+
+    monkeypatch.setattr(loader, "load", writes)
+    folders.model("m", 1)
+    served: Served = await explicit()
+    code, text = await error_of(served.repository.load("m", {}))
+    changed = f"('1/{len(loader.loads) - 1}.log' last); it can be loaded again when they have settled"
+    assert (code, changed in text) == (StatusCode.INVALID_ARGUMENT, True)
+    assert changed in served.reason("m")
 
 
 async def test_a_mounted_model_is_loaded_by_its_configurations_name(start: Start, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from watchdog.observers import inotify_c
 
 from rocserve.core.errors import ServeError
 from rocserve.repository import watch
+from rocserve.repository.lifecycle import LoadOrder
 
-from .conftest import FakeLoader, Folders, Served, Start
+from .conftest import FakeLoader, FakeVersion, Folders, Served, Start
 
 
 async def test_a_name_that_turns_up_in_a_second_repository_is_an_error_and_what_serves_goes_on(
@@ -325,6 +327,39 @@ async def test_files_that_change_and_change_back_during_a_load_are_loaded_all_th
     await served.until(lambda: "changed while it was loading" in served.reason("m"))
     (tmp_path / "away").rename(folder)
     await served.until(lambda: served.state("m") == "READY")
+
+
+async def test_a_model_that_writes_into_its_own_folder_is_told_which_file_keeps_it_from_being_served(
+    start: Start,
+    folders: Folders,
+    loader: FakeLoader,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load = loader.load
+    is_writing = True
+
+    async def writes(order: LoadOrder) -> FakeVersion:
+        loaded = await load(order)
+        if is_writing:
+            with (order.folder / "started.log").open("a") as file:
+                file.write("started\n")
+        return loaded
+
+    monkeypatch.setattr(loader, "load", writes)
+    served: Served = await start()
+    folders.model("m", 1)
+    await served.until(lambda: len(loader.loads) >= 2)
+    changed = "its files changed while it was loading ('1/started.log' last)"
+    assert changed in served.reason("m")
+    await served.until(lambda: len(loader.loads) >= 5)
+    assert changed in served.reason("m")
+    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    (warning,) = [each for each in told if "started.log" in each]
+    assert warning.startswith("'1/started.log' of model 'm' has changed during each of 3 loads")
+    is_writing = False
+    await served.until(lambda: served.state("m") == "READY")
+    assert served.reason("m") == ""
 
 
 async def test_a_folder_deleted_while_it_loads_is_called_off(
