@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +20,14 @@ from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
 from rocserve.backends.pytorch.environment import variable
 from rocserve.backends.pytorch.index_limits import Limits, index_limits
 from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
+from rocserve.backends.pytorch.package_machine import foreign_parts
 from rocserve.backends.pytorch.package_source import read_source
 from rocserve.backends.pytorch.unpacked import unpacked
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.requests import TensorSpec
+
+_LOG = logging.getLogger(__name__)
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """By the parameter `precision`; fp32 is as the file has it."""
@@ -41,6 +45,8 @@ _ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 back to pickles that call functions."""
 _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
 """In a package's metadata: the kind of device that it was compiled for."""
+_PACKAGE_MODEL, _PACKAGE_RUNNERS = "model", 1
+"""What aoti_compile_and_package calls the one that it writes, and how many of its calls run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,15 +350,25 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
     """
     index = -1 if device is None or device.index is None else device.index
     try:
-        package = unpacked(lambda: torch._inductor.aoti_load_package(str(path), device_index=index))
-        compiled_for = package.loader.get_metadata().get(_PACKAGE_DEVICE, _CPU.type if device is None else device.type)
-        in_spec = pytree.treespec_loads(package.loader.get_call_spec()[0])
+        if (device is None or device.type != _CPU.type) and torch.cuda.is_available():
+            torch.cuda.init()
+        # Not by torch._inductor.aoti_load_package, which imports all of Inductor first and tries the C++ compiler.
+        loader = unpacked(
+            lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), _PACKAGE_MODEL, False, _PACKAGE_RUNNERS, index)
+        )
+        metadata = loader.get_metadata()
+        compiled_for = metadata.get(_PACKAGE_DEVICE, _CPU.type if device is None else device.type)
+        in_spec, out_spec = map(pytree.treespec_loads, loader.get_call_spec())
     except Exception as error:
         raise _unreadable(path, error) from error
     if device is not None and compiled_for != device.type:
         raise unavailable(
             f"{path.name} is compiled for PyTorch's device '{compiled_for}' and the instance is on '{device.type}';"
             " give the model instances there, or compile the program for this device"
+        )
+    if lacking := foreign_parts(metadata, index):
+        _LOG.warning(
+            "%s is compiled for %s, which this machine lacks: its code may not run here", path, ", ".join(lacking)
         )
 
     paths = _argument_paths(in_spec)
@@ -364,8 +380,7 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
         if source is not None:
             source.check_sizes(paths, values)
         own = values if device is not None else [value.to(compiled_for) for value in values]
-        args, kwargs = pytree.tree_unflatten(list(own), in_spec)
-        return package(*args, **kwargs)
+        return pytree.tree_unflatten(loader.boxed_run(list(own)), out_spec)
 
     signature = _without_shapes([(f"INPUT__{place}", argument) for place, argument in enumerate(paths)])
     if source is None:

@@ -1,0 +1,47 @@
+"""Compares the machine that a package of AOTInductor was compiled on with this one.
+
+PyTorch's own loader does, too, but it has the C++ compiler try this processor's instruction sets for that, in every
+process that loads a package.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+_INSTRUCTION_SETS = {
+    "AVX2": "_is_avx2_supported",
+    "AVX512": "_is_avx512_supported",
+    "AVX512_VNNI": "_is_vnni_supported",
+    "AMX_TILE": "_is_amx_tile_supported",
+}
+"""By PyTorch's name for each, what of torch.cpu tells whether this processor has it."""
+
+
+def foreign_parts(metadata: Mapping[str, str], gpu: int) -> list[str]:
+    """What a package's metadata names and this machine has not. `gpu`: -1 = the first."""
+    own = {"AOTI_PLATFORM": sys.platform, "AOTI_MACHINE": platform.machine()}
+    found = [metadata[key] for key, here in own.items() if metadata.get(key, here) != here]
+    if not found:
+        found += [each for each in metadata.get("AOTI_CPU_ISA", "").split() if not _has_instructions(each)]
+    capability = metadata.get("AOTI_COMPUTE_CAPABILITY", "")
+    if capability and torch.cuda.is_available() and capability != _capability(max(gpu, 0)):
+        found.append(f"compute capability {capability}")
+    return found
+
+
+def _has_instructions(name: str) -> bool:
+    tell: Any = getattr(torch.cpu, _INSTRUCTION_SETS.get(name, ""), None)
+    return tell is None or bool(tell())
+
+
+def _capability(gpu: int) -> str:
+    """As the metadata has it."""
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(gpu).gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(gpu)
+    return str(10 * major + minor)
