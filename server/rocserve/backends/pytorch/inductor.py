@@ -16,6 +16,7 @@ import torch
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.pytorch import eager
 from rocserve.backends.pytorch.datatypes import torch_dtype
+from rocserve.backends.pytorch.instruction_sets import begin_with_trials, trials_folder
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
@@ -117,26 +118,29 @@ def _only_device(model: ModelSource) -> torch.device:
 
 def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
     """The folder with the package."""
-    _require_compiler(model.name)
+    compiler = _compiler(model.name)
     compiling = torch_compile_options(model.config)
     settings = json.dumps(dict(sorted(compiling.options.items())))
 
     def job(folder: Path) -> InductorJob:
         file = str(model.model_file)
-        return InductorJob(model.name, file, str(folder), str(device), precision, compiling.mode, settings)
+        trials = str(trials_folder(model, compiler, machine_parts(torch.device("cpu"))) or "")
+        return InductorJob(model.name, file, str(folder), str(device), precision, compiling.mode, settings, trials)
 
     parts = (_FILES, precision, compiling.mode, settings, *machine_parts(device))
     return written_folder(model, "inductor", parts, job)
 
 
-def _require_compiler(name: str) -> None:
+def _compiler(name: str) -> Path:
     named = os.environ.get("CXX", "")
-    if not any(shutil.which(compiler) for compiler in ((named,) if named else _COMPILERS)):
-        raise unavailable(
-            f"model '{name}': parameter 'engine' is \"inductor\", which needs a C++ compiler, and there is no"
-            f" {named or ' or '.join(_COMPILERS)} on this machine; install one (Debian, Ubuntu: apt-get install g++),"
-            " or leave the parameter out, to run the program as it is"
-        )
+    for compiler in (named,) if named else _COMPILERS:
+        if found := shutil.which(compiler):
+            return Path(found)
+    raise unavailable(
+        f"model '{name}': parameter 'engine' is \"inductor\", which needs a C++ compiler, and there is no"
+        f" {named or ' or '.join(_COMPILERS)} on this machine; install one (Debian, Ubuntu: apt-get install g++),"
+        " or leave the parameter out, to run the program as it is"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,8 @@ class InductorJob:
     """Of torch.compile: "", or default, reduce-overhead, max-autotune ..."""
     options: str
     """Inductor's own, by their names, as a JSON object."""
+    trials: str
+    """A folder with those of instruction sets; "" = there is none."""
 
     @property
     def title(self) -> str:
@@ -159,7 +165,7 @@ class InductorJob:
     def perform(self, report: Report) -> Written:
         """Raises: ServeError: the program cannot be compiled."""
         work = Path(self.folder) / _WORK
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(work)
+        begin_with_trials(self.trials, work)
         device = torch.device(self.device)
         report("reading the program")
         exported = read_exported(Path(self.model_file), device)

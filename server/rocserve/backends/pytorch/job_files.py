@@ -53,15 +53,29 @@ def written_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: C
     Raises:
         ServeError: the job fails or takes longer than parameter `compile_timeout_secs`, or the cache cannot be used.
     """
-    runner = JobRunner(JobEngine("PyTorch"), model.report, _LOG)
-    seconds = read_integer(model.config, _TIMEOUT, _TIMEOUT_SECONDS, 0, _LONGEST_SECONDS)
 
     def make(folder: Path) -> None:
         with machine_semaphore().acquired(False, lambda: None):
-            runner.run(job(folder), Written, timeout_seconds=seconds)
+            _run(model, job(folder))
 
-    digest = hashlib.sha256("\0".join((file_digest(model.model_file), *parts)).encode()).hexdigest()
     waiting = f"model '{model.name}': waiting for another process that compiles it"
+    return _folder(model, kind, (file_digest(model.model_file), *parts), make, waiting)
+
+
+def machine_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: Callable[[Path], Job]) -> Path:
+    """As `written_folder`, of files that depend on the parts alone. The job takes seconds, for one that has its turn to
+    compile already, and runs in that one's turn."""
+    waiting = f"model '{model.name}': waiting for another process that tries the compiler"
+    return _folder(model, kind, parts, lambda folder: _run(model, job(folder)), waiting)
+
+
+def _run(model: ModelSource, job: Job) -> None:
+    seconds = read_integer(model.config, _TIMEOUT, _TIMEOUT_SECONDS, 0, _LONGEST_SECONDS)
+    JobRunner(JobEngine("PyTorch"), model.report, _LOG).run(job, Written, timeout_seconds=seconds)
+
+
+def _folder(model: ModelSource, kind: str, parts: tuple[str, ...], make: Callable[[Path], None], waiting: str) -> Path:
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     cache = FolderCache(cache_directory(model.settings) / _FOLDER, model.settings.cache_bytes, _LOG.warning)
     try:
         found = cache.find_or_make(f"{kind}-{digest[:_NAME_DIGITS]}", make, lambda: model.report(waiting))

@@ -1,0 +1,56 @@
+"""Trials of the C++ compiler with the processor's instruction sets. Inductor makes them before it compiles, and they
+take longer than a small program does: they are made once a machine and kept in the cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rocserve.backends.base import ModelSource
+from rocserve.backends.pytorch.job_files import Written, machine_folder
+from rocserve.core.errors import ServeError
+from rocserve.jobs.messages import Report
+
+_INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_LOCKS = "locks"
+
+
+def trials_folder(model: ModelSource, compiler: Path, parts: Sequence[str]) -> Path | None:
+    """The folder with the trials, made where the cache has none. `parts`: of the machine. None: it cannot be made;
+    whoever compiles then makes the trials itself, and says what is wrong."""
+    found = compiler.resolve().stat()
+    of_compiler = (str(compiler.resolve()), str(found.st_size), str(found.st_mtime_ns))
+    with suppress(ServeError):
+        return machine_folder(model, "instruction-sets", (*of_compiler, *parts), lambda to: TrialsJob(str(to)))
+    return None
+
+
+def begin_with_trials(trials: str, work: Path) -> None:
+    """Have Inductor work in a folder, and find the trials there. `trials`: "" = there are none."""
+    os.environ[_INDUCTOR_FOLDER] = str(work)
+    # It may have gone meanwhile, to make room. What was copied is whole: each trial is found or made by itself.
+    with suppress(OSError):
+        if trials:
+            shutil.copytree(trials, work, ignore=shutil.ignore_patterns(".*"))
+
+
+@dataclass(frozen=True, slots=True)
+class TrialsJob:
+    folder: str
+
+    @property
+    def title(self) -> str:
+        return "trying the C++ compiler with this processor's instruction sets"
+
+    def perform(self, report: Report) -> Written:
+        os.environ[_INDUCTOR_FOLDER] = self.folder
+        report("compiling")
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+        valid_vec_isa_list()
+        shutil.rmtree(Path(self.folder) / _LOCKS, ignore_errors=True)
+        return Written()
