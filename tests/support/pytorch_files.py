@@ -91,13 +91,6 @@ class Pair(nn.Module):
         return left + right + pairs.reshape(-1, 2).sum(1)
 
 
-class EverySecond(nn.Module):
-    """Of two inputs, every second value of one of them."""
-
-    def forward(self, short: Tensor, long: Tensor) -> Tensor:
-        return short + long[::2]
-
-
 class LookUp(nn.Module):
     """Finds rows of a table of ten by a position, and by a second that may count from the end."""
 
@@ -114,6 +107,13 @@ class Weighted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.arange(4.0)
+
+
+class WeightedAndEverySecond(nn.Module):
+    """Of columns that are told apart; and of two more inputs, every second value of one of them."""
+
+    def forward(self, x: Tensor, short: Tensor, long: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
+        return x * torch.arange(4.0), short + long[::2]
 
 
 class Half(nn.Module):
@@ -151,14 +151,14 @@ def main(folder: Path) -> None:
     _save(folder, "look_up", look_up, {"ids": ids, "ends": ends}, {"OUTPUT__0": look_up.module()(ids, ends)})
     torch.jit.script(LookUp()).save(folder / "look_up_script.pt")
     turned = x.t().contiguous().t()
-    columns = torch.export.export(Weighted(), (turned,), dynamic_shapes={"x": {0: rows}})
+    columns = torch.export.export(
+        WeightedAndEverySecond(),
+        (turned, torch.ones(3), torch.ones(6)),
+        dynamic_shapes=({0: rows}, {0: Dim.AUTO}, {0: Dim.AUTO}),
+    )
     _save(folder, "columns", columns, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
     part = torch.export.export(Weighted(), (torch.ones(5, 8)[:, :4],), dynamic_shapes={"x": {0: rows}})
     _save(folder, "part", part, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
-    every = torch.export.export(
-        EverySecond(), (torch.ones(3), torch.ones(6)), dynamic_shapes=({0: Dim.AUTO}, {0: Dim.AUTO})
-    )
-    _save(folder, "every", every, {}, {})
     scale, bias = torch.full((5, 1), 3.0), torch.ones(5, 4)
     nested = torch.export.export(
         Nested(), (x, {"scale": scale}), {"bias": bias},
