@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -150,6 +151,7 @@ def test_a_pickle_is_refused_with_what_to_do(server: RocserveProcess) -> None:
 
         wait_until(lambda: "pickle" in reason(), seconds=LOAD_SECONDS)
         assert "model.pt holds a pickle of weights or of a module, not a program" in reason()
+    shutil.rmtree(server.repositories[0] / "weights")  # PyTorch would be imported again at each of the retries.
 
 
 def test_the_server_itself_has_no_pytorch(server: RocserveProcess) -> None:

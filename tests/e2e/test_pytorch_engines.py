@@ -57,6 +57,16 @@ def check(
             assert answer[names[2]].ravel().tolist() == expected["best"][:rows].tolist()
 
 
+def wait_until_refused(server: RocserveProcess, model: str, why: str) -> None:
+    """Then it goes: PyTorch would be imported again at each of the retries."""
+    wait_until(
+        lambda: any(f"'{model}' version" in line and why in line for line in server.log_text.splitlines()),
+        f"why {model} is refused",
+        seconds=COMPILE_SECONDS,
+    )
+    shutil.rmtree(server.repositories[0] / model)
+
+
 @needs_compiler
 def test_inductor_compiles_once_and_its_package_is_a_model_too(
     server: RocserveProcess, torch_files: TorchFiles
@@ -75,12 +85,7 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
     # It would read its rows beyond their ends.
     narrow = PACKAGE.replace("FP32 dims: 4", "FP32 dims: 3")
     drop(repository, "narrow", package.read_bytes(), narrow, filename="model.pt2")
-    why = "compiled for another (FP32 [-1, 4]); write that there, or compile"
-    wait_until(
-        lambda: any("model 'narrow'" in line and why in line for line in server.log_text.splitlines()),
-        "why it is refused",
-        seconds=COMPILE_SECONDS,
-    )
+    wait_until_refused(server, "narrow", "compiled for another (FP32 [-1, 4]); write that there, or compile")
     with Client(server.address) as client:
         client.wait_until_ready(COMPILE_SECONDS, model="single")
         assert client.infer("single", {"ARGS[0]": np.ones((1, 4), np.float32)})["RESULT[scores]"].shape == (1, 3)
@@ -132,13 +137,8 @@ def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torc
                 with pytest.raises(InvalidArgument) as refused:
                     ask(model, names, *sizes)
                 assert any(text in str(refused.value) for text in texts), (model, sizes, refused.value)
-        wait_until(
-            lambda: (
-                "FP32 [101] in config.pbtxt, and the package was compiled for 0 at least, at most 100 in dimension 0"
-                in server.log_text
-            ),
-            "why a size that is too large is refused",
-        )
+        why = "FP32 [101] in config.pbtxt, and the package was compiled for 0 at least, at most 100 in dimension 0"
+        wait_until_refused(server, "pair_few", why)
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +180,7 @@ def test_inputs_are_laid_out_in_memory_as_compiled_code_reads_them(
     for rows in (5, 1):
         np.testing.assert_array_equal(of_columns(inputs["x"][:rows])[0], expected["OUTPUT__0"][:rows])
     drop(server.repositories[0], "part", torch_files.data("part"), ENGINE.format("inductor"), filename="model.pt2")
-    wait_until(
-        lambda: "an example for input 'x' that is a part of another tensor, or an expanded one" in server.log_text,
-        "why a part of another tensor is refused",
-        seconds=COMPILE_SECONDS,
-    )
+    wait_until_refused(server, "part", "an example for input 'x' that is a part of another tensor, or an expanded one")
 
 
 LOOK_UP = """
@@ -263,4 +259,4 @@ def test_torchscript_is_not_inductor_s(server: RocserveProcess, torch_files: Tor
     config = ENGINE.format("inductor") + 'input { name: "x" data_type: TYPE_FP32 dims: [ -1, 4 ] }\n'
     drop(server.repositories[0], "traced", torch_files.data("traced"), config, filename="model.pt")
     text = "model.pt is a TorchScript program; export the module with torch.export, or leave the parameter out"
-    wait_until(lambda: text in server.log_text, "the line in the log")
+    wait_until_refused(server, "traced", text)
