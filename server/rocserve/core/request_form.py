@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rocserve.core.request_parameters import RESERVED_PREFIX
+from rocserve.core.request_parameters import QUEUE_PARAMETERS, RESERVED_PREFIX
 from rocserve.core.requests import NO_PARAMETERS, Parameters, RequestHead
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import Buffer, TensorHead
-
-_RESERVED = frozenset({"priority", "timeout"})
-"""Parameters that the protocol reads; so are those that begin with RESERVED_PREFIX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,5 +49,5 @@ def client_parameters(head: RequestHead) -> dict[str, bool | int | float | str]:
     return {
         name: value
         for name, value in head.parameters.items()
-        if name not in _RESERVED and not name.startswith(RESERVED_PREFIX)
+        if name not in QUEUE_PARAMETERS and not name.startswith(RESERVED_PREFIX)
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 
 EXPECTED_TYPES: Mapping[str, str] = {
     "priority": "int64_param or uint64_param.",
@@ -18,6 +18,8 @@ MOST_ENTRIES = 16384
 """Inputs, outputs, dimensions and parameters of a request: the work for each of them delays other requests."""
 LONGEST_ID = 1 << 16
 """Bytes; it goes into errors, log lines and workers' batches."""
+QUEUE_PARAMETERS = frozenset({"priority", "timeout"})
+"""What a request says of its place in the queue."""
 RESERVED_PREFIX = "triton_"
 """Of names that the protocol keeps for itself."""
 _ALLOWED = "triton_enable_empty_final_response"
@@ -40,14 +42,14 @@ def check_id(nbytes: int) -> None:
 def check_request_parameters(parameters: Mapping[str, bool | int | float | str]) -> None:
     """Types and values of a request's parameters. Raises: ServeError: INVALID_ARGUMENT."""
     for name, value in parameters.items():
-        if name in ("priority", "timeout"):
+        if name in QUEUE_PARAMETERS:
             if isinstance(value, bool) or not isinstance(value, int):
-                raise invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
+                raise _wrong_type(name)
             if value < 0:
                 raise invalid_argument(f"invalid value for '{name}', expected value >= 0.")
         elif name == _ALLOWED:
             if not isinstance(value, bool):
-                raise invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
+                raise _wrong_type(name)
         elif name.startswith(RESERVED_PREFIX):
             raise invalid_argument(
                 f"parameter keys starting with '{RESERVED_PREFIX}' are reserved for Triton usage. Only the following"
@@ -62,9 +64,11 @@ def class_count(parameters: Mapping[str, bool | int | float | str]) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int):
-        raise invalid_argument(
-            f"invalid value type for 'classification' parameter, expected {EXPECTED_TYPES['classification']}"
-        )
+        raise _wrong_type("classification")
     if value <= 0:
         raise invalid_argument("invalid value for 'classification' parameter, expected >= 0")
     return value
+
+
+def _wrong_type(name: str) -> ServeError:
+    return invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")

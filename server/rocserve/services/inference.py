@@ -15,9 +15,10 @@ from rocserve.core.dispatch import Dispatcher, note_inputs
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.request_parameters import RESERVED_PREFIX
+from rocserve.core.request_parameters import QUEUE_PARAMETERS, RESERVED_PREFIX
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
+from rocserve.core.sequences import SEQUENCE_PARAMETERS
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, Trace
@@ -272,9 +273,7 @@ class LoggedResponder(ForwardingResponder):
         self._log.debug(f"%sinference of {text}", self._prefix, *values, stacklevel=2)
 
 
-_RESERVED = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
-)
+_RESERVED = SEQUENCE_PARAMETERS | QUEUE_PARAMETERS | {"headers", "binary_data_output"}
 
 _Pairs = tuple[tuple[str, str], ...]
 

@@ -16,7 +16,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import InputConfig, ModelConfig
-from rocserve.core.request_parameters import RESERVED_PREFIX, check_entries, check_id
+from rocserve.core.request_parameters import QUEUE_PARAMETERS, RESERVED_PREFIX, check_entries, check_id
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import (
     NO_PARAMETERS,
@@ -52,8 +52,6 @@ from rocserve.frontends.http.request import LARGEST_HEAD_LINE
 from rocserve.plane.heap import COPIED_AT_ONCE, copy_in_steps, fill, new_memory
 
 _Kind = TypeVar("_Kind")
-
-_UNSIGNED = frozenset({"priority", "timeout"})
 
 
 def plain_parameter(name: str, value: Any) -> ParameterValue:
@@ -91,7 +89,7 @@ def _read_parameters(value: Any) -> tuple[dict[str, ParameterValue], SequenceTag
                 identity = text(entry, f"Unable to parse '{SEQUENCE_ID}'")
         elif name in flags:
             flags[name], tells_of_a_sequence = boolean(entry, f"Unable to parse '{name}'"), True
-        elif name in _UNSIGNED:
+        elif name in QUEUE_PARAMETERS:
             others[name] = unsigned(entry, f"Unable to parse '{name}'")
         elif name == "binary_data_output":
             binary_output = boolean(entry, f"Unable to parse '{name}'")
