@@ -179,6 +179,7 @@ WRONG_SIZES: list[tuple[dict[str, Any], str]] = [
         ("normalize", {}, "key 'axes' is missing"),
         ("normalize", {"axes": [3]}, "a list of 1, 2 or 3 axes, each 0, 1 or 2"),
         ("normalize", {"axes": [0], "mean": [1]}, "must be given both or neither"),
+        ("normalize", {"axes": [0, 2, 0]}, r"key 'axes' must name each axis once, not \[0, 2, 0\]"),
         ("normalize", {"axes": [0], "mean": [1, 2, 3], "stddev": [1]}, r"only where 'axes' is \[0, 1\]"),
         ("normalize", {"axes": [0, 1], "mean": [1], "stddev": [0]}, "each a number above 0"),
         ("slice", {"anchor": [0, 0]}, "key 'shape' is missing"),

@@ -256,6 +256,8 @@ def _refused(reason: str) -> AmdForm:
 def _both_or_neither(
     axes: tuple[int, ...], mean: tuple[float, ...], stddev: tuple[float, ...], **others: Any
 ) -> Values:
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"key 'axes' must name each axis once, not {list(axes)}")
     if bool(mean) != bool(stddev):
         raise ValueError("keys 'mean' and 'stddev' must be given both or neither; rocAL drops one that is alone")
     if max(len(mean), len(stddev)) > 1 and set(axes) != {0, 1}:
