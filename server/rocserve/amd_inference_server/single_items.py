@@ -6,7 +6,7 @@ input nor the shape of BYTES, which its clients fill with the length of the one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.memo import Memo
@@ -19,13 +19,6 @@ _LENGTH_BYTES = 4
 """Before each element of BYTES."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _BatchedHead:
-    head: RequestHead
-    is_item: bool
-    """Whether the answer is to be without the batch dimension."""
-
-
 class SingleItems:
     """Makes batches of one from the items that requests to one model hold. Callable from several threads."""
 
@@ -35,7 +28,8 @@ class SingleItems:
         self._has_bytes = any(entry.datatype is DataType.BYTES for entry in config.inputs)
         self._only = config.inputs[0].name if len(config.inputs) == 1 else ""
         # Clients repeat their heads, and plans are remembered by the head's identity.
-        self._heads = Memo[RequestHead, _BatchedHead]()
+        self._heads = Memo[RequestHead, tuple[RequestHead, bool]]()
+        """By a head as it came: the one that the model gets, and whether its answer lacks the batch dimension."""
 
     def take(self, request: InferRequest, responder: Responder) -> tuple[InferRequest, Responder]:
         """The request in the form that the model expects, and its responder. The request itself stays as it is: it may
@@ -50,14 +44,15 @@ class SingleItems:
             if is_item:
                 entries = tuple(replace(entry, shape=(1, *entry.shape)) for entry in entries)
             same = not is_item and entries == head.inputs
-            known = _BatchedHead(head if same else replace(head, inputs=entries), is_item)
+            known = head if same else replace(head, inputs=entries), is_item
             # The shape of BYTES depends on the data.
             if not head.is_typed and not self._has_bytes:
                 self._heads.keep(head, known)
-        if known.head is not head:
-            request = replace(request, head=known.head, data=data)
-        if known.is_item or head.is_typed:
-            responder = _ItemResponder(responder, known.is_item, head.is_typed)
+        taken, is_item = known
+        if taken is not head:
+            request = replace(request, head=taken, data=data)
+        if is_item or head.is_typed:
+            responder = _ItemResponder(responder, is_item, head.is_typed)
         return request, responder
 
     def _given(self, entry: InputHead, data: Buffer) -> tuple[InputHead, Buffer]:

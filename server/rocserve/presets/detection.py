@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from rocserve.presets.class_names import read_class_names
 from rocserve.presets.yolo import HeadGeometry, Resize, Thresholds, detect, detect_boxes
-
-Number = TypeVar("Number", int, float)
 
 
 class TritonPythonModel:
@@ -38,9 +36,9 @@ class TritonPythonModel:
             raise ValueError(f"parameter 'resize' must be one of {', '.join(allowed)}, not '{resize}'")
         self._resize = Resize(resize)
         self._thresholds = Thresholds(
-            score=parameters.only("score_threshold", parameters.numbers("score_threshold")),
-            iou=parameters.only("iou_threshold", parameters.numbers("iou_threshold")),
-            max_boxes=parameters.only("max_boxes", parameters.counts("max_boxes")),
+            score=parameters.number("score_threshold"),
+            iou=parameters.number("iou_threshold"),
+            max_boxes=parameters.counts("max_boxes", only=True)[0],
         )
         filename = pb_utils.get_output_config_by_name(config, "CLASSES").get("label_filename")
         if not filename:
@@ -94,7 +92,11 @@ class Parameters:
             for stride, of_head, scale in zip(strides, anchors, scales, strict=True)
         )
 
-    def numbers(self, key: str) -> list[float]:
+    def number(self, key: str) -> float:
+        return self.numbers(key, only=True)[0]
+
+    def numbers(self, key: str, only: bool = False) -> list[float]:
+        """`only`: there must be one."""
         text = self.text(key)
         try:
             numbers = [float(number) for number in text.split(",")]
@@ -102,19 +104,15 @@ class Parameters:
             numbers = []
         if not numbers or not all(map(math.isfinite, numbers)):
             raise ValueError(f"parameter '{key}' must be numbers with commas between them, not '{text}'")
+        if only and len(numbers) != 1:
+            raise ValueError(f"parameter '{key}' must be one number, not '{text}'")
         return numbers
 
-    def counts(self, key: str) -> list[int]:
-        numbers = self.numbers(key)
+    def counts(self, key: str, only: bool = False) -> list[int]:
+        numbers = self.numbers(key, only)
         if not all(number >= 1 and number.is_integer() for number in numbers):
             raise ValueError(f"parameter '{key}' must be whole numbers of at least 1, not '{self.text(key)}'")
         return [int(number) for number in numbers]
-
-    def only(self, key: str, numbers: list[Number]) -> Number:
-        """The one of the key's numbers."""
-        if len(numbers) != 1:
-            raise ValueError(f"parameter '{key}' must be one number, not '{self.text(key)}'")
-        return numbers[0]
 
     def text(self, key: str) -> str:
         if key not in self.texts:

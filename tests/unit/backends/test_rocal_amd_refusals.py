@@ -11,7 +11,7 @@ import pytest
 from support.amd_rocal import setup_for
 
 from rocserve.backends.rocal.amd.binding import import_binding
-from rocserve.backends.rocal.amd.engine import RocalEngine, batch_sizes
+from rocserve.backends.rocal.amd.engine import RocalEngine
 from rocserve.core.errors import ServeError, StatusCode
 
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
@@ -160,13 +160,6 @@ def test_a_pipeline_that_cannot_run(rocal: ModuleType, monkeypatch: pytest.Monke
     error = refusal(RESIZE)
     assert error.code is StatusCode.UNAVAILABLE
     assert error.text == "rocAL cannot run the pipeline: its processing thread ended"
-
-
-@pytest.mark.parametrize(
-    ("largest", "sizes"), [(1, [1]), (2, [1, 2]), (8, [1, 2, 4, 8]), (12, [1, 2, 4, 8, 12]), (3, [1, 2, 3])]
-)
-def test_batch_sizes(largest: int, sizes: list[int]) -> None:
-    assert batch_sizes(largest) == sizes
 
 
 def test_all_batch_sizes_are_built_when_the_model_is_loaded(rocal: ModuleType) -> None:

@@ -84,6 +84,6 @@ def test_keys_of_the_decoder() -> None:
     options = DecoderOptions()
     assert rows["`max_width`, `max_height`"] == str(options.limits.max_width) == str(options.limits.max_height)
     assert rows["`exif`"] == f"`{json.dumps(options.exif)}`"
-    assert rows["`input`"] == f"`{options.input.value}`"
+    assert rows["`input`"] == f"`{'raw' if options.is_raw else 'encoded'}`"
     assert rows["`max_pixels`"] == str(DEFAULT_MAX_PIXELS)
     assert str(MAX_RESULT_PIXELS) in OF_THE_SERVERS_JSON

@@ -17,12 +17,12 @@ from support import pictures
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError
 from rocserve.backends.rocal.decoding.libturbojpeg import read_jpeg_header
-from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions, InputKind
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions
 from rocserve.backends.rocal.decoding.png import decode_png, read_png
 from rocserve.backends.rocal.schema import PipelineError
 
 UNSCALED = DecoderLimits(0, 0)
-RAW = DecoderOptions(input=InputKind.RAW)
+RAW = DecoderOptions(is_raw=True)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -157,10 +157,10 @@ def test_raw_pixels_that_do_not_fit(shape: tuple[int, ...], color_format: ColorF
 
 
 def test_options() -> None:
-    assert DecoderOptions.read({}) == DecoderOptions(DecoderLimits(1000, 1000), 100_000_000, False, InputKind.ENCODED)
+    assert DecoderOptions.read({}) == DecoderOptions(DecoderLimits(1000, 1000), 100_000_000, False, False)
     table = {"max_width": 0, "max_height": 640, "max_pixels": 5000, "exif": True, "input": "encoded"}
-    assert DecoderOptions.read(table) == DecoderOptions(DecoderLimits(0, 640), 5000, True, InputKind.ENCODED)
-    assert DecoderOptions.read({"input": "raw", "max_pixels": 10}) == DecoderOptions(max_pixels=10, input=InputKind.RAW)
+    assert DecoderOptions.read(table) == DecoderOptions(DecoderLimits(0, 640), 5000, True, False)
+    assert DecoderOptions.read({"input": "raw", "max_pixels": 10}) == DecoderOptions(max_pixels=10, is_raw=True)
     assert RAW.at_most(7).max_pixels == 7
     assert RAW.at_most(7).at_most(9).max_pixels == 7
 

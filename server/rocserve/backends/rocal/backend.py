@@ -16,7 +16,7 @@ from rocserve.backends.installed import is_installed
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
 from rocserve.backends.rocal import ROCAL_MODULE
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
-from rocserve.backends.rocal.decoding.options import DEFAULT_MAX_PIXELS, ColorFormat, InputKind
+from rocserve.backends.rocal.decoding.options import DEFAULT_MAX_PIXELS, ColorFormat
 from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, ThreadedEngine
 from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.interface import Interface, flags_of, images_of, join, matches
@@ -52,7 +52,7 @@ class RocalModel:
             if failures:
                 raise next(iter(failures.values()))
         if not samples:
-            extent, is_raw = self._interface.image.extent, self._setup.pipeline.decoder.input is InputKind.RAW
+            extent, is_raw = self._interface.image.extent, self._setup.pipeline.decoder.is_raw
             shape = (extent.height or _WARM_UP_SIDE, extent.width or _WARM_UP_SIDE, self._setup.color_format.channels)
             pixels = np.zeros(shape, dtype=np.uint8)
             image = pixels if is_raw else cast(SourceImage, cv2.imencode(".jpg", pixels)[1])
@@ -124,7 +124,7 @@ class RocalModel:
         which = "the image in" if index is None else f"image {index} of"
         what = f"{which} input '{self._interface.image.spec.name}'"
         if isinstance(error, ImageError):
-            is_raw = self._setup.pipeline.decoder.input is InputKind.RAW
+            is_raw = self._setup.pipeline.decoder.is_raw
             return invalid_argument(f"{what} cannot be {'used' if is_raw else 'decoded'}: {error}")
         if isinstance(error, PixelsError):
             return invalid_argument(f"{what} cannot be processed: {error}")

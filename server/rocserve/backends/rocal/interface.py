@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rocserve.backends.rocal.decoding.header import SourceImage
-from rocserve.backends.rocal.decoding.options import InputKind
 from rocserve.backends.rocal.engine import Arguments
 from rocserve.backends.rocal.image import Extent
 from rocserve.backends.rocal.operations.base import Measurement
@@ -115,7 +114,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
         )
     lead = (-1,) if holds_several else ()
     if image is None:
-        if pipeline.decoder.input is InputKind.RAW:
+        if pipeline.decoder.is_raw:
             image = ImageInput(TensorSpec("pixels", DataType.UINT8, (*lead, -1, -1, channels)), 3)
         else:
             image = ImageInput(TensorSpec("encoded", DataType.BYTES, (*lead, 1)), 0)
@@ -212,7 +211,7 @@ def _image_input(pipeline: Pipeline, config: ModelConfig, channels: int) -> Imag
     batching = config.max_batch_size > 0
     # How many dims one image has, whether those of the input can be, and which were expected.
     dims, hint = len(spec.shape), _RAW_HINT
-    if pipeline.decoder.input is InputKind.RAW:
+    if pipeline.decoder.is_raw:
         if spec.datatype is not DataType.UINT8:
             raise PipelineError(f"input '{spec.name}' must be TYPE_UINT8 (raw pixels), not {spec.datatype.value}")
         # Colour images end with their channels; grey ones may leave out a dim of one.

@@ -19,6 +19,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from rocserve.backends.batch_sizes import default_batch_sizes
 from rocserve.backends.rocal.amd.binding import import_binding
 from rocserve.backends.rocal.amd.graph import (
     BrokenPipelineError,
@@ -31,7 +32,7 @@ from rocserve.backends.rocal.amd.graph import (
 )
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
-from rocserve.backends.rocal.decoding.options import DecoderOptions, InputKind
+from rocserve.backends.rocal.decoding.options import DecoderOptions
 from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine, Put
 from rocserve.backends.rocal.image import DecodedImage, Extent, PixelsError, ResultExtent
 from rocserve.backends.rocal.operations.base import Measurement
@@ -108,7 +109,7 @@ _LONGEST_BUILD_SECONDS = 600.0
 _BROKEN_STATUS = 70
 """The worker's exit status; also that of an instance that cannot go on."""
 
-_RAW_PIXELS = DecoderOptions(input=InputKind.RAW)
+_RAW_PIXELS = DecoderOptions(is_raw=True)
 """How the CPU engine takes the picture in."""
 
 _TOLERANCE = 0.05
@@ -125,7 +126,7 @@ class RocalEngine:
         libturbojpeg is missing."""
         binding, pipeline, limits = import_binding(), setup.pipeline, setup.decoder.limits
         height, width = limits.max_height or _UNLIMITED_SIDE, limits.max_width or _UNLIMITED_SIDE
-        if setup.decoder.input is InputKind.RAW:
+        if setup.decoder.is_raw:
             height = width = _UNLIMITED_SIDE
         self._graph = graph = Graph(binding, setup, known_extents(pipeline), height, width)
         check(graph)
@@ -133,7 +134,7 @@ class RocalEngine:
             self._decoder = Decoder(setup.color_format, setup.decoder)
         except RuntimeError as error:
             raise unavailable(str(error)) from None
-        sizes = batch_sizes(setup.batch_size)
+        sizes = default_batch_sizes(setup.batch_size)
         self._canvas = Canvas(graph, sizes[-1])
         self._lock = threading.Lock()
         self._is_loaded = False
@@ -286,8 +287,3 @@ def picture(height: int, width: int, channels: int) -> np.ndarray[Any, Any]:
     """Something to see everywhere, and nothing twice: soft spots of all colours, the same each time."""
     spots = np.random.default_rng(7).integers(0, 256, (6, 8, channels), dtype=np.uint8)
     return cv2.resize(spots, (width, height), interpolation=cv2.INTER_CUBIC).reshape(height, width, channels)
-
-
-def batch_sizes(largest: int) -> list[int]:
-    """The powers of two up to the largest, and the largest."""
-    return sorted({*(2**power for power in range(largest.bit_length()) if 2**power <= largest), largest})

@@ -10,7 +10,6 @@ import numpy as np
 
 from rocserve.backends.rocal.decoding import libturbojpeg, png
 from rocserve.backends.rocal.decoding.header import (
-    ColorModel,
     ImageError,
     ImageHeader,
     SourceImage,
@@ -18,7 +17,7 @@ from rocserve.backends.rocal.decoding.header import (
     turned,
 )
 from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
-from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions, InputKind
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.image import DecodedImage, Pixels
 from rocserve.core.tensors import Buffer
 
@@ -43,7 +42,7 @@ class Decoder:
         """Raises: RuntimeError: libturbojpeg is not installed."""
         self._color_format = color_format
         self._options = options
-        self._library = TurboJpeg() if options.input is InputKind.ENCODED else None
+        self._library = None if options.is_raw else TurboJpeg()
 
     def decode(self, image: SourceImage) -> DecodedImage:
         """The image as UINT8, height x width x channels, and its size before it was scaled. Raises: ImageError: neither
@@ -91,7 +90,7 @@ class Decoder:
         width, height = (-(-side * numerator // denominator) for side in (header.width, header.height))
         # The library does not see bytes behind the end of the image, zeros or another file.
         encoded = encoded[: header.length]
-        if header.color_model is ColorModel.CMYK:
+        if header.components == 4:
             inks = library.decompress(encoded, width, height, libturbojpeg.CMYK)
             # 255 = no ink: each takes its part of the light that black leaves: yellow blue, magenta green, cyan red.
             cyan, magenta, yellow, black = cv2.split(inks)

@@ -6,7 +6,6 @@ structure that cannot be read says nothing, as in every viewer: its picture is s
 
 from __future__ import annotations
 
-import enum
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -26,22 +25,14 @@ NOT_TURNED = 1
 """The EXIF orientation of an image whose rows and columns are as they are to be seen."""
 
 
-class ColorModel(enum.Enum):
-    """What a pixel is made of; an alpha channel does not count."""
-
-    GREY = "grey"
-    COLOUR = "colour"
-    """RGB, YCbCr or a palette."""
-    CMYK = "CMYK"
-    """Four inks, also as YCCK. libjpeg, and with it rocAL's decoder, makes no RGB of it."""
-
-
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
     width: int
     """Pixels of the image as it is stored, before it is turned or scaled."""
     height: int
-    color_model: ColorModel
+    components: int
+    """Of a pixel, without an alpha channel: 1 = grey; 3 = colour, also by a palette; 4 = inks, of which libjpeg, and
+    with it rocAL's decoder, makes no RGB."""
     orientation: int = NOT_TURNED
     """EXIF's, from 1 to 8."""
     length: int = 0

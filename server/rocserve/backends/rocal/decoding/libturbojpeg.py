@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader, read_orientation
+from rocserve.backends.rocal.decoding.header import NOT_TURNED, ImageError, ImageHeader, read_orientation
 from rocserve.backends.rocal.image import Pixels
 
 SIGNATURE = b"\xff\xd8"
@@ -45,8 +45,6 @@ _MAX_SEGMENTS = 10_000
 
 _EXIF = b"Exif\0\0"
 """The name at the start of EXIF's segment; XMP uses APP1 as well."""
-
-_COLOR_MODELS = {1: ColorModel.GREY, 3: ColorModel.COLOUR, 4: ColorModel.CMYK}
 
 _TRUNCATED = "Premature end of JPEG file: its end-of-image marker is missing, so part of it was cut off"
 
@@ -133,14 +131,14 @@ def _read_frame(marker: int, body: memoryview) -> tuple[int, int, int, int]:
         raise ImageError(f"Empty JPEG image: its header says {width}x{height} pixels")
     if max(height, width) > _MAX_SIDE:
         raise ImageError(f"its header says {width}x{height} pixels; libjpeg reads sides of {_MAX_SIDE} at most")
-    if components not in _COLOR_MODELS:
+    if components not in (1, 3, 4):
         raise ImageError(f"it is a JPEG of {components} components; 1 (grey), 3 (colour) and 4 (CMYK) are accepted")
     return marker, height, width, components
 
 
 def _header(frame: tuple[int, int, int, int], orientation: int, length: int, scans: int) -> ImageHeader:
     _, height, width, components = frame
-    return ImageHeader(width, height, _COLOR_MODELS[components], orientation, length, scans)
+    return ImageHeader(width, height, components, orientation, length, scans)
 
 
 _EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0xd9\Z")

@@ -32,15 +32,6 @@ class ColorFormat(enum.Enum):
         return 1 if self is ColorFormat.U8 else 3
 
 
-class InputKind(enum.Enum):
-    """The content of the image input."""
-
-    ENCODED = "encoded"
-    """The bytes of JPEG and PNG files."""
-    RAW = "raw"
-    """Pixels, in the channels and the order of the color format; taken as they are, as rocAL's RAW_UNCOMPRESSED."""
-
-
 @dataclass(frozen=True, slots=True)
 class DecoderLimits:
     """The box, in pixels, that a decoded image is scaled to fit; 0 = as large as it is."""
@@ -83,21 +74,23 @@ class DecoderOptions:
     """Width times height of the image that is sent; more is refused before anything is decoded."""
     exif: bool = False
     """Whether an image is turned as its EXIF orientation says. rocAL does not."""
-    input: InputKind = InputKind.ENCODED
+    is_raw: bool = False
+    """Whether pixels are sent, in the channels and the order of the color format, and taken as they are, as rocAL's
+    RAW_UNCOMPRESSED; else the bytes of JPEG and PNG files."""
 
     @staticmethod
     def read(table: dict[str, Any]) -> DecoderOptions:
         """The options in a pipeline file's "decoder" object. Raises: PipelineError: a key that is unknown, of the wrong
         kind, or of no meaning for raw pixels."""
         values = schema.read_keys("decoder", table, _KEYS)
-        kind = InputKind(values["input"])
-        idle = [key for key in ("max_width", "max_height", "exif") if key in table and kind is InputKind.RAW]
-        if idle:
+        is_raw = values["input"] == "raw"
+        idle = [key for key in ("max_width", "max_height", "exif") if key in table]
+        if is_raw and idle:
             raise PipelineError(
                 f'decoder: key \'{idle[0]}\' has no meaning with "input": "raw", whose pixels are taken as they are'
             )
         limits = DecoderLimits(values["max_width"], values["max_height"])
-        return DecoderOptions(limits, values["max_pixels"], values["exif"], kind)
+        return DecoderOptions(limits, values["max_pixels"], values["exif"], is_raw)
 
     def at_most(self, max_pixels: int) -> DecoderOptions:
         """The same with no more pixels than these."""
@@ -111,5 +104,5 @@ _KEYS = {
         "a number of pixels, a whole number of 1 or more", lambda value: type(value) is int and value >= 1
     )(DEFAULT_MAX_PIXELS),
     "exif": schema.flag(False),
-    "input": schema.choice(*(kind.value for kind in InputKind))(InputKind.ENCODED.value),
+    "input": schema.choice("encoded", "raw")("encoded"),
 }

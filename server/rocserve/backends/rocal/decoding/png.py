@@ -21,7 +21,7 @@ from typing import cast
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.decoding.header import NOT_TURNED, ColorModel, ImageError, ImageHeader, read_orientation
+from rocserve.backends.rocal.decoding.header import NOT_TURNED, ImageError, ImageHeader, read_orientation
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits
 from rocserve.backends.rocal.image import Pixels
 
@@ -80,10 +80,10 @@ def read_png(data: memoryview) -> PngFile:
         raise ImageError("Corrupt PNG data: its palette is missing")
     if b"IDAT" not in names:
         raise ImageError("it is a PNG with no image in it")
-    color_model = ColorModel.GREY if color_type in (_GREY, _GREY_ALPHA) else ColorModel.COLOUR
+    components = 1 if color_type in (_GREY, _GREY_ALPHA) else 3
     turn = next((read_orientation(body) for name, _, body, _ in chunks if name == b"eXIf"), NOT_TURNED)
     picture = tuple(whole for name, _, _, whole in chunks if name in _PICTURE)
-    return PngFile(ImageHeader(width, height, color_model, turn), picture)
+    return PngFile(ImageHeader(width, height, components, turn), picture)
 
 
 def _shown(name: bytes) -> str:
@@ -135,7 +135,7 @@ def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
 
 def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) -> Pixels:
     """The pixels as UINT8, height x width x channels, within the limits. Raises: ImageError: its data is damaged."""
-    as_grey = color_format is ColorFormat.U8 and file.header.color_model is ColorModel.GREY
+    as_grey = color_format is ColorFormat.U8 and file.header.components == 1
     # Only what makes the picture reaches libpng: no text or profile that swells, no gamma, no second frame.
     encoded = np.frombuffer(b"".join((SIGNATURE, *file.picture)), dtype=np.uint8)
     try:
