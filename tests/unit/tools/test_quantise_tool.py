@@ -118,6 +118,11 @@ def test_the_same_as_onnx(digits: Digits, method: str, operators: set[str]) -> N
         ("digits.pt2", "static", ["--data={folder}/train.py"], "must be an .npz file, an .npy file for one input, or"),
         ("digits.pt2", "static", ["--data={folder}/none.npy"], "none.npy does not exist"),
         ("digits.pt2", "static", ["--data={folder}/narrow.npy"], "expected [1, 16, 16] or, for several samples,"),
+        ("digits.pt2", "static", ["--data={folder}/narrow.npy"], "digits.pt2: --data {folder}/narrow.npy has shape"),
+        ("digits.pt2", "static", ["--data={folder}/nan.npy"], "for input 'input' that are no numbers, or infinite"),
+        ("digits.pt2", "static", ["--data={folder}/photos"], "to make inputs of them; name it by --pipeline"),
+        ("digits.pt2", "static", ["--out={folder}/none/never.pt2"], "there is no folder {folder}/none"),
+        ("quantised.pt2", "static", [], "it is quantised already"),
         ("train.py", "static", [], "train.py is no file of PyTorch's"),
         ("none.pt2", "static", [], "none.pt2 cannot be read: No such file"),
         ("no_layers.pt2", "static", [], "finds no layer in the program that it could quantise"),
@@ -131,11 +136,25 @@ def test_what_cannot_be_done_is_said(
     from support import torch_networks as networks
 
     np.save(digits.folder / "narrow.npy", digits.images[:, :, :8])
+    np.save(digits.folder / "nan.npy", np.full_like(digits.images[:4], np.nan))
+    (digits.folder / "photos").mkdir(exist_ok=True)
+    (digits.folder / "photos/a.jpg").touch()
+    if model == "quantised.pt2":
+        assert quantise(digits, "digits.pt2", "dynamic", model) == 0
     networks.save_program(torch.nn.ReLU(), digits.folder / "no_layers.pt2", 1, 16, 16)
     more = [flag.format(folder=digits.folder) for flag in flags]
     assert quantise(digits, model, method, "never.pt2", *more) == 1
-    assert said in capsys.readouterr().err
+    assert said.format(folder=digits.folder) in capsys.readouterr().err
     assert not (digits.folder / "never.pt2").exists()
+
+
+@pytest.mark.parametrize(("out", "said"), [("digits.pt2", "is the model itself"), ("digits.bin", ".pt2 or .onnx")])
+def test_where_the_result_cannot_go(digits: Digits, out: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (digits.folder / "digits.pt2").read_bytes()
+    with pytest.raises(SystemExit):
+        quantise(digits, "digits.pt2", "static", out)
+    assert said in capsys.readouterr().err
+    assert (digits.folder / "digits.pt2").read_bytes() == before
 
 
 def test_without_torchao_it_says_what_to_install(

@@ -37,6 +37,10 @@ from rocserve.core.tensors import Tensor, encode_bytes_elements
 _DEFAULT_PIPELINE = "pipeline.json"
 _DATA = "calibration_data:"
 """How errors call what is in the folder."""
+PIPELINE_HINT = (
+    f"copy the one that prepares the model's images into its folder as {_DEFAULT_PIPELINE}, or name it in"
+    " 'calibration_pipeline'"
+)
 
 
 def calibration_data(options: CompileOptions, model_folder: Path) -> Path:
@@ -230,6 +234,11 @@ class _Reader:
         if len(counts) != 1 or 0 in counts:
             shown = ", ".join(f"{len(array)} of '{name}'" for name, array in samples.items())
             raise self._wrong(f"must have as many samples of each input, and at least one; it has {shown or 'none'}")
+        for name, array in samples.items():
+            if not np.isfinite(array).all():
+                raise self._wrong(
+                    f"has values for input '{name}' that are no numbers, or infinite; nothing is scaled by them"
+                )
         return samples
 
     def _read_folder(self) -> dict[str, Array]:
@@ -253,10 +262,7 @@ class _Reader:
             return {name: self._read_arrays(one, files)}
         pipeline = calibration_pipeline(self.options, self.model_folder)
         if pipeline is None:
-            raise self._wrong(
-                "holds images, but there is no rocAL pipeline to make inputs of them; copy the one that prepares the"
-                " model's images into its folder as pipeline.json, or name it in 'calibration_pipeline'"
-            )
+            raise self._wrong(f"holds images, but there is no rocAL pipeline to make inputs of them; {PIPELINE_HINT}")
         # Without a batch dimension, a sample of four dimensions has images itself.
         stacked = not one.rows and len(one.shape) == IMAGE_RANK
         together, shape = (one.shape[0], one.shape[1:]) if stacked else (1, one.shape)

@@ -124,6 +124,12 @@ def layers(graph: Any) -> list[Any]:
     ]
 
 
+def is_quantised(program: ExportedProgram) -> bool:
+    """Whether it has weights in int8; dynamically quantised layers are none of those above any more."""
+    values = (*program.state_dict.values(), *program.constants.values())
+    return any(isinstance(value, torch.Tensor) and value.dtype is torch.int8 and value.ndim > 1 for value in values)
+
+
 def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[str, Array]) -> ExportedProgram:
     """The module as a program that takes and gives what the original does. `run`: inputs to export it with."""
     _drop_unused(module)

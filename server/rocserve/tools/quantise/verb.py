@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from rocserve.backends.migraphx.calibration import CalibrationInput, read_samples
+from rocserve.backends.migraphx.calibration import PIPELINE_HINT, CalibrationInput, read_samples
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
-from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
 from rocserve.tools.printing import console_on, replacing, say, size
 from rocserve.tools.verb import UsageError, Verb
@@ -32,6 +32,7 @@ Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 _NEEDED = ("torch==2.13.0", "torchao==0.18.0")
 _NEEDED_FOR_ONNX = ("onnxscript>=0.7", "onnxruntime>=1.18")
 _ONNX = ".onnx"
+_SUFFIXES = (".pt2", _ONNX)
 _ROWS = 32
 """Samples that run together."""
 _ROOT = Path("/")
@@ -61,6 +62,12 @@ def run(options: QuantiseOptions) -> None:
     or torchao is not installed; INVALID_ARGUMENT, the model cannot be quantised."""
     if (options.train is None) == (options.method == "qat"):
         raise UsageError("--method qat needs --train, and no other method takes it")
+    if options.out.suffix not in _SUFFIXES:
+        raise UsageError(f"argument --out: expected a file that ends in .pt2 or .onnx, got '{options.out}'")
+    if options.out.resolve() == options.model.resolve():
+        raise UsageError(f"argument --out: '{options.out}' is the model itself, with which the result is compared")
+    if not options.out.absolute().parent.is_dir():
+        raise invalid_argument(f"{options.out} cannot be written: there is no folder {options.out.parent}")
     out = console_on()
     for needed in (*_NEEDED, *(_NEEDED_FOR_ONNX if options.out.suffix == _ONNX else ())):
         package = re.split("[=>]", needed)[0]
@@ -79,6 +86,8 @@ def run(options: QuantiseOptions) -> None:
     original = open_exported(exported)
     runs = read_inputs(original.signature, options)
     count = len(methods.layers(exported.graph))
+    if methods.is_quantised(exported):
+        raise invalid_argument("it is quantised already, it has weights in int8; name the program that it was made of")
     if options.method == "dynamic":
         module = methods.quantise_dynamic(exported)
     elif options.method == "static":
@@ -112,7 +121,12 @@ def read_inputs(program: ProgramSignature, options: QuantiseOptions) -> list[Map
     calibration = CompileOptions(
         Target.REF, Precision.INT8, _within_root(options.data), _within_root(options.pipeline), options.samples
     )
-    samples = read_samples(_ROOT, calibration, inputs, inputs)
+    try:
+        samples = read_samples(_ROOT, calibration, inputs, inputs)
+    except ServeError as error:
+        inner = f"calibration_data '{calibration.calibration_data}'"
+        text = error.text.replace(inner, f"--data {options.data}").replace(PIPELINE_HINT, "name it by --pipeline")
+        raise ServeError(error.code, text) from None
     starts = range(0, len(next(iter(samples.values()))), _ROWS if program.batches else 1)
     return [
         {name: array[start : start + _ROWS] if program.batches else array[start] for name, array in samples.items()}
