@@ -141,7 +141,13 @@ def _fill_tensors(message: ModelConfig, signature: Signature) -> None:
             if spec.name not in given:
                 _fill_tensor(message.input.add(optional=spec.name in signature.optional_inputs), spec, batches)
     if not message.output:
+        scattered = {name for entry in message.batch_output for name in entry.target_name}
         for spec in signature.outputs:
+            if spec.name in scattered:
+                raise invalid_argument(
+                    f"autofill failed for model '{message.name}': the model does not say the shape that each request"
+                    f" gets of batch output '{spec.name}'; write its outputs into the configuration"
+                )
             if spec.name not in kept:
                 _fill_tensor(message.output.add(), spec, batches)
 

@@ -178,8 +178,8 @@ def check_batch_inputs_fit(message: ModelConfig, inputs: Mapping[str, TensorSpec
 
 
 def batch_faults(message: ModelConfig) -> Iterator[str]:
-    """Of batch inputs and outputs, where the configuration has the tensors: Triton's rules in its words, and what it
-    only finds when it runs the first batch. Each relies on what those before it have found right."""
+    """Of batch inputs and outputs: Triton's rules in its words, and what it only finds when it runs the first batch.
+    Each relies on what those before it have found right. Tensors that are to come from the model are passed over."""
     inputs = {tensor.name: tensor for tensor in message.input}
     outputs = {tensor.name: tensor for tensor in message.output}
     entries: tuple[BatchInput | BatchOutput, ...] = (*message.batch_input, *message.batch_output)
@@ -193,11 +193,13 @@ def batch_faults(message: ModelConfig) -> Iterator[str]:
         ):
             yield "batch input data type must be TYPE_INT32 or TYPE_FP32"
         name = entry.source_input[0]
+        if not inputs:
+            continue
         if name not in inputs:
             yield f"unknown source input name '{name}'"
         source = inputs[name]
         if isinstance(entry, BatchOutput):
-            yield from _scatter_faults(entry, source, outputs)
+            yield from _scatter_faults(entry, source, outputs) if outputs else ()
         else:
             if not entry.target_name:
                 yield "batch input must specify 'target_name', the inputs of the model that it becomes"

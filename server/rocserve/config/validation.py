@@ -113,9 +113,7 @@ def _unloadable(message: ModelConfig) -> Iterator[str]:
         for name, count in Counter(tensor.name for tensor in tensors).items():
             if count > 1:
                 yield f"model {what} '{name}' is specified {count} times for {message.name}; each name may stand once"
-    if message.input and message.output:
-        # Else they come from the model; then this is called again.
-        yield from (f"{fault} for {message.name}" for fault in batch_faults(message))
+    yield from (f"{fault} for {message.name}" for fault in batch_faults(message))
     check_bounds(message)
     if message.HasField("ensemble_scheduling"):
         return

@@ -27,7 +27,10 @@ class RaggedBatching:
         """Their elements are laid one behind the other: [all of the batch]."""
         self._made = config.batch_inputs
         self._scattered = {
-            name: (entry.source_inputs[0], dims[name]) for entry in config.batch_outputs for name in entry.target_names
+            # An output may still have to come from the model.
+            name: (entry.source_inputs[0], dims.get(name, ()))
+            for entry in config.batch_outputs
+            for name in entry.target_names
         }
         """The outputs of which each request gets as many elements as its own shape has: the input whose shape counts,
         and dims with -1 where the size is that of the same dimension of the input."""

@@ -13,14 +13,16 @@ import pytest
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.completion import normalise
+from rocserve.config.completion import autofill, normalise
 from rocserve.config.definition import FolderReading, ModelDefinition, complete_definition
 from rocserve.config.pbtxt import parse_model_config
+from rocserve.config.plain import to_plain
 from rocserve.config.signature_checks import check_signature
 from rocserve.config.validation import check_loadable
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, OutputConfig
+from rocserve.core.ragged import RaggedBatching
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.repository.version_workers import config_json
 
@@ -210,9 +212,34 @@ MODEL = Signature(
     ],
 )
 def test_faults(fields: str, text: str) -> None:
+    assert fault_of(RAGGED_TENSORS + fields) == text
+
+
+@pytest.mark.parametrize("tensors", ["", 'input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] }'])
+def test_what_is_wrong_by_itself_is_told_before_the_tensors_are_known(tensors: str) -> None:
+    wrong_type = COUNT.replace("data_type: TYPE_INT32", "")
+    given = f'name: "m" platform: "onnx_onnxv1" max_batch_size: 4 instance_group {{ }} {tensors}'
+    assert fault_of(given + wrong_type) == "batch input data type must be TYPE_INT32 or TYPE_FP32 for m"
+    expected = "batch output kind 'BATCH_SCATTER_WITH_INPUT_SHAPE' expects 1 source input, got 0 for m"
+    assert fault_of(given + SCATTER.replace('source_input: "X"', "")) == expected
+
+
+def test_outputs_that_each_request_has_a_part_of_are_not_completed() -> None:
+    written = (
+        'name: "m" input { name: "X" data_type: TYPE_FP32 dims: [ -1 ] allow_ragged_batch: true } max_batch_size: 4'
+    )
+    message = parse_model_config(f"{written} {SCATTER}", "config.pbtxt")
+    assert RaggedBatching(to_plain(message, "onnx", {})), "also while they are not known"
+    with pytest.raises(ServeError, match="does not say the shape that each request gets of batch output 'Y'; write"):
+        autofill(message, MODEL, 64)
+
+
+def fault_of(text: str) -> str:
+    """Raised as INVALID_ARGUMENT."""
     with pytest.raises(ServeError) as raised:
-        check_loadable(parse_model_config(RAGGED_TENSORS + fields, "config.pbtxt"))
-    assert (raised.value.code, raised.value.text) == (StatusCode.INVALID_ARGUMENT, text)
+        check_loadable(parse_model_config(text, "config.pbtxt"))
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    return raised.value.text
 
 
 def test_what_is_right_is_taken() -> None:
