@@ -374,7 +374,9 @@ def model_interpreter(definition: ModelDefinition) -> str:
     if path.name.lower().endswith(_ARCHIVES):
         problem = f"'{written}' is an archive; unpack it, and name the folder of the environment or its interpreter"
     elif not is_so(interpreter.is_file):
-        problem = f"there is no Python at {interpreter}; make it with: python3 -m venv {path}"
+        # A link from the model's folder to the system's Python would lead out of the repository.
+        how = "venv --copies" if path.is_relative_to(definition.folder) else "venv"
+        problem = f"there is no Python at {interpreter}; make it with: python3 -m {how} {path}"
     elif not os.access(interpreter, os.X_OK):
         problem = f"{interpreter} cannot be executed"
     else:

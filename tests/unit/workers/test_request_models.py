@@ -234,7 +234,8 @@ async def test_a_python_without_numpy_is_named(models: RequestModels, tmp_path: 
     ("path", "reason"),
     [
         ("env.tar.gz", "'env.tar.gz' is an archive; unpack it"),
-        ("nowhere", "there is no Python at .*/m/nowhere; make it with: python3 -m venv"),
+        ("nowhere", "there is no Python at .*/m/nowhere; make it with: python3 -m venv --copies /"),
+        ("/nowhere", "there is no Python at /nowhere; make it with: python3 -m venv /nowhere"),
         ("config.pbtxt", "config.pbtxt cannot be executed"),
     ],
 )
