@@ -15,17 +15,8 @@ from rocserve.core.device_references import whole
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.plane.doorbell import SocketSleeper, drain_rings
-from rocserve.workers.entries import (
-    AGAIN,
-    CALL,
-    CANCELLED,
-    ENTRY,
-    ERROR,
-    FINAL,
-    LAYOUT,
-    RESPONSE,
-    return_entries,
-)
+from rocserve.workers import entries
+from rocserve.workers.entries import ENTRY
 from rocserve.workers.layouts import TensorReader
 from rocserve.workers.worker_end import WorkerEnd
 
@@ -75,7 +66,7 @@ class BackChannel:
         except ServeError as error:
             raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
         self._calls[number] = on_answer
-        self._end.post(ENTRY.pack(CALL, 0, 0, layout, number, place, nbytes))
+        self._end.post(ENTRY.pack(entries.CALL, 0, 0, layout, number, place, nbytes))
         if self._is_over:
             self._drop_calls()
 
@@ -95,13 +86,14 @@ class BackChannel:
         is_open = True
         while is_open:
             for kind, flags, code, number, a, place, nbytes in ENTRY.iter_unpack(end.back.take()):
-                if kind == RESPONSE:
+                if kind == entries.RESPONSE:
                     answer = layouts.response(flags, code, number, place, nbytes)
-                    self._take_answer(a, answer, 0 if flags & ERROR else code, place, bool(flags & (FINAL | AGAIN)))
-                elif kind == LAYOUT:
+                    references = 0 if flags & entries.ERROR else code
+                    self._take_answer(a, answer, references, place, bool(flags & (entries.FINAL | entries.AGAIN)))
+                elif kind == entries.LAYOUT:
                     layouts.define(number, a, place)
-                    end.post(return_entries([a]))
-                elif kind == CANCELLED:
+                    end.post(entries.return_entries([a]))
+                elif kind == entries.CANCELLED:
                     self._left_early[a] = True
                     if len(self._left_early) > _REMEMBERED_CANCELLATIONS:
                         del self._left_early[next(iter(self._left_early))]
@@ -130,7 +122,7 @@ class BackChannel:
             self._hand_on(on_answer, answer, final)
         if answer is not None and answer is not RESCHEDULED:
             # Only now: what references lead to has been taken.
-            self._end.post(return_entries([place]))
+            self._end.post(entries.return_entries([place]))
 
     def _hand_on(self, on_answer: OnAnswer, answer: Result | None, final: bool) -> None:
         try:

@@ -32,33 +32,10 @@ from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapReader, SharedHeap, Sl
 from rocserve.plane.link import ENTRY_BYTES, LinkBroken, LinkEnd, RingReader, RingWriter
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
+from rocserve.workers import entries
 from rocserve.workers.answer_watch import Owed
 from rocserve.workers.client_files import GivenFiles
-from rocserve.workers.entries import (
-    ATTACH,
-    BACK,
-    BATCH,
-    CALL,
-    DONE,
-    ENTRY,
-    FORGET,
-    GROUPED,
-    IN_FILE,
-    LARGEST_REMEMBERED_LAYOUT,
-    LAYOUT,
-    NO_ENTRY,
-    PLACED,
-    REMEMBERED_LAYOUTS,
-    REQUEST,
-    RESPONSE,
-    RESULTS,
-    RETURN,
-    RETURNS,
-    SERVER_RINGS,
-    WORK,
-    WORKER_RINGS,
-    return_entries,
-)
+from rocserve.workers.entries import ENTRY
 from rocserve.workers.instance_requests import CallStarter, InstanceRequests
 from rocserve.workers.layouts import checked
 from rocserve.workers.messages import LONGEST_TEXT
@@ -97,7 +74,7 @@ class BatchWriter:
         self._files = files
         self._forms: dict[RequestForm, int] = {}
         """The numbers of those that the worker knows."""
-        self._texts = Memo[bytes, int](REMEMBERED_LAYOUTS)
+        self._texts = Memo[bytes, int](entries.REMEMBERED_LAYOUTS)
         """Of the last layouts that it was sent, written out. Heads that differ, of which clients name an output or
         not, may come to equal layouts: to the worker these are one form, and a batch of one form is gathered faster."""
         self._numbers = itertools.count()
@@ -128,7 +105,7 @@ class BatchWriter:
         # Two entries take as much as tensors are aligned to.
         end = (count + count % 2) * ENTRY_BYTES
         for text, number in texts.items():
-            table.append(pack(LAYOUT, 0, 0, number, end, len(text), 0))
+            table.append(pack(entries.LAYOUT, 0, 0, number, end, len(text), 0))
             pieces += padded((text,))
             end += aligned(len(text))
         for form, data, number, details in members:
@@ -136,10 +113,10 @@ class BatchWriter:
             flags, place = 0, end
             if type(data) is PlacedTensors and data.sizes == form.places.sizes:
                 if data.heap is inputs:
-                    flags = PLACED
+                    flags = entries.PLACED
                 elif self._files is not None and isinstance(data.heap, GuardedFile):
                     number = self._files.number(data.heap)
-                    flags = IN_FILE if number else 0
+                    flags = entries.IN_FILE if number else 0
                 if flags:
                     place = data.offset
                     placed.append(data)
@@ -149,24 +126,24 @@ class BatchWriter:
                     of_member, nbytes = form.places.pieces(data)
                 pieces += of_member
                 end += nbytes
-            table.append(pack(REQUEST, flags, 0, forms[form], number, place, len(details) | end << 32))
+            table.append(pack(entries.REQUEST, flags, 0, forms[form], number, place, len(details) | end << 32))
             if details:
                 pieces += padded((details,))
                 end += aligned(len(details))
         slot, view = inputs.place(end)
         if fresh:
             # Only now: of a batch that cannot be sent the worker hears nothing.
-            kept = {text: number for text, number in texts.items() if len(text) <= LARGEST_REMEMBERED_LAYOUT}
+            kept = {text: number for text, number in texts.items() if len(text) <= entries.LARGEST_REMEMBERED_LAYOUT}
             unkept = {*texts.values()}.difference(kept.values())
             self._forms = {form: number for form, number in forms.items() if number not in unkept} if unkept else forms
-            while len(self._forms) > REMEMBERED_LAYOUTS:
+            while len(self._forms) > entries.REMEMBERED_LAYOUTS:
                 del self._forms[next(iter(self._forms))]
             for text, number in kept.items():
                 self._texts.keep(text, number)
         if count % 2:
-            table.append(NO_ENTRY)
+            table.append(entries.NO_ENTRY)
         batch_id = next(self._batch_ids) & 0xFFFFFFFF
-        entry = pack(BATCH, GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)
+        entry = pack(entries.BATCH, entries.GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)
         large = fill(view, [*table, *pieces], COPIED_AT_ONCE)
         return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, large)
 
@@ -258,8 +235,8 @@ class Instance:
                 opened.callback(os.close, descriptor)
                 return descriptor
 
-            own = kept(link.create_file(name, SERVER_RINGS))
-            workers = kept(link.create_file(name, WORKER_RINGS))
+            own = kept(link.create_file(name, entries.SERVER_RINGS))
+            workers = kept(link.create_file(name, entries.WORKER_RINGS))
             outputs = kept(heap.create_file(name, HEAP_BYTES))
             # The worker's end is for the one who hands it over and closes it.
             self._socket, self.peer = socket.socketpair()
@@ -272,18 +249,18 @@ class Instance:
                 kept(reading(self.plane.sleeps)),
                 *([back[1].fileno()] if back is not None else ()),
             ]
-            send_with_descriptors(self._socket, ATTACH.pack(self._mail.looks_of_workers), files)
-            self._link = LinkEnd(own, SERVER_RINGS, kept(reading(workers)), WORKER_RINGS)
+            send_with_descriptors(self._socket, entries.ATTACH.pack(self._mail.looks_of_workers), files)
+            self._link = LinkEnd(own, entries.SERVER_RINGS, kept(reading(workers)), entries.WORKER_RINGS)
             self._reader = HeapReader(reading(outputs), later=self.plane.work_off_later)
         self.results = ResultReader(self._reader)
-        self._work, self._returns = self._link.writers[WORK], self._link.writers[RETURNS]
+        self._work, self._returns = self._link.writers[entries.WORK], self._link.writers[entries.RETURNS]
         self.inbox = self._link.readers[0]
         self._ring = SocketRinger(self._link.other_sleep_word(0), self._socket).ring
         self._back_socket = back[0] if back is not None else None
         if start_call is not None and back is not None:
             back[1].close()
             ring = SocketRinger(self._link.other_sleep_word(1), back[0]).ring
-            self.requests = InstanceRequests(self, start_call, self._link.writers[BACK], ring)
+            self.requests = InstanceRequests(self, start_call, self._link.writers[entries.BACK], ring)
 
     def open(self) -> None:
         """Begin to listen. From any thread."""
@@ -332,7 +309,7 @@ class Instance:
             batch.posted = work.posted
         # All batches whose requests lay in these files are done.
         while self._to_forget and self.room(work):
-            work.post(ENTRY.pack(FORGET, 0, 0, self._to_forget.popleft(), 0, 0, 0))
+            work.post(ENTRY.pack(entries.FORGET, 0, 0, self._to_forget.popleft(), 0, 0, 0))
         self._ring()
 
     def room(self, ring: RingWriter) -> int:
@@ -374,18 +351,18 @@ class Instance:
         try:
             messages = ENTRY.iter_unpack(self.inbox.take())
             for kind, flags, count, number, a, b, c in messages:
-                if kind == DONE:
+                if kind == entries.DONE:
                     self._take_done(number, (a, b, c), next(messages, None))
-                elif kind == LAYOUT:
+                elif kind == entries.LAYOUT:
                     self.results.layouts.define(number, a, b)
                     self.give_place(a)
                 elif requests is None:
                     raise ValueError(f"a message of kind {kind}, which it may not send here")
-                elif kind == RESPONSE:
+                elif kind == entries.RESPONSE:
                     requests.take_response(flags, count, number, a, b, c)
-                elif kind == CALL:
+                elif kind == entries.CALL:
                     requests.take_call(number, a, b, c)
-                elif kind == RETURN:
+                elif kind == entries.RETURN:
                     requests.take_returns((a, b, c)[:count])
                     self._mail.trimmer.trim_later(self.inputs)
                 else:
@@ -402,10 +379,10 @@ class Instance:
             raise ValueError(f"an answer to batch {batch_id}, which it does not have")
         if not batch.sent_ns <= times[0] <= times[1] <= times[2] <= time.monotonic_ns():
             raise ValueError("times that are not in their order")
-        kind, _, _, _, place, entries, nbytes = following or (0,) * 7
-        if kind != RESULTS:
+        kind, _, _, _, place, count, nbytes = following or (0,) * 7
+        if kind != entries.RESULTS:
             raise ValueError(f"a batch is done, and a message of kind {kind} follows")
-        outcome = self.results.read_batch(place, nbytes, entries, times, batch.sizes, self.requests is not None)
+        outcome = self.results.read_batch(place, nbytes, count, times, batch.sizes, self.requests is not None)
         outcome.slot = self.slot(place)
         del self._sent[batch_id]
         self._mail.trimmer.trim_later(self.inputs)
@@ -435,10 +412,10 @@ class Instance:
     def return_places(self) -> None:
         """Return slots that have been read to the worker."""
         if self._to_return and not self.has_ended:
-            entries = min(self.room(self._returns), -(-len(self._to_return) // 3))
-            self._returns.post(return_entries(self._to_return[: 3 * entries]))
+            count = min(self.room(self._returns), -(-len(self._to_return) // 3))
+            self._returns.post(entries.return_entries(self._to_return[: 3 * count]))
             # Before it posts more, the worker takes these: the rest follows then.
-            del self._to_return[: 3 * entries]
+            del self._to_return[: 3 * count]
 
     # Its watch; from any thread
 

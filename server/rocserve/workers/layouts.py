@@ -16,17 +16,8 @@ from rocserve.core.requests import NO_PARAMETERS, InferResponse, Parameters
 from rocserve.core.tensor_places import Bounds, TensorPlaces
 from rocserve.core.tensors import Tensor, TensorHead, can_hold
 from rocserve.plane.heap import HeapReader, fill
-from rocserve.workers.entries import (
-    AGAIN,
-    ENTRY,
-    ERROR,
-    FINAL,
-    LAYOUT,
-    LONGEST_TEXT_BYTES,
-    NONE,
-    REMEMBERED_LAYOUTS,
-    RESPONSE,
-)
+from rocserve.workers import entries
+from rocserve.workers.entries import ENTRY
 from rocserve.workers.messages import LONGEST_TEXT, status_code
 
 _PARAMETERS: Any = Parameters
@@ -41,7 +32,7 @@ class Layout:
         """Raises: ServeError: INTERNAL, its names and shapes are too long."""
         self.places = TensorPlaces(heads)
         self.text = checked(to_json(heads))
-        self.number = -REMEMBERED_LAYOUTS
+        self.number = -entries.REMEMBERED_LAYOUTS
         """The last that it was sent by."""
 
 
@@ -53,7 +44,9 @@ class TensorSender:
         an entry."""
         self._allocate = allocate
         self._post = post
-        self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(REMEMBERED_LAYOUTS)
+        self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(
+            entries.REMEMBERED_LAYOUTS
+        )
         self._defined = 0
         # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
         self._lock = threading.RLock()
@@ -68,11 +61,11 @@ class TensorSender:
 
     def number(self, layout: Layout) -> int:
         """The number by which the other end knows a layout; one that it does not know, or no more, is sent."""
-        if layout.number <= self._defined - REMEMBERED_LAYOUTS:
+        if layout.number <= self._defined - entries.REMEMBERED_LAYOUTS:
             with self._lock:
                 self._defined += 1
                 number = self._defined
-                self._post(ENTRY.pack(LAYOUT, 0, 0, number, self.put_text(layout.text), len(layout.text), 0))
+                self._post(ENTRY.pack(entries.LAYOUT, 0, 0, number, self.put_text(layout.text), len(layout.text), 0))
                 layout.number = number
         return layout.number
 
@@ -97,19 +90,19 @@ class TensorSender:
     def response(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> bytes:
         """RESPONSE to the request or call of that number. `references`: how many of the first tensors are references.
         Raises: ServeError: as `put`."""
-        flags = FINAL if final else 0
+        flags = entries.FINAL if final else 0
         code = layout = place = nbytes = 0
         if answer is None:
-            flags |= NONE
+            flags |= entries.NONE
         elif isinstance(answer, Rescheduled):
-            flags = AGAIN
+            flags = entries.AGAIN
         elif isinstance(answer, ServeError):
             text = error_bytes(answer)
-            flags, code, place, nbytes = flags | ERROR, int(answer.code), self.put_text(text), len(text)
+            flags, code, place, nbytes = flags | entries.ERROR, int(answer.code), self.put_text(text), len(text)
         else:
             layout, place, nbytes = self.put(answer.outputs, parameters_text(answer.parameters))
             code = references
-        return ENTRY.pack(RESPONSE, flags, code, layout, number, place, nbytes)
+        return ENTRY.pack(entries.RESPONSE, flags, code, layout, number, place, nbytes)
 
 
 class TensorReader:
@@ -124,7 +117,7 @@ class TensorReader:
 
     def define(self, number: int, place: int, nbytes: int) -> None:
         """LAYOUT. Raises: ValueError."""
-        if len(self._places) >= 2 * REMEMBERED_LAYOUTS:
+        if len(self._places) >= 2 * entries.REMEMBERED_LAYOUTS:
             del self._places[next(iter(self._places))]
         heads = from_json(tuple[TensorHead, ...], self.text(place, nbytes))
         for head in heads:
@@ -154,11 +147,11 @@ class TensorReader:
 
     def response(self, flags: int, code: int, number: int, place: int, nbytes: int) -> Result | None:
         """RESPONSE. Raises: ValueError."""
-        if flags & AGAIN:
+        if flags & entries.AGAIN:
             return RESCHEDULED
-        if flags & NONE:
+        if flags & entries.NONE:
             return None
-        if flags & ERROR:
+        if flags & entries.ERROR:
             return read_error(code, self.text(place, nbytes))
         outputs, details = self.read(number, place, nbytes)
         return ModelResponse(outputs, read_parameters(details))
@@ -179,18 +172,18 @@ def bounds_of(places: TensorPlaces, table: memoryview) -> tuple[Bounds, int]:
 
 def checked(text: bytes) -> bytes:
     """A text that is to be sent. Raises: ServeError: INTERNAL, it is longer than the other end reads."""
-    if len(text) > LONGEST_TEXT_BYTES:
+    if len(text) > entries.LONGEST_TEXT_BYTES:
         raise internal(
             f"what stands beside the tensors (names, shapes, parameters) takes {len(text)} bytes, at most"
-            f" {LONGEST_TEXT_BYTES} can be sent"
+            f" {entries.LONGEST_TEXT_BYTES} can be sent"
         )
     return text
 
 
 def text_length(nbytes: int) -> int:
     """Raises: ValueError: no text is that long."""
-    if nbytes > LONGEST_TEXT_BYTES:
-        raise ValueError(f"a text of {nbytes} bytes, expected at most {LONGEST_TEXT_BYTES}")
+    if nbytes > entries.LONGEST_TEXT_BYTES:
+        raise ValueError(f"a text of {nbytes} bytes, expected at most {entries.LONGEST_TEXT_BYTES}")
     return nbytes
 
 

@@ -21,30 +21,9 @@ from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.heap import SHARES, Heap, HeapReader, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
+from rocserve.workers import entries
 from rocserve.workers.client_files import TakenFiles
-from rocserve.workers.entries import (
-    ATTACH,
-    BACK,
-    BATCH,
-    DONE,
-    ENTRY,
-    ERROR,
-    FORGET,
-    GROUPED,
-    IN_FILE,
-    LARGEST_REMEMBERED_LAYOUT,
-    LAYOUT,
-    NO_ENTRY,
-    REMEMBERED_LAYOUTS,
-    REQUEST,
-    RESULT,
-    RESULTS,
-    RETURNS,
-    SERVER_RINGS,
-    WORK,
-    WORKER_RINGS,
-    returned_places,
-)
+from rocserve.workers.entries import ENTRY
 from rocserve.workers.layouts import Layout, TensorSender, error_bytes
 from rocserve.workers.messages import LONGEST_TEXT
 
@@ -130,29 +109,33 @@ class WorkerEnd:
         """`guard`: maps clients' files. `is_alone`: no other instance runs in this process, whose thread would have to
         wait for one that looks. Raises: EOFError: the server is gone; ValueError: it sent something else than what an
         instance shares with its worker."""
-        data, descriptors = receive_with_descriptors(connection, ATTACH.size, _MOST_DESCRIPTORS)
+        data, descriptors = receive_with_descriptors(connection, entries.ATTACH.size, _MOST_DESCRIPTORS)
         if not data:
             raise EOFError("the server closed the connection")
-        if len(data) != ATTACH.size or len(descriptors) < _MOST_DESCRIPTORS - 1:
+        if len(data) != entries.ATTACH.size or len(descriptors) < _MOST_DESCRIPTORS - 1:
             for descriptor in descriptors:
                 os.close(descriptor)
             raise ValueError(f"expected what the instance shares, got {data!r} and {len(descriptors)} descriptors")
         own, servers, outputs, inputs, server_sleeps, *back = descriptors
-        link = LinkEnd(own, WORKER_RINGS, servers, SERVER_RINGS)
+        link = LinkEnd(own, entries.WORKER_RINGS, servers, entries.SERVER_RINGS)
         os.close(own)
         os.close(servers)
         self.inputs = HeapReader(inputs, SHARES)
         self.back_connection = socket.socket(fileno=back[0]) if back else None
-        self.back = link.readers[BACK]
+        self.back = link.readers[entries.BACK]
         self.back_sleep_word = link.own_sleep_word(1)
         self._connection = connection
         # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
         self._lock = threading.RLock()
         self._is_wanted = True
         """Batches are still wanted; False = the server is gone."""
-        (looks,) = ATTACH.unpack(data)
+        (looks,) = entries.ATTACH.unpack(data)
         self._looks = looks if is_alone else 0
-        self._work, self._returns, self._results = link.readers[WORK], link.readers[RETURNS], link.writers[0]
+        self._work, self._returns, self._results = (
+            link.readers[entries.WORK],
+            link.readers[entries.RETURNS],
+            link.writers[0],
+        )
         self.files = TakenFiles(self.inputs, guard)
         self._sleeper = SocketSleeper(link.own_sleep_word(0), connection, self.files.take)
         self._ring = SocketRinger(sleep_word(server_sleeps), connection).ring
@@ -177,18 +160,20 @@ class WorkerEnd:
             for _ in range(0 if is_busy else self._looks):
                 if work.has_mail():
                     break
-            entries = work.take()
-            for kind, flags, _, number, place, count, _ in ENTRY.iter_unpack(entries):
+            mail = work.take()
+            for kind, flags, _, number, place, count, _ in ENTRY.iter_unpack(mail):
                 if not self._is_wanted:
                     return
-                if kind == FORGET:
+                if kind == entries.FORGET:
                     self._await_file(number)
                     del self.files[number]
                     continue
-                if kind != BATCH:
+                if kind != entries.BATCH:
                     raise ValueError(f"expected a batch, got a message of kind {kind}")
-                yield ReceivedBatch(number, bool(flags & GROUPED), self._requests(place, count), time.monotonic_ns())
-            if entries:
+                yield ReceivedBatch(
+                    number, bool(flags & entries.GROUPED), self._requests(place, count), time.monotonic_ns()
+                )
+            if mail:
                 idle_since = time.monotonic()
             elif is_busy:
                 continue
@@ -213,22 +198,22 @@ class WorkerEnd:
         requests: list[ReceivedRequest] = []
         forms, large = self._forms, []
         for kind, flags, _, number, a, b, c in ENTRY.iter_unpack(self.inputs.view(place, count * ENTRY_BYTES)):
-            if kind == REQUEST:
+            if kind == entries.REQUEST:
                 form, file, inputs = forms[number], 0, b if flags else place + b
-                if flags == IN_FILE:
+                if flags == entries.IN_FILE:
                     file = a
                     self._await_file(file)
                     self.files.read(form.places.end)
                 requests.append(ReceivedRequest(form, a, inputs, place + (c >> 32), c & 0xFFFFFFFF, file))
-            elif kind == LAYOUT:
+            elif kind == entries.LAYOUT:
                 forms[number] = RequestForm(from_json(RequestLayout, bytes(self.inputs.view(place + a, b))))
-                if b > LARGEST_REMEMBERED_LAYOUT:
+                if b > entries.LARGEST_REMEMBERED_LAYOUT:
                     large.append(number)
             else:
                 raise ValueError(f"a message of kind {kind} among the requests of a batch")
         for number in large:
             del forms[number]
-        while len(forms) > 2 * REMEMBERED_LAYOUTS:
+        while len(forms) > 2 * entries.REMEMBERED_LAYOUTS:
             del forms[next(iter(forms))]
         return requests
 
@@ -283,21 +268,21 @@ class WorkerEnd:
             self._heap.free(place)
 
     def _take_returns(self) -> None:
-        for place in returned_places(self._returns.take()):
+        for place in entries.returned_places(self._returns.take()):
             self._unread_bytes -= self._unread.pop(place, 0)
             self._kept.pop(place, None)
             self._heap.free(place)
 
-    def post(self, entries: bytes) -> None:
+    def post(self, mail: bytes) -> None:
         """Post entries; waits while the server has much to take."""
         with self._lock:
-            count = len(entries) // ENTRY_BYTES
+            count = len(mail) // ENTRY_BYTES
             while self._results.room < count:
                 if not self._is_wanted:
                     return
                 self._ring()
                 time.sleep(_WAIT_SECONDS)
-            self._results.post(entries)
+            self._results.post(mail)
             self._ring()
 
     def respond(self, number: int, answer: Result | None, final: bool) -> None:
@@ -332,14 +317,14 @@ class WorkerEnd:
         table: list[bytes] = []
         pieces: list[Buffer] = []
         for one in results:
-            table.append(ENTRY.pack(RESULT, one.flags, one.code, one.number, one.requests, end, one.text_bytes))
+            table.append(ENTRY.pack(entries.RESULT, one.flags, one.code, one.number, one.requests, end, one.text_bytes))
             pieces += one.contents
             end += one.nbytes
         place = results[0].place
         if place is None:
             place, view = self.place(end)
             if count % 2:
-                table.append(NO_ENTRY)
+                table.append(entries.NO_ENTRY)
             fill(view, [*table, *pieces])
         else:
             with self._lock:
@@ -349,8 +334,8 @@ class WorkerEnd:
             self._heap.view(place, ENTRY_BYTES)[:] = table[0]
         if kept:
             self._kept[place] = kept
-        done = ENTRY.pack(DONE, 0, 0, batch.id, *times, time.monotonic_ns())
-        self.post(done + ENTRY.pack(RESULTS, 0, 0, 0, place, count, end))
+        done = ENTRY.pack(entries.DONE, 0, 0, batch.id, *times, time.monotonic_ns())
+        self.post(done + ENTRY.pack(entries.RESULTS, 0, 0, 0, place, count, end))
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
         """A batch has failed as a whole."""
@@ -368,4 +353,4 @@ def error_text(error: BaseException) -> str:
 def error_result(error: ServeError, requests: int = 1) -> OutgoingResult:
     """In the place of results. `requests`: as of OutgoingResult."""
     text = error_bytes(error)
-    return OutgoingResult(ERROR, int(error.code), 0, len(text), aligned(len(text)), padded((text,)), requests)
+    return OutgoingResult(entries.ERROR, int(error.code), 0, len(text), aligned(len(text)), padded((text,)), requests)
