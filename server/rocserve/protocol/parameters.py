@@ -73,7 +73,7 @@ def read_sequence(parameters: Mapping[str, InferParameter]) -> SequenceTag | Non
             continue
         choice = parameter.WhichOneof("parameter_choice")
         if name == SEQUENCE_ID:
-            if choice not in ("int64_param", "string_param"):
+            if choice not in ("int64_param", "uint64_param", "string_param"):
                 raise wrong_type(name)
             identity = sequence_id(getattr(parameter, choice))
         elif choice == "bool_param":
