@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 import grpc.aio
 
 from rocserve.core.errors import StatusCode
-from rocserve_client.errors import Cancelled, error_from_grpc, error_with
+from rocserve_client.errors import CLOSED_FOR_REQUESTS, Cancelled, error_from_grpc, error_with
 from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_stream_response, encode_infer_request
 from rocserve_client.results import InferResult
 
@@ -49,16 +49,16 @@ class AsyncStream:
         """Send a request; waits only while the connection takes no more.
 
         Raises:
-            RocserveError: the stream is broken.
+            RocserveError: the stream is broken; Cancelled: its sending was closed.
         """
         request = encode_infer_request(model, inputs, outputs, options)
         try:
             with grpc_errors():
                 await self._call.write(request)
         except asyncio.InvalidStateError as error:
-            # grpc.aio tells of a stream that ended before this call in this way, without its status.
+            # grpc.aio tells of a stream that ended before this call in this way, without its status; and of closed sending.
             if not self._call.done():
-                raise
+                raise Cancelled(CLOSED_FOR_REQUESTS) from error
             status = StatusCode((await self._call.code()).value[0])
             raise error_with(status, await self._call.details() or "the stream has ended") from error
 

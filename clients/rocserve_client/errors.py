@@ -72,6 +72,8 @@ class Unauthenticated(RocserveError):
     default_status = StatusCode.UNAUTHENTICATED
 
 
+CLOSED_FOR_REQUESTS = "the stream is closed for further requests"
+"""What a request is told that comes behind the end of sending."""
 _SIGNS_OF_HTTP = ("Failed parsing HTTP/2", "http1.x server")
 """What gRPC says of a server that speaks HTTP/1."""
 _HTTP_PORT = "; this looks like an HTTP port: give the server's gRPC port (8001 by default)"

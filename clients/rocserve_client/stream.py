@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from rocserve_client.errors import error_from_grpc
+from rocserve_client.errors import CLOSED_FOR_REQUESTS, Cancelled, error_from_grpc
 from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_stream_response, encode_infer_request
 from rocserve_client.results import InferResult
 
@@ -24,6 +24,7 @@ class Stream:
 
     def __init__(self, method: Any, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._is_closed = False
         self._answers = method(iter(self._requests.get, None), timeout=timeout, metadata=metadata)
 
     def __enter__(self) -> Self:
@@ -33,11 +34,18 @@ class Stream:
         self.close()
 
     def send(self, model: str, inputs: Inputs, outputs: Outputs = None, **options: Unpack[RequestOptions]) -> None:
-        """Send a request, without waiting; the arguments are those of `Client.infer`."""
+        """Send a request, without waiting; the arguments are those of `Client.infer`.
+
+        Raises:
+            Cancelled: the stream was closed, or its sending; gRPC would read no further request.
+        """
+        if self._is_closed:
+            raise Cancelled(CLOSED_FOR_REQUESTS)
         self._requests.put(encode_infer_request(model, inputs, outputs, options))
 
     def close_sending(self) -> None:
         """No more requests: the server ends the stream behind its last answer."""
+        self._is_closed = True
         self._requests.put(None)
 
     def receive(self) -> InferResult:
@@ -64,5 +72,5 @@ class Stream:
 
     def close(self) -> None:
         """End the stream at once, whatever is still on its way."""
-        self._requests.put(None)
+        self.close_sending()
         self._answers.cancel()

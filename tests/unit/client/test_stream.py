@@ -101,6 +101,25 @@ def test_a_broken_stream_raises_its_status(loopback: Any) -> None:
                 stream.receive()
 
 
+async def test_nothing_is_sent_on_a_stream_that_was_closed(loopback: Any) -> None:
+    text = "the stream is closed for further requests"
+    with Client(loopback.address) as client, client.stream() as stream:
+        stream.send("echo", numbered(0))
+        stream.close_sending()
+        with pytest.raises(Cancelled, match=text):
+            stream.send("echo", numbered(1))
+        assert [int(result["A"][0]) for result in stream] == [0]
+        stream.close()
+        with pytest.raises(Cancelled, match=text):
+            stream.send("echo", numbered(2))
+    async with AsyncClient(loopback.address) as client, client.stream() as stream:
+        await stream.send("echo", numbered(0))
+        await stream.close_sending()
+        with pytest.raises(Cancelled, match=text):
+            await stream.send("echo", numbered(1))
+        assert [int(result["A"][0]) async for result in stream] == [0]
+
+
 def test_a_stream_has_a_timeout(loopback: Any) -> None:
     with Client(loopback.address) as client, client.stream(timeout=0.2) as stream, pytest.raises(DeadlineExceeded):
         stream.receive()
