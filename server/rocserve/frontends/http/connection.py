@@ -192,7 +192,8 @@ class Connection(asyncio.Protocol):
             return  # A trailer says nothing.
         if len(self._pairs) >= _MOST_HEADERS or len(name) > LARGEST_HEAD_LINE or len(value) > LARGEST_HEAD_LINE:
             raise _Refused(f"a request has at most {_MOST_HEADERS} headers of {LARGEST_HEAD_LINE} bytes")
-        self._pairs.append((name, value))
+        # The parser has taken off the spaces in front.
+        self._pairs.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         parser, pairs = self._parser, self._pairs

@@ -47,6 +47,8 @@ def handle(request: Request) -> None:
         request.run(large(request))
     elif request.head.path == "/late":
         asyncio.get_running_loop().call_later(0.1, request.respond, Response(200, b"late", "text/plain"))
+    elif request.head.path == "/headers":
+        request.respond(Response(200, repr((request.head.headers, request.head.pairs)).encode(), "text/plain"))
     elif request.head.path == "/fails":
         request.run(fail())
     elif request.head.path == "/breaks":
@@ -108,6 +110,14 @@ async def test_bodies_in_one_piece_and_byte_by_byte(rest: bytes) -> None:
         sent = POST + CLOSE + rest
         parts = [sent[index : index + 1] for index in range(len(sent))]
         assert body_of(await exchange(port, *parts, pause=0)) == b"<hello>"
+
+
+async def test_spaces_around_a_value_are_none_of_it() -> None:
+    sent = b"GET /headers HTTP/1.1\r\nOne: \t a b \t \r\nTwo:\r\nConnection: close \r\n\r\n"
+    async with listening() as port:
+        answer = await exchange(port, sent)
+    pairs = [(b"One", b"a b"), (b"Two", b""), (b"Connection", b"close")]
+    assert body_of(answer) == repr(({"one": "a b", "two": "", "connection": "close"}, pairs)).encode()
 
 
 async def test_what_is_asked_at_once_is_answered_in_order() -> None:
