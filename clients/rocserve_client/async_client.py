@@ -12,7 +12,15 @@ import grpc.aio
 from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.async_stream import AsyncStream, grpc_errors
-from rocserve_client.connection import DEFAULT_URL, Balancing, ChannelOptions, Connection, KeepAlive, Tls
+from rocserve_client.connection import (
+    DEFAULT_URL,
+    Balancing,
+    ChannelOptions,
+    Connection,
+    KeepAlive,
+    Tls,
+    grpc_timeout,
+)
 from rocserve_client.errors import RocserveError
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
@@ -78,7 +86,7 @@ class AsyncClient:
     def stream(self, *, timeout: float | None = None, headers: Headers = None) -> AsyncStream:
         """Open a stream of requests and answers, to be used in an `async with` statement."""
         method = self._channel.stream_stream(calls.STREAM_METHOD)
-        return AsyncStream(method, timeout, self._connection.metadata(headers))
+        return AsyncStream(method, grpc_timeout(timeout), self._connection.metadata(headers))
 
     async def server_live(self, *, timeout: float | None = None, headers: Headers = None) -> bool:
         return await self._call(calls.server_live(), timeout, headers)
@@ -157,5 +165,7 @@ class AsyncClient:
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
         with grpc_errors():
-            message = await method(call.request, timeout=timeout, metadata=self._connection.metadata(headers))
+            message = await method(
+                call.request, timeout=grpc_timeout(timeout), metadata=self._connection.metadata(headers)
+            )
         return call.decode(message)

@@ -10,7 +10,15 @@ import grpc
 
 from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
-from rocserve_client.connection import DEFAULT_URL, Balancing, ChannelOptions, Connection, KeepAlive, Tls
+from rocserve_client.connection import (
+    DEFAULT_URL,
+    Balancing,
+    ChannelOptions,
+    Connection,
+    KeepAlive,
+    Tls,
+    grpc_timeout,
+)
 from rocserve_client.errors import RocserveError, error_from_grpc
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
@@ -81,7 +89,7 @@ class Client:
     def stream(self, *, timeout: float | None = None, headers: Headers = None) -> Stream:
         """Open a stream of requests and answers, to be used in a `with` statement."""
         method = self._channel.stream_stream(calls.STREAM_METHOD)
-        return Stream(method, timeout, self._connection.metadata(headers))
+        return Stream(method, grpc_timeout(timeout), self._connection.metadata(headers))
 
     def server_live(self, *, timeout: float | None = None, headers: Headers = None) -> bool:
         return self._call(calls.server_live(), timeout, headers)
@@ -160,7 +168,7 @@ class Client:
         if method is None:
             method = self._methods[call.path] = self._channel.unary_unary(call.path)
         try:
-            message = method(call.request, timeout=timeout, metadata=self._connection.metadata(headers))
+            message = method(call.request, timeout=grpc_timeout(timeout), metadata=self._connection.metadata(headers))
         except grpc.RpcError as error:
             raise error_from_grpc(error) from error
         return call.decode(message)

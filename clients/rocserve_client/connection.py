@@ -27,6 +27,8 @@ IDEMPOTENT_METHODS = (
     "RepositoryIndex",
 )
 _LONGEST_MESSAGE = (1 << 31) - 1
+_LONGEST_TIMEOUT_S = 1e9
+"""gRPC counts nanoseconds in 64 bits, some 290 years of them; what is longer it takes for passed."""
 
 ChannelOptions = tuple[tuple[str, int | str], ...]
 
@@ -156,6 +158,11 @@ class Connection:
         """The headers of one call; its own win. gRPC takes names in lower case only."""
         merged = {**self.headers, **(headers or {})}
         return tuple((name.lower(), value) for name, value in merged.items())
+
+
+def grpc_timeout(seconds: float | None) -> float | None:
+    """The timeout of a call for gRPC: None, never, in the place of one that is longer than it counts."""
+    return None if seconds is not None and seconds > _LONGEST_TIMEOUT_S else seconds
 
 
 def _read(path: Path | None) -> bytes | None:

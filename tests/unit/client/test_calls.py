@@ -98,6 +98,11 @@ def test_an_answer_whose_shape_no_memory_holds_is_the_servers_fault() -> None:
         decode_infer_response(response.SerializeToString())
 
 
+@pytest.mark.parametrize("timeout", [1e10, float("inf")])
+def test_a_timeout_may_be_longer_than_grpc_counts(call: Any, loopback: Any, timeout: float) -> None:
+    assert call(loopback.address, "infer", "echo", ONE, timeout=timeout).model_version == "3"
+
+
 def test_a_timeout_ends_the_call(call: Any, loopback: Any) -> None:
     with pytest.raises(DeadlineExceeded):
         call(loopback.address, "infer", "slow", ONE, timeout=0.2)

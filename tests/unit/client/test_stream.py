@@ -125,6 +125,16 @@ def test_a_stream_has_a_timeout(loopback: Any) -> None:
         stream.receive()
 
 
+async def test_a_stream_has_a_timeout_that_never_passes(loopback: Any) -> None:
+    endless = float("inf")
+    with Client(loopback.address) as client, client.stream(timeout=endless) as stream:
+        stream.send("echo", numbered(1))
+        assert stream.receive()["A"].tolist() == [1]
+    async with AsyncClient(loopback.address) as client, client.stream(timeout=endless) as stream:
+        await stream.send("echo", numbered(2))
+        assert (await stream.receive())["A"].tolist() == [2]
+
+
 def test_leaving_a_stream_ends_it(loopback: Any) -> None:
     with Client(loopback.address) as client:
         with client.stream() as stream:
