@@ -56,7 +56,8 @@ class AsyncStream:
             with grpc_errors():
                 await self._call.write(request)
         except asyncio.InvalidStateError as error:
-            # grpc.aio tells of a stream that ended before this call in this way, without its status; and of closed sending.
+            # grpc.aio tells of closed sending in this way, and of a stream that ended before this call, without its
+            # status.
             if not self._call.done():
                 raise Cancelled(CLOSED_FOR_REQUESTS) from error
             status = StatusCode((await self._call.code()).value[0])
