@@ -93,13 +93,12 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
         needs_inputs = ending != ".onnx" and file_kind(program) is not FileKind.EXPORTED
         lines = _configuration(options, handler, needs_inputs)
         texts: dict[str, list[str]] = {}
-        if needs_inputs and _LABELS in archive.namelist() and (names := json.loads(archive.read(_LABELS))):
-            # Of "0": "cat" or, as ImageNet's, "0": ["n02123045", "tabby"].
-            ordered = [names[str(number)] for number in range(len(names))]
-            labels = [label if isinstance(label, str) else str(label[-1]) for label in ordered]
-            output = f'name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {len(labels)} ] label_filename: "labels.txt"'
-            lines.append(f"output {{ {output} }}")
+        # `preprocess` reads them where the program itself says what it gives.
+        if (needs_inputs or handler == _IMAGE_CLASSIFIER) and (labels := _labels(archive)):
             texts["labels.txt"] = labels
+            if needs_inputs:
+                output = f'name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {len(labels)} ] label_filename: "labels.txt"'
+                lines.append(f"output {{ {output} }}")
         texts["config.pbtxt"] = lines
         # Nothing is written of what cannot be read.
         try:
@@ -114,6 +113,22 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
     say(out, f"{folder}: version {version}, {file.name}")
     if handler and handler != _IMAGE_CLASSIFIER:
         say(out, f"handler '{handler}' is not converted: its steps become a pipeline or a Python model of an ensemble")
+
+
+def _labels(archive: zipfile.ZipFile) -> list[str]:
+    """The names of the classes, none over several lines; none where the archive has none."""
+    if _LABELS not in archive.namelist():
+        return []
+    try:
+        names = json.loads(archive.read(_LABELS))
+        # Of "0": "cat" or, as ImageNet's, "0": ["n02123045", "tabby"].
+        ordered = [names[str(number)] for number in range(len(names))]
+        return [" ".join((label if isinstance(label, str) else str(label[-1])).split()) for label in ordered]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise invalid_argument(
+            f'{_LABELS} is expected to name each class, as in {{"0": "cat", "1": "dog"}}:'
+            f" {type(error).__name__}: {error}"
+        ) from None
 
 
 def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) -> list[str]:

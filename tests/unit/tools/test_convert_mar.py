@@ -56,6 +56,15 @@ def test_an_image_classifier_has_its_preprocessing_and_labels(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.parametrize(("file", "content"), [("net.pt2", EXPORTED), ("net.onnx", b"onnx")])
+def test_an_image_classifier_that_says_its_inputs_has_its_labels_too(tmp_path: Path, file: str, content: bytes) -> None:
+    labels = {"0": "cat", "1": "hot\ndog"}
+    assert convert(tmp_path, file, content, handler="image_classifier", labels=labels) == 0
+    found = files(tmp_path)
+    assert found["m/labels.txt"] == b"cat\nhot dog\n"
+    assert found["m/config.pbtxt"] == b'parameters { key: "preprocess" value { string_value: "imagenet" } }\n'
+
+
 def test_inputs_of_torchscript_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--input=x:INT64:-1", "--input=words:BYTES:1", "--max-batch-size=4")
     assert convert(tmp_path, "net.pt", SCRIPT, *flags, handler="own.py") == 0
@@ -125,7 +134,7 @@ def test_labels_that_cannot_be_read_leave_nothing(
     tmp_path: Path, labels: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert convert(tmp_path, "net.pt", SCRIPT, handler="image_classifier", labels=labels) == 1
-    assert "expected an archive of torch-model-archiver" in capsys.readouterr().err
+    assert 'index_to_name.json is expected to name each class, as in {"0": "cat", ' in capsys.readouterr().err
     assert not files(tmp_path)
 
 
