@@ -36,20 +36,6 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.jobs.messages import JobError
 
 
-def load_program_file(context: CompileContext) -> MigraphxModel:
-    """Raises: ServeError: the program cannot be used here, and there is nothing to compile it from."""
-    path = context.model.model_file
-    try:
-        return _load_program(context, path)
-    except ServeError as error:
-        sibling = sibling_model(path)
-        if sibling is None:
-            raise
-        note = f"{sibling.name} is compiled in the place of {path.name}: {error.text}"
-    context.log.warning("model '%s': %s", context.model.name, note)
-    return load_compiled(context, sibling, note)
-
-
 def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
     model, target = context.model, context.options.target
     check_mxr(path, context.environment, target)
@@ -128,6 +114,14 @@ def load(model: ModelSource) -> LoadedModel:
     ServeError: MIGraphX cannot be used here or cannot compile the model, in its own words with what can be done; the
     file or the configuration is wrong; or memory does not suffice."""
     context = open_compile_context(model, _LOG)
-    if model.config.backend == _PROGRAM_FILES:
-        return load_program_file(context)
-    return load_compiled(context)
+    if model.config.backend != _PROGRAM_FILES:
+        return load_compiled(context)
+    try:
+        return _load_program(context, model.model_file)
+    except ServeError as error:
+        sibling = sibling_model(model.model_file)
+        if sibling is None:
+            raise
+        note = f"{sibling.name} is compiled in the place of {model.model_file.name}: {error.text}"
+    _LOG.warning("model '%s': %s", model.name, note)
+    return load_compiled(context, sibling, note)

@@ -53,24 +53,21 @@ def find_installation(
         ServeError: UNAVAILABLE; neither the library nor the module was found; says which places were searched.
     """
     root = settings.migraphx_root or environment.get(ROOT_VARIABLE, "")
-    if root:
-        named_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
-        place = Path(root).absolute()
-        for libraries in (place / name for name in _ROOT_LIBRARIES):
-            if (libraries / LIBRARY).is_file():
-                # A root that has its own C library has the loader for it beside.
-                loader, path = libraries / _OWN_LOADER, f"{libraries}:{libraries / _BESIDE}"
-                words = (str(loader), "--library-path", path) if loader.exists() else ()
-                module = _module_in(libraries) or _importable_module()
-                return MigraphxInstallation(str(libraries / LIBRARY), module, words, named_by)
-        raise unavailable(
-            f"MIGraphX is not in {place}, which {named_by} names: there is no {LIBRARY} in its"
-            f" {', '.join(_ROOT_LIBRARIES)} (make migraphx-root makes such a folder)"
-        )
-    searched = [(folder.absolute(), reason) for folder, reason in _places(environment, system)]
+    named_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
+    named = ((Path(root) / name, named_by) for name in _ROOT_LIBRARIES)
+    searched = [(folder.absolute(), reason) for folder, reason in (named if root else _places(environment, system))]
     for folder, reason in searched:
         if (folder / LIBRARY).is_file():
-            return MigraphxInstallation(str(folder / LIBRARY), _module_in(folder) or _importable_module(), (), reason)
+            # A root that has its own C library has the loader for it beside.
+            loader, path = folder / _OWN_LOADER, f"{folder}:{folder / _BESIDE}"
+            words = (str(loader), "--library-path", path) if root and loader.exists() else ()
+            module = _module_in(folder) or _importable_module()
+            return MigraphxInstallation(str(folder / LIBRARY), module, words, reason)
+    if root:
+        raise unavailable(
+            f"MIGraphX is not in {Path(root).absolute()}, which {named_by} names: there is no {LIBRARY} in its"
+            f" {', '.join(_ROOT_LIBRARIES)} (make migraphx-root makes such a folder)"
+        )
     module = _importable_module() or next(filter(None, (_module_in(folder) for folder, _ in searched)), "")
     if module:
         return MigraphxInstallation("", module, (), "the Python module")
