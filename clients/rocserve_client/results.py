@@ -44,7 +44,7 @@ class InferResult:
         array = self[name]
         try:
             return parse_classes(array)
-        except (AttributeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(
                 f"output '{name}' holds no classes; ask for it with Output(..., classification=k)"
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -96,8 +97,12 @@ def decode_array(name: str, datatype: str, shape: tuple[int, ...], content: memo
 
 
 def parse_classes(array: Array) -> tuple[tuple[Classification, ...], ...]:
-    """The rows of an output asked for with `classification`, whose elements read `score:index[:label]`."""
-    rows = array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
+    """The rows of an output asked for with `classification`, whose elements read `score:index[:label]`. Raises:
+    ValueError: they do not."""
+    if array.dtype != object:
+        raise ValueError("classes are texts")
+    # As many rows as the shape says: of an output without values that does not follow from what a row has.
+    rows = array.reshape(math.prod(array.shape[:-1]), array.shape[-1]) if array.ndim else array.reshape(1, 1)
     return tuple(tuple(_parse_class(element) for element in row) for row in rows)
 
 

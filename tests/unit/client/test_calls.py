@@ -349,6 +349,17 @@ def test_classes_are_parsed(call: Any, loopback: Any) -> None:
         result.classes("R")
 
 
+@pytest.mark.parametrize(("shape", "rows"), [((0,), ((),)), ((2, 0), ((), ())), ((0, 3), ())])
+def test_an_output_without_values_has_no_classes(
+    call: Any, loopback: Any, shape: tuple[int, ...], rows: tuple[tuple[()], ...]
+) -> None:
+    inputs = {"P": np.zeros(shape, object), "R": np.zeros(shape, np.float32)}
+    result = call(loopback.address, "infer", "echo", inputs)
+    assert result.classes("P") == rows
+    with pytest.raises(ValueError, match="'R' holds no classes"):
+        result.classes("R")
+
+
 def test_an_unknown_output_names_those_there_are(call: Any, loopback: Any) -> None:
     result = call(loopback.address, "infer", "echo", {"A": np.zeros(1, np.float32)})
     with pytest.raises(KeyError, match=r"no output 'B'.*\['A'\]"):
