@@ -27,9 +27,8 @@ _VALUES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64)
 """Of inputs that a client may change while a model reads them. What engines take for places, once they have checked
 it, is none of these."""
 
-
 _Gathered = tuple[Batch, Sequence[memoryview]]
-"""A batch of a number of requests of one form, whose inputs are copied to the same memory each time, that of each."""
+"""A batch of so many requests of one form, and for each of its inputs the memory to which they are copied each time."""
 
 
 def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -> list[memoryview]:

@@ -1,0 +1,128 @@
+"""Batches on their way to a worker: where their requests' inputs go, and what is said of them (`entries.py`)."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rocserve.core.memo import Memo
+from rocserve.core.plain import to_json
+from rocserve.core.request_form import Member, RequestForm
+from rocserve.core.tensor_places import PlacedTensors, aligned, padded
+from rocserve.core.tensors import Buffer
+from rocserve.plane.guarded_mapping import GuardedFile
+from rocserve.plane.heap import COPIED_AT_ONCE, SharedHeap, Slot, fill
+from rocserve.plane.link import ENTRY_BYTES
+from rocserve.workers import entries
+from rocserve.workers.client_files import GivenFiles
+from rocserve.workers.entries import ENTRY
+from rocserve.workers.layouts import checked
+from rocserve.workers.results import BatchOutcome
+
+
+@dataclass(slots=True, eq=False)
+class SentBatch:
+    """A batch that a worker has, or is about to have."""
+
+    id: int
+    entry: bytes
+    """The message to the worker."""
+    sizes: tuple[int, ...]
+    """Of its requests, in rows."""
+    on_outcome: Callable[[BatchOutcome], None]
+    slot: Slot
+    """Of its table, and of inputs; the heap has it back when this goes."""
+    placed: Sequence[PlacedTensors]
+    """Inputs that lie elsewhere in the heap, or in clients' files."""
+    view: memoryview
+    """The slot."""
+    large: Sequence[tuple[int, Buffer]]
+    """Parts that are still to be copied into it, and where."""
+    posted: int = 0
+    """Where the ring of batches was behind it; 0: it has not been posted."""
+    sent_ns: int = field(default_factory=time.monotonic_ns)
+
+
+class BatchWriter:
+    """Writes the batches of one instance. One thread."""
+
+    def __init__(self, inputs: SharedHeap, files: GivenFiles | None) -> None:
+        """`files`: None: the worker is given none."""
+        self._inputs = inputs
+        self._files = files
+        self._forms: dict[RequestForm, int] = {}
+        """Of the forms of requests that the worker knows, the numbers."""
+        self._texts = Memo[bytes, int](entries.REMEMBERED_LAYOUTS)
+        """Of the last layouts that it was sent, written out. Heads that differ, of which clients name an output or
+        not, may come to equal layouts: to the worker these are one form, and a batch of one form is gathered faster."""
+        self._numbers = itertools.count()
+        self._batch_ids = itertools.count(1)
+
+    def write(
+        self, members: Sequence[Member], is_grouped: bool, on_outcome: Callable[[BatchOutcome], None]
+    ) -> SentBatch:
+        """A batch whose large inputs are still to be copied. `is_grouped`: its requests run one by one. Raises:
+        ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them."""
+        inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
+        fresh: dict[RequestForm, int] = {}
+        texts: dict[bytes, int] = {}
+        for member in members:
+            if member[0] not in forms and member[0] not in fresh:
+                text = checked(to_json(member[0].layout))
+                known = self._texts.get(text, texts.get(text))
+                if known is None:
+                    known = texts[text] = next(self._numbers)
+                fresh[member[0]] = known
+        if fresh:
+            forms = {**forms, **fresh}
+        count = len(members) + len(texts)
+        sizes: list[int] = []
+        table: list[bytes] = []
+        pieces: list[Buffer] = []
+        placed: list[PlacedTensors] = []
+        # Two entries take as much as tensors are aligned to.
+        end = (count + count % 2) * ENTRY_BYTES
+        for text, number in texts.items():
+            table.append(pack(entries.LAYOUT, 0, 0, number, end, len(text), 0))
+            pieces += padded((text,))
+            end += aligned(len(text))
+        for form, data, number, details in members:
+            sizes.append(form.layout.rows)
+            flags, place = 0, end
+            if type(data) is PlacedTensors and data.sizes == form.places.sizes:
+                if data.heap is inputs:
+                    flags = entries.PLACED
+                elif self._files is not None and isinstance(data.heap, GuardedFile):
+                    number = self._files.number(data.heap)
+                    flags = entries.IN_FILE if number else 0
+                if flags:
+                    place = data.offset
+                    placed.append(data)
+            if not flags:
+                of_member, nbytes = form.places.packed(data), form.places.end
+                if of_member is None:
+                    of_member, nbytes = form.places.pieces(data)
+                pieces += of_member
+                end += nbytes
+            table.append(pack(entries.REQUEST, flags, 0, forms[form], number, place, len(details) | end << 32))
+            if details:
+                pieces += padded((details,))
+                end += aligned(len(details))
+        slot, view = inputs.place(end)
+        if fresh:
+            # Only now: of a batch that cannot be sent the worker hears nothing.
+            kept = {text: number for text, number in texts.items() if len(text) <= entries.LARGEST_REMEMBERED_LAYOUT}
+            unkept = {*texts.values()}.difference(kept.values())
+            self._forms = {form: number for form, number in forms.items() if number not in unkept} if unkept else forms
+            while len(self._forms) > entries.REMEMBERED_LAYOUTS:
+                del self._forms[next(iter(self._forms))]
+            for text, number in kept.items():
+                self._texts.keep(text, number)
+        if count % 2:
+            table.append(entries.NO_ENTRY)
+        batch_id = next(self._batch_ids) & 0xFFFFFFFF
+        entry = pack(entries.BATCH, entries.GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)
+        large = fill(view, [*table, *pieces], COPIED_AT_ONCE)
+        return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, large)
