@@ -23,7 +23,7 @@ from support.python_models import (
 
 from rocserve.backends.python import BACKEND
 from rocserve.backends.request_model import Answer, ModelResponse
-from rocserve.core.errors import ServeError, StatusCode, internal
+from rocserve.core.errors import ServeError, StatusCode, internal, unavailable
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
 from rocserve.repository.engine_plan import plan_workers
@@ -284,6 +284,23 @@ if len(requests) == 2:
     with serving_source(tmp_path / "d", method("pass"), DECOUPLED) as model:
         model.execute([request(X=X, responder=decoupled)])
         assert decoupled.wait() == [(None, True)]
+
+
+class Gone(RecordingResponder):
+    """Of a server that has died."""
+
+    def send(self, answer: Answer | None, final: bool) -> None:
+        raise unavailable("the server is gone")
+
+
+@pytest.mark.parametrize("config", [NUMBERS, DECOUPLED])
+def test_a_dropped_request_of_a_server_that_has_died_keeps_no_other_waiting(tmp_path: Path, config: str) -> None:
+    """The next server has the model, and its clients the same promise."""
+    responder = RecordingResponder()
+    with serving_source(tmp_path / "m", method("pass"), config) as model:
+        model.execute([request(X=X, responder=Gone())])
+        model.execute([request(X=X, responder=responder)])
+        assert [final for _, final in responder.wait()] == [True]
 
 
 # Calls

@@ -133,8 +133,8 @@ class AbandonedRequests:
                 )
             else:
                 error = internal(f"model '{self._model_name}' let go of a request without a response")
-            # It may have been answered meanwhile, as when its worker gives up.
-            with suppress(RuntimeError):
+            # It may have been answered meanwhile, as when its worker gives up, and its server may be gone.
+            with suppress(RuntimeError, ServeError, OSError):
                 responder.send(error, True)
 
 
