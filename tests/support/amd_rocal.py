@@ -50,7 +50,7 @@ def setup_for(
         else OutputFormat(step.datatype or step.default_datatype, step.layout or Layout.NHWC)
         for step in pipeline.outputs
     )
-    return EngineSetup("model", pipeline, pipeline.decoder, color_format, formats, batch_size, threads, device)
+    return EngineSetup("model", pipeline, color_format, formats, batch_size, threads, device)
 
 
 def engines(setup: EngineSetup) -> tuple[RocalEngine, BatchEngine]:

@@ -215,9 +215,10 @@ class FolderCache:
         return None
 
     def find_or_make(self, name: str, make: Callable[[Path], None], waiting: Callable[[], None]) -> CachedFolder:
-        """The folder; where it is not there or damaged, `make` fills an empty one, in one process at a time, and others
-        go where the cache has become too large. Others call `waiting` again and again; what either raises is passed on,
-        but an OSError, which is taken for the place's. Raises: ServeError: UNAVAILABLE, the place cannot be used."""
+        """The folder; where it is not there or damaged, `make` fills an empty one, in one process at a time; and those
+        used least lately go where the cache has become too large. Other processes call `waiting` again and again. What
+        either raises is passed on, but an OSError, which is taken for the place's. Raises: ServeError: UNAVAILABLE, the
+        place cannot be used."""
         if (found := self.find(name)) is not None:
             return found
         try:

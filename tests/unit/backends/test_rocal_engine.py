@@ -310,9 +310,7 @@ def test_a_step_that_reads_an_image_twice_drops_it_once() -> None:
 def test_no_results_are_kept_that_have_been_handed_out() -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (400, 500, 3), np.uint8)
     pipeline = parse_pipeline(json.dumps({"pipeline": [LAST], "decoder": {"input": "raw"}}), 3)
-    setup = EngineSetup(
-        "turn", pipeline, pipeline.decoder, ColorFormat.RGB24, (UINT8_NHWC,), batch_size=3, threads=1, device=None
-    )
+    setup = EngineSetup("turn", pipeline, ColorFormat.RGB24, (UINT8_NHWC,), batch_size=3, threads=1, device=None)
     runner = ThreadedEngine(setup)
     one, three = (
         peak_of(lambda images=images: runner.run([pixels] * images, {}, lambda row, place, result: None))

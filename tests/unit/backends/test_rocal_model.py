@@ -52,7 +52,6 @@ def model_over(engine: WholeBatchEngine, max_batch_size: int = 8) -> RocalModel:
     setup = EngineSetup(
         model_name="m",
         pipeline=pipeline,
-        decoder=pipeline.decoder,
         color_format=ColorFormat.RGB24,
         formats=tuple(output.format for output in interface.outputs),
         batch_size=max_batch_size,

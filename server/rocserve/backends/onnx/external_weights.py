@@ -57,27 +57,22 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
         # protobuf's own errors, which nothing but protobuf may import.
         return NO_WEIGHTS
     checked = ExternalFiles(path, (model.model_folder,))
-    files: dict[str, Path] = {}
     tensors = [
         part for part in parts_of(loaded) if isinstance(part, onnx.TensorProto) and part.data_location == part.EXTERNAL
     ]
-    for tensor in tensors:
-        try:
+    try:
+        for tensor in tensors:
             checked.add(tensor, 0)
-        except UnicodeDecodeError:
-            raise invalid_argument(
-                f"ONNX file {path.name} is damaged: it says of external data what is no text"
-            ) from None
-        location = next((str(entry.value) for entry in reversed(tensor.external_data) if entry.key == "location"), "")
-        files[location] = path.parent / location
+    except UnicodeDecodeError:
+        raise invalid_argument(f"ONNX file {path.name} is damaged: it says of external data what is no text") from None
     # ONNX Runtime takes from memory what the main graph's initializers are in, by names that need no normalising.
     given = sum(tensor.data_location == tensor.EXTERNAL for tensor in loaded.graph.initializer)
     in_memory = (
         hasattr(onnxruntime.SessionOptions, "add_external_initializers_from_files_in_memory")
-        and all(str(PurePosixPath(name)) == name for name in files)
+        and all(str(PurePosixPath(name)) == name for name in checked.paths)
         and given == len(tensors)
     )
-    return ExternalWeights(files, in_memory)
+    return ExternalWeights(checked.paths, in_memory)
 
 
 @contextmanager

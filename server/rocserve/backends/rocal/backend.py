@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import cv2
@@ -207,6 +207,7 @@ def load(model: ModelSource) -> LoadedModel:
     max_pixels = read_integer(config, "max_pixels", DEFAULT_MAX_PIXELS, 1, _MOST_PIXELS)
     try:
         pipeline = parse_pipeline(model.model_file.read_bytes(), color_format.channels)
+        pipeline = replace(pipeline, decoder=pipeline.decoder.at_most(max_pixels))
     except OSError as error:
         raise invalid_argument(f"cannot read {model.model_file}: {error.strerror}") from None
     except PipelineError as error:
@@ -220,7 +221,6 @@ def load(model: ModelSource) -> LoadedModel:
     setup = EngineSetup(
         model_name=model.name,
         pipeline=pipeline,
-        decoder=pipeline.decoder.at_most(max_pixels),
         color_format=color_format,
         formats=tuple(output.format for output in interface.outputs),
         batch_size=max(1, config.max_batch_size),

@@ -17,7 +17,7 @@ import numpy as np
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
-from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
+from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.image import Image, PixelsError
 from rocserve.backends.rocal.operations.base import Measurement
 from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipeline, Step
@@ -37,8 +37,6 @@ class EngineSetup:
 
     model_name: str
     pipeline: Pipeline
-    decoder: DecoderOptions
-    """The pipeline's, with `max_pixels` lowered to the model's parameter."""
     color_format: ColorFormat
     formats: tuple[OutputFormat, ...]
     """How each output is handed out, in the pipeline's order."""
@@ -131,7 +129,7 @@ class ThreadedEngine:
         """Raises: RuntimeError: libturbojpeg is not installed."""
         # Images are worked on side by side; threads within one would only get in each other's way.
         cv2.setNumThreads(0)
-        decoder = Decoder(setup.color_format, setup.decoder)
+        decoder = Decoder(setup.color_format, setup.pipeline.decoder)
         self._engine = PipelineEngine(setup.pipeline, decoder, setup.formats)
         # Decoding and resizing release the GIL, so threads spread a batch over the CPUs.
         self._threads = setup.threads

@@ -103,7 +103,7 @@ class _GraphReader:
             outputs=tuple(self._tensors("output", graph.output)),
             # Of all initializers and constants, external ones included.
             weight_bytes=weight_bytes,
-            external_files=self._files.paths,
+            external_files=tuple(dict.fromkeys(self._files.paths.values())),
             is_quantised=not _QUANTISED.isdisjoint(operators),
         )
 
@@ -202,12 +202,8 @@ class ExternalFiles:
         self._folder = model_file.parent
         self._roots = (self._folder, *roots)
         self._sizes: dict[str, int] = {}
-        self._paths: dict[str, Path] = {}
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """In the order in which they were first named."""
-        return tuple(dict.fromkeys(self._paths.values()))
+        self.paths: dict[str, Path] = {}
+        """By the names that tensors have for them, in the order in which they were first named."""
 
     def add(self, tensor: onnx.TensorProto, size: int) -> int:
         """Check where a tensor of `size` bytes (0 = not known) lies; returns how many bytes it has. Raises: ServeError:
@@ -228,7 +224,7 @@ class ExternalFiles:
                     " it into the same folder"
                 )
             self._sizes[location] = path.stat().st_size
-            self._paths[location] = self._folder / location
+            self.paths[location] = self._folder / location
         available = self._sizes[location]
         if offset + length > available:
             raise self._wrong(

@@ -124,14 +124,14 @@ class RocalEngine:
         """Builds the rocAL pipelines of all batch sizes, so that none is built when a request waits. Raises:
         ServeError: amd.rocal is not here or refuses the pipeline, the pipeline needs what rocAL does not have, or
         libturbojpeg is missing."""
-        binding, pipeline, limits = import_binding(), setup.pipeline, setup.decoder.limits
+        binding, pipeline, limits = import_binding(), setup.pipeline, setup.pipeline.decoder.limits
         height, width = limits.max_height or _UNLIMITED_SIDE, limits.max_width or _UNLIMITED_SIDE
-        if setup.decoder.is_raw:
+        if pipeline.decoder.is_raw:
             height = width = _UNLIMITED_SIDE
         self._graph = graph = Graph(binding, setup, known_extents(pipeline), height, width)
         check(graph)
         try:
-            self._decoder = Decoder(setup.color_format, setup.decoder)
+            self._decoder = Decoder(setup.color_format, pipeline.decoder)
         except RuntimeError as error:
             raise unavailable(str(error)) from None
         sizes = default_batch_sizes(setup.batch_size)
