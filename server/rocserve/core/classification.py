@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: 
             f"class result not available for output due to unsupported type '{tensor.datatype.value}'"
         )
     rows = tensor.shape[0] if batching and tensor.shape else 1
-    values = tensor.numpy().reshape(rows, -1)
+    values = tensor.numpy().reshape(rows, math.prod(tensor.shape) // rows if rows else 0)
     count = min(class_count, values.shape[1])
     if values.size > _MOST_VALUES or rows * count > _MOST_CLASSES:
         raise invalid_argument(

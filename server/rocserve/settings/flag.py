@@ -170,7 +170,7 @@ def setting_of(form: str, shown: str = "") -> Kind:
 def regular_expression(text: str) -> str:
     try:
         re.compile(text)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"expected a regular expression, got '{text}': {error}") from None
     return text
 

@@ -114,10 +114,13 @@ def test_a_protocol_is_restricted_once(tmp_path: Path, flag: str, kind: str) -> 
         settings(f"--model-repository={tmp_path}", f"--{flag}=trace:one=1", f"--{flag}=logging,trace:two=2")
 
 
-def test_a_pattern_of_headers_must_be_a_regular_expression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "(" * 3000])
+def test_a_pattern_of_headers_must_be_a_regular_expression(
+    tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        settings(f"--model-repository={tmp_path}", "--grpc-header-forward-pattern=(")
-    assert "expected a regular expression, got '('" in capsys.readouterr().err
+        settings(f"--model-repository={tmp_path}", f"--grpc-header-forward-pattern={pattern}")
+    assert f"expected a regular expression, got '{pattern}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,13 @@ def test_more_classes_than_there_are_and_no_batching():
     assert ranked.numpy().tolist() == [b"9:1", b"3:0"]
 
 
+@pytest.mark.parametrize(
+    ("shape", "batching", "ranked"), [((0, 2), True, (0, 2)), ((2, 0), True, (2, 0)), ((0,), False, (0,))]
+)
+def test_nothing_has_no_classes(shape, batching, ranked):
+    assert classify(tensor_from_numpy("P", np.zeros(shape, np.float32)), 5, (), batching).shape == ranked
+
+
 def test_texts_have_no_rank():
     tensor = tensor_from_numpy("P", np.array([b"a"], np.object_))
     with pytest.raises(ServeError, match="class result not available for output due to unsupported type 'BYTES'"):
