@@ -26,8 +26,8 @@ def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: 
         raise invalid_argument(
             f"class result not available for output due to unsupported type '{tensor.datatype.value}'"
         )
-    rows = tensor.shape[0] if batching and tensor.shape else 1
-    values = tensor.numpy().reshape(rows, math.prod(tensor.shape) // rows if rows else 0)
+    rows, *dims = tensor.shape if batching and tensor.shape else (1, *tensor.shape)
+    values = tensor.numpy().reshape(rows, math.prod(dims))
     count = min(class_count, values.shape[1])
     if values.size > _MOST_VALUES or rows * count > _MOST_CLASSES:
         raise invalid_argument(
