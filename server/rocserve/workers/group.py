@@ -382,7 +382,13 @@ class WorkerSupervisor:
         """End the worker after its batches; kill it after `grace_seconds`. `reason`: see WorkerGroup.stop."""
         await self._stop_supervision()
         if (worker := self.worker) is not None:
-            await worker.unload(grace_seconds)
+            if not await worker.unload(grace_seconds) and grace_seconds:
+                self._log.warning(
+                    "the worker of %s had not ended %g s after its unload began: what it was at, such as a Python"
+                    " model's finalize, was broken off",
+                    self._name,
+                    grace_seconds,
+                )
             reason = reason or f"the worker of {self._name} was stopped"
             self._end_instances(worker.instances, f"{reason}; the request was in it")
             self.worker = None

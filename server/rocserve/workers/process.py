@@ -231,8 +231,8 @@ class WorkerSession:
         for instance in self.instances:
             instance.open()
 
-    async def unload(self, grace_seconds: float) -> None:
-        """End it after the batches that it has; `kill` it when that takes longer than `grace_seconds`."""
+    async def unload(self, grace_seconds: float) -> bool:
+        """End it after the batches that it has; `kill` it after `grace_seconds`. False: that was needed."""
         self._is_unloading = True
         for instance in self.instances:
             instance.stop_taking()
@@ -241,12 +241,14 @@ class WorkerSession:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), grace_seconds)
         finally:
+            has_ended = self.ended.is_set()
             self.kill()
         if not self.process.takes_sessions:
             try:
                 await asyncio.wait_for(self.process.exited.wait(), _STATUS_WAIT_SECONDS)
             except TimeoutError:
                 self.process.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
+        return has_ended
 
     async def _ask(self, message: messages.Message, doing: str, expected: type[_Reply]) -> _Reply:
         """The worker's reply to a message. Raises: ServeError: INTERNAL, it ended without one; or its reason why it

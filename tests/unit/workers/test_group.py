@@ -216,7 +216,7 @@ async def test_a_worker_that_closes_its_socket_is_replaced(workshop: Workshop) -
     await until(lambda: workshop.events.recoveries)
 
 
-async def test_stop_lets_the_batch_in_flight_finish(workshop: Workshop) -> None:
+async def test_stop_lets_the_batch_in_flight_finish(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     group = await workshop.serving("slow")
     (instance,), (pid,) = group.instances, pids(group)
     answers = [run_add_sub(instance), run_add_sub(instance)]
@@ -227,9 +227,10 @@ async def test_stop_lets_the_batch_in_flight_finish(workshop: Workshop) -> None:
     with pytest.raises(WorkerGone):
         run_add_sub(instance)
     assert not workshop.events.lost and not workshop.events.restarts
+    assert "had not ended" not in caplog.text
 
 
-async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
+async def test_stop_does_not_wait_for_ever(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
     group = await workshop.serving("stuck")
     (instance,), (pid,) = group.instances, pids(group)
     answer = run_add_sub(instance)
@@ -238,6 +239,7 @@ async def test_stop_does_not_wait_for_ever(workshop: Workshop) -> None:
     assert not running(pid)
     error = (await answer).error
     assert error is not None and error.text == "the worker of model 'm' version 1 was stopped; the request was in it"
+    assert "the worker of model 'm' version 1 had not ended 0.3 s after its unload began: what it was at" in caplog.text
 
 
 async def test_one_of_two_workers_that_hangs_is_reported_and_replaced(workshop: Workshop) -> None:
