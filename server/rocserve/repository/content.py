@@ -151,7 +151,10 @@ class ContentReader:
         if scan.refusal:
             raise invalid_argument(scan.refusal)
         if parameters == IN_REPOSITORY:
-            return self._define(scan)
+            try:
+                return self._define(scan)
+            except ServeError as error:
+                raise scan.advised(error) from None
         name = name or scan.name
         request = self._request(scan, parameters, name)
         if not parameters.files:

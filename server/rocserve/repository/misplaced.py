@@ -29,7 +29,7 @@ def model_filename(file: str, known: Sequence[str]) -> str:
 
 def advice_on_stray(file: Path, filename: str) -> str:
     """Of a model file in a repository, `filename` being what its version folder is to hold."""
-    return f"'{file}' is not served: each model has a folder; {_move(file.parent / file.stem, (file,), filename)}"
+    return f"'{file}' is not served: each model has a folder; {_move(file.parent / file.stem, 1, (file,), filename)}"
 
 
 def advice_on_folder(
@@ -40,6 +40,8 @@ def advice_on_folder(
     found = [_in_version(folder, version, paths, known) for version in versions]
     if not versions:
         found.append(_without_versions(folder, paths, known))
+    elif not any(is_version_name(path.split("/", 1)[0]) for path in paths):
+        found.append(_beside_version(folder, max(versions), paths, known))
     if "config.pbtxt" not in paths and "config.toml" not in paths:
         found += [
             f"'{folder / name}' is not read; a model's configuration is config.pbtxt, or none at all"
@@ -62,6 +64,14 @@ def _in_version(folder: Path, version: int, paths: Collection[str], known: Seque
     return f"{what}; repair it with: mv {_quoted(there.parent)}/* {_quoted(folder / own)}/"
 
 
+def _beside_version(folder: Path, version: int, paths: Collection[str], known: Sequence[str]) -> str:
+    path = min((each for each in paths if "/" not in each and model_filename(each, known)), default="")
+    if not path:
+        return ""
+    what = f"the version folders of '{folder.name}' are empty, and its model lies at '{folder / path}'"
+    return f"{what}; {_move(folder, version, _with_weights(folder, path, paths), model_filename(path, known))}"
+
+
 def _without_versions(folder: Path, paths: Collection[str], known: Sequence[str]) -> str:
     models = {path: filename for path in paths if (filename := model_filename(path, known))}
     if not models:
@@ -78,17 +88,22 @@ def _without_versions(folder: Path, paths: Collection[str], known: Sequence[str]
     if rest and lettered:
         return f"{what}; repair it with: mv {_quoted(folder / top)} {_quoted(folder / lettered[1])}"
     if len(rest) > 1 and is_version_name(rest[0]):
-        return f"{what}, one folder too deep; repair it with: mv {_quoted(folder / top)} {_quoted(folder.parent)}/"
-    # Weights beside a model go with it, under the names that it knows them by.
-    weights = [each for each in paths if each.startswith(path) and each != path]
-    return f"{what}; {_move(folder, [folder / each for each in (path, *sorted(weights))], models[path])}"
+        move = f"mv -T {_quoted(folder / top)} {_quoted(folder.parent / top)}"
+        return f"{what}, one folder too deep; repair it with: {move}"
+    return f"{what}; {_move(folder, 1, _with_weights(folder, path, paths), models[path])}"
 
 
-def _move(folder: Path, files: Sequence[Path], filename: str) -> str:
-    version = _quoted(folder / "1")
+def _with_weights(folder: Path, path: str, paths: Collection[str]) -> list[Path]:
+    """Weights beside a model go with it, under the names that it knows them by."""
+    weights = sorted(each for each in paths if each.startswith(path) and each != path)
+    return [folder / each for each in (path, *weights)]
+
+
+def _move(folder: Path, version: int, files: Sequence[Path], filename: str) -> str:
+    place = _quoted(folder / str(version))
     model, *others = files
-    commands = [f"mkdir -p {version}", f"mv {_quoted(model)} {version}/{filename}"]
-    commands += [f"mv {_quoted(other)} {version}/" for other in others]
+    commands = [f"mkdir -p {place}", f"mv {_quoted(model)} {place}/{filename}"]
+    commands += [f"mv {_quoted(other)} {place}/" for other in others]
     return f"repair it with: {' && '.join(commands)}"
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from rocserve.config.model_folder import FlatModel, is_version_name
 from rocserve.config.sources import CONFIG_FILENAME, CONFIGS_FOLDER, TOML_FILENAME
+from rocserve.core.errors import ServeError
 from rocserve.core.model_names import ModelKey, qualified
 from rocserve.repository.misplaced import advice_on_folder
 
@@ -218,6 +219,10 @@ class ModelScan:
 
     def version_folder(self, version: int) -> Path:
         return self.folder / ("" if self.flat else str(version))
+
+    def advised(self, error: ServeError) -> ServeError:
+        """The error, with the commands that may repair it behind it."""
+        return ServeError(error.code, "; ".join((error.text, *self.advice))) if self.advice else error
 
     def same_for(self, version: int, other: ModelScan | None) -> bool:
         """Whether all that a load of `version` reads is as it is in `other`."""

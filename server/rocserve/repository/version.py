@@ -285,7 +285,7 @@ class ManagedVersion:
             self._changed_scan = content.scan
         elif isinstance(outcome, ServeError):
             can_pass = content.definition.refusal is None and not isinstance(outcome, InterfaceLost)
-            self._failed(outcome, load, can_pass=can_pass)
+            self._failed(content.scan.advised(outcome), load, can_pass=can_pass)
         else:
             log.error("load of %s:%d failed unexpectedly", self.name, self.number, exc_info=outcome)
             self._failed(internal(f"{type(outcome).__name__}: {outcome}"), load, can_pass=True)

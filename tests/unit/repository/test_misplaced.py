@@ -3,12 +3,14 @@ come without their files, which somebody may fetch later: never loaded, and no f
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.settings import ControlMode
 
 from .conftest import Folders, Served, Start, make_scanner
@@ -16,6 +18,9 @@ from .conftest import Folders, Served, Start, make_scanner
 
 def write(root: Path, *paths: str) -> None:
     for path in paths:
+        if path.endswith("/"):
+            (root / path).mkdir(parents=True)
+            continue
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text("good")
 
@@ -38,6 +43,11 @@ def advice(root: Path) -> list[str]:
         (["m/n/model.onnx"], "'{0}/m' has no version folder (1, 2, ...)", "m/1/model.onnx"),
         (["m/n/1/model.onnx"], "'{0}/m/n/1/model.onnx', one folder too deep", "n/1/model.onnx"),
         (["m/1/n/model.onnx", "m/1/n/labels.txt"], "the model file of 'm' is one folder too deep", "m/1/model.onnx"),
+        (
+            ["m/2/", "m/resnet.onnx", "m/resnet.onnx.data"],
+            "the version folders of 'm' are empty, and its model lies at '{}/m/resnet.onnx'",
+            "m/2/model.onnx",
+        ),
         (["m/onnx/model.onnx", "m/tokenizer.json"], "'{0}/m' has no version folder", "m/1/model.onnx"),
     ],
 )
@@ -52,6 +62,21 @@ def test_the_commands_repair_it(tmp_path: Path, paths: list[str], what: str, ser
         assert (root / served).with_name("resnet.onnx.data").is_file()
     scans = make_scanner(root).scan().models
     assert int(served.split("/")[1]) in scans[served.split("/")[0]].versions
+
+
+@pytest.mark.parametrize("name", ["models", "my models"])
+@pytest.mark.parametrize("path", ["m/n/1/model.onnx", "m/n/model.onnx", "m/1/n/model.onnx", "my m/v2/model.onnx"])
+async def test_the_commands_in_the_index_repair_it_in_the_repository(
+    start: Start, tmp_path: Path, path: str, name: str
+) -> None:
+    root = tmp_path / name
+    write(root, path)
+    served: Served = await start(root)
+    (row,) = served.index()
+    command = PrivatePaths([root]).hide(row.reason).partition("; repair it with: ")[2].partition(" (failed ")[0]
+    assert str(tmp_path) not in command
+    await asyncio.to_thread(subprocess.run, command, shell=True, check=True, cwd=root)
+    await served.until(lambda: "READY" in {row.state for row in served.index()})
 
 
 def test_a_hugging_face_folder_is_to_be_exported(root: Path) -> None:
