@@ -193,7 +193,6 @@ class InferenceStream:
         self._sequencer = ResponseSequencer()
         self._unanswered = 0
         self._half_closed = False
-        self._ended = False
         self.cancelled = False
         self.watchers: set[_StreamResponder] = set()
         """Those that are to hear of the client's end."""
@@ -228,7 +227,7 @@ class InferenceStream:
         self.end_if_done()
 
     def on_cancel(self) -> None:
-        self.cancelled = self._ended = True
+        self.cancelled = True
         watchers = list(self.watchers)
         self.watchers.clear()
         for watcher in watchers:
@@ -248,9 +247,8 @@ class InferenceStream:
     # The end
 
     def end_if_done(self) -> None:
-        if self._ended or self._unanswered or not (self._half_closed or self.handlers.is_exiting):
+        if self._unanswered or not (self._half_closed or self.handlers.is_exiting):
             return
-        self._ended = True
         if self._half_closed:
             self.call.finish(StatusCode.OK, "")
         else:
