@@ -45,11 +45,7 @@ class AsyncClient:
     ) -> None:
         """Connects with the first call; the arguments are `Connection`'s."""
         self._connection = Connection(url, tls, headers or {}, keepalive, balancing, channel_options)
-        options = self._connection.options()
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(url, options)
-        else:
-            self._channel = grpc.aio.secure_channel(url, tls.credentials(), options)
+        self._channel = self._connection.channel(grpc.aio)
         self._methods: dict[str, Any] = {}
 
     async def __aenter__(self) -> Self:

@@ -48,11 +48,7 @@ class Client:
     ) -> None:
         """Connects with the first call; the arguments are `Connection`'s."""
         self._connection = Connection(url, tls, headers or {}, keepalive, balancing, channel_options)
-        options = self._connection.options()
-        if tls is None:
-            self._channel = grpc.insecure_channel(url, options)
-        else:
-            self._channel = grpc.secure_channel(url, tls.credentials(), options)
+        self._channel = self._connection.channel(grpc)
         self._methods: dict[str, Any] = {}
 
     def __enter__(self) -> Self:

@@ -124,6 +124,12 @@ class Connection:
                 f" port (8001 by default), as in '{rest.rstrip('/')}'{tls}"
             )
 
+    def channel(self, makers: Any) -> Any:
+        """A new channel. `makers`: grpc, or grpc.aio."""
+        if self.tls is None:
+            return makers.insecure_channel(self.url, self.options())
+        return makers.secure_channel(self.url, self.tls.credentials(), self.options())
+
     def options(self) -> ChannelOptions:
         chosen: dict[str, int | str] = {
             "grpc.max_send_message_length": -1,
