@@ -155,7 +155,7 @@ class InductorJob:
     """Of torch.compile: "", or default, reduce-overhead, max-autotune ..."""
     options: str
     """Inductor's own, by their names, as a JSON object."""
-    trials: str
+    trials: str = ""
     """A folder with those of instruction sets; "" = there is none."""
 
     @property
