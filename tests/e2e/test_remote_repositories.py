@@ -274,7 +274,7 @@ def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewher
 def test_a_store_that_is_slow_beyond_its_time_out_costs_no_request(elsewhere: Elsewhere):
     server = elsewhere.serve()
     server.wait_until_ready()
-    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2) as load:
+    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.01) as load:
         elsewhere.between.faults.seconds["."] = 60.0
         wait_until(lambda: "it is asked again" in store_row(elsewhere, server), "the store's row", 90)
         elsewhere.between.faults.seconds.clear()
@@ -288,7 +288,7 @@ def test_a_clock_that_is_wrong_is_named_and_costs_no_request(elsewhere: Elsewher
     server = elsewhere.serve()
     server.wait_until_ready()
     faults = elsewhere.between.faults
-    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2) as load:
+    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.01) as load:
         faults.bodies["."] = b"<Error><Code>RequestTimeTooSkewed</Code><Message>Too large.</Message></Error>"
         faults.status["."] = 403
         wait_until(lambda: "set this machine's clock" in store_row(elsewhere, server), "the store's row", 60)

@@ -90,7 +90,7 @@ def test_a_configuration_that_is_cut_takes_nothing_away(serve, repository: Path,
     lines = whole.splitlines(keepends=True)
     server = serve(repository, SETTLE)
     unexplained = []
-    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2) as load:
+    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.01) as load:
         load.wait_until_answered_by(1.0)
         for count in range(len(lines) - 1, 0, -1):
             write_and_wait(server, path, b"".join(lines[:count]))
@@ -121,7 +121,7 @@ def test_other_files_that_are_emptied_take_nothing_away(serve, repository: Path)
     server = serve(repository, SETTLE)
     kept = {name: (folder / name).read_bytes() for name in ("labels.txt", "1/model.py")}
     expected = {"labels.txt": "lost 2 of the 2 labels of output 'Y'", "1/model.py": "TritonPythonModel"}
-    with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
+    with ConstantLoad(server.address, "m", {1.0}, threads=2, pause_seconds=0.01) as load:
         load.wait_until_answered_by(1.0)
         for name, content in kept.items():
             write_and_wait(server, folder / name, b"")

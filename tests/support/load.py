@@ -1,4 +1,4 @@
-"""Clients that ask without pause, and keep every answer that was wrong or did not come."""
+"""Clients that ask all the time, and keep every answer that was wrong or did not come."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from support.waiting import wait_until
 
 RETURNS_SOON = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
 """To a server that was gone for a moment; else a client waits for seconds."""
+_PAUSE_AFTER_FAILURE_SECONDS = 0.01
+"""A channel without a connection fails thousands of requests a second, and what is to come back starts beside that."""
 _PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
 """Between two attempts of a request."""
 
@@ -30,9 +32,16 @@ class ConstantLoad:
     """
 
     def __init__(
-        self, address: str, model: str, constants: set[float], threads: int = 8, retried: Collection[str] = ()
+        self,
+        address: str,
+        model: str,
+        constants: set[float],
+        threads: int = 8,
+        retried: Collection[str] = (),
+        pause_seconds: float = 0.0,
     ) -> None:
-        """`retried`: statuses after which a request is sent again, up to four times."""
+        """`retried`: statuses after which a request is sent again, up to four times. `pause_seconds`: after each
+        answer, where what is looked at lasts, and is not a moment that a request has to be under way at."""
         self.failures: list[tuple[str, str]] = []
         self.wrong: list[list[float]] = []
         self.answered: Counter[float] = Counter()
@@ -40,6 +49,7 @@ class ConstantLoad:
         self._model = model
         self._constants = constants
         self._retried = retried
+        self._pause_seconds = pause_seconds
         self._stopping = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(index,)) for index in range(threads)]
 
@@ -69,12 +79,15 @@ class ConstantLoad:
                 result = self._infer(client, entry)
             except InferenceServerException as error:
                 self.failures.append((str(error.status()), str(error.message())))
+                time.sleep(_PAUSE_AFTER_FAILURE_SECONDS)
                 continue
             difference = (result.as_numpy("Y") - values).ravel().tolist()
             if difference[0] == difference[1] and difference[0] in self._constants:
                 self.answered[difference[0]] += 1
             else:
                 self.wrong.append(difference)
+            if self._pause_seconds:
+                self._stopping.wait(self._pause_seconds)
         client.close()
 
     def _infer(self, client: triton.InferenceServerClient, entry: triton.InferInput) -> triton.InferResult:
