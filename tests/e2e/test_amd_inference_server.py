@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -233,6 +234,45 @@ def test_an_endpoint_whose_file_has_gone_is_unloaded(serve, connect, repository:
     assert "endpoint 'onnx' keeps its instances: model file " in server.log_text
     client.worker_unload("onnx")
     assert client.model_list() == []
+
+
+def test_a_further_instance_of_a_chain(serve, connect, repository: Path) -> None:
+    server = serve(repository, flags=("--model-control-mode=explicit",))
+    client, other = connect(server), connect(server)
+    file = repository / "first.onnx"
+    file.write_bytes(add_constant(1))
+    last = client.worker_load("onnx", {"model": str(repository / "plain" / "1" / "model.onnx")})
+    given = {"model": str(file), "next": last, "share": False}
+    chain = client.worker_load("onnx", given)
+    (expected,) = {tuple(values_of(client.infer(chain, ITEM)))}
+    ends = threading.Event()
+
+    def ask_on() -> int:
+        asked = 0
+        while not ends.is_set():
+            assert tuple(values_of(other.infer(chain, ITEM))) == expected
+            asked += 1
+        return asked
+
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask_on)
+        assert client.worker_load("onnx", given) == chain
+        # One that cannot be had leaves what there is, and is wanted no more.
+        file.write_bytes(b"no model")
+        code, text = refusal(lambda: client.worker_load("onnx", given))
+        assert (code, "cannot load first.onnx" in text) == ("INVALID_ARGUMENT", True)
+        ends.set()
+        assert asked.result() > 0
+    with closing(http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)) as connection:
+        connection.request("POST", "/v2/repository/index", "{}")
+        index = json.loads(connection.getresponse().read())
+    assert {(entry["state"], entry.get("reason", "")) for entry in index if entry["name"].startswith("onnx")} == {
+        ("READY", "")
+    }
+    client.worker_unload(chain)
+    assert tuple(values_of(client.infer(chain, ITEM))) == expected
+    client.worker_unload(chain)
+    assert client.model_list() == [last]
 
 
 def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: Path) -> None:

@@ -176,6 +176,8 @@ class _Endpoint:
     worker: Worker
     copies: int = 0
     """How many loads it has, each to be unloaded; the one in progress too. One, however often it is shared."""
+    served: tuple[ModelContent, ...] = ()
+    """Its models as they were loaded last, the ensemble of a chain first."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is being loaded or unloaded."""
 
@@ -329,11 +331,20 @@ class WorkerEndpoints:
         following = self._served(endpoint.next) if endpoint.next else None
         config = worker_config(endpoint.model, worker, file, endpoint.copies, following)
         own = await asyncio.to_thread(self.reader.read_given, config, endpoint.model, file, root)
-        await self._apply(endpoint, own)
-        if following is not None:
-            chain = chain_config(endpoint.name, self._served(endpoint.model), following)
-            both = await asyncio.to_thread(self.reader.read_given, chain, endpoint.name, None, root)
-            await self._apply(endpoint, (*both, *own))
+        # The ensemble of a chain that is there answers on meanwhile.
+        ensemble = endpoint.served[:-1]
+        try:
+            await self._apply(endpoint, (*ensemble, *own))
+            if following is not None:
+                chain = chain_config(endpoint.name, self._served(endpoint.model), following)
+                ensemble = await asyncio.to_thread(self.reader.read_given, chain, endpoint.name, None, root)
+                await self._apply(endpoint, (*ensemble, *own))
+        except ServeError:
+            if endpoint.served:
+                # What could not be had is wanted no more.
+                self.table.take(endpoint.folder, endpoint.served)
+            raise
+        endpoint.served = (*ensemble, *own)
 
     async def _apply(self, endpoint: _Endpoint, contents: Sequence[ModelContent]) -> None:
         """Raises: ServeError: one of the models cannot be served."""
