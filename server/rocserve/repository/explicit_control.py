@@ -172,12 +172,9 @@ class ExplicitControl:
         return readings, members
 
     def _not_serving(self, members: Set[ModelKey], scan: RepositoryScan) -> Set[ModelKey]:
-        """What is to be loaded for them: those of the ensemble's own repository, or else all of their names."""
-        found: set[ModelKey] = set()
-        for member in members:
-            is_there = member in scan.models or self._table.folder_of(member) is not None
-            found.update((member,) if is_there else self._keys(self._names.bare(member), scan))
-        return {key for key in found if not self._is_serving(key)}
+        """Those of their names that are to be loaded, of each repository where those are namespaces, as Triton does."""
+        keys = (key for member in members for key in self._keys(self._names.bare(member), scan))
+        return {key for key in keys if not self._is_serving(key)}
 
     async def _read_members(self, keys: Sequence[ModelKey], scan: RepositoryScan) -> Mapping[ModelKey, _Reading]:
         """What the folders of members say; those that cannot be read are left out, and the log has why."""
