@@ -104,6 +104,15 @@ def test_sixteen_bits_a_level_are_not_cut_off(tmp_path):
     np.testing.assert_array_equal(picture[..., 0], np.arange(256).reshape(16, 16))
 
 
+def test_a_large_picture_is_drawn_without_a_warning(tmp_path, monkeypatch, recwarn):
+    from rocserve.tools.images.drawing import read_picture
+
+    Image.new("RGB", (40, 30)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    assert read_picture(tmp_path / "large.png").size == (40, 30)
+    assert not recwarn.list
+
+
 def test_the_table_says_how_many_more_there_are_and_where_there_are_none(detect):
     many = detect.Finding(Path("many.jpg"), tuple(cup(detect, 0, 0, 5, number) for number in range(5)))
     findings = [many, detect.Finding(Path("none.jpg")), detect.Finding(Path("bad.jpg"), error="not an image")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,11 @@ def class_colour(class_index: int) -> tuple[int, int, int]:
 def read_picture(path: Path) -> Image.Image:
     """RGB with 8 bits a level, as a model sees it: not turned as its EXIF orientation says. Raises: OSError: it cannot
     be read; Image.DecompressionBombError: it has more pixels than Pillow opens."""
-    with Image.open(path) as picture:
+    with warnings.catch_warnings():
+        # The server has bounds of its own, and has decoded it.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        picture = Image.open(path)
+    with picture:
         if picture.mode.startswith("I;16"):  # Pillow would cut its levels at 255.
             return Image.fromarray((np.asarray(picture) // 257).astype(np.uint8)).convert("RGB")
         return picture.convert("RGB")
