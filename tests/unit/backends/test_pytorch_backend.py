@@ -386,7 +386,8 @@ def test_what_inductor_is_asked_for_and_has_not_is_a_reason(
 ) -> None:
     from rocserve.backends.pytorch.inductor import InductorJob
 
-    job = InductorJob("m", str(torch_files.folder / "classifier.pt2"), str(tmp_path), "cpu", "fp32", mode, options)
+    file = str(torch_files.folder / "classifier.pt2")
+    job = InductorJob("m", file, str(tmp_path), "cpu", "fp32", mode, options, trials="")
     with pytest.raises(ServeError, match=f"Inductor cannot compile it: .*{reason}") as refusal:
         job.perform(lambda text: None)
     assert refusal.value.code is StatusCode.UNAVAILABLE

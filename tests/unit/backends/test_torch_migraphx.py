@@ -214,7 +214,7 @@ def test_shapes_that_are_lowered_ahead(torch_files: TorchFiles, model_source: So
 
     def ahead(name: str, **parameters: str) -> tuple[Any, ...]:
         source = model_source("model.pt2", torch_files.data(name), parameters=parameters)
-        bound = bind(open_exported(read_exported(source.model_file)).signature, source.config, lambda inputs: None)
+        bound = bind(open_exported(read_exported(source.model_file)), source.config, lambda inputs: None)
         return shapes_ahead(bound, fixed_batch_sizes(source.config, bound))
 
     assert ahead("few") == (((1, 4),), ((2, 4),), ((4, 4),), ((8, 4),))

@@ -12,13 +12,7 @@ import numpy as np
 import torch
 
 from rocserve.backends.pytorch.datatypes import datatype_of
-from rocserve.backends.pytorch.program import (
-    ProgramSignature,
-    ProgramTensor,
-    output_names,
-    outputs_of,
-    take_as_they_are,
-)
+from rocserve.backends.pytorch.program import Program, ProgramTensor, output_names, outputs_of
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
@@ -57,42 +51,52 @@ class BoundProgram:
         return tensors
 
 
-def bind(
-    program: ProgramSignature,
-    config: ModelConfig,
-    trial: Trial,
-    check: Callable[[Sequence[TensorSpec], bool], None] = take_as_they_are,
-) -> BoundProgram:
-    """The inputs are as `check` takes them. `trial`: finds the outputs where the file does not say them. Raises:
-    ServeError: INVALID_ARGUMENT, neither the configuration nor the file says a tensor's datatype or shape."""
-    if program.most_rows is not None and config.max_batch_size > program.most_rows:
+def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
+    """`trial`: finds the outputs where the file does not say them. Raises: ServeError: INVALID_ARGUMENT, neither the
+    configuration nor the file says a tensor's datatype or shape, or the program does not take such inputs."""
+    file = program.signature
+    if file.most_rows is not None and config.max_batch_size > file.most_rows:
         raise invalid_argument(
             f"max_batch_size of model '{config.name}' is {config.max_batch_size}, but its program was exported for at"
-            f" most {program.most_rows} rows"
+            f" most {file.most_rows} rows"
         )
-    batches = program.batches if program.outputs is not None else config.max_batch_size > 0
-    names = given_names(program.inputs, [entry.name for entry in config.inputs], program.by_position)
+    batches = file.batches if file.outputs is not None else config.max_batch_size > 0
     declared = {entry.name: entry for entry in config.inputs}
-    inputs = [_input(name, tensor, declared, config) for name, tensor in zip(names, program.inputs, strict=True)]
-    requested = [_with_fixed_sizes(spec, declared.get(spec.name), batches) for spec in inputs]
+    inputs: list[TensorSpec] = []
+    requested: list[TensorSpec] = []
+    for name, tensor in zip(given_names(file.inputs, [*declared], file.by_position), file.inputs, strict=True):
+        entry = declared.get(name)
+        own = None if entry is None else _model_shape(entry, batches)
+        if tensor.datatype is not None:
+            spec = _spec(name, tensor)
+        elif entry is not None:
+            spec = TensorSpec(name, entry.datatype, _model_shape(entry, batches))
+        else:
+            raise invalid_argument(
+                f"the file of model '{config.name}' does not tell datatypes and shapes of its inputs: config.pbtxt has"
+                f" to say of each input its name, data_type and dims; missing: {' or '.join(tensor.names)}"
+            )
+        inputs.append(spec)
+        requested.append(spec if own is None or len(own) != len(spec.shape) else replace(spec, shape=own))
     is_single = batches and config.max_batch_size == 1
-    check([replace(spec, shape=(1, *spec.shape[1:])) for spec in requested] if is_single else requested, batches)
+    given = [replace(spec, shape=(1, *spec.shape[1:])) for spec in requested] if is_single else requested
+    program.check(given, batches)
     samples = [
         _sample(spec.shape, tensor.sample or spec.shape, batches)
-        for spec, tensor in zip(requested, program.inputs, strict=True)
+        for spec, tensor in zip(requested, file.inputs, strict=True)
     ]
-    signature = Signature(tuple(inputs), (), batches, max_batch_size=program.most_rows)
+    signature = Signature(tuple(inputs), (), batches, max_batch_size=file.most_rows)
     bound = BoundProgram(signature, tuple(requested), tuple(samples), {})
-    tensors = program.outputs if program.outputs is not None else _tried_outputs(bound, config, trial)
-    given = given_names(tensors, [entry.name for entry in config.outputs], program.outputs is None)
-    outputs = [_spec(name, tensor) for name, tensor in zip(given, tensors, strict=True)]
-    if program.outputs is None:
+    tensors = file.outputs if file.outputs is not None else _tried_outputs(bound, config, trial)
+    names = given_names(tensors, [entry.name for entry in config.outputs], file.outputs is None)
+    outputs = [_spec(name, tensor) for name, tensor in zip(names, tensors, strict=True)]
+    if file.outputs is None:
         by_name = {entry.name: entry for entry in config.outputs}
         outputs = [_with_open_sizes(spec, by_name.get(spec.name), batches) for spec in outputs]
     return replace(
         bound,
         signature=replace(signature, outputs=tuple(outputs)),
-        outputs={name: place for place, name in enumerate(given)},
+        outputs={name: place for place, name in enumerate(names)},
     )
 
 
@@ -100,7 +104,10 @@ def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_
     """The tensors' names, in the program's order: the configuration's, where they can be matched with the program's."""
     names = [tensor.names[0] for tensor in tensors]
     by_name = {alias: place for place, tensor in enumerate(tensors) for alias in tensor.names}
-    places = [by_name.get(name, _number_in(name)) for name in configured]
+    places: list[int] = []
+    for name in configured:
+        numbered = _NUMBERED.fullmatch(name)
+        places.append(by_name.get(name, int(numbered[1]) if numbered else -1))
     if any(place < 0 or place >= len(tensors) for place in places) or len(set(places)) < len(places):
         if not by_position or len(configured) > len(tensors):
             return names
@@ -108,24 +115,6 @@ def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_
     for name, place in zip(configured, places, strict=True):
         names[place] = name
     return names
-
-
-def _number_in(name: str) -> int:
-    """-1: it has none."""
-    found = _NUMBERED.fullmatch(name)
-    return int(found[1]) if found else -1
-
-
-def _input(name: str, tensor: ProgramTensor, declared: Mapping[str, InputConfig], config: ModelConfig) -> TensorSpec:
-    if tensor.datatype is not None:
-        return _spec(name, tensor)
-    entry = declared.get(name)
-    if entry is None:
-        raise invalid_argument(
-            f"the file of model '{config.name}' does not tell datatypes and shapes of its inputs: config.pbtxt has to"
-            f" say of each input its name, data_type and dims; missing: {' or '.join(tensor.names)}"
-        )
-    return TensorSpec(name, entry.datatype, _model_shape(entry, config.max_batch_size > 0))
 
 
 def _spec(name: str, tensor: ProgramTensor) -> TensorSpec:
@@ -136,11 +125,6 @@ def _spec(name: str, tensor: ProgramTensor) -> TensorSpec:
 def _model_shape(entry: InputConfig | OutputConfig, batches: bool) -> tuple[int, ...]:
     """The shape that the model itself gets."""
     return (-1, *entry.model_dims) if batches else entry.model_dims
-
-
-def _with_fixed_sizes(spec: TensorSpec, declared: InputConfig | None, batches: bool) -> TensorSpec:
-    own = spec.shape if declared is None else _model_shape(declared, batches)
-    return replace(spec, shape=own) if len(own) == len(spec.shape) else spec
 
 
 def _sample(shape: tuple[int, ...], known: tuple[int, ...], batches: bool) -> tuple[int, ...]:

@@ -102,7 +102,7 @@ class TorchModel:
             # loading has left goes back.
             deque(keep_freed_memory(of_any_size=True)(), 0)
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
-        self._bound: BoundProgram = bind(program.signature, source.config, self._call, program.check)
+        self._bound: BoundProgram = bind(program, source.config, self._call)
         limits = [tensor.limits for tensor in program.signature.inputs]
         self._limits = {spec.name: own for spec, own in zip(self._bound.inputs, limits, strict=True) if own}
         if not self.signature.supports_batching:

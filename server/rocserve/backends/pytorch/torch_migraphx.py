@@ -94,7 +94,7 @@ def load(model: ModelSource) -> LoadedModel:
         )
     keep_what_it_builds(model.settings)
     exported = read_exported(model.model_file, device)
-    bound = bind(open_exported(exported).signature, model.config, _no_trial)
+    bound = bind(open_exported(exported), model.config, _no_trial)
     shapes = shapes_ahead(bound, fixed_batch_sizes(model.config, bound))
     folder = lowered_folder(model, options.precision, device, shapes)
     # After the child process, in which what it builds at its first import has a limit.
