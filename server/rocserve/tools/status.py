@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,20 +72,29 @@ class StatusPoll:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._counts: dict[tuple[str, str], int] = {}
-        self._engines: dict[tuple[str, str], str] = {}
+        self._engines: dict[tuple[str, str, bool], str] = {}
+        """By name, version and whether the index has a reason: one that was not loaded has none once it is."""
         self._polled_at: float | None = None
 
     def rows(self, now: float) -> list[StatusRow]:
         """In the order of names and versions; `now`: time.monotonic() seconds. Raises: RocserveError: the server does
         not answer, or refuses."""
         index = self._client.repository_index(timeout=_CALL_TIMEOUT_S)
-        statistics = {(one.name, one.version): one for one in self._client.statistics(timeout=_CALL_TIMEOUT_S)}
-        ready = [(entry.name, entry.version) for entry in index if entry.state == "READY"]
+        # Of several namespaces' models of one name nobody can say which is which.
+        rows_of = Counter((entry.name, entry.version) for entry in index)
+        statistics = {
+            (one.name, one.version): one
+            for one in self._client.statistics(timeout=_CALL_TIMEOUT_S)
+            if rows_of[one.name, one.version] == 1
+        }
+        ready = [
+            _engine_key(entry) for entry in index if entry.state == "READY" and rows_of[entry.name, entry.version] == 1
+        ]
         self._engines = {key: self._engines[key] for key in ready if key in self._engines}
         for key in ready:
             if key not in self._engines:
                 try:
-                    properties = self._client.model_metadata(*key, timeout=_CALL_TIMEOUT_S).properties
+                    properties = self._client.model_metadata(*key[:2], timeout=_CALL_TIMEOUT_S).properties
                 except RocserveError:
                     # It has just gone, or the server has: the next poll shows which. Others might wait as long.
                     break
@@ -99,7 +109,7 @@ class StatusPoll:
     def _row(self, entry: IndexEntry, stats: ModelStatistics | None, elapsed: float | None) -> StatusRow:
         key = (entry.name, entry.version)
         figures: dict[str, str | Text] = {}
-        if engine := self._engines.get(key):
+        if engine := self._engines.get(_engine_key(entry)):
             figures["engine"] = engine
         if stats is not None:
             failed = stats.fail.count
@@ -112,6 +122,10 @@ class StatusPoll:
                 if count:
                     figures[name] = f"{total / count:.{decimals}f}"
         return StatusRow(*key, entry.state, printable(entry.reason), figures)
+
+
+def _engine_key(entry: IndexEntry) -> tuple[str, str, bool]:
+    return entry.name, entry.version, bool(entry.reason)
 
 
 def header(text: str) -> tuple[str, str]:

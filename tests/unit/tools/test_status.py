@@ -134,6 +134,26 @@ def test_an_engine_is_asked_for_once_and_again_when_the_version_has_been_away() 
     assert engines(*index, IndexEntry("gone", "1", "READY", "")) == {**shown, "gone": ""}
 
 
+def test_an_engine_is_asked_for_when_a_model_that_was_not_loaded_has_been() -> None:
+    server: Any = Server(IndexEntry("m", "1", "READY", "not loaded: its first request loads it"))
+    server.properties = {"m": {}}
+    poll = StatusPoll(server)
+    assert "engine" not in poll.rows(0.0)[0].figures
+    server.index = [IndexEntry("m", "1", "READY", "")]
+    server.properties = {"m": {"engine": "onnxruntime"}}
+    assert poll.rows(1.0)[0].figures["engine"] == "onnxruntime"
+
+
+def test_models_of_one_name_in_several_namespaces_have_no_figures_of_each_other() -> None:
+    server: Any = Server(*(IndexEntry(name, "1", "READY", "") for name in ("a", "m", "m", "z")))
+    # A client cannot name one of several.
+    server.properties = {"a": {"engine": "onnxruntime"}, "z": {"engine": "onnxruntime"}}
+    server.counted = [statistics(name, "1", ok=3) for name in ("a", "m", "m", "z")]
+    rows = StatusPoll(server).rows(0.0)
+    assert [row.figures.get("engine") for row in rows] == ["onnxruntime", None, None, "onnxruntime"]
+    assert ["ok" in row.figures for row in rows] == [True, False, False, True]
+
+
 class _Handler(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         method = details.method.rpartition("/")[2]
