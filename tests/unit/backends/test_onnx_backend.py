@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -185,16 +185,27 @@ def test_outputs_that_are_small_or_without_room_have_memory_of_their_own(
     np.testing.assert_array_equal(output, array)
 
 
-def test_a_large_output_of_another_shape_than_the_model_says(model_source: SourceMaker) -> None:
+def test_a_large_output_of_another_shape_than_the_model_says(
+    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_place = backend.PlacedRun.__call__
+    tried: list[Batch] = []
+
+    def count(run: backend.PlacedRun, batch: Batch, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+        tried.append(batch)
+        return in_place(run, batch, inputs)
+
+    monkeypatch.setattr(backend.PlacedRun, "__call__", count)
     node = helper.make_node("Slice", ["X", "FROM", "TO"], ["Y"])
     number = (TensorProto.INT64, [1])
     content = graph([node], {"X": (FLOAT, [LARGE]), "FROM": number, "TO": number}, {"Y": (FLOAT, [LARGE])})
     model = load(model_source("model.onnx", content))
     x = np.arange(LARGE, dtype=np.float32)
-    for end in (LARGE, 5):
+    for end in (LARGE, 5, 5, LARGE):
         room = {"Y": np.zeros(LARGE, np.float32)}
         batch = batch_with_room(1, ("Y",), room, X=x, FROM=np.array([0]), TO=np.array([end]))
         np.testing.assert_array_equal(model.execute(batch).outputs["Y"], x[:end])
+    assert len(tried) == 2, "once it is known, no batch is run twice"
 
 
 def test_an_output_whose_size_the_model_does_not_say_has_memory_of_its_own(model_source: SourceMaker) -> None:

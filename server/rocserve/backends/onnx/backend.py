@@ -352,9 +352,14 @@ class OnnxModel:
             except Exception:
                 # An output may be of another shape than the model says. A fault of the inputs' comes again.
                 _LOG.debug("model '%s' cannot write its outputs in place", self._config.name, exc_info=True)
+        else:
+            placed = None
         try:
             if results is None:
                 results = self._run(wanted, inputs)
+                if placed is not None:
+                    # Else each batch might be run twice.
+                    self._placed = None
         except ServeError:
             raise
         except (engine_errors.InvalidArgument, ValueError) as error:
