@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from rocserve.protocol import model_config_pb2
@@ -129,16 +130,10 @@ def _repetitions(message: ModelConfig) -> Iterator[str]:
     """Each tensor of the model is one of the requests', a control, or a state."""
     batching = message.sequence_batching
     controls = dict.fromkeys(entry.name for entry in batching.control_input)
-    states: set[str] = set()
-    outputs: set[str] = set()
-    for state in batching.state:
-        if state.input_name in states:
-            yield f"State input name '{state.input_name}' specified more than once."
-        states.add(state.input_name)
-    for state in batching.state:
-        if state.output_name in outputs:
-            yield f"State output name '{state.output_name}' specified more than once."
-        outputs.add(state.output_name)
+    states = Counter(state.input_name for state in batching.state)
+    outputs = Counter(state.output_name for state in batching.state)
+    for what, counts in (("input", states), ("output", outputs)):
+        yield from (f"State {what} name '{name}' specified more than once." for name in counts if counts[name] > 1)
     twofold = [(name, "a sequence batching control and a state input") for name in controls if name in states]
     for tensor in message.input:
         name = tensor.name

@@ -18,7 +18,7 @@ for one.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -31,9 +31,6 @@ _PART_OF_MEMORY = 4
 and half is for models."""
 
 _FLAG = "--max-request-memory"
-_COLUMNS = 6
-"""Bytes of requests, of answers, and of these those half received and those between steps; requests and answers
-that were refused."""
 _ALL = 1 << 62
 """More bytes than any holder keeps."""
 
@@ -69,12 +66,19 @@ class MemoryFull(ServeError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a memory holds, and what it has refused since its beginning."""
+    """What a memory holds, and what it has refused since its beginning: the columns of its table."""
 
     request_bytes: int = 0
     answer_bytes: int = 0
+    unfinished_bytes: int = 0
+    """Of requests, those that are half received."""
+    step_bytes: int = 0
+    """Of answers, those between the steps of ensembles."""
     refused_requests: int = 0
     refused_answers: int = 0
+
+
+_COLUMNS = len(fields(MemoryUse))
 
 
 def table_bytes(processes: int) -> int:
@@ -123,22 +127,12 @@ class RequestMemory:
 
     @property
     def request_bytes(self) -> int:
-        """Of this process, as are the next three."""
+        """Of this process, as is the next."""
         return self._table[self._requests]
 
     @property
     def answer_bytes(self) -> int:
         return self._table[self._answers]
-
-    @property
-    def unfinished_bytes(self) -> int:
-        """Of requests, those that are half received."""
-        return self._table[self._unfinished]
-
-    @property
-    def step_bytes(self) -> int:
-        """Of answers, those between the steps of ensembles."""
-        return self._table[self._steps]
 
     @property
     def used_bytes(self) -> int:
@@ -147,10 +141,8 @@ class RequestMemory:
 
     def use(self) -> MemoryUse:
         """Of all processes, also what those have refused that have ended."""
-        requests, answers, _, _, refused, refused_answers = (
-            sum(self._table[column * self._rows : (column + 1) * self._rows]) for column in range(_COLUMNS)
-        )
-        return MemoryUse(requests, answers, refused, refused_answers)
+        rows = self._rows
+        return MemoryUse(*(sum(self._table[begin : begin + rows]) for begin in range(0, len(self._table), rows)))
 
     def admit(self, holder: Holder, nbytes: int) -> None:
         """So many more bytes of a request have come. Raises: MemoryFull: there is no room for them; nothing has been
@@ -165,9 +157,9 @@ class RequestMemory:
             self._take_back(self._refused, holder, nbytes, self._requests)
             raise self._full("request", holder.held_bytes + nbytes, used - nbytes)
 
-    def release(self, holder: Holder, nbytes: int = _ALL) -> None:
-        """So many bytes are held no more, at most those that are noted; all = the request has ended."""
-        self._add(holder, -nbytes, self._requests)
+    def release(self, holder: Holder) -> None:
+        """The request has ended: what is noted of it is held no more."""
+        self._add(holder, -_ALL, self._requests)
 
     def admit_part(self, holder: Holder, nbytes: int) -> None:
         """So many more bytes have come of a request that is not whole yet; `release_part` gives them back. Raises:
@@ -189,7 +181,7 @@ class RequestMemory:
         )
 
     def release_part(self, holder: Holder, nbytes: int = _ALL) -> None:
-        """As `release`, of what `admit_part` has noted."""
+        """So many bytes that `admit_part` has noted are held no more, at most those that are; all = it has ended."""
         self._add(holder, -nbytes, self._requests, self._unfinished)
 
     def admit_answer(self, holder: Holder, nbytes: int) -> None:
@@ -226,7 +218,7 @@ class RequestMemory:
         the server runs ensembles. Raises: MemoryFull: there is no room for them; nothing has been noted."""
         share = self.limit_bytes // 2
         self._add(holder, nbytes, self._answers, self._steps)
-        steps, used = self.step_bytes, sum(self._all_answers)
+        steps, used = self._table[self._steps], sum(self._all_answers)
         if nbytes <= 0 or (steps <= share and used <= self.limit_bytes):
             return
         self._take_back(self._refused_answers, holder, nbytes, self._answers, self._steps)

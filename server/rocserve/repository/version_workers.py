@@ -355,7 +355,7 @@ def _folders(load: Load) -> tuple[str, ...]:
     return (load.model_folder,) if is_within else (load.model_folder, load.version_folder)
 
 
-PARAMETER = "EXECUTION_ENV_PATH"
+_INTERPRETER_PARAMETER = "EXECUTION_ENV_PATH"
 """Triton's parameter that names the Python of a model's workers; `$$TRITON_MODEL_DIRECTORY` in it is the model's
 folder. There it is an archive that conda-pack made; here a virtual environment, or its interpreter."""
 
@@ -366,7 +366,7 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
 def model_interpreter(definition: ModelDefinition) -> str:
     """The interpreter's path; empty for the server's own. Raises: ServeError: INVALID_ARGUMENT, what the parameter
     names is no Python."""
-    written = definition.config.parameters.get(PARAMETER, "")
+    written = definition.config.parameters.get(_INTERPRETER_PARAMETER, "")
     if not written or definition.backend is None or not definition.backend.answers_requests:
         return ""
     path = Path(definition.folder, written.replace(_MODEL_FOLDER, str(definition.folder)))
@@ -382,4 +382,4 @@ def model_interpreter(definition: ModelDefinition) -> str:
     else:
         # Not resolved: the interpreter of a virtual environment is a link, and its place says which environment it is.
         return str(interpreter.absolute())
-    raise invalid_argument(f"model '{definition.name}': parameter {PARAMETER}: {problem}")
+    raise invalid_argument(f"model '{definition.name}': parameter {_INTERPRETER_PARAMETER}: {problem}")

@@ -70,7 +70,7 @@ def test_requests_that_never_come_whole_leave_room_for_those_that_do() -> None:
     with pytest.raises(MemoryFull, match=r"may take 50 B together, half .* and 31 B have come of this one") as refused:
         memory.admit_part(first, 1)
     assert not refused.value.fits_never
-    assert (memory.request_bytes, memory.unfinished_bytes, first.held_bytes) == (50, 50, 30)
+    assert (memory.request_bytes, memory.use().unfinished_bytes, first.held_bytes) == (50, 50, 30)
     memory.admit(whole, 50)
     memory.release_part(second)
     memory.admit(whole, 10)
@@ -82,7 +82,7 @@ def test_requests_that_never_come_whole_leave_room_for_those_that_do() -> None:
     with pytest.raises(MemoryFull) as refused:
         memory.admit_part(first, 51)
     assert refused.value.fits_never
-    assert (memory.request_bytes, memory.unfinished_bytes) == (0, 0)
+    assert (memory.request_bytes, memory.use().unfinished_bytes) == (0, 0)
 
 
 def test_requests_that_fill_the_memory_keep_no_answer_back() -> None:
@@ -151,14 +151,14 @@ def test_what_lies_between_steps_has_half_of_the_memory_for_answers() -> None:
     # An answer that came of it has room, and a step that makes less than it read.
     memory.admit_answer(answer, 50)
     memory.admit_step(step, -20)
-    assert (memory.step_bytes, memory.answer_bytes, step.held_bytes) == (30, 80, 30)
+    assert (memory.use().step_bytes, memory.answer_bytes, step.held_bytes) == (30, 80, 30)
     memory.admit_answer(answer, 20)
     with pytest.raises(MemoryFull, match="within ensembles, and this answer needs 1 B"):
         memory.admit_step(step, 1)
     memory.release_step(step)
     memory.release_step(step)
     memory.release_answer(answer)
-    assert (memory.step_bytes, memory.answer_bytes, memory.use().refused_answers) == (0, 0, 2)
+    assert (memory.use().step_bytes, memory.answer_bytes, memory.use().refused_answers) == (0, 0, 2)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_one_process_may_use_what_no_other_does(
     with pytest.raises(MemoryFull):
         first.admit_answer(Holding(), 1)
     assert (first.request_bytes, second.request_bytes, second.answer_bytes) == (0, 90, 100)
-    assert (server.used_bytes, server.use()) == (190, MemoryUse(90, 100, 3, 1))
+    assert (server.used_bytes, server.use()) == (190, MemoryUse(90, 100, refused_requests=3, refused_answers=1))
 
 
 def test_what_is_half_received_has_half_of_the_limit_in_all_processes_together(
@@ -211,7 +211,7 @@ def test_what_an_ended_front_end_has_refused_stays_counted_and_its_row_is_free(
     with pytest.raises(MemoryFull):
         first.admit(Holding(), 41)
     server.forget_front_end(2)
-    assert server.use() == MemoryUse(0, 0, 1, 0)
+    assert server.use() == MemoryUse(refused_requests=1)
     assert server.add_front_end() == 2
 
 

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import FileIO
@@ -43,7 +42,7 @@ class WriterThread(Generic[Item]):
     """Is called on the thread with all that has come since it was called last."""
     _log: logging.Logger
     _condition: threading.Condition = field(default_factory=threading.Condition)
-    _waiting: deque[tuple[Item, int]] = field(default_factory=deque)
+    _waiting: list[Item] = field(default_factory=list)
     _nbytes: int = 0
     _dropped: int = 0
     _closing: bool = False
@@ -55,7 +54,7 @@ class WriterThread(Generic[Item]):
             if nbytes and self._nbytes + nbytes > MOST_WAITING_BYTES and self._waiting:
                 self._dropped += 1
                 return
-            self._waiting.append((item, nbytes))
+            self._waiting.append(item)
             self._nbytes += nbytes
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
@@ -78,9 +77,7 @@ class WriterThread(Generic[Item]):
             with self._condition:
                 while not self._waiting and not self._closing:
                     self._condition.wait()
-                items = [item for item, _ in self._waiting]
-                self._waiting.clear()
-                self._nbytes = 0
+                items, self._waiting, self._nbytes = self._waiting, [], 0
                 dropped, self._dropped = self._dropped, 0
                 is_last = self._closing
             if dropped:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocserve.config.model_folder import is_version_name
 from rocserve.core.remote_places import RemotePlace, StoreKind
-from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, StoreError, beside
+from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, Source, StoreError, beside
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -43,9 +43,7 @@ _ADVICE = {
 Result = TypeVar("Result")
 
 
-class BucketSource:
-    """Implements objects.Source."""
-
+class BucketSource(Source):
     def __init__(self, place: RemotePlace, environment: Mapping[str, str]) -> None:
         """Raises: StoreError."""
         self._place = place
@@ -69,7 +67,7 @@ class BucketSource:
         return await with_store_errors(self._place, "a listing", pages())
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """See objects.Source. Parts of large ones come beside each other."""
+        """Parts of large ones come beside each other."""
         with file.open("wb") as opened:
             begins = range(0, item.size, CHUNK_BYTES)
             await beside(self._part(item, at, min(item.size, at + CHUNK_BYTES), opened.fileno(), note) for at in begins)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rocserve.config.model_folder import is_version_name
 from rocserve.core.printable import printable_name
@@ -103,15 +104,19 @@ Note = Callable[[int], None]
 Result = TypeVar("Result")
 
 
-class Source(Protocol):
+class Source(abc.ABC):
+    @abc.abstractmethod
     async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
         """All objects, or those of a folder. Raises: StoreError."""
 
+    @abc.abstractmethod
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
         """Write an object's content to a file. Raises: StoreError; ObjectChanged, it is another one by now."""
 
     async def is_gone(self, key: str) -> bool:
-        """Whether an object that a listing lacks is really no more there. Raises: StoreError."""
+        """Whether an object that a listing lacks is really no more there; where listings are whole, it is. Raises:
+        StoreError."""
+        return True
 
 
 async def beside(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:

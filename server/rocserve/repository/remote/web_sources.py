@@ -20,15 +20,23 @@ from rocserve.core.printable import printable_name
 from rocserve.core.remote_places import RemotePlace
 from rocserve.repository.remote.copy import Room
 from rocserve.repository.remote.object_store import CHUNK_BYTES, http_store, with_store_errors
-from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, StoreError, in_thread, path_refusal
+from rocserve.repository.remote.objects import (
+    Note,
+    ObjectChanged,
+    RemoteObject,
+    Source,
+    StoreError,
+    in_thread,
+    path_refusal,
+)
 from rocserve.repository.scan import is_temporary
 
 _ANSWER_SECONDS = 20.0
 _SHA256_DIGITS = 64
 
 
-class HubSource:
-    """Implements objects.Source. A listing is that of a commit, and so are the files."""
+class HubSource(Source):
+    """A listing is that of a commit, and so are the files."""
 
     def __init__(self, place: RemotePlace, environment: Mapping[str, str]) -> None:
         """Raises: StoreError."""
@@ -58,7 +66,7 @@ class HubSource:
         return [item for item in objects if not folder or item.key.startswith(f"{folder}/")]
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """See objects.Source. The hub lists large files with their SHA-256, others with git's name of their content."""
+        """The hub lists large files with their SHA-256, others with git's name of their content."""
         import obstore
 
         path = f"{self._place.bucket}/resolve/{self._commit}/{self._prefix}{item.key}"
@@ -77,10 +85,6 @@ class HubSource:
         await with_store_errors(self._place, f"'{item.key}'", get())
         if digest.hexdigest() != item.tag:
             raise ObjectChanged(f"expected '{item.key}' with the digest {item.tag}, came {digest.hexdigest()}")
-
-    async def is_gone(self, key: str) -> bool:
-        """See objects.Source. The tree of a commit is whole."""
-        return True
 
     def _list(self) -> tuple[str, list[RemoteObject]]:
         """Raises: OSError, ValueError."""
@@ -112,8 +116,8 @@ class HubSource:
             return json.load(answer), urljoin(url, next_page.strip("<> ")) if is_more else ""
 
 
-class ArchiveSource:
-    """Implements objects.Source. A tar is unpacked beside the copy, which has its files by links."""
+class ArchiveSource(Source):
+    """A tar is unpacked beside the copy, which has its files by links."""
 
     def __init__(self, place: RemotePlace, room: Room) -> None:
         """Raises: StoreError."""
@@ -127,7 +131,7 @@ class ArchiveSource:
         self._tag, self._objects = self._recorded()
 
     async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
-        """See objects.Source. Takes the archive where it is another one."""
+        """Takes the archive where it is another one."""
         await with_store_errors(self._place, f"'{self._name}'", self._take())
         return [item for item in self._objects if not folder or item.key.startswith(f"{folder}/")]
 
@@ -138,10 +142,6 @@ class ArchiveSource:
             self._tag = ""
             raise ObjectChanged(f"expected '{item.key}' unpacked, came nothing; the archive is taken anew") from None
         note(item.size)
-
-    async def is_gone(self, key: str) -> bool:
-        """See objects.Source. An archive is whole."""
-        return True
 
     async def _take(self) -> None:
         import obstore
