@@ -240,6 +240,25 @@ async def test_more_pinned_than_there_is_room_for_is_refused(folders: Folders, r
     assert "there is no room for it beside what is pinned" in reasons
 
 
+@pytest.mark.parametrize("mode", [ControlMode.POLL, ControlMode.EXPLICIT])
+@pytest.mark.parametrize(
+    ("parameter", "text"),
+    [("idle_unload_secs", "expected a number of seconds, 0 for no limit"), ("pinned", "expected true or false")],
+)
+async def test_a_parameter_that_is_wrong_is_told_as_a_load_that_failed(
+    folders: Folders, rig: Any, mode: ControlMode, parameter: str, text: str
+) -> None:
+    models(folders, "a", more=f'parameters {{ key: "{parameter}" value {{ string_value: "soon" }} }}')
+    host: Rig = await rig(control_mode=mode)
+    fault = f"Invalid argument: parameter '{parameter}': {text}, got 'soon'"
+    if mode is ControlMode.EXPLICIT:
+        with pytest.raises(ServeError, match=f"load failed for model 'a': version 1 is at UNAVAILABLE state: {fault}"):
+            await host.served.repository.load("a", {})
+    state, reason = host.served.rows("a")["1"]
+    assert (state, reason.partition(" (failed")[0]) == ("UNAVAILABLE", fault)
+    assert not host.served.repository.is_ready()
+
+
 async def test_instances_that_are_threads_of_one_worker_are_estimated_as_one(
     folders: Folders, rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,17 +95,21 @@ class ResidentModels:
     # For the repository
 
     def manages(self, content: ModelContent) -> bool:
-        """Whether versions of the model come and go. Ensembles have no workers, and stay."""
+        """Whether versions of the model come and go. Ensembles have no workers, and stay. Raises: ServeError: a
+        parameter is wrong."""
         definition = content.definition
         if definition.is_ensemble:
             return False
-        return bool(self._limits) or idle_unload_seconds(definition.config.parameters) < math.inf
+        return idle_unload_seconds(definition.config.parameters) < math.inf or bool(self._limits)
 
     def registers(self, content: ModelContent) -> bool:
         """Whether a version need not be loaded now: it is not pinned, and its configuration says what clients want to
         know."""
         message = content.definition.message
-        return self.manages(content) and bool(message.input and message.output) and not self._is_pinned(content)
+        # What is wrong in a parameter is told by the load.
+        with contextlib.suppress(ServeError):
+            return self.manages(content) and bool(message.input and message.output) and not self._is_pinned(content)
+        return False
 
     def register(self, content: ModelContent, number: int, load: Load, on_change: Callable[[], None]) -> LazyVersion:
         """A version that is loaded when it is asked for."""
