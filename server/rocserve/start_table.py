@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column
 
 from rocserve.core.datatypes import DataType
+from rocserve.core.hints import listed
 from rocserve.core.model_config import InputConfig, ModelConfig
 from rocserve.core.printable import printable
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTable
@@ -72,7 +73,7 @@ def _cells(row: IndexEntry, version: ServedVersion | None, between: str) -> tupl
     runs_on = "the server" if config.is_ensemble else ", ".join(filter(None, place))
     lead = (-1,) if config.max_batch_size > 0 else ()
     inputs, outputs = (
-        between.join(f"{one.name} {one.datatype.value} {format_shape((*lead, *one.dims))}" for one in tensors)
+        listed([f"{one.name} {one.datatype.value} {format_shape((*lead, *one.dims))}" for one in tensors], between)
         for tensors in (config.inputs, config.outputs)
     )
     return (row.name, row.version, runs_on, inputs, outputs, row.state)

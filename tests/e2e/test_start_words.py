@@ -86,6 +86,24 @@ def test_the_first_line_of_a_server_names_its_own_url(serve, repository: Path) -
     wait_until(lambda: says in server.log_text, says)
 
 
+def test_a_model_of_many_tensors_leaves_the_table_narrow(serve, repository: Path) -> None:
+    drop(repository, "narrow", add_constant(1.0))
+    version = repository / "wide" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text("class TritonPythonModel:\n    def execute(self, requests): ...\n")
+    outputs = "".join(f'output {{ name: "OUT_{number}" data_type: TYPE_INT32 dims: [1] }}\n' for number in range(1000))
+    inputs = 'input { name: "IN" data_type: TYPE_INT32 dims: [1] }\n'
+    (version.parent / "config.pbtxt").write_text(f'backend: "python"\n{inputs}{outputs}')
+    server = serve(repository)
+    wait_until(lambda: "2 models served" in server.log_text)
+    wait_until(lambda: server.printed.endswith("\n\n"))
+    table = server.printed.splitlines()
+    row = next(line for line in table if line.startswith("wide "))
+    named = ", ".join(f"OUT_{number} INT32 [1]" for number in range(8))
+    assert f"  {named}, and 992 more  READY" in row
+    assert max(map(len, table)) < 300
+
+
 def test_a_start_whose_table_nobody_reads_holds_nothing_up(repository: Path, tmp_path: Path) -> None:
     for number in range(20):
         drop(repository, f"broken_{number}", b"no model")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 
 _MOST_LISTED = 8
@@ -16,11 +16,16 @@ def names_hint(what: str, name: str, names: Collection[str]) -> str:
     if not names:
         return ""
     ordered = sorted(names)
-    more = f", and {len(ordered) - _MOST_LISTED} more" if len(ordered) > _MOST_LISTED else ""
-    listed = f"; {what}: {', '.join(ordered[:_MOST_LISTED])}{more}"
+    hint = f"; {what}: {listed(ordered)}"
     if len(ordered) == 1 or len(name) > _LONGEST_COMPARED:
-        return listed
+        return hint
     # Of many those that begin alike.
     alike = ordered if len(ordered) <= _MOST_COMPARED else [each for each in ordered if each[:1] == name[:1]]
     meant = get_close_matches(name, alike[:_MOST_COMPARED], n=1)
-    return f"{listed}; did you mean '{meant[0]}'?" if meant else listed
+    return f"{hint}; did you mean '{meant[0]}'?" if meant else hint
+
+
+def listed(texts: Sequence[str], between: str = ", ") -> str:
+    """The first ones, and how many more there are."""
+    more = (f"and {len(texts) - _MOST_LISTED} more",) if len(texts) > _MOST_LISTED else ()
+    return between.join((*texts[:_MOST_LISTED], *more))
