@@ -16,6 +16,7 @@ from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching, Shape
 from rocserve.core.request_form import RequestForm
+from rocserve.core.tensor_places import aligned
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, tensor_from_numpy
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import HeapReader, fill
@@ -43,7 +44,8 @@ def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -
 
 
 class BatchGatherer:
-    """One instance's. A batch of shapes that came before is the same Batch object on the same memory."""
+    """Of one lane, whose batches follow each other on the same memory. One of shapes that came before is the same Batch
+    object."""
 
     def __init__(
         self,
@@ -62,6 +64,8 @@ class BatchGatherer:
         self._is_ragged = bool(self._ragged)
         self._single: Memo[tuple[RequestForm, int], Batch] = Memo(_REMEMBERED)
         self._gathered: Memo[tuple[RequestForm, int], _Gathered] = Memo(_REMEMBERED)
+        self._memory = memoryview(b"")
+        """Where one batch after the other is gathered for an engine that lends none: as much as the largest took."""
 
     def batch(self, requests: Sequence[ReceivedRequest]) -> Batch:
         """The requests as one batch. Its inputs are valid until the batch is done, or the next is asked for."""
@@ -110,11 +114,16 @@ class BatchGatherer:
         layout = form.layout
         inputs: dict[str, Tensor] = {}
         columns: list[memoryview] = []
-        lent = self._lent(form, count)
+        lent, begin = self._lent(form, count), 0
+        if not lent and len(self._memory) < form.places.end * count:
+            # What is remembered is of the memory before.
+            self._gathered.clear()
+            self._memory = memoryview(bytearray(form.places.end * count))
         for head in layout.inputs:
             shape = head.shape if count == 1 else (head.shape[0] * count, *head.shape[1:])
             nbytes = math.prod(shape) * head.datatype.itemsize
-            columns.append(lent[head.name][:nbytes] if lent else memoryview(bytearray(nbytes)))
+            columns.append(lent[head.name][:nbytes] if lent else self._memory[begin : begin + nbytes])
+            begin += aligned(nbytes)
             inputs[head.name] = Tensor(head.name, head.datatype, shape, columns[-1].toreadonly())
         batch = Batch(inputs, layout.requested_outputs, (layout.rows,) * count, may_stay=layout.may_stay)
         return batch, columns

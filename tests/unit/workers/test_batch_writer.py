@@ -7,6 +7,7 @@ import functools
 import gc
 import struct
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +118,33 @@ def test_requests_of_several_sizes_are_gathered_in_the_engines_memory(peer: Peer
         values = batch.inputs[name].numpy()
         assert values[0, 0] == (1 << 24) + 1
         assert values[1:].tolist() == np.concatenate(rows)[1:].tolist()
+
+
+def test_batches_of_all_sizes_are_gathered_in_the_same_memory(peer: Peer) -> None:
+    """Each had its own, which stayed: of 64 requests' worth 2,080."""
+    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=64), lambda rows: {}, False)
+    tracemalloc.start()
+    try:
+        for count in (*range(2, 17), *range(16, 1, -1)):
+            rows = np.arange(count * 16384, dtype=np.int32).reshape(count, -1)
+            members = [
+                each
+                for row in rows[:, None]
+                for each in members_of([batch_input("A", row), batch_input("B", row[:, :1] + 1)], ("SUM",), (1,))
+            ]
+            on_plane(peer.plane, functools.partial(peer.instance.execute, False, members, peer.on_outcome))
+            received = peer.take()
+            batch = gatherer.batch(received.requests)
+            assert batch is gatherer.batch(received.requests)
+            for name, expected in (("A", rows), ("B", rows[:, :1] + 1)):
+                np.testing.assert_array_equal(batch.inputs[name].numpy(), expected)
+            peer.finish(received, *[peer.result(bytes(4))] * count)
+            assert peer.arrived.acquire(timeout=5)
+            peer.release()
+        del rows, members, received, batch, expected
+        assert tracemalloc.get_traced_memory()[0] < 2 * 16 * 65536
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_layout_that_the_worker_has_forgotten_is_sent_again(peer: Peer) -> None:
