@@ -375,8 +375,11 @@ def test_the_same_over_http(serve, connect, repository: Path) -> None:
     assert json.loads(ask("GET", "/v2")[1])["extensions"][-2:] == ["migraphx", "rocal"]
     assert ask("POST", "/v2/hardware", {"name": "cpu", "num": 1})[0] == 200
     assert ask("POST", "/v2/hardware", {"name": "DPUCADF8H", "num": 1})[0] == 404
-    model = {"model": str(repository / "plain" / "1" / "model.onnx"), "batch": 4, "share": True}
+    path = str(repository / "plain" / "1" / "model.onnx")
+    model = {"model": path, "batch": 4, "share": True, "pad_batch": False, "batchers": 2}
     assert ask("POST", "/v2/workers/MIGraphX/load", model) == (200, "migraphx")
+    given = json.loads(ask("GET", "/v2/models/migraphx/config")[1])["parameters"]
+    assert {name: value["string_value"] for name, value in given.items()} == {"batch": "4", "pad_batch": "false"}
     assert ask("POST", "/v2/workers/migraphx/load", {"model": ["a"]})[0] == 400
     assert ask("POST", "/v2/workers/nothing/load", {})[0] == 404
     assert ask("POST", "/v2/repository/models/told/versions/1/load", {}) == (200, "")

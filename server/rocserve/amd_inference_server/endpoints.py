@@ -54,7 +54,7 @@ _FOREIGN = {
     "cplusplus": "it is a library against that server's own C++ interface; write a Python model of the repository",
     "python": "its file is a program; put it into the repository, as a model with the backend 'python'",
 }
-_NOT_PASSED_ON = frozenset(("model", "share", "next", "pad_batch", "batchers"))
+_NOT_PASSED_ON = frozenset(("model", "share", "next", "batchers"))
 """Parameters that are not the model's: those of the endpoint, and those that tune that server's own workers."""
 
 
