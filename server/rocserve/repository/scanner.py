@@ -27,7 +27,7 @@ _YOUNG_SECONDS = 60.0
 """In which a new folder is filled."""
 _CLOCK_SECONDS = 1.0
 """By which a file system's times may be behind the clock's."""
-_UNPRINTABLE = (
+UNPRINTABLE = (
     "the name of the folder '{}' has bytes that are no UTF-8, or characters that cannot be printed; rename the folder"
 )
 
@@ -209,7 +209,7 @@ class RepositoryScanner:
         name = printable_name(folder.name)
         model = ModelScan(name, folder, root, namespace=namespace)
         if name != folder.name:
-            return replace(model, refusal=_UNPRINTABLE.format(name))
+            return replace(model, refusal=UNPRINTABLE.format(name))
         if folder.is_symlink() and (refusal := link_refusal(folder, allowed)):
             return replace(model, refusal=refusal)
         doubled = folder / name

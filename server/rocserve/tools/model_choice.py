@@ -18,7 +18,8 @@ from rocserve.config.definition import FolderReading, ModelDefinition, find_mode
 from rocserve.config.model_folder import no_version_text, select_versions
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
-from rocserve.repository.scanner import has_config, is_model
+from rocserve.core.printable import printable_name
+from rocserve.repository.scanner import UNPRINTABLE, has_config, is_model
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
 from rocserve.tools.printing import console_on
@@ -168,8 +169,11 @@ def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
 
 
 def read_folder(folder: Path, registry: BackendRegistry, config_name: str, *, strict: bool = False) -> FolderReading:
-    """A model's folder, yet to be read. Raises: ServeError: it is a repository of models."""
+    """A model's folder, yet to be read. Raises: ServeError: it is a repository of models, or has a name that no model
+    can have."""
     folder = folder.resolve()
+    if (name := printable_name(folder.name)) != folder.name:
+        raise invalid_argument(UNPRINTABLE.format(name))
     if not is_model(folder):
         models = sorted(child.name for child in folder.iterdir() if has_config(child))
         if models:

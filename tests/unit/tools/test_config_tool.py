@@ -127,6 +127,13 @@ def test_a_repository_in_the_place_of_a_model(folder: Path) -> None:
     )
 
 
+def test_a_folder_whose_name_no_model_can_have(folder: Path) -> None:
+    status, out, err = _run(folder.rename(folder.with_name("caf\udce9")))
+    assert (status, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "the name of the folder 'caf\\xe9' has bytes that are no UTF-8, or characters that cannot be printed" in err
+
+
 def test_ensemble_needs_no_engine(tmp_path: Path) -> None:
     text = """
     platform: "ensemble"
