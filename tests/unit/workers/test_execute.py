@@ -272,6 +272,22 @@ async def test_grouped_requests_run_one_by_one_and_a_failure_is_one_requests_own
         assert answer.outputs[2]["SUM"].tolist() == [[8] * 16]
 
 
+@pytest.mark.parametrize("behaviour", ["identity", "identity_tensor"])
+@pytest.mark.parametrize("width", [1, 16, 2000])
+async def test_grouped_requests_whose_outputs_are_their_inputs_have_their_own(
+    workshop: Workshop, behaviour: str, width: int
+) -> None:
+    """The next one is gathered where the one before was."""
+    group = await workshop.serving(behaviour)
+    values = [np.full((1, width), value, np.int32) for value in (5, 6, 7)]
+    for _ in range(3):
+        inputs = [batch_input("A", *values), batch_input("B", *[-value for value in values])]
+        answer = await submit(group.instances[0], inputs, ("OUT_A", "OUT_B"), (1, 1, 1), is_grouped=True)
+        assert answer.error is None
+        assert [outputs["OUT_A"][0, 0] for outputs in answer.outputs] == [5, 6, 7]
+        assert [outputs["OUT_B"][0, 0] for outputs in answer.outputs] == [-5, -6, -7]
+
+
 async def test_grouped_requests_that_all_fail(workshop: Workshop) -> None:
     group = await workshop.serving("single")
     zeros = [np.zeros((1, 16), np.int32)] * 2
