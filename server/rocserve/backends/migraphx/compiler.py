@@ -21,7 +21,8 @@ BEFOREHAND = "compile it beforehand with `rocserve compile`"
 """The remedy for a compile beyond the time limit, beside raising it."""
 _SEARCH = "3"
 """Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
-_SECONDS_BETWEEN_ATTEMPTS = 0.1
+_SECONDS_BETWEEN_ATTEMPTS = 0.5
+"""Each makes a folder in the cache and removes it; while some compile for hours, fifty others may wait."""
 
 
 class _NoSlotFree(Exception):
