@@ -15,7 +15,7 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, internal
@@ -24,7 +24,7 @@ from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScan
-from rocserve.repository.table import ModelTable
+from rocserve.repository.table import ModelTable, NameTaken
 from rocserve.repository.watch import UNWATCHED_POLL_SECONDS
 
 _SPACING_SECONDS = 0.05
@@ -71,6 +71,9 @@ class HotReload:
         """By the folder's key."""
         self._due: deque[_Reading] = deque()
         self._readers: set[asyncio.Task[None]] = set()
+        self._blocked: dict[_Reading, ModelKey] = {}
+        """By another folder's model, which has the name of one of theirs."""
+        self._unsubscribe = table.subscribe(self._retry_blocked)
 
     async def run(self) -> None:
         """Scan until cancelled."""
@@ -139,6 +142,7 @@ class HotReload:
             await asyncio.wait(set(self._readers))
 
     def stop(self) -> None:
+        self._unsubscribe()
         self._due.clear()
         for task in (*self._readers, *(reading.retry for reading in self._readings.values())):
             if task is not None:
@@ -147,8 +151,10 @@ class HotReload:
     def _follow(self, folder: ModelKey, scan: ModelScan | None) -> None:
         """The folder has settled as this; None: it is gone."""
         previous = self._readings.pop(folder, None)
-        if previous is not None and previous.retry is not None:
-            previous.retry.cancel()
+        if previous is not None:
+            self._blocked.pop(previous, None)
+            if previous.retry is not None:
+                previous.retry.cancel()
         for text in () if scan is None else scan.advice:
             self._context.log.warning("%s", text)
         if scan is None or (not scan.looks_like_model and not scan.refusal):
@@ -156,6 +162,15 @@ class HotReload:
             return
         reading = self._readings[folder] = _Reading(scan)
         self._read_soon(reading)
+
+    def _retry_blocked(self, changed: Collection[ModelKey]) -> None:
+        """Read again at once what was refused for the name of a model that is gone."""
+        for reading, name in tuple(self._blocked.items()):
+            if name in changed and self._table.folder_of(name) is None:
+                self._blocked.pop(reading)
+                if reading.retry is not None:
+                    reading.retry.cancel()
+                self._read_soon(reading)
 
     def _read_soon(self, reading: _Reading) -> None:
         reading.is_due = True
@@ -194,6 +209,7 @@ class HotReload:
 
     def _take(self, reading: _Reading, outcome: Sequence[ModelContent] | Exception) -> None:
         reading.is_due = False
+        self._blocked.pop(reading, None)
         try:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -202,6 +218,8 @@ class HotReload:
             # Its traceback holds all objects of the reading.
             foreseen = error.with_traceback(None) if isinstance(error, ServeError) else None
             foreseen = foreseen or internal(f"{type(error).__name__}: {error}")
+            if isinstance(error, NameTaken):
+                self._blocked[reading] = error.key
             reading.failure = self._context.retry.next_failure(foreseen, "", reading.failure)
             self._table.reject(reading.scan.key, reading.failure)
             retry_soon = functools.partial(self._read_soon, reading)

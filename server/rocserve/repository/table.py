@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_names import ModelKey, ModelNames
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
@@ -83,6 +83,15 @@ class RepositoryEvents:
         waited.set()
 
 
+class NameTaken(ServeError):
+    """Another folder defines a model of this key; `folders`: which two do, in words."""
+
+    def __init__(self, key: ModelKey, folders: str) -> None:
+        text = f"model '{key}' is defined by both {folders} of the model repository; rename one"
+        super().__init__(StatusCode.INVALID_ARGUMENT, text)
+        self.key = key
+
+
 class ModelTable:
     """Hands the contents of folders to their models, and publishes what those offer. Calls are made on the loop's
     thread unless stated otherwise."""
@@ -146,18 +155,15 @@ class ModelTable:
 
     def take(self, folder: ModelKey, contents: Sequence[ModelContent], *, at_once: bool = False) -> None:
         """Let the models of a folder become what it says; models that it defines no more are removed. Raises:
-        ServeError: INVALID_ARGUMENT when another folder defines one of the names, UNAVAILABLE after `close`; nothing is
-        done then."""
+        NameTaken: another folder defines one of the names; ServeError: UNAVAILABLE after `close`. Nothing is done then.
+        """
         if self._is_closed:
             raise unavailable("Server exiting")
         names = [content.model for content in contents]
         for name in names:
             owner = self.folder_of(name)
             if owner not in (None, folder):
-                raise invalid_argument(
-                    f"model '{name}' is defined by both the folders '{owner}' and '{folder}' of the model repository;"
-                    " rename one"
-                )
+                raise NameTaken(name, f"the folders '{owner}' and '{folder}'")
         for model in self.models_of(folder):
             if model.key not in names:
                 self._remove(model)

@@ -173,6 +173,38 @@ async def test_a_folder_that_comes_and_goes_without_end_is_never_taken_for_gone(
 async def test_a_chain_of_models_in_one_folder_is_an_ensemble_and_its_members(
     start: Start, root: Path, loader: FakeLoader
 ) -> None:
+    write_chain(root)
+    served: Served = await start()
+    names = [row.name for row in served.index()]
+    assert len(names) == 3
+    assert "chain" in names
+    assert {row.state for row in served.index()} == {"READY"}, served.index()
+    shutil.rmtree(root / "chain")
+    await served.until(lambda: {row.reason for row in served.index()} == {"unloaded"})
+    assert not any(model.versions for model in served.table.table.all_models)
+
+
+async def test_a_folder_whose_name_another_had_is_taken_up_at_once_when_that_goes(
+    start: Start, root: Path, folders: Folders
+) -> None:
+    write_chain(root)
+    served: Served = await start(retry_seconds=1000.0, longest_retry_seconds=1000.0)
+    member = next(row.name for row in served.index() if row.name != "chain")
+    folders.model(member, 1, data="own")
+    await served.settle()
+    assert served.data(member) == "good"
+    shutil.rmtree(root / "chain")
+    await served.until(lambda: served.data(member) == "own")
+    write_chain(root)
+    await served.settle()
+    assert served.data(member) == "own"
+    assert "chain" not in {row.name for row in served.index() if row.state == "READY"}
+    shutil.rmtree(root / member)
+    await served.until(lambda: (served.state("chain"), served.data(member)) == ("READY", "good"))
+
+
+def write_chain(root: Path) -> None:
+    """The ensemble `chain` and its members."""
     (root / "chain" / "1").mkdir(parents=True)
     (root / "chain" / "1" / "model.onnx").write_text("good")
     stages = []
@@ -184,14 +216,6 @@ async def test_a_chain_of_models_in_one_folder_is_an_ensemble_and_its_members(
         )
         stages.append(f'[[models]]\nname = "{name}"\nplatform = "onnx_onnxv1"\nid = "model.onnx"\n{tensors}')
     (root / "chain" / "config.toml").write_text("\n".join(stages))
-    served: Served = await start()
-    names = [row.name for row in served.index()]
-    assert len(names) == 3
-    assert "chain" in names
-    assert {row.state for row in served.index()} == {"READY"}, served.index()
-    shutil.rmtree(root / "chain")
-    await served.until(lambda: {row.reason for row in served.index()} == {"unloaded"})
-    assert not any(model.versions for model in served.table.table.all_models)
 
 
 async def test_a_typo_in_the_config_keeps_what_serves_and_is_told(
