@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
 
-from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS
-from rocserve.core.datatypes import DataType
+from rocserve.config.bounds import MOST_LABEL_BYTES, MOST_LABELS, MOST_SAMPLE_BYTES
 from rocserve.core.errors import internal, invalid_argument, unimplemented
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import VersionPolicy
@@ -266,18 +265,20 @@ def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str
         if not name:
             continue
         path = folder.resolve(name, f"initial state '{initial.name}'", INITIAL_STATE_FOLDER)
+        expected = math.prod(initial.dims) * initial.datatype.itemsize
         try:
-            content = path.read_bytes()
+            with path.open("rb") as file:
+                # Of strings, whose sizes vary, all.
+                content = file.read(expected or MOST_SAMPLE_BYTES)
         except OSError as error:
             raise invalid_argument(
                 f"the file '{name}' of initial state '{initial.name}' cannot be read in the model's folder"
                 f" '{INITIAL_STATE_FOLDER}': {error.strerror}"
             ) from None
-        expected = math.prod(initial.dims) * initial.datatype.itemsize
         if len(content) < expected:
             raise invalid_argument(
                 f"initial_state setting expects {expected} bytes, but the data provided from {name}only has"
                 f" {len(content)} bytes."
             )
-        contents[state.input_name] = content if initial.datatype is DataType.BYTES else content[:expected]
+        contents[state.input_name] = content
     return contents

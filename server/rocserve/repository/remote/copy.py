@@ -175,7 +175,7 @@ def use(home: Path) -> BinaryIO:
         time.sleep(_LOCK_POLL_SECONDS)
 
 
-class Room:
+class CopyRoom:
     """Blocks on the disk."""
 
     def __init__(self, folder: Path, limit_bytes: int | None) -> None:

@@ -20,7 +20,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.remote.copy import READABLE, Room, UnitCopy, recorded_units, use
+from rocserve.repository.remote.copy import READABLE, CopyRoom, UnitCopy, recorded_units, use
 from rocserve.repository.remote.object_store import BucketSource
 from rocserve.repository.remote.objects import (
     WHOLE,
@@ -64,7 +64,7 @@ class RemoteRepository:
     """All calls but those of properties are made on the loop of the thread that takes repositories."""
 
     def __init__(
-        self, place: RemotePlace, source: Source, settle_seconds: float, room: Room, log: logging.Logger
+        self, place: RemotePlace, source: Source, settle_seconds: float, room: CopyRoom, log: logging.Logger
     ) -> None:
         self.place = place
         self.failure = ""
@@ -328,7 +328,7 @@ class RemoteRepositories:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _open_all(self) -> None:
-        room = Room(self._settings.remotes[0].home.parent, self._settings.remote_cache_size_bytes)
+        room = CopyRoom(self._settings.remotes[0].home.parent, self._settings.remote_cache_size_bytes)
         for place in self._settings.remotes:
             folder = place.home.parent
             try:
@@ -368,7 +368,7 @@ class RemoteRepositories:
                 self._log.exception("following %s failed", repository.place.url)
 
 
-def open_source(place: RemotePlace, environment: Mapping[str, str], room: Room) -> Source:
+def open_source(place: RemotePlace, environment: Mapping[str, str], room: CopyRoom) -> Source:
     """What a URL names. Raises: StoreError: what it needs is not installed, or its credentials cannot be read."""
     if importlib.util.find_spec("obstore") is None:
         raise StoreError("expected the package obstore, which is not installed: pip install 'rocserve[remote]'")

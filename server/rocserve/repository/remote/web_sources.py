@@ -18,7 +18,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from rocserve.core.printable import printable_name
 from rocserve.core.remote_places import RemotePlace
-from rocserve.repository.remote.copy import Room
+from rocserve.repository.remote.copy import CopyRoom
 from rocserve.repository.remote.object_store import CHUNK_BYTES, http_store, with_store_errors
 from rocserve.repository.remote.objects import (
     Note,
@@ -119,7 +119,7 @@ class HubSource(Source):
 class ArchiveSource(Source):
     """A tar is unpacked beside the copy, which has its files by links."""
 
-    def __init__(self, place: RemotePlace, room: Room) -> None:
+    def __init__(self, place: RemotePlace, room: CopyRoom) -> None:
         """Raises: StoreError."""
         self._place = place
         self._room = room

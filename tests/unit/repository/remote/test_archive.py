@@ -13,7 +13,7 @@ import pytest
 from support.web_stores import WebServer, tar_of
 
 from rocserve.core.remote_places import parse_remote
-from rocserve.repository.remote.copy import Room
+from rocserve.repository.remote.copy import CopyRoom
 from rocserve.repository.remote.objects import ObjectChanged, StoreError
 from rocserve.repository.remote.web_sources import ArchiveSource
 
@@ -27,7 +27,7 @@ def web() -> Iterator[WebServer]:
 
 
 def source_of(web: WebServer, home: Path) -> ArchiveSource:
-    return ArchiveSource(replace(parse_remote(f"{web.url}/a/models.tar.gz"), home=home), Room(home, None))
+    return ArchiveSource(replace(parse_remote(f"{web.url}/a/models.tar.gz"), home=home), CopyRoom(home, None))
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
@@ -115,7 +115,7 @@ async def test_an_archive_that_grows_without_end_finds_no_room(web: WebServer, t
     web.files["/a/models.tar.gz"] = tar_of({"m/zeros": bytes(10_000_000)})
     place = replace(parse_remote(f"{web.url}/a/models.tar.gz"), home=tmp_path)
     with pytest.raises(StoreError, match="room for the 10000000 bytes"):
-        await ArchiveSource(place, Room(tmp_path, 1_000_000)).listing()
+        await ArchiveSource(place, CopyRoom(tmp_path, 1_000_000)).listing()
 
 
 async def test_an_archive_that_is_not_there_is_told(web: WebServer, tmp_path: Path) -> None:

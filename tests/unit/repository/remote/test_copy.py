@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.cache.folders import hold, leads_to
-from rocserve.repository.remote.copy import Room, UnitCopy, recorded_units, use
+from rocserve.repository.remote.copy import CopyRoom, UnitCopy, recorded_units, use
 from rocserve.repository.remote.objects import RemoteObject, StoreError
 
 
@@ -137,7 +137,7 @@ def copy_home(folder: Path, name: str, size: int, used: float) -> Path:
 
 def test_copies_that_nobody_uses_go_first_the_oldest_before_others(tmp_path: Path) -> None:
     old, young = copy_home(tmp_path, "old", 400, 1.0), copy_home(tmp_path, "young", 400, 2.0)
-    room = Room(tmp_path, 1000)
+    room = CopyRoom(tmp_path, 1000)
     room.make(200, "'m'")
     assert old.exists()
     room.make(300, "'n'")
@@ -151,14 +151,14 @@ def test_what_is_in_use_stays_and_the_text_says_what_to_do(tmp_path: Path) -> No
         use(kept),
         pytest.raises(StoreError, match=r"room for the 200 bytes of 'm', came: 900 bytes in .* or raise --"),
     ):
-        Room(tmp_path, 1000).make(200, "'m'")
+        CopyRoom(tmp_path, 1000).make(200, "'m'")
     assert kept.exists()
 
 
 def test_without_a_limit_a_tenth_of_the_disk_stays_free(tmp_path: Path) -> None:
-    Room(tmp_path, None).make(0, "'m'")
+    CopyRoom(tmp_path, None).make(0, "'m'")
     with pytest.raises(StoreError, match="a tenth of the disk stays so"):
-        Room(tmp_path, None).make(1 << 60, "'m'")
+        CopyRoom(tmp_path, None).make(1 << 60, "'m'")
 
 
 def test_a_copy_that_is_just_being_removed_is_begun_anew(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from support.web_stores import WebServer, tar_of
 
 from rocserve.core.remote_places import parse_remote
-from rocserve.repository.remote.copy import Room
+from rocserve.repository.remote.copy import CopyRoom
 from rocserve.repository.remote.remote_repositories import RemoteRepository, open_source
 
 LOG = logging.getLogger("tests")
@@ -28,7 +28,7 @@ def web() -> Iterator[WebServer]:
 
 def opened(web: WebServer, home: Path, url: str = "hf://org/model", limit: int | None = None) -> RemoteRepository:
     place = replace(parse_remote(url), home=home)
-    room = Room(home, limit)
+    room = CopyRoom(home, limit)
     source = open_source(place, {"HF_ENDPOINT": web.url}, room)
     repository = RemoteRepository(place, source, 0.0, room, LOG)
     repository.open_copy()
