@@ -36,8 +36,12 @@ class ReadinessWait:
 
     def note_unready(self, index: Sequence[IndexEntry]) -> None:
         """The server answered; what its repository index tells of the model becomes the reason."""
-        rows = [entry for entry in index if self._model in (None, entry.name) and entry.state != "READY"]
-        states = [f"{row.name} version {row.version} is {row.state}: {row.reason}".rstrip(": ") for row in rows]
+        rows = [entry for entry in index if self._model in (None, entry.name)]
+        if self._model is not None and not rows:
+            self._reason = "there is no such model in the repository"
+            return
+        # A server is ready without the models that nobody has asked for.
+        states = [_told(row) for row in rows if row.state != "READY" and (row.state or self._model is not None)]
         self._reason = "; ".join(states) if states else "the repository index does not tell why"
 
     def note_failure(self, error: RocserveError) -> None:
@@ -49,3 +53,9 @@ class ReadinessWait:
     def check_time(self) -> None:
         if time.monotonic() >= self._end:
             raise DeadlineExceeded(f"{self._subject} is not ready after {self._timeout:g} s: {self._reason}")
+
+
+def _told(row: IndexEntry) -> str:
+    if not row.state:
+        return f"{row.name} is not loaded"
+    return f"{row.name} version {row.version} is {row.state}: {row.reason}".rstrip(": ")

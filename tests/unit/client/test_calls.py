@@ -208,11 +208,15 @@ def test_wait_for_a_server_that_is_not_started_yet(call: Any) -> None:
 def test_wait_tells_why_it_was_in_vain(call: Any, loopback: Any) -> None:
     with pytest.raises(DeadlineExceeded, match=r"model 'broken' .* version 2 is UNAVAILABLE: its file is empty"):
         call(loopback.address, "wait_until_ready", 0.2, "broken")
+    with pytest.raises(DeadlineExceeded, match=r"model 'borken' .*: there is no such model in the repository"):
+        call(loopback.address, "wait_until_ready", 0.2, "borken")
+    with pytest.raises(DeadlineExceeded, match=r"model 'never' is not ready after 0.2 s: never is not loaded$"):
+        call(loopback.address, "wait_until_ready", 0.2, "never")
     with pytest.raises(DeadlineExceeded, match=r"the server is not ready after 0.2 s"):
         call("127.0.0.1:1", "wait_until_ready", 0.2)
     loopback.ready = False
     started = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match="broken version 2 is UNAVAILABLE"):
+    with pytest.raises(DeadlineExceeded, match=r"after 0.3 s: broken version 2 is UNAVAILABLE: its file is empty$"):
         call(loopback.address, "wait_until_ready", 0.3)
     assert 0.25 < time.monotonic() - started < 10
 
