@@ -21,6 +21,7 @@ from rocserve.config.model_folder import select_versions
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.hints import listed
 from rocserve.core.model_names import ModelKey, qualified
 from rocserve.core.printable import encodable
 from rocserve.repository.scan import ModelScan, scan_model
@@ -64,7 +65,7 @@ def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str |
     if files and not config:
         raise internal(
             f"failed to load '{name}', failed to poll from model repository: files are given"
-            f" ({', '.join(map(str, files))}) but no 'config'; give the configuration that goes with them too"
+            f" ({listed(sorted(map(str, files)))}) but no 'config'; give the configuration that goes with them too"
         )
     return LoadParameters(config, files)
 

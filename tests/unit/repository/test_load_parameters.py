@@ -26,6 +26,14 @@ def test_files_need_a_configuration() -> None:
     )
 
 
+def test_of_many_files_without_a_configuration_the_first_are_named() -> None:
+    parameters = {f"file:{number}/model.onnx": b"x" for number in reversed(range(100, 1000))}
+    with pytest.raises(ServeError) as caught:
+        parse_load_parameters("m", parameters)
+    named = ", ".join(f"{number}/model.onnx" for number in range(100, 108))
+    assert f"files are given ({named}, and 892 more) but no 'config'" in caught.value.text
+
+
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "../1/m", "1/../../m", "1/./m", "1//m", "1/", "1/a\\b", "1/\0", "1/\ud800"]
 )
