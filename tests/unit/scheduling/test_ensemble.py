@@ -302,6 +302,17 @@ def test_answers_to_sequences_are_not_kept():
         assert len(member.requests) == runs
 
 
+def test_an_answer_from_the_cache_loads_no_members():
+    version = ensemble(Member("a", plus(1)), steps=[step("a", "X", "Y")])
+    cache = ResponseCache(1 << 20)
+    version.answers = CachedAnswers(cache, version.config, 1, version.statistics, logging.getLogger("test"))
+    brought = []
+    version.on_request = brought.append
+    for _ in range(2):
+        assert ask(version, 1, 2).value() == [2.0, 3.0]
+    assert brought == [version]
+
+
 def test_an_answer_of_members_that_were_replaced_meanwhile_is_not_kept():
     old, new = Member("a", plus(1), held=True), Member("a", plus(10))
     version = ensemble(old, steps=[step("a", "X", "Y")])

@@ -562,8 +562,6 @@ class EnsembleVersion:
             self.statistics.note_failure(error.text)
             responder.send(error)
             return
-        if self.on_request is not None:
-            self.on_request(self)
         self._drain.running += 1
         if request.trace is not None:
             request.trace.note(QUEUE_START, started_ns)
@@ -575,6 +573,8 @@ class EnsembleVersion:
                 self.run_ended()
                 return
             responder = keeper
+        if self.on_request is not None:
+            self.on_request(self)
         EnsembleRun(self, request, responder, started_ns).start()
 
     def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
