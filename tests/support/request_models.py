@@ -129,6 +129,7 @@ class RequestModels:
         self.folder = folder
         self._loader = WorkerVersionLoader(launcher, mail_of(plane), self._dispatcher, ToldMachine(), LOG)
         self._loaded: dict[str, LoadedModelVersion | LoadedEnsemble] = {}
+        self._heads: dict[str, RequestHead] = {}
 
     async def load(self, name: str, behaviour: str = "echo", more: str = "", target: str = "") -> LoadedModelVersion:
         folder = self.folder / name
@@ -163,6 +164,8 @@ class RequestModels:
             tuple(RequestedOutput(output) for output in outputs),
             others,
         )
+        # Heads that are alike are one, as front ends have them.
+        head = self._heads.setdefault(repr(head), head)
         answers = Answers()
         request = InferRequest(head, request_id, [memoryview(array).cast("B")], sequence=sequence)
         self._plane.call_soon(functools.partial(self._dispatcher.dispatch, request, answers))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 
 from rocserve.backends.base import (
@@ -385,8 +386,7 @@ class RequestService(ModelService):
         try:
             requests = [self._request(each, responders) for each in received.requests]
             input_end = output_start = time.monotonic_ns()
-            together = [[request] for request in requests] if received.is_grouped else [requests]
-            answers = [answer for batch in together for answer in self._run(batch)]
+            answers = [*map(self._run_alone, requests)] if received.is_grouped else self._run(requests)
             output_start = time.monotonic_ns()
             settled = [responder.settle(answer) for answer, responder in zip(answers, responders, strict=True)]
             results = answer_results(self._end.sender, settled)
@@ -427,6 +427,13 @@ class RequestService(ModelService):
             details.trace_context,
             layout.may_stay,
         )
+
+    def _run_alone(self, request: ModelRequest) -> Result | None:
+        """What the model gives for a request of a group, on memory of its own: it may use the same for the next."""
+        (answer,) = self._run([request])
+        if isinstance(answer, ModelResponse):
+            return replace(answer, outputs=[tensor.copied() for tensor in answer.outputs])
+        return answer
 
     def _run(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """What the model gives, an error for each request where it raises."""

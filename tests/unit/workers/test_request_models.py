@@ -18,6 +18,7 @@ from support.waiting import until
 from support.workers import open_descriptors
 
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.scheduling import batch_policy
 
 BATCHES = "dynamic_batching { max_queue_delay_microseconds: 100000 preferred_batch_size: [ 3 ] }"
 
@@ -56,6 +57,21 @@ async def test_a_request_comes_with_all_that_its_client_says(models: RequestMode
     assert details["config"]["input"][0]["dims"] == [-1]
     assert details["config"]["parameters"]["behaviour"] == {"string_value": "echo"}
     assert details["config_before"]["name"] == "m"
+
+
+async def test_a_model_may_put_each_answer_where_it_put_the_one_before(
+    models: RequestModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that wait for it travel together, and run one by one."""
+    monkeypatch.setattr(batch_policy, "LONGEST_GROUP_NS", 1_000_000_000)
+    version = await models.load("m", "reuses")
+    for first in range(0, 2000, 100):
+        asked = [models.ask("m", [[value]]) for value in range(first, first + 100)]
+        for value, answers in enumerate(asked, first):
+            await answers.done()
+            assert answers.out == [[float(value)]]
+    counters = version.statistics.snapshot()
+    assert counters.execution_count == counters.inference_count == 2000
 
 
 async def test_the_requests_of_a_batch_are_answered_each_for_itself(models: RequestModels) -> None:

@@ -44,6 +44,7 @@ class Model:
         self.signature = Signature((), (), True, decoupled=parameters.get("asks_for") == "decoupled")
         self._kept: list[ModelRequest] = []
         self._initialized = ""
+        self._array = np.zeros((0, 1), np.float32)
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
         self._initialized = config_json
@@ -86,6 +87,14 @@ class Model:
             ModelResponse([out([[value] * int(value) for value in request.inputs["IN"].numpy()[0, :1]]), text(["x"])])
             for request in requests
         ]
+
+    def _reuses(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
+        """An array of its own for all requests that it is given together."""
+        if len(requests) > len(self._array):
+            self._array = np.zeros((len(requests), 1), np.float32)
+        for place, request in enumerate(requests):
+            self._array[place] = request.inputs["IN"].numpy()[0]
+        return [ModelResponse([out(self._array[place : place + 1])]) for place in range(len(requests))]
 
     def _picky(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
         return [
