@@ -75,7 +75,7 @@ class Library:
         # Half, float and double, which follow bool, are known by their sizes.
         for first in range(1, _LATEST_BOOL + 1):
             scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
-            if [self.size("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
+            if [self.number("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
                 self._first = first
                 return
         raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
@@ -110,33 +110,26 @@ class Library:
 
     def new(self, name: str, destroy: str, *arguments: Any) -> Handle:
         """Calls a function that gives out a handle of the caller's, with the handle first."""
-        pointer = ctypes.c_void_p()
-        self.call(name, ctypes.byref(pointer), *arguments)
-        return Handle(self, pointer.value or 0, destroy)
+        return Handle(self, self.borrowed(name, *arguments), destroy)
 
     def borrowed(self, name: str, *arguments: Any) -> int:
         """Calls a function that gives out a handle which belongs to what it is got from."""
-        pointer = ctypes.c_void_p()
-        self.call(name, ctypes.byref(pointer), *arguments)
-        return pointer.value or 0
+        return self.number(name, *arguments, kind=c_void_p)
 
-    def size(self, name: str, *arguments: Any) -> int:
-        """Calls a function that gives a number."""
-        number = ctypes.c_size_t()
-        self.call(name, ctypes.byref(number), *arguments)
-        return number.value
+    def number(self, name: str, *arguments: Any, kind: Any = ctypes.c_size_t) -> int:
+        """Calls a function that gives a number of this kind, by its first argument."""
+        number = kind()
+        self.call(name, byref(number), *arguments)
+        return number.value or 0
 
     def tensor(self, name: str, shape: int) -> ProgramTensor:
         """`shape`: a handle; it is only read."""
-        number = ctypes.c_int()
-        self.call("shape_type", byref(number), shape)
-        index = number.value - self._first
-        datatype = _IN_ORDER[index] if 0 <= index < len(_IN_ORDER) else f"number {number.value}"
-        varies = ctypes.c_bool()
-        self.call("shape_dynamic", byref(varies), shape)
-        if varies.value:
+        number = self.number("shape_type", shape, kind=ctypes.c_int)
+        index = number - self._first
+        datatype = _IN_ORDER[index] if 0 <= index < len(_IN_ORDER) else f"number {number}"
+        if self.number("shape_dynamic", shape, kind=ctypes.c_bool):
             dimensions = self.new("shape_dyn_dims", "dynamic_dimensions_destroy", shape)
-            count = self.size("dynamic_dimensions_size", dimensions)
+            count = self.number("dynamic_dimensions_size", dimensions)
             found = (self.borrowed("dynamic_dimensions_get", dimensions, index) for index in range(count))
             return ProgramTensor(name, datatype, tuple(map(self._bounds, found)))
         lengths = self._sizes("shape_lengths", shape)
@@ -157,11 +150,8 @@ class Library:
     def _bounds(self, dimension: int) -> Dimension:
         """The C API does not give a dimension's bounds, but compares: those that its memory begins with are tried."""
         least, most = (ctypes.c_size_t * 2).from_address(dimension)
-        equal = ctypes.c_bool()
-        if least <= most:
-            tried = self.range(least, most)
-            self.call("dynamic_dimension_equal", byref(equal), tried, dimension)
-        if not equal.value:
+        tried = self.range(least, most) if least <= most else None
+        if tried is None or not self.number("dynamic_dimension_equal", tried, dimension, kind=ctypes.c_bool):
             raise MigraphxError("the bounds of a dimension that varies cannot be told through MIGraphX's C API")
         return least if least == most else DimensionRange(least, most)
 
@@ -276,7 +266,7 @@ class CProgram(Program):
 
     def _read_parameters(self) -> Sequence[ProgramTensor]:
         found = self._library.new("program_get_parameter_shapes", "program_parameter_shapes_destroy", self._handle)
-        names = (ctypes.c_char_p * self._library.size("program_parameter_shapes_size", found))()
+        names = (ctypes.c_char_p * self._library.number("program_parameter_shapes_size", found))()
         self._library.call("program_parameter_shapes_names", names, found)
         return [
             self._library.tensor(
@@ -287,7 +277,7 @@ class CProgram(Program):
 
     def _read_outputs(self) -> Sequence[ProgramTensor]:
         found = self._library.new("program_get_output_shapes", "shapes_destroy", self._handle)
-        count = self._library.size("shapes_size", found)
+        count = self._library.number("shapes_size", found)
         return [self._library.tensor("", self._library.borrowed("shapes_get", found, index)) for index in range(count)]
 
     def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
