@@ -6,19 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from rocserve.config.ensemble_checks import check_ensemble, check_no_cycle
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.model_config import EnsembleStep, ModelConfig
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey
-from rocserve.core.serving import ServedModel, ServedVersion
+from rocserve.core.serving import ServedModel
+from rocserve.scheduling.ensemble.graph import find_member
 
 Served = Mapping[str, ServedModel]
-
-
-def find_member(step: EnsembleStep, served: Served) -> ServedVersion | None:
-    """The version that a step would run."""
-    model = served.get(step.member)
-    if model is None:
-        return None
-    return model.latest if step.model_version < 0 else model.versions.get(step.model_version)
 
 
 def members_of(config: ModelConfig) -> tuple[ModelKey, ...]:

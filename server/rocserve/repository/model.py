@@ -15,8 +15,9 @@ from rocserve.core.model_names import ModelKey, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import Failure, FilesChanged
-from rocserve.repository.membership import Served, find_member, members_of, review
+from rocserve.repository.membership import Served, members_of, review
 from rocserve.repository.version import ManagedVersion, VersionState, status_name
+from rocserve.scheduling.ensemble.graph import find_member
 
 if TYPE_CHECKING:
     from rocserve.repository.table import ModelTable

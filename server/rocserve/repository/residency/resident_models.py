@@ -29,9 +29,9 @@ from rocserve.repository.lifecycle import (
     LoadSlots,
     RetryPolicy,
 )
-from rocserve.repository.membership import find_member
 from rocserve.repository.residency.lazy_version import LazyVersion, Load
 from rocserve.repository.residency.room import MODELS, Room, Stage
+from rocserve.scheduling.ensemble.graph import find_member
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.settings import ResidencySettings
 from rocserve.workers.resource_watch import share_bytes

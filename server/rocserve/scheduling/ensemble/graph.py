@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rocserve.core.memo import MOST_REMEMBERED, Memo
-from rocserve.core.model_config import ModelConfig
+from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.requests import InputHead, Parameters, ParameterValue, RequestedOutput, RequestHead
-from rocserve.core.serving import ServingTable
+from rocserve.core.serving import ServedModel, ServedVersion, ServingTable
 
 _DEEPEST = 32
 """Ensembles within ensembles."""
@@ -111,6 +111,14 @@ def _step_head(
     )
 
 
+def find_member(step: EnsembleStep, served: Mapping[str, ServedModel]) -> ServedVersion | None:
+    """The version that a step would run."""
+    model = served.get(step.member)
+    if model is None:
+        return None
+    return model.latest if step.model_version < 0 else model.versions.get(step.model_version)
+
+
 def labels_of(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:
     """A model's own labels of an output; of an ensemble without, those of the member that gives it."""
     own = next((entry.labels for entry in config.outputs if entry.name == output), ())
@@ -119,8 +127,6 @@ def labels_of(config: ModelConfig, output: str, table: ServingTable, depth: int 
     for step in config.ensemble_steps:
         for member_output, tensor in step.output_map.items():
             if tensor == output:
-                if (model := table.models.get(step.member)) is None:
-                    return ()
-                member = model.latest if step.model_version < 0 else model.versions.get(step.model_version)
+                member = find_member(step, table.models)
                 return () if member is None else labels_of(member.config, member_output, table, depth + 1)
     return ()

@@ -40,7 +40,7 @@ from rocserve.core.tensors import Tensor
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator, reshape_dims
 from rocserve.scheduling.batch import send_copied
-from rocserve.scheduling.ensemble.graph import EnsembleGraph, EnsemblePlan, labels_of, step_head
+from rocserve.scheduling.ensemble.graph import EnsembleGraph, EnsemblePlan, find_member, labels_of, step_head
 from rocserve.scheduling.response_cache import CachedAnswers
 from rocserve.scheduling.scheduler import Drain, cancelled
 
@@ -584,10 +584,7 @@ class EnsembleVersion:
         waiting = [self.config]
         while waiting:
             for step in waiting.pop().ensemble_steps:
-                model = models.get(step.member)
-                if model is None:
-                    continue
-                member = model.latest if step.model_version < 0 else model.versions.get(step.model_version)
+                member = find_member(step, models)
                 if member is not None and member not in found:
                     found[member] = None
                     waiting.append(member.config)
