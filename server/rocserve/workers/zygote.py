@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     kept = exit_with_parent(int(parent_pipe))
     own_environment = dict(os.environ)
     os.environ.update(_ONE_THREAD)
+    gc.disable()  # As in bootstrap.py.
     # Only now, for it brings numpy, which counts its threads when it is imported.
     from rocserve.workers.spawner import Spawner
 
@@ -55,5 +56,6 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.update(own_environment)
     gc.collect()
     gc.freeze()  # Collections in the workers then leave the shared pages as they are.
+    gc.enable()
     Spawner(socket.socket(fileno=int(connection)), int(parent_pipe), kept).run()
     return 0
