@@ -21,6 +21,11 @@ from rocserve.workers.entries import ENTRY
 from rocserve.workers.messages import LONGEST_TEXT, status_code
 
 _PARAMETERS: Any = Parameters
+_MOST_COMMAS = 1 << 15
+"""Of a layout in JSON, between its tensors, what is said of each, and their sizes. As many tensors as a model may have,
+of 29 dimensions each, have no more; they are read in a tenth of a second, in which the server does nothing else."""
+_MOST_DIMENSIONS = 64
+"""Of one tensor: numpy knows no more."""
 
 
 class Layout:
@@ -29,9 +34,11 @@ class Layout:
     __slots__ = ("number", "places", "text")
 
     def __init__(self, heads: tuple[TensorHead, ...]) -> None:
-        """Raises: ServeError: INTERNAL, its names and shapes are too long."""
+        """Raises: ServeError: INTERNAL, its names and shapes are too long, or too many."""
         self.places = TensorPlaces(heads)
         self.text = checked(to_json(heads))
+        if self.text.count(b",") > _MOST_COMMAS:
+            raise internal(f"{len(heads)} tensors with all their sizes are more than can be sent")
         self.number = -entries.REMEMBERED_LAYOUTS
         """The last that it was sent by."""
 
@@ -119,8 +126,13 @@ class TensorReader:
         """LAYOUT. Raises: ValueError."""
         if len(self._places) >= 2 * entries.REMEMBERED_LAYOUTS:
             del self._places[next(iter(self._places))]
-        heads = from_json(tuple[TensorHead, ...], self.text(place, nbytes))
+        text = self.text(place, nbytes)
+        if text.count(b",") > _MOST_COMMAS:
+            raise ValueError(f"a layout with {text.count(b',')} commas, expected at most {_MOST_COMMAS}")
+        heads = from_json(tuple[TensorHead, ...], text)
         for head in heads:
+            if len(head.shape) > _MOST_DIMENSIONS:
+                raise ValueError(f"a tensor of {len(head.shape)} dimensions")
             element = 4 if head.datatype is DataType.BYTES else head.datatype.itemsize
             if not can_hold(head.datatype, head.shape, math.prod(head.shape) * element):
                 raise ValueError(f"tensor '{head.name}' of shape {list(head.shape)}")

@@ -248,6 +248,19 @@ def test_tensors_that_cannot_be_are_refused(sides: Sides, head: TensorHead) -> N
         sides.define(1, to_json((head,)))
 
 
+def test_a_layout_that_takes_long_to_read_is_none(sides: Sides) -> None:
+    """The server does nothing else meanwhile: 70,000 tensors took it 0.8 s, and 15 MB."""
+    heads = [TensorHead("", DataType.INT8, ())] * 20_000
+    with pytest.raises(ValueError, match="commas, expected at most 32768"):
+        sides.define(1, to_json(tuple(heads)))
+    with pytest.raises(ServeError, match="20000 tensors with all their sizes are more than can be sent"):
+        sides.sender.of([Tensor(*head, b"\0") for head in heads])
+    with pytest.raises(ValueError, match="a tensor of 65 dimensions"):
+        sides.define(1, to_json((TensorHead("x", DataType.INT8, (1,) * 65),)))
+    most = tuple([TensorHead(f"output_{number}", DataType.FP32, (1,) * 29) for number in range(1024)])
+    sides.define(1, to_json(most))
+
+
 SIDES = Sides()
 """For the many examples of a property."""
 
