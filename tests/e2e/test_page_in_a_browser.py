@@ -132,6 +132,18 @@ def test_states_change_as_they_do(page: Any, either: RocserveProcess, models: Pa
     shutil.rmtree(models / "broken")
 
 
+def test_models_of_one_name_in_several_namespaces_have_rows_of_their_own(page: Any, tmp_path: Path) -> None:
+    repositories = [tmp_path / "one", tmp_path / "other"]
+    for repository in repositories:
+        drop(repository, "m", add_constant(1.0))
+    log = tmp_path / "server.log"
+    with RocserveProcess(repositories, "--model-namespacing=true", log=log) as server:
+        server.wait_until_ready()
+        visit(page, server)
+        row(page, "m").nth(1).locator(".badge.ready").wait_for()
+        assert row(page, "m").count() == 2
+
+
 def test_a_picture_is_classified(page: Any, either: RocserveProcess) -> None:
     visit(page, either, "digits")
     picture = next((DATA / "digits").glob("*_two.jpg"))

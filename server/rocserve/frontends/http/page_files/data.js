@@ -9,7 +9,8 @@ const histories = new Map();
 const secrets = {};
 let soon = null;
 
-export const keyOf = (model) => JSON.stringify([model.name, model.version]);
+/** `nth`: which of several namespaces' models of one name; the first where it is not said. */
+export const keyOf = (model) => JSON.stringify([model.name, model.version, model.nth ?? 0]);
 
 /** The answer as JSON; an Error with the server's words where it refuses. */
 export async function ask(path, options = {}) {
@@ -85,7 +86,13 @@ export function recent(model) {
 async function look() {
   try {
     const overview = await ask("/v2/overview");
-    overview.models.forEach((model) => note(model, overview.now_ms));
+    const counts = new Map();
+    for (const model of overview.models) {
+      const key = keyOf(model);
+      model.nth = counts.get(key) ?? 0;
+      counts.set(key, model.nth + 1);
+      note(model, overview.now_ms);
+    }
     const there = new Set(overview.models.map(keyOf));
     for (const key of histories.keys()) if (!there.has(key)) histories.delete(key);
     Object.assign(data, { overview, error: "", header: "" });
