@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 
 from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
-from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey
 from rocserve.repository.content import IN_REPOSITORY, LoadParameters, ModelContent, parse_load_parameters
 from rocserve.repository.lifecycle import Failure, LifecycleContext
@@ -93,23 +92,14 @@ class ExplicitControl:
 
     def unload(self, name: str, unload_dependents: bool) -> None:
         """Unload a model, and with `unload_dependents` the members of an ensemble that no other one needs."""
-        keys = self._names.keys(name, self._models)
-        while keys:
-            model = self._models[keys.pop()]
-            config = model.config
+        models = [self._models[key] for key in self._names.keys(name, self._models)]
+        while models:
+            model = models.pop()
+            members = self._table.members(model)
             self._table.unload(model)
-            if unload_dependents and config is not None:
-                loaded = {key: each.config for key, each in self._models.items() if each.config is not None}
-                needed = {member for each in loaded.values() for member in self._members(each, loaded)}
-                keys += self._members(config, loaded) - needed
-
-    def _members(self, config: ModelConfig, loaded: Collection[ModelKey]) -> Set[ModelKey]:
-        """Those of an ensemble that are loaded. With namespaces one of another repository stands in for one that its
-        own lacks."""
-        found: set[ModelKey] = set()
-        for member in members_of(config):
-            found.update((member,) if member in loaded else self._names.keys(self._names.bare(member), loaded))
-        return found
+            if unload_dependents:
+                needed = {member for each in self._models.values() for member in self._table.members(each)}
+                models += members - needed
 
     def _keys(self, name: str, scan: RepositoryScan) -> Sequence[ModelKey]:
         """The models of a name, of each repository where those are namespaces; the name itself where there is none."""

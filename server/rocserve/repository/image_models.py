@@ -44,12 +44,13 @@ class ImageModels:
         """By the key of the model that they are for."""
         self._unsubscribe = table.subscribe(self._review)
 
-    async def wait(self) -> None:
-        """Return when nothing is being made, and what was made is loaded or has failed."""
-        while tasks := [each.task for each in self._makings.values() if each.task is not None and not each.task.done()]:
+    async def wait(self, keys: Collection[ModelKey]) -> None:
+        """Return when nothing is being made for these models, and what was made is loaded or has failed."""
+        while tasks := [
+            task for key in keys if key in self._makings and (task := self._makings[key].task) and not task.done()
+        ]:
             await asyncio.wait(tasks)
-        folders = map(_folder, self._makings)
-        await wait_for_loads([model for folder in folders for model in self._table.models_of(folder)])
+        await wait_for_loads([model for key in keys for model in self._table.models_of(_folder(key))])
 
     def stop(self) -> None:
         """Make nothing any more."""

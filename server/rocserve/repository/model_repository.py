@@ -95,7 +95,7 @@ class ModelRepository:
             await self._remotes.start(None if ALL_MODELS in taken else taken)
             missing = await self._explicit.load_at_start(names)
             self._not_found = {} if self._settings.may_lack_models else missing
-        await self._image_models.wait()
+        await self._image_models.wait(tuple(self._table.models))
         if mode is ControlMode.EXPLICIT:
             self._start_scanning()
         self._table.is_started = True
@@ -141,7 +141,7 @@ class ModelRepository:
         self._check_explicit()
         try:
             await self._explicit.load(name, parameters)
-            await self._image_models.wait()
+            await self._image_models.wait(self._table.within(name))
         except ServeError:
             self._check_explicit()
             raise

@@ -139,6 +139,23 @@ class ModelTable:
         others = [each for each in self.models.values() if each.name == name and each.content is not None]
         return others[0] if len(others) == 1 else None
 
+    def members(self, model: ManagedModel) -> Set[ManagedModel]:
+        """Of an ensemble, those that there are."""
+        config = model.config
+        found = map(self.member, members_of(config) if config is not None else ())
+        return {member for member in found if member is not None}
+
+    def within(self, name: str) -> Collection[ModelKey]:
+        """The keys of the models of a name, and of ensembles' members at any depth."""
+        found: dict[ModelKey, None] = {}
+        waiting = self.names.keys(name, self.models)
+        while waiting:
+            key = waiting.pop()
+            if key not in found:
+                found[key] = None
+                waiting += [member.key for member in self.members(self.models[key])]
+        return found
+
     def models_of(self, folder: ModelKey) -> list[ManagedModel]:
         return [self.models[key] for key in sorted(self._keys.get(folder, ()))]
 

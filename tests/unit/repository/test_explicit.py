@@ -7,20 +7,23 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Awaitable
-from pathlib import Path
+from collections.abc import Awaitable, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from support.waiting import PATIENCE_SECONDS
 
+from rocserve.config.image_models import MadeModel
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.model_config import ModelConfig
+from rocserve.repository import image_models, table
 from rocserve.repository import scanner as scanner_file
-from rocserve.repository import table
 from rocserve.repository.lifecycle import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
 
-from .conftest import FakeLoader, FakeVersion, Folders, Served, Start
+from .conftest import CONFIG, FakeLoader, FakeVersion, Folders, Served, Start
 
 CONFIG_JSON = json.dumps(
     {
@@ -292,6 +295,29 @@ async def test_unloading_a_member_suspends_the_ensemble_until_it_is_loaded_again
     assert served.state("e") == "UNAVAILABLE"
     await served.repository.load("m", {})
     assert served.state("e") == "READY"
+
+
+async def test_a_load_waits_for_the_image_models_of_its_own_model_and_members_alone(
+    explicit: Start, folders: Folders, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(config: ModelConfig, labels: Sequence[str]) -> tuple[MadeModel, ...]:
+        text = CONFIG.format(input="IN", more="").encode()
+        files = {PurePosixPath("config.pbtxt"): text, PurePosixPath("1/model.onnx"): b"good"}
+        return (MadeModel(f"{config.name}_image", files),)
+
+    monkeypatch.setattr(image_models, "image_models", made)
+    folders.model("m", 1, more='parameters { key: "preprocess" value { string_value: "imagenet" } }')
+    folders.model("other", 1)
+    folders.ensemble("e", "m")
+    served: Served = await explicit()
+    held = loader.hold("m_image")
+    loads = [asyncio.create_task(served.repository.load(name, {})) for name in ("m", "e")]
+    await served.until(lambda: ("m_image", 1) in loader.loads)
+    await asyncio.wait_for(served.repository.load("other", {}), PATIENCE_SECONDS)
+    assert not any(load.done() for load in loads)
+    held.set()
+    await asyncio.wait_for(asyncio.gather(*loads), PATIENCE_SECONDS)
+    assert served.data("m_image") == "good"
 
 
 async def test_a_load_goes_on_when_the_client_gives_up(explicit: Start, folders: Folders, loader: FakeLoader) -> None:
