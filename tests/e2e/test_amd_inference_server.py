@@ -275,6 +275,22 @@ def test_a_further_instance_of_a_chain(serve, connect, repository: Path) -> None
     assert client.model_list() == [last]
 
 
+def test_a_chain_goes_with_its_part(serve, connect, repository: Path) -> None:
+    client = connect(serve(repository, flags=("--model-control-mode=explicit",)))
+    file = {"model": str(repository / "plain" / "1" / "model.onnx")}
+    last = client.worker_load("onnx", file)
+    chain = client.worker_load("onnx", {**file, "next": last})
+    expected = values_of(client.infer(chain, ITEM))
+    client.ask(
+        "RepositoryModelUnload",
+        pb.RepositoryModelUnloadRequest(model_name=f"{chain}_stage"),
+        pb.RepositoryModelUnloadResponse,
+    )
+    assert client.model_list() == [last]
+    assert client.worker_load("onnx", {**file, "next": last}) == chain
+    assert values_of(client.infer(chain, ITEM)) == expected
+
+
 def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.onnx"
     secret.write_bytes(add_constant(1))

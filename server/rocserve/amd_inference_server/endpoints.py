@@ -212,7 +212,7 @@ class WorkerEndpoints:
     _endpoints: dict[str, _Endpoint] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
-        return name in self._endpoints
+        return self._named(name) is not None
 
     def listed_models(self) -> list[str]:
         """The models that answer requests, by their names; of an endpoint that is a chain, not its parts."""
@@ -250,7 +250,7 @@ class WorkerEndpoints:
 
     async def unload(self, name: str) -> None:
         """Take an endpoint away; one that was loaded for several keeps the others. Unknown names are fine."""
-        endpoint = self._endpoints.get(name)
+        endpoint = self._named(name)
         if endpoint is None:
             return
         async with endpoint.lock:
@@ -260,10 +260,14 @@ class WorkerEndpoints:
                     await self._serve(endpoint)
                 except ServeError as error:
                     # Its file may have gone. It goes on with the instances that it has, until the last unload.
-                    self.log.warning("endpoint '%s' keeps its instances: %s", name, error.text)
-            elif self._endpoints.get(name) is endpoint:
+                    self.log.warning("endpoint '%s' keeps its instances: %s", endpoint.name, error.text)
+            elif self._endpoints.get(endpoint.name) is endpoint:
                 endpoint.copies = 0
                 self._drop(endpoint)
+
+    def _named(self, name: str) -> _Endpoint | None:
+        """The endpoint of this name, or whose own model has it: the parts of a chain go together."""
+        return next((each for each in self._endpoints.values() if name in (each.name, each.model)), None)
 
     def _endpoint(self, worker_name: str, parameters: Mapping[str, ParameterValue], worker: Worker) -> _Endpoint:
         """Equal parameters mean the same endpoint, others a new one: its name is the worker's, with a number behind it
