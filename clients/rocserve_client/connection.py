@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,9 @@ IDEMPOTENT_METHODS = (
 _LONGEST_MESSAGE = (1 << 31) - 1
 _LONGEST_TIMEOUT_S = 1e9
 """gRPC counts nanoseconds in 64 bits, some 290 years of them; what is longer it takes for passed."""
+
+_HEADER_NAME = re.compile(r"[0-9A-Za-z_.-]+")
+_HEADER_VALUE = re.compile(rb"[ -~]*")
 
 ChannelOptions = tuple[tuple[str, int | str], ...]
 
@@ -161,9 +165,25 @@ class Connection:
             )
 
     def metadata(self, headers: Mapping[str, str | bytes] | None) -> tuple[tuple[str, str | bytes], ...]:
-        """The headers of one call; its own win. gRPC takes names in lower case only."""
+        """The headers of one call; its own win. gRPC takes names in lower case only. Raises: InvalidArgument: one that
+        gRPC does not take."""
         merged = {**self.headers, **(headers or {})}
+        for name, value in merged.items():
+            _check_header(name, value)
         return tuple((name.lower(), value) for name, value in merged.items())
+
+
+def _check_header(name: str, value: str | bytes) -> None:
+    """Values may be secrets: the text shows none."""
+    if _HEADER_NAME.fullmatch(name) is None:
+        raise InvalidArgument(f"header '{name}': expected a name of letters, digits and -_.")
+    if name.lower().endswith("-bin"):
+        if not isinstance(value, bytes):
+            raise InvalidArgument(f"header '{name}': expected bytes, as its name ends in -bin")
+        return
+    raw = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+    if not isinstance(raw, bytes) or _HEADER_VALUE.fullmatch(raw) is None:
+        raise InvalidArgument(f"header '{name}': expected a value of printable ASCII, without a line end behind it")
 
 
 def grpc_timeout(seconds: float | None) -> float | None:

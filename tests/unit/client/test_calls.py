@@ -168,6 +168,26 @@ def test_load_and_unload(call: Any, loopback: Any) -> None:
     assert unload_all.parameters["unload_dependents"].bool_param
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("key", "secret\n"),
+        ("key", "s\u00e9cret"),
+        ("a key", "v"),
+        ("", "v"),
+        (":path", "v"),
+        ("raw-bin", "v"),
+        ("key", 1),
+    ],
+)
+def test_headers_that_grpc_does_not_take(call: Any, loopback: Any, name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"header '{name}': expected ") as caught:
+        call(loopback.address, "server_live", headers={name: value})
+    assert "cret" not in caught.value.text
+    with pytest.raises(InvalidArgument), Client(loopback.address, headers={name: value}) as client:
+        client.stream()
+
+
 def test_headers_of_the_client_and_of_the_call(call: Any, loopback: Any) -> None:
     connection = {"headers": {"Triton-Key": "client", "other": "kept"}}
     call(loopback.address, "server_live", connection=connection, headers={"triton-key": "call", "raw-bin": b"\0\xff"})
