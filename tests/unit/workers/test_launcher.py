@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -280,18 +281,30 @@ asyncio.run(main())
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["forked", "spawned"])
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_all_end_with_the_server_whatever_they_do(how: str, end: signal.Signals) -> None:
+def test_all_end_with_the_server_whatever_they_do() -> None:
+    """However they were started, and however that ends: four servers at once, for most of it is waiting."""
     tests = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{tests}:{tests.parent / 'server'}:{os.environ['PYTHONPATH']}"}
-    server = subprocess.Popen([sys.executable, "-c", _SERVER, how], stdout=subprocess.PIPE, env=environment, text=True)
-    assert server.stdout is not None
-    with server:
-        pids = [int(pid) for pid in server.stdout.readline().split()]
-        assert len(pids) == 3 and all(map(running, pids))
-        server.send_signal(end)
-        wait_until(lambda: not any(map(running, pids)), "their end")
+    with ExitStack() as ending:
+        servers = {
+            (how, end): ending.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", _SERVER, how], stdout=subprocess.PIPE, env=environment, text=True
+                )
+            )
+            for how in ("forked", "spawned")
+            for end in (signal.SIGKILL, signal.SIGTERM)
+        }
+        left = {}
+        for way, server in servers.items():
+            ending.callback(server.kill)
+            assert server.stdout is not None
+            left[way] = [int(pid) for pid in server.stdout.readline().split()]
+            assert len(left[way]) == 3 and all(map(running, left[way])), way
+        for (_, end), server in servers.items():
+            server.send_signal(end)
+        for way, own in left.items():
+            wait_until(lambda own=own: not any(map(running, own)), f"the end of what was {way[0]}, by {way[1].name}")
 
 
 def test_worker_code_imports_neither_grpc_nor_protobuf() -> None:
