@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -110,7 +111,7 @@ def complete_definition(
     """The definition with all that the loaded model reports, checked against it. `signature`: None for an ensemble.
     `strict`: fill nothing in from the signature; what is missing is an error. Raises: ServeError: INVALID_ARGUMENT when
     the configuration and the model do not agree."""
-    message, backend, warnings = _copy(definition.message), definition.backend, definition.warnings
+    message, backend, warnings = deepcopy(definition.message), definition.backend, definition.warnings
     # A model that answers requests may take or give nothing.
     is_open = backend is not None and backend.answers_requests
     if signature is not None:
@@ -150,7 +151,7 @@ def complete_definition(
 def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]) -> ModelDefinition:
     """The definition as clients see it once its instances have their places: no group is of KIND_AUTO any more.
     `places`: the kind and the GPUs of each group, in their order."""
-    message = _copy(definition.message)
+    message = deepcopy(definition.message)
     for group, (kind, gpus) in zip(message.instance_group, places, strict=False):
         group.kind = cast("ModelInstanceGroup.Kind", ModelInstanceGroup.Kind.Value(kind.value))
         group.gpus[:] = gpus
@@ -291,7 +292,7 @@ class FolderReading:
         )
 
     def _named(self, model: ModelConfig, written: WrittenConfig) -> ModelConfig:
-        message, name = _copy(model), self.name or self.folder.name
+        message, name = deepcopy(model), self.name or self.folder.name
         if not written.is_amd:
             message.name = name if self.renames else message.name or name
             if self.flat is not None:
@@ -302,12 +303,6 @@ class FolderReading:
                     " model name"
                 )
         return message
-
-
-def _copy(message: ModelConfig) -> ModelConfig:
-    copy = ModelConfig()
-    copy.CopyFrom(message)
-    return copy
 
 
 def choose_backend(

@@ -90,7 +90,7 @@ def read_written_config(
     the model reports all itself. `is_alone`: the folder is not the model's own, so that no other file is meant than
     config.pbtxt. Raises: ServeError: INVALID_ARGUMENT when the file is wrong, or when there is none and `strict`."""
     if override_json is not None:
-        return _triton(parse_override(override_json), REQUEST_SOURCE)
+        return WrittenConfig((parse_override(override_json),), REQUEST_SOURCE)
     if is_alone and not folder.listing.has_file(CONFIG_FILENAME):
         return _no_file(folder, strict)
     if config_name:
@@ -108,14 +108,10 @@ def read_written_config(
     return _read_other_file(folder, name, strict)
 
 
-def _triton(message: ModelConfig, source: str) -> WrittenConfig:
-    return WrittenConfig((message,), source)
-
-
 def _read_pbtxt(path: Path, name: str) -> WrittenConfig:
     text = read_text(path)
     try:
-        return _triton(parse_model_config(text, path.name), path.name)
+        return WrittenConfig((parse_model_config(text, path.name),), path.name)
     except ServeError:
         if not configurations.is_pbtxt(text):
             raise
@@ -150,4 +146,4 @@ def _no_file(folder: ModelFolder, strict: bool) -> WrittenConfig:
             f"failed to open text file for read {folder.path / CONFIG_FILENAME}: No such file or directory; without"
             " auto-complete every model needs it"
         )
-    return _triton(ModelConfig(), "no configuration file")
+    return WrittenConfig((ModelConfig(),), "no configuration file")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -242,11 +243,9 @@ def _single_model(settings: ServerSettings) -> SingleModel | None:
 
 
 def _check_restricted(flag: str, kind: str, groups: Sequence[RestrictedProtocols]) -> None:
-    seen: set[str] = set()
-    for protocol in (protocol for group in groups for protocol in group.protocols):
-        if protocol in seen:
+    for protocol, count in Counter(protocol for group in groups for protocol in group.protocols).items():
+        if count > 1:
             raise FlagError(f"{flag}: restricted {kind} '{protocol}' can not be specified in multiple config groups")
-        seen.add(protocol)
     for group in groups:
         if group.file is not None and not group.file.is_file():
             raise FlagError(f"{flag}: there is no file {group.file}, which is to hold the value of '{group.header}'")

@@ -10,6 +10,7 @@ import hashlib
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -124,8 +125,7 @@ def make_content(
     definition: ModelDefinition, scan: ModelScan, private_folder: PrivateFolder | None = None
 ) -> ModelContent:
     # The message, not the file's bytes: a comment is no change, and an override has no file.
-    message = type(definition.message)()
-    message.CopyFrom(definition.message)
+    message = deepcopy(definition.message)
     message.ClearField("version_policy")
     digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16)
     digest.update(f"\0{scan.folder}\0{scan.other_files}".encode(errors="surrogateescape"))
