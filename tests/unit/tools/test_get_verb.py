@@ -242,6 +242,18 @@ def test_a_folder_that_cannot_be_written(repository: Path, mirror: str) -> None:
         assert "run again" not in text, "there is nothing to go on from"
 
 
+def test_a_folder_that_came_in_part_is_completed_the_next_time(repository: Path, mirror: str) -> None:
+    (repository / "resnet50" / "labels.txt").symlink_to("/dev/full")
+    status, text = get(repository, source=mirror)
+    assert status == 1
+    assert "No space left on device" in text and "[(" not in text
+    assert not (repository / "resnet50" / "config.pbtxt").exists()
+    (repository / "resnet50" / "labels.txt").unlink()
+    assert get(repository, source=mirror)[0] == 0
+    assert (repository / "resnet50" / "labels.txt").stat().st_size > 1000
+    assert (repository / "resnet50" / "config.pbtxt").is_file()
+
+
 def test_only_known_models(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["get", "resnet51"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,19 @@ def test_where_the_result_cannot_go(digits: Digits, out: str, said: str, capsys:
         quantise(digits, "digits.pt2", "static", out)
     assert said in capsys.readouterr().err
     assert (digits.folder / "digits.pt2").read_bytes() == before
+
+
+def test_a_disk_that_is_full_is_a_line(
+    digits: Digits, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextlib.contextmanager
+    def replacing(*_: object) -> Iterator[Any]:
+        with Path("/dev/full").open("wb", buffering=0) as file:
+            yield file
+
+    monkeypatch.setattr("rocserve.tools.quantise.verb.replacing", replacing)
+    assert quantise(digits, "digits.pt2", "dynamic", "never.pt2") == 1
+    assert capsys.readouterr().err.endswith("No space left on device\n")
 
 
 def test_without_torchao_it_says_what_to_install(

@@ -27,7 +27,7 @@ from rocserve.tools.get.download import (
     opened_part,
 )
 from rocserve.tools.networks import is_untrained
-from rocserve.tools.printing import say
+from rocserve.tools.printing import replacing, say
 from rocserve.tools.verb import ENDED_BY_USER, Verb
 
 SAMPLES = {
@@ -39,19 +39,24 @@ SAMPLES = {
 _PACKAGE = Path(rocserve.__file__).parent
 _PLACES = (_PACKAGE / "samples", _PACKAGE.parents[1] / "model_repository")
 """Of a wheel, and of a checkout."""
+_CONFIG = "config.pbtxt"
 
 
 def copy_samples(name: str, repository: Path) -> tuple[str, ...]:
     """Put the model folders of a network into a repository, where they are not there; returns which. Raises: OSError: a
     folder cannot be written."""
     source = next(place for place in _PLACES if place.is_dir())
-    missing = tuple(folder for folder in SAMPLES[name] if not (repository / folder / "config.pbtxt").is_file())
+    missing = tuple(folder for folder in SAMPLES[name] if not (repository / folder / _CONFIG).is_file())
     for folder in missing:
         # What a checkout's own `rocserve get` has left stays there.
         ignored = ("1", "*part") if folder == name else ("__pycache__",)
         shutil.copytree(
-            source / folder, repository / folder, ignore=shutil.ignore_patterns(*ignored), dirs_exist_ok=True
+            source / folder, repository / folder, ignore=shutil.ignore_patterns(_CONFIG, *ignored), dirs_exist_ok=True
         )
+        # Last, and whole: a folder that has it is taken to be complete, also after a disk was full.
+        config = source / folder / _CONFIG
+        with replacing(repository / folder / _CONFIG, config.stat().st_mode & 0o777) as file:
+            file.write(config.read_bytes())
     return missing
 
 
@@ -92,6 +97,9 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
         try:
             try:
                 folders = copy_samples(name, repository)
+            except shutil.Error as error:
+                *_, reason = error.args[0][0]
+                raise GetError(f"cannot write to '{repository}': {reason}") from error
             except OSError as error:
                 raise GetError(f"cannot write to '{repository}': {error.strerror or error}") from error
             if options.untrained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import warnings
@@ -171,7 +172,10 @@ def _write(program: ExportedProgram, signature: ProgramSignature, path: Path) ->
 
             write_onnx(program, Path(file.name), *signature.default_names)
         else:
-            torch.export.save(program, file)
+            # PyTorch aborts the process where a file cannot be written to its end.
+            written = io.BytesIO()
+            torch.export.save(program, written)
+            file.write(written.getbuffer())
 
 
 def _written(path: Path) -> Run:
