@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 import grpc.aio
 
 from rocserve.core.errors import StatusCode
-from rocserve_client.errors import CLOSED_FOR_REQUESTS, Cancelled, error_from_grpc, error_with
+from rocserve_client.errors import CLOSED, CLOSED_FOR_REQUESTS, Cancelled, error_from_grpc, error_with
 from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_stream_response, encode_infer_request
 from rocserve_client.results import InferResult
 
@@ -22,20 +22,23 @@ def grpc_errors() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise error_from_grpc(error) from error
+    except grpc.aio.UsageError as error:
+        raise Cancelled(CLOSED) from error
     except asyncio.CancelledError as error:
         # grpc.aio raises this also for a call that was ended by its stream or channel being closed. Nobody has
         # cancelled the task then, and it must not end as if somebody had.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise Cancelled("the client or the stream was closed") from error
+        raise Cancelled(CLOSED) from error
 
 
 class AsyncStream:
     """As `Stream`: one task may send while another iterates, and a request that fails does not end the stream."""
 
     def __init__(self, method: Any, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
-        self._call = method(timeout=timeout, metadata=metadata)
+        with grpc_errors():
+            self._call = method(timeout=timeout, metadata=metadata)
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,6 +64,8 @@ class AsyncStream:
             if not self._call.done():
                 raise Cancelled(CLOSED_FOR_REQUESTS) from error
             status = StatusCode((await self._call.code()).value[0])
+            if status is StatusCode.OK:
+                raise Cancelled(CLOSED_FOR_REQUESTS) from error
             raise error_with(status, await self._call.details() or "the stream has ended") from error
 
     async def close_sending(self) -> None:

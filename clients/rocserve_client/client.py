@@ -19,7 +19,7 @@ from rocserve_client.connection import (
     Tls,
     grpc_timeout,
 )
-from rocserve_client.errors import RocserveError, error_from_grpc
+from rocserve_client.errors import CLOSED, Cancelled, RocserveError, error_from_grpc
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
@@ -167,4 +167,6 @@ class Client:
             message = method(call.request, timeout=grpc_timeout(timeout), metadata=self._connection.metadata(headers))
         except grpc.RpcError as error:
             raise error_from_grpc(error) from error
+        except ValueError as error:
+            raise Cancelled(CLOSED) from error
         return call.decode(message)

@@ -72,6 +72,7 @@ class Unauthenticated(RocserveError):
     default_status = StatusCode.UNAUTHENTICATED
 
 
+CLOSED = "the client or the stream was closed"
 CLOSED_FOR_REQUESTS = "the stream is closed for further requests"
 """What a request is told that comes behind the end of sending."""
 _SIGNS_OF_HTTP = ("Failed parsing HTTP/2", "http1.x server")

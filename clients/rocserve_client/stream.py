@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from rocserve_client.errors import CLOSED_FOR_REQUESTS, Cancelled, error_from_grpc
+from rocserve_client.errors import CLOSED, CLOSED_FOR_REQUESTS, Cancelled, error_from_grpc
 from rocserve_client.messages import Inputs, Outputs, RequestOptions, decode_stream_response, encode_infer_request
 from rocserve_client.results import InferResult
 
@@ -25,7 +25,10 @@ class Stream:
     def __init__(self, method: Any, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._is_closed = False
-        self._answers = method(iter(self._requests.get, None), timeout=timeout, metadata=metadata)
+        try:
+            self._answers = method(iter(self._requests.get, None), timeout=timeout, metadata=metadata)
+        except ValueError as error:
+            raise Cancelled(CLOSED) from error
 
     def __enter__(self) -> Self:
         return self

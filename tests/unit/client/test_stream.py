@@ -200,6 +200,32 @@ async def test_asyncio_leaving_a_stream_ends_it(loopback: Any) -> None:
         assert caught.value.status is StatusCode.CANCELLED
 
 
+async def test_what_is_asked_of_a_closed_client_is_cancelled(loopback: Any) -> None:
+    text = "the client or the stream was closed"
+    client = Client(loopback.address)
+    assert client.server_live()
+    client.close()
+    with pytest.raises(Cancelled, match=text):
+        client.server_live()
+    with pytest.raises(Cancelled, match=text):
+        client.stream()
+    asking = AsyncClient(loopback.address)
+    assert await asking.server_live()
+    await asking.close()
+    with pytest.raises(Cancelled, match=text):
+        await asking.server_live()
+    with pytest.raises(Cancelled, match=text):
+        asking.stream()
+
+
+async def test_asyncio_nothing_is_sent_on_a_stream_that_has_ended(loopback: Any) -> None:
+    async with AsyncClient(loopback.address) as client, client.stream() as stream:
+        await stream.close_sending()
+        assert [result async for result in stream] == []
+        with pytest.raises(Cancelled, match="the stream is closed for further requests"):
+            await stream.send("echo", numbered(1))
+
+
 async def test_asyncio_a_close_is_no_cancellation_of_the_task(loopback: Any) -> None:
     client = AsyncClient(loopback.address)
     stream = client.stream()
