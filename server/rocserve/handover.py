@@ -77,7 +77,7 @@ class SupervisorLink:
         repository = replace(settings.repository, ends_on_failure=False, may_lack_models=True)
         is_explicit = repository.control_mode is ControlMode.EXPLICIT
         if is_explicit and (loaded := os.pread(self._loaded, _MOST_LOADED_BYTES, 0)):
-            repository = replace(repository, load_models=tuple(json.loads(loaded.partition(b"\n")[0])))
+            repository = replace(repository, loaded_before=tuple(json.loads(loaded.partition(b"\n")[0])))
         return replace(settings, exit_on_error=False, repository=repository, **parts)
 
     def note_loaded(self, models: Sequence[str]) -> None:

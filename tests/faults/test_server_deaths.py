@@ -289,6 +289,24 @@ def test_what_has_changed_or_ended_meanwhile_is_loaded_anew(serve, repository: P
     assert [ask(server, name) for name in ("same", "changed", "ended")] == [[[2.0, 3.0]], [[3.0, 4.0]], [[2.0, 3.0]]]
 
 
+def test_models_that_requests_loaded_make_room_for_each_other_afterwards_too(serve, repository: Path) -> None:
+    names = ("pinned", "first", "second", "third")
+    for name in names:
+        drop(repository, name, add_constant(1.0), ADD_CONSTANT_CONFIG)
+    flags = ("--model-control-mode=explicit", "--load-model=pinned", "--max-loaded-models=2")
+    server: RocserveProcess = serve(repository, *flags)
+    with server.client() as client:
+        for name in names[1:]:
+            client.load_model(name)
+    kill_and_wait(server)
+    for _ in range(2):
+        assert [ask(server, name) for name in names] == [[[2.0, 3.0]]] * 4
+    with server.client() as client:
+        index = {entry.name: entry for entry in client.get_model_repository_index().models}
+    assert {entry.state for entry in index.values()} == {"READY"}
+    assert index["pinned"].reason == ""
+
+
 @pytest.mark.timeout(300)
 def test_models_that_share_a_process_under_load(serve, repository: Path) -> None:
     """The process outlives the server, with each of its models that is still the same."""

@@ -89,7 +89,9 @@ class ModelRepository:
                 model.is_extra |= model.lacks_files
             self._context.retry.enabled = True
         else:
-            names = self._settings.load_models if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
+            before = self._settings.loaded_before
+            named = self._settings.load_models if before is None else before
+            names = named if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
             # A server that takes another's place serves what that has taken.
             taken = () if self._settings.may_lack_models else names
             await self._remotes.start(None if ALL_MODELS in taken else taken)

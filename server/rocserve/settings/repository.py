@@ -199,6 +199,9 @@ class RepositorySettings:
     """Whose copies are among the roots."""
     single: SingleModel | None = None
     """The one model that there is, in the one root; None = the roots are repositories."""
+    loaded_before: tuple[str, ...] | None = None
+    """What the server had loaded under explicit control whose place this one takes. It is loaded instead of
+    `load_models`, which are pinned with residency, whoever has asked for others."""
     may_lack_models: bool = False
     """Those that are not there any more are missed by nobody."""
     ends_on_failure: bool = False
