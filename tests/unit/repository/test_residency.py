@@ -577,6 +577,15 @@ async def test_a_load_that_is_called_off_when_it_is_done_leaves_nothing(
     await host.served.until(lambda: not host.resident)
 
 
+async def test_changed_files_are_refused_for_good_where_nothing_is_loaded_later(folders: Folders, rig: Any) -> None:
+    models(folders, "a")
+    host: Rig = await rig(control_mode=ControlMode.NONE)
+    folders.version("a", 1, "new")
+    refused = host.ask("a")
+    await host.answered(refused)
+    assert "or start the server anew where it has --model-control-mode=none" in str(refused.error)
+
+
 async def test_changed_files_that_nobody_follows_are_refused_until_they_are_loaded_by_name(
     folders: Folders, rig: Any
 ) -> None:

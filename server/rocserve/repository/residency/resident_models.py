@@ -39,7 +39,10 @@ from rocserve.workers.resource_watch import share_bytes
 _HOST = "memory of the host"
 _WORKER_BYTES = 12 << 20
 """What a worker takes beside its model's files, before it has been measured."""
-_FILES_CHANGED = "its files are not what they were when it was registered; load it anew"
+_FILES_CHANGED = (
+    "its files are not what they were when it was registered; load it anew, or start the server anew where it has"
+    " --model-control-mode=none"
+)
 _PATIENCE_SECONDS = 10.0
 """After these a load lets the next begin beside it."""
 _RESCAN_SECONDS = 0.01
