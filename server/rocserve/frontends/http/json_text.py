@@ -38,10 +38,17 @@ _FAULTS = {
 """What Python's parser finds, in the words of the one in Triton."""
 
 
+_BYTE_ORDER_MARK = "\ufeff"
+"""What Windows puts before a text in UTF-8."""
+
+
 def parse_json(data: Buffer) -> Any:
     """The value of a text in JSON. Raises: ServeError: INTERNAL, as Triton answers a text that is not JSON;
     INVALID_ARGUMENT when it is nested too deeply."""
     source = str(data, "utf-8", "surrogateescape")
+    if source.startswith(_BYTE_ORDER_MARK):
+        # Triton's parser passes it over, and counts its bytes.
+        source = " " * len(_BYTE_ORDER_MARK.encode()) + source.removeprefix(_BYTE_ORDER_MARK)
     try:
         return _DECODER.decode(source)
     except json.JSONDecodeError as error:

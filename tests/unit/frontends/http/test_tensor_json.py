@@ -34,6 +34,14 @@ def test_from_json(datatype: str, data: Any, raw: bytes) -> None:
     assert raw_contents(data, datatype, 2, "X") == raw
 
 
+def test_a_byte_order_mark_is_none_of_the_text() -> None:
+    mark = b"\xef\xbb\xbf"
+    assert parse_json(mark + b' {"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}
+    for text, offset in ((mark, 3), (mark + b"[x]", 4), (mark * 2, 3)):
+        with pytest.raises(ServeError, match=f" at {offset}$"):
+            parse_json(text)
+
+
 _WRONG_COUNT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
 
