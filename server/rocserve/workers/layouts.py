@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
 from rocserve.core.plain import from_json, to_json
+from rocserve.core.request_parameters import MOST_ENTRIES
 from rocserve.core.requests import NO_PARAMETERS, InferResponse, Parameters
 from rocserve.core.tensor_places import Bounds, TensorPlaces
 from rocserve.core.tensors import Tensor, TensorHead, can_hold
@@ -200,13 +202,25 @@ def text_length(nbytes: int) -> int:
 
 
 def parameters_text(parameters: Parameters) -> bytes:
-    """The parameters of a response as its details."""
+    """The parameters of a response as its details. Raises: ServeError: INTERNAL, they are more than a request's."""
+    if len(parameters) > MOST_ENTRIES:
+        raise internal(f"a response has {len(parameters)} parameters, at most {MOST_ENTRIES} can be sent")
     return to_json(parameters) if parameters else b""
 
 
 def read_parameters(text: bytes) -> Parameters:
     """Raises: ValueError."""
-    parameters: Parameters = from_json(_PARAMETERS, text) if text else NO_PARAMETERS
+    if not text:
+        return NO_PARAMETERS
+    # Each has this between its name and its value; a text among the values may have it as well.
+    if text.count(b'":') > MOST_ENTRIES:
+        try:
+            count = len(json.loads(text))
+        except RecursionError:
+            raise ValueError("parameters that are nested too deeply") from None
+        if count > MOST_ENTRIES:
+            raise ValueError(f"{count} parameters, expected at most {MOST_ENTRIES}")
+    parameters: Parameters = from_json(_PARAMETERS, text)
     return parameters
 
 

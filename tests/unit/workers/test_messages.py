@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from rocserve.backends.request_model import ModelCall
+from rocserve.backends.request_model import ModelCall, ModelResponse
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
@@ -259,6 +260,20 @@ def test_a_layout_that_takes_long_to_read_is_none(sides: Sides) -> None:
         sides.define(1, to_json((TensorHead("x", DataType.INT8, (1,) * 65),)))
     most = tuple([TensorHead(f"output_{number}", DataType.FP32, (1,) * 29) for number in range(1024)])
     sides.define(1, to_json(most))
+
+
+def test_parameters_of_a_response_are_bounded_in_number(sides: Sides) -> None:
+    """As a request's: 100,000 took the server 0.6 s to read. A text among them may hold as many of its own."""
+    many, text = {str(number): 1 for number in range(16385)}, {"json": json.dumps({str(n): 1 for n in range(20000)})}
+    with pytest.raises(ServeError, match="a response has 16385 parameters, at most 16384 can be sent"):
+        sides.sender.response(1, ModelResponse([], many), True)
+    with pytest.raises(ValueError, match="16385 parameters, expected at most 16384"):
+        read_parameters(to_json(many))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_parameters(b'{"":' * 100_000)
+    assert read_parameters(to_json(text)) == text
+    del many["0"]
+    assert read_parameters(to_json(many)) == many
 
 
 SIDES = Sides()
