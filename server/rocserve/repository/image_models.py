@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from rocserve.config.definition import ModelDefinition
@@ -51,6 +51,10 @@ class ImageModels:
         ]:
             await asyncio.wait(tasks)
         await wait_for_loads([model for key in keys for model in self._table.models_of(_folder(key))])
+
+    def folders(self) -> Set[ModelKey]:
+        """As the table knows those of all that are made."""
+        return {_folder(key) for key in self._makings}
 
     def stop(self) -> None:
         """Make nothing any more."""

@@ -188,9 +188,16 @@ class ModelRepository:
         return model.serves_all() if self._settings.readiness is ReadinessRule.ALWAYS else model.is_ready()
 
     def wanted_models(self) -> list[str]:
-        """The names of those that are to be served, whether or not they can be."""
-        models = self._table.models
-        return sorted({self._table.names.bare(key) for key, model in models.items() if model.content is not None})
+        """The names of those that are to be served, whether or not they can be; not of those that come with another:
+        image models, and members of a chain."""
+        wanted = {key: model.folder for key, model in self._table.models.items() if model.content is not None}
+        made = self._image_models.folders()
+        alone = [
+            key
+            for key, folder in wanted.items()
+            if folder not in made and (folder is None or folder == key or wanted.get(folder) != folder)
+        ]
+        return sorted({self._table.names.bare(key) for key in alone})
 
     def failed_models(self) -> dict[str, str]:
         """The models of which nothing is served because it failed, with the reason."""
