@@ -113,6 +113,17 @@ def test_a_large_picture_is_drawn_without_a_warning(tmp_path, monkeypatch, recwa
     assert not recwarn.list
 
 
+def test_a_file_without_an_end_is_no_image(tmp_path, monkeypatch):
+    from rocserve.core.errors import ServeError
+    from rocserve.tools.images import asking
+
+    monkeypatch.setattr(asking, "_LARGEST_IMAGE", 3 << 20)
+    with pytest.raises(ServeError, match="it has more than the 3145728 bytes that an image may have"):
+        asking.read_image(Path("/dev/zero"))
+    (tmp_path / "large").write_bytes(bytes(3 << 20))
+    assert asking.read_image(tmp_path / "large") == bytes(3 << 20)
+
+
 def test_the_table_says_how_many_more_there_are_and_where_there_are_none(detect):
     many = detect.Finding(Path("many.jpg"), tuple(cup(detect, 0, 0, 5, number) for number in range(5)))
     findings = [many, detect.Finding(Path("none.jpg")), detect.Finding(Path("bad.jpg"), error="not an image")]

@@ -28,6 +28,9 @@ from rocserve_client import (
 CONNECT_TIMEOUT_S = 5.0
 _AT_ONCE = 8
 """Requests."""
+_LARGEST_IMAGE = 1 << 30
+"""Bytes: of as many pixels as a pipeline takes by default, uncompressed, with 16 bits each. Files may be endless."""
+_PIECE = 1 << 20
 _LONGEST_ON_ONE_LINE = 30
 Found = TypeVar("Found")
 
@@ -71,11 +74,22 @@ async def ask_all(
         async def finding(image: Path) -> Finding[Found]:
             async with at_once:
                 try:
-                    return Finding(image, await ask(client, await asyncio.to_thread(image.read_bytes)))
+                    return Finding(image, await ask(client, await asyncio.to_thread(read_image, image)))
                 except (OSError, RocserveError, ServeError) as error:
                     return Finding(image, error=reason_of(error))
 
         return await asyncio.gather(*map(finding, images))
+
+
+def read_image(path: Path) -> bytes:
+    """Raises: OSError: it cannot be read; ServeError: INVALID_ARGUMENT, it is larger than an image may be."""
+    data = bytearray()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            data += piece
+            if len(data) > _LARGEST_IMAGE:
+                raise invalid_argument(f"it has more than the {_LARGEST_IMAGE} bytes that an image may have")
+    return bytes(data)
 
 
 async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetadata:
