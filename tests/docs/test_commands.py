@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import sklearn
 from support.migraphx import CHECKOUT
+from support.pictures import PHOTOGRAPHS
 
 PAGES = [CHECKOUT / "README.md", CHECKOUT / "CONTRIBUTING.md", *sorted(CHECKOUT.glob("docs/**/*.md"))]
 FENCE = re.compile(r"(?:`([\w./]+)`:\n\n)?^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^(\$ |sudo |pip |make |docker |curl |python3? |(\.venv/bin/)?rocserve [a-z])", re.MULTILINE)
 CLIENT = re.compile(r"^(from|import) (rocserve_client|tritonclient).*^with [\w.]*Client\(", re.DOTALL | re.MULTILINE)
-PHOTO = Path(sklearn.__file__).parent / "datasets/images/flower.jpg"
+PHOTO = PHOTOGRAPHS / "flower.jpg"
 
 # Alone in a network, so that the ports are free; the loopback device is there, but down (SIOCSIFFLAGS, IFF_UP).
 NETWORK = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--user", "--map-root-user", "--net")

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-import sklearn.datasets
 from support.migraphx_serving import config
 from support.models import drop
+from support.pictures import PHOTOGRAPHS
 from support.pytorch import NO_PYTORCH
 
 from rocserve_client import Client, Output
@@ -29,7 +29,6 @@ input { name: "images" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }
 """
 LOAD_SECONDS = 400
 """PyTorch takes many seconds to import where three models load beside other tests."""
-PHOTOGRAPHS = Path(sklearn.datasets.__file__).with_name("images")
 TORCH_SCORES = {21: 7.22874, 92: 6.56386, 23: 6.50631, 22: 6.44024, 127: 6.05531, 128: 5.91956}
 """The best of efficientnet-lite-pytorch 0.1.0 on PyTorch 2.15, for the input below."""
 

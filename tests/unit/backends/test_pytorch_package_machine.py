@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 from types import SimpleNamespace
 
 import pytest
 from support.pytorch import NO_PYTORCH
 
-torch = pytest.importorskip("torch", reason=NO_PYTORCH)
-
-from rocserve.backends.pytorch.package_machine import foreign_parts  # noqa: E402
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)
 
 HERE = {"AOTI_PLATFORM": "linux", "AOTI_MACHINE": platform.machine(), "AOTI_CPU_ISA": "", "AOTI_COMPUTE_CAPABILITY": ""}
 
@@ -18,6 +17,8 @@ HERE = {"AOTI_PLATFORM": "linux", "AOTI_MACHINE": platform.machine(), "AOTI_CPU_
 @pytest.fixture(autouse=True)
 def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """With AVX2 and nothing newer."""
+    import torch
+
     for name in ("avx2", "avx512", "vnni", "amx_tile"):
         monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda own=name: own == "avx2", raising=False)
 
@@ -34,11 +35,17 @@ def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_of_the_processor(metadata: dict[str, str], lacking: list[str]) -> None:
+    from rocserve.backends.pytorch.package_machine import foreign_parts
+
     assert foreign_parts(metadata, -1) == lacking
 
 
 @pytest.mark.parametrize(("hip", "own"), [(None, "90"), ("7.2", "gfx942")])
 def test_of_the_gpu(monkeypatch: pytest.MonkeyPatch, hip: str | None, own: str) -> None:
+    import torch
+
+    from rocserve.backends.pytorch.package_machine import foreign_parts
+
     properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
+from support.pytorch import NO_PYTORCH
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.requests import TensorSpec
 
-pytest.importorskip("torch", reason="no PyTorch here; `make pytorch` installs it")
+if TYPE_CHECKING:
+    from rocserve.backends.pytorch.package_source import PackageSource
 
-from rocserve.backends.pytorch.package_source import PackageSource, read_source
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)
 
 FP32 = DataType.FP32
 
@@ -30,6 +34,13 @@ def checked(place: int, sizes: Sequence[int | None], stride: int = 1, datatype: 
     return "\n".join([*lines, f"if ({stride} != {name}_stride[{len(sizes) - 1}]) {{"])
 
 
+def read(file: Path) -> PackageSource:
+    """PyTorch is imported in the process that runs these tests, and not in each that collects them."""
+    from rocserve.backends.pytorch.package_source import read_source
+
+    return read_source(file)
+
+
 def asserted(place: int, sizes: str) -> str:
     return f'if (_checks()) {{ assert_size_stride(arg{place}_1, {{{sizes}}}, {{1L, }}, "input"); }}'
 
@@ -40,7 +51,7 @@ def package(folder: Path, *lines: str, inputs: int = 2) -> PackageSource:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("m/data/aotinductor/model/a.wrapper.cpp", "\n".join(["void M::run_impl(", *taken, *lines]))
         archive.writestr("m/data/aotinductor/model/a.kernel.cpp", "void kernel();")
-    return read_source(file)
+    return read(file)
 
 
 def specs(*shapes: tuple[int, ...]) -> list[TensorSpec]:
@@ -131,4 +142,4 @@ def test_a_package_without_the_source_of_its_code(tmp_path: Path, lines: tuple[s
     with zipfile.ZipFile(tmp_path / "model.pt2", "w") as archive:
         archive.writestr("m/data/aotinductor/model/a.wrapper.so", b"")
     with pytest.raises(ServeError, match="does not hold the source"):
-        read_source(tmp_path / "model.pt2")
+        read(tmp_path / "model.pt2")

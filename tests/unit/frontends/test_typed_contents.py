@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,38 +20,45 @@ from rocserve.frontends.grpc.typed_contents import DECODED_AT_ONCE, LargeContent
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.grpc_service_pb2 import ModelInferRequest
 
-RANDOM = random.Random(7)
 COUNT = 1 << 17
 
 
 def any_of(bits: int, signed: bool = True) -> list[int]:
     """Numbers of all lengths."""
+    chance = random.Random(bits)
     least = -(1 << bits - 1) if signed else 0
     most = (1 << bits - 1) - 1 if signed else (1 << bits) - 1
-    widths = [RANDOM.randrange(1, bits + 1) for _ in range(COUNT)]
+    widths = [chance.randrange(1, bits + 1) for _ in range(COUNT)]
     return [
         least,
         most,
-        *(min(max(RANDOM.randrange(1 << width) + (least >> bits - width), least), most) for width in widths),
+        *(min(max(chance.randrange(1 << width) + (least >> bits - width), least), most) for width in widths),
     ]
 
 
-CASES: dict[str, tuple[str, str, list[Any]]] = {
-    "bools": ("BOOL", "bool_contents", [True, False, False] * COUNT),
-    "small integers": ("INT32", "int_contents", [5] * COUNT),
-    "integers": ("INT32", "int_contents", any_of(32)),
-    "short ones": ("INT16", "int_contents", any_of(32)),
-    "bytes": ("INT8", "int_contents", any_of(32)),
-    "long ones": ("INT64", "int64_contents", any_of(64)),
-    "unsigned": ("UINT32", "uint_contents", any_of(32, signed=False)),
-    "unsigned bytes": ("UINT8", "uint_contents", any_of(32, signed=False)),
-    "long unsigned": ("UINT64", "uint64_contents", any_of(64, signed=False)),
-    "floats": ("FP32", "fp32_contents", [0.5, -1e30, float("inf")] * COUNT),
-    "doubles": ("FP64", "fp64_contents", [0.1, -1e300] * COUNT),
-    "strings": ("BYTES", "bytes_contents", [b"", b"a", bytes(200), b"\xff" * 20_000] * 64 + [b""] * COUNT),
-    "a large string": ("BYTES", "bytes_contents", [b"a", RANDOM.randbytes(3 << 20), b"", b"b"]),
+CASES: dict[str, tuple[str, str, Callable[[], list[Any]]]] = {
+    "bools": ("BOOL", "bool_contents", lambda: [True, False, False] * COUNT),
+    "small integers": ("INT32", "int_contents", lambda: [5] * COUNT),
+    "integers": ("INT32", "int_contents", lambda: any_of(32)),
+    "short ones": ("INT16", "int_contents", lambda: any_of(32)),
+    "bytes": ("INT8", "int_contents", lambda: any_of(32)),
+    "long ones": ("INT64", "int64_contents", lambda: any_of(64)),
+    "unsigned": ("UINT32", "uint_contents", lambda: any_of(32, signed=False)),
+    "unsigned bytes": ("UINT8", "uint_contents", lambda: any_of(32, signed=False)),
+    "long unsigned": ("UINT64", "uint64_contents", lambda: any_of(64, signed=False)),
+    "floats": ("FP32", "fp32_contents", lambda: [0.5, -1e30, float("inf")] * COUNT),
+    "doubles": ("FP64", "fp64_contents", lambda: [0.1, -1e300] * COUNT),
+    "strings": ("BYTES", "bytes_contents", lambda: [b"", b"a", bytes(200), b"\xff" * 20_000] * 64 + [b""] * COUNT),
+    "a large string": ("BYTES", "bytes_contents", lambda: [b"a", random.Random(7).randbytes(3 << 20), b"", b"b"]),
 }
+"""The datatype, the field, and what makes the elements: only in the process that runs these tests."""
 every_kind = pytest.mark.parametrize("kind", CASES)
+
+
+@cache
+def case(kind: str) -> tuple[str, str, list[Any]]:
+    datatype, field, make = CASES[kind]
+    return datatype, field, make()
 
 
 def message_of(datatype: str, field: str, elements: Iterable[Any]) -> ModelInferRequest:
@@ -104,12 +112,12 @@ def assert_same(data: bytes) -> None:
 
 @every_kind
 def test_packed_elements_come_as_protobuf_reads_them(kind: str) -> None:
-    assert_same(message_of(*CASES[kind]).SerializeToString())
+    assert_same(message_of(*case(kind)).SerializeToString())
 
 
 @every_kind
 def test_elements_each_behind_its_tag_come_as_protobuf_reads_them(kind: str) -> None:
-    datatype, field, elements = CASES[kind]
+    datatype, field, elements = case(kind)
     number = pb.InferTensorContents.DESCRIPTOR.fields_by_name[field].number
     write: dict[str, tuple[int, Callable[[Any], bytes]]] = {
         "fp32_contents": (FIXED32, struct.Struct("<f").pack),
@@ -122,7 +130,7 @@ def test_elements_each_behind_its_tag_come_as_protobuf_reads_them(kind: str) -> 
 
 @every_kind
 def test_what_takes_long_takes_many_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    datatype, field, elements = CASES[kind]
+    datatype, field, elements = case(kind)
     data = message_of(datatype, field, elements).SerializeToString()
     is_copied = field not in ("fp32_contents", "fp64_contents")
     assert decoded(data)[1] >= (len(data) >> 20 if is_copied else 0)
