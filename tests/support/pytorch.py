@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -37,10 +38,18 @@ class TorchFiles:
 
 @pytest.fixture(scope="session")
 def torch_files(tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
-    """Made once a session, in a process of its own."""
+    """Made once for all processes of pytest, in a process of its own."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip(NO_PYTORCH)
-    folder = tmp_path_factory.mktemp("pytorch")
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("pytorch_files.py")), str(folder)]
-    subprocess.run(command, check=True, timeout=110)
+    from filelock import FileLock  # PyTorch brings it.
+
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "pytorch"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            new = folder.with_suffix(".new")
+            new.mkdir(exist_ok=True)
+            command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("pytorch_files.py")), str(new)]
+            subprocess.run(command, check=True, timeout=110)
+            new.rename(folder)
     return TorchFiles(folder)

@@ -10,6 +10,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -287,9 +288,10 @@ class Sink:
     def end_request(self, request: Request) -> None: ...
 
 
-MANY_TEXTS = InferResponse.of(
-    "m", "1", "", [Tensor("X", DataType.BYTES, (500_000,), encode_bytes_elements([b"abc"] * 500_000))]
-)
+@cache
+def many_texts() -> InferResponse:
+    texts = encode_bytes_elements([b"abc"] * 500_000)
+    return InferResponse.of("m", "1", "", [Tensor("X", DataType.BYTES, (500_000,), texts)])
 
 
 @pytest.mark.parametrize("answers", ["generate", "generate_stream", "infer", "gzip"])
@@ -310,7 +312,7 @@ async def test_others_have_their_turn_while_many_texts_are_written_as_json(
     async def answer() -> None:
         if answers.startswith("generate"):
             responder = AnswerStream(request, given, None)
-            responder.send(MANY_TEXTS)
+            responder.send(many_texts())
             first = await responder.next()
             send = generate._send_events if answers == "generate_stream" else generate._only_response
             assert await send(request, first, responder, inference) is None
@@ -319,7 +321,7 @@ async def test_others_have_their_turn_while_many_texts_are_written_as_json(
         head = InferHead(InferHandler(given, None), request.head.headers, "m", "")
         head.read(HttpSettings())
         call = InferCall(head, request, config)
-        await call._send(MANY_TEXTS, head.handler.layouts.of(MANY_TEXTS, JSON_ONLY))
+        await call._send(many_texts(), head.handler.layouts.of(many_texts(), JSON_ONLY))
 
     async def work() -> int:
         counting = asyncio.get_running_loop().create_task(count_turns())
