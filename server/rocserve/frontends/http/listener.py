@@ -66,6 +66,24 @@ class ConnectionLimits:
     say."""
 
 
+async def _bind(loop: asyncio.AbstractEventLoop, where: ListenAddress) -> list[socket.socket]:
+    """The sockets of an address. Raises: OSError."""
+    if where.address == "::" and socket.has_dualstack_ipv6():
+        # All addresses, those of IPv4 too, as gRPC takes them; asyncio would leave these out.
+        every = socket.create_server(
+            (where.address, where.port), family=socket.AF_INET6, reuse_port=where.reuse_port, dualstack_ipv6=True
+        )
+        every.setblocking(False)
+        return [every]
+    # asyncio binds, but takes none: it would report one with TLS only after the handshake.
+    bound = await loop.create_server(
+        asyncio.Protocol, where.address, where.port, reuse_port=where.reuse_port or None, start_serving=False
+    )
+    listening = [each.dup() for each in bound.sockets]
+    bound.close()
+    return listening
+
+
 class HttpListener:
     """All calls are made on the loop. A connection counts from the moment on that it is taken."""
 
@@ -117,12 +135,7 @@ class HttpListener:
         loop = self._loop = asyncio.get_running_loop()
         self._watch = loop.create_task(self._close_overdue())
         try:
-            # asyncio binds, but takes none: it would report one with TLS only after the handshake.
-            bound = await loop.create_server(
-                asyncio.Protocol, where.address, where.port, reuse_port=where.reuse_port or None, start_serving=False
-            )
-            self._listening = [each.dup() for each in bound.sockets]
-            bound.close()
+            self._listening = await _bind(loop, where)
             for listening in self._listening:
                 listening.listen(_PENDING_CONNECTIONS)
                 self._listen(listening)

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
 import time
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
 from rocserve.frontends.http.request import Head, Request, Response
 from rocserve.frontends.listen_address import CertificateFiles, ListenAddress, RenewedContext
+from rocserve.services.access import ip_address_of
 
 LOG = logging.getLogger("test")
 ANSWER = Response(200, b"answer", "text/plain")
@@ -52,6 +55,28 @@ class Gate:
 
 async def listen(listener: HttpListener) -> int:
     return await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_all_addresses_are_those_of_both_families() -> None:
+    remotes: list[str] = []
+
+    def answer(request: Request) -> None:
+        remotes.append(request.remote)
+        request.respond(ANSWER)
+
+    listener = HttpListener(answer, LOG)
+    port = await listener.start(ListenAddress("HTTP", "http", "::", 0))
+    for address in ("127.0.0.1", "::1"):
+        reader, writer = await asyncio.open_connection(address, port)
+        writer.write(REQUEST % b"x")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+    second = HttpListener(answer, LOG)
+    with pytest.raises(OSError, match=rf"cannot serve HTTP at :::{port}: Address already in use; name another with"):
+        await second.start(ListenAddress("HTTP", "http", "::", port))
+    await listener.stop()
+    assert [ip_address_of(remote) for remote in remotes] == [ip_address("127.0.0.1"), ip_address("::1")]
 
 
 async def ask(port: int, path: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
