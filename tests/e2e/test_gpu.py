@@ -15,7 +15,8 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
-from support.models import drop
+from onnx import TensorProto, helper
+from support.models import drop, graph
 from support.pytorch import TorchFiles
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -293,6 +294,33 @@ def test_tensors_of_an_ensemble_stay_on_the_gpu_where_all_who_read_them_take_the
         answer = chains.infer(chain, {"x": inputs["x"][:rows] - 1})
         np.testing.assert_allclose(answer["scores"], expected["scores"][:rows] + term, atol=1e-4)
         assert answer["on_gpu"].tolist() == [[stays]] * rows
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(ask, [1 + number % 4 for number in range(200)]))
+
+
+def test_tensors_of_an_ensemble_stay_on_the_gpu_around_onnx_runtime(chains: Client, server: RocserveProcess) -> None:
+    providers = {"CUDAExecutionProvider", "ROCMExecutionProvider"}
+    if providers.isdisjoint(importlib.import_module("onnxruntime").get_available_providers()):
+        pytest.skip("no GPU here that ONNX Runtime can use")
+    rows = (TensorProto.FLOAT, ["batch", 4])
+    doubling = graph([helper.make_node("Add", ["x", "x"], ["doubled"])], {"x": rows}, {"doubled": rows})
+    drop(server.repositories[0], "onnx", doubling, 'platform: "onnxruntime_onnx"' + CONFIG % "KIND_GPU")
+    steps = (
+        STEP % ("by_1", "x", "y", "added", "")
+        + STEP % ("onnx", "added", "doubled", "network", "")
+        + STEP % ("by_100", "network", "y", "scores", 'output_map { key: "on_gpu" value: "on_gpu" }')
+    )
+    drop(server.repositories[0], "around_onnx", None, CHAIN.replace("dims: 3", "dims: 4") % steps)
+    for model in ("onnx", "around_onnx"):
+        chains.load_model(model)
+        chains.wait_until_ready(LOAD_SECONDS, model=model)
+
+    def ask(rows: int) -> None:
+        x = np.full((rows, 4), rows, np.float32)
+        answer = chains.infer("around_onnx", {"x": x})
+        assert answer["scores"].tolist() == (2 * (x + 1) + 100).tolist()
+        assert answer["on_gpu"].all()
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(ask, [1 + number % 4 for number in range(200)]))
