@@ -13,6 +13,7 @@ import contextlib
 import mmap
 import os
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -39,6 +40,10 @@ COPIED_IN_PLACE = 64 << 10
 
 COPIED_AT_ONCE = 1 << 20
 """Bytes that the data plane copies in a step of what takes long: up to 4 ms where the memory is fresh."""
+
+MOST_KEPT_BYTES = 64 << 20
+"""Of a heap's slots that its reader may keep for long: far fewer than those that a worker leaves to be read before it
+waits (workers.worker_end)."""
 
 _UNMAPPED = memoryview(b"")
 
@@ -308,8 +313,30 @@ class HeapReader:
         self.pages_from = _FIRST_OF_PAGES << self._shift
         """Of a heap without shares, where slots are that take a page or more."""
         self._parts: dict[int, memoryview] = {}
+        self._kept: dict[weakref.ref[Slot], int] = {}
+        """The bytes of slots that `keep` was called for."""
+        self._kept_bytes = 0
+        self._forgotten: deque[int] = deque()
+        """Of these, the bytes of those that have gone since."""
         self.on_closed: dict[object, Callable[[], None]] = {}
         """Called when the file is let go of, under the keys of those who want to know."""
+
+    def keep(self, slot: Slot) -> bool:
+        """Whether a slot of this heap, which has no shares, may be held for as long as anything takes; False: its owner
+        would lack the room. One thread, but slots may go on any."""
+        if weakref.ref(slot) in self._kept:
+            return True
+        while self._forgotten:
+            self._kept_bytes -= self._forgotten.popleft()
+        nbytes = SMALLEST_SLOT << (slot.offset >> self._shift)
+        if self._kept_bytes + nbytes > MOST_KEPT_BYTES:
+            return False
+        self._kept[weakref.ref(slot, self._forget)] = nbytes
+        self._kept_bytes += nbytes
+        return True
+
+    def _forget(self, slot: weakref.ref[Slot]) -> None:
+        self._forgotten.append(self._kept.pop(slot))
 
     def view(self, offset: int, nbytes: int) -> memoryview:
         """The bytes of a tensor whose place a trusted owner gave."""

@@ -27,6 +27,9 @@ from rocserve.core.serving import ServedModel, ServingTable, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, TensorHead
 from rocserve.core.validation import RequestPlan, RequestValidator
+from rocserve.plane import heap
+from rocserve.plane.heap import Heap, HeapReader
+from rocserve.plane.heap import Slot as HeapSlot
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 
@@ -471,6 +474,66 @@ class Texts:
     def infer(self, request: InferRequest, responder) -> None:
         self.requests.append(request)
         responder.send(InferResponse.of(self.name, "1", request.id, [self._output]))
+
+
+class InAHeap(Member):
+    """Answers as a worker does, in a heap of its own."""
+
+    def __init__(self, name: str, rule) -> None:
+        super().__init__(name, rule, max_batch_size=ROWS)
+        self._heap = Heap("outputs", 1 << 20)
+        self.reader = HeapReader(self._heap.open_for_reading())
+        self.placed: list[int] = []
+        self.returned: list[int] = []
+
+    def _answer(self, request, plan, responder) -> None:
+        values = self._rule(np.frombuffer(request.data[0], np.float32))
+        offset, view = self._heap.allocate(values.nbytes)
+        self.placed.append(offset)
+        view[:] = values.tobytes()
+        outputs = [Tensor("OUT", FP32, plan.inputs[0].shape, self.reader.view(offset, values.nbytes))]
+        response = InferResponse.of(self.name, "1", request.id, outputs)
+        response.slot = HeapSlot(self.returned.append, offset, self.reader)
+        responder.send(response)
+
+
+ROWS = 1024
+"""Of 8 bytes: more than is copied sooner than kept."""
+
+
+def test_a_tensor_lies_where_its_worker_has_left_it_until_its_reader_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heap, "MOST_KEPT_BYTES", 2 * 8 * ROWS)
+    first, last = InAHeap("first", plus(1)), Member("last", plus(1), max_batch_size=ROWS, held=True)
+    steps = [step("first", "X", "m"), step("last", "m", "Y")]
+    version = ensemble(first, last, steps=steps, max_batch_size=ROWS)
+    answers = [ask(version, *range(2 * ROWS)) for _ in range(3)]
+    # The third finds no room for more.
+    one, other, third = first.placed
+    assert [first.reader.offset_of(request.data[0]) for request in last.requests] == [one, other, None]
+    assert first.returned == [third]
+    last.requests.clear()
+    for answer in answers:
+        last.finish()
+        assert answer.value() == [value + 2 for value in range(2 * ROWS)]
+    assert first.returned == [third, one, other]
+    ask(version, *range(2 * ROWS))
+    assert first.reader.offset_of(last.requests[0].data[0]) == first.placed[-1]
+
+
+def test_an_answer_of_the_ensemble_holds_what_lies_in_a_workers_heap() -> None:
+    first, last = InAHeap("first", plus(1)), Member("last", plus(1), max_batch_size=ROWS, held=True)
+    steps = [step("first", "X", "m"), step("last", "X", "Y")]
+    version = ensemble(first, last, steps=steps, outputs=("Y", "m"), max_batch_size=ROWS)
+    answer = ask(version, *range(2 * ROWS))
+    last.finish()
+    assert answer.value(1) == [value + 1 for value in range(2 * ROWS)]
+    assert answer.response.slot is not None
+    assert first.returned == []
+    answer.response = None
+    gc.collect()
+    assert first.returned == first.placed
 
 
 def test_many_strings_between_members_are_counted_in_steps():

@@ -36,9 +36,10 @@ from rocserve.core.sequences import (
 )
 from rocserve.core.serving import Responder, ServedVersion
 from rocserve.core.statistics import ModelStatistics, PhaseTotals
-from rocserve.core.tensors import Tensor
+from rocserve.core.tensors import COPIED_SOONER, Tensor
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator, reshape_dims
+from rocserve.plane.heap import Slot
 from rocserve.scheduling.batch import send_copied
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, EnsemblePlan, find_member, labels_of, step_head
 from rocserve.scheduling.response_cache import CachedAnswers
@@ -124,7 +125,7 @@ class _Held:
     noted_bytes: int = 0
     """In the memory for requests, under its iteration; none of what came with the request to the ensemble."""
     slot: object = None
-    """Of References: as long as somebody keeps it, what they refer to stays."""
+    """As long as somebody keeps it, the data stay as they are, and what References refer to."""
 
 
 _Place = tuple[str, int]
@@ -186,7 +187,8 @@ class EnsembleRun:
         dispatch_traced(self.ensemble.dispatcher, request, step, self._request.trace)
 
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
-        """A member's answer; its tensors are copied where their memory is the worker's."""
+        """A member's answer. What lies in its worker's memory stays there as long as somebody reads it, as far as the
+        worker has the room; else it is copied."""
         step = request.step
         iteration = request.iteration
         if request.is_decoupled:
@@ -202,9 +204,10 @@ class EnsembleRun:
                 # A model may put what follows it into a sequence of its own.
                 sequence, _ = take_sequence(response.parameters)
             for tensor in outputs:
-                name, data = step.output_map[tensor.name], tensor.data if response.slot is None else bytes(tensor.data)
+                name, data, slot = step.output_map[tensor.name], tensor.data, response.slot
+                if slot is not None and not (isinstance(slot, Slot) and _may_be_kept(tensor, slot)):
+                    data, slot = bytes(data), None
                 held = Tensor(name, tensor.datatype, tensor.shape, data)
-                slot = None
                 if tensor.name in request.may_stay and tensor.datatype is DataType.BYTES:
                     held, slot = referred(held, request.is_batched), request.slot
                 made[name] = _Held(held, sequence, len(data), slot)
@@ -313,6 +316,7 @@ class EnsembleRun:
                             f"model '{step.member}' has just left the GPU on which tensor '{source}' lies"
                         )
                     references.add(name)
+                if held.slot is not None:
                     slots.append(held.slot)
         may_stay = self._may_stay(index, member, device) if device else frozenset()
         head = step_head(
@@ -386,7 +390,8 @@ class EnsembleRun:
         answer = InferResponse.of(self._config.name, str(self.ensemble.version), self._request.id, outputs, parameters)
         answer.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
         # What came with the request may be among them.
-        answer.slot = self._request.data_owner
+        slots = [entry.slot for entry in held.values() if entry.slot is not None]
+        answer.slot = (self._request.data_owner, slots) if slots else self._request.data_owner
         return answer
 
     def _output(self, name: str, tensor: Tensor) -> Tensor:
@@ -477,6 +482,13 @@ class EnsembleRun:
         if self._request.phases is not None:
             self._request.phases.add_all(self._phases)
         self.ensemble.run_ended()
+
+
+def _may_be_kept(tensor: Tensor, slot: Slot) -> bool:
+    """Whether a tensor is left in its worker's memory. Where elements are of no fixed size it could be made into
+    something else once it has been checked."""
+    is_worth_it = len(tensor.data) > COPIED_SOONER and tensor.datatype is not DataType.BYTES
+    return is_worth_it and slot.heap is not None and slot.heap.keep(slot)
 
 
 def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) -> tuple[int, ...]:
