@@ -363,9 +363,9 @@ class HeapReader:
                 return (index << self._shift) + start
         return None
 
-    def open_again(self) -> int | None:
-        """A new descriptor for another reader, to whom it belongs; None: the file has been let go of."""
-        return os.dup(self._descriptor) if self._descriptor >= 0 else None
+    def open_for_reading(self) -> int:
+        """A new descriptor for another reader, to whom it belongs. Raises: OSError: the file has been let go of."""
+        return os.dup(self._descriptor)
 
     def close(self, is_last: bool = False) -> None:
         """Let go of the file; views that are still held stay valid. May be called twice. `is_last`: its owner has

@@ -43,7 +43,7 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
                 tensor = in_rows(tensor)
         inputs.append((given.name, given.datatype.value, given.shape))
         data.append(tensor.data)
-    head = step_head(
+    head, _ = step_head(
         call.model_name,
         version,
         tuple(inputs),

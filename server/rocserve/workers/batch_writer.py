@@ -13,11 +13,11 @@ from rocserve.core.request_form import Member, RequestForm
 from rocserve.core.tensor_places import PlacedTensors, aligned, padded
 from rocserve.core.tensors import Buffer
 from rocserve.plane.guarded_mapping import GuardedFile
-from rocserve.plane.heap import COPIED_AT_ONCE, SharedHeap, Slot, fill
+from rocserve.plane.heap import COPIED_AT_ONCE, HeapReader, SharedHeap, Slot, fill
 from rocserve.plane.link import ENTRY_BYTES
 from rocserve.workers import entries
-from rocserve.workers.client_files import GivenFiles
 from rocserve.workers.entries import ENTRY
+from rocserve.workers.given_files import GivenFiles
 from rocserve.workers.layouts import checked
 from rocserve.workers.results import BatchOutcome
 
@@ -35,7 +35,7 @@ class SentBatch:
     slot: Slot
     """Of its table, and of inputs; the heap has it back when this goes."""
     placed: Sequence[PlacedTensors]
-    """Inputs that lie elsewhere in the heap, or in clients' files."""
+    """Inputs that lie elsewhere in the heap, in clients' files, or in another worker's heap."""
     view: memoryview
     """The slot."""
     large: Sequence[tuple[int, Buffer]]
@@ -94,7 +94,7 @@ class BatchWriter:
             if type(data) is PlacedTensors and data.sizes == form.places.sizes:
                 if data.heap is inputs:
                     flags = entries.PLACED
-                elif self._files is not None and isinstance(data.heap, GuardedFile):
+                elif self._files is not None and isinstance(data.heap, GuardedFile | HeapReader):
                     number = self._files.number(data.heap)
                     flags = entries.IN_FILE if number else 0
                 if flags:

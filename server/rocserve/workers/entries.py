@@ -24,8 +24,8 @@ From the server, on the ring WORK:
 - BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. flags GROUPED: the requests travel
   together, and run one by one. The server keeps the slot until the batch is DONE.
 - REQUEST: of layout number; its own number a; b = start of its inputs, with flags PLACED a place of the heap that the
-  server keeps too, with IN_FILE a byte of the client's file of number a (`client_files.py`); c = bytes of its details
-  (RequestDetails), and in the upper half their start.
+  server keeps too, with IN_FILE one of the client's file, or the other worker's heap, of number a (`given_files.py`);
+  c = bytes of its details (RequestDetails), and in the upper half their start.
 - FORGET: number = a file's, of which no request comes any more.
 
 On the ring BACK, of models that see each request for itself, LAYOUT, RESPONSE to calls, and:

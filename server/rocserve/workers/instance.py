@@ -28,8 +28,8 @@ from rocserve.plane.trimming import HeapTrimmer
 from rocserve.workers import entries
 from rocserve.workers.answer_watch import Owed
 from rocserve.workers.batch_writer import BatchWriter, SentBatch
-from rocserve.workers.client_files import GivenFiles
 from rocserve.workers.entries import ENTRY
+from rocserve.workers.given_files import GivenFiles
 from rocserve.workers.instance_requests import CallStarter, InstanceRequests
 from rocserve.workers.messages import LONGEST_TEXT
 from rocserve.workers.results import BatchOutcome, ResultReader
@@ -207,7 +207,7 @@ class Instance:
             return 0
 
     def _file_gone(self, number: int) -> None:
-        """Nobody holds a client's file any more. From any thread."""
+        """Nobody holds a file any more. From any thread."""
 
         def forget() -> None:
             self._to_forget.append(number)

@@ -22,8 +22,8 @@ from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.heap import SHARES, Heap, HeapReader, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.workers import entries
-from rocserve.workers.client_files import TakenFiles
 from rocserve.workers.entries import ENTRY
+from rocserve.workers.given_files import TakenFiles
 from rocserve.workers.layouts import Layout, TensorSender, error_bytes
 from rocserve.workers.messages import LONGEST_TEXT
 
@@ -166,7 +166,7 @@ class WorkerEnd:
                     return
                 if kind == entries.FORGET:
                     self._await_file(number)
-                    del self.files[number]
+                    self.files.forget(number)
                     continue
                 if kind != entries.BATCH:
                     raise ValueError(f"expected a batch, got a message of kind {kind}")

@@ -512,6 +512,8 @@ def test_a_tensor_lies_where_its_worker_has_left_it_until_its_reader_has_answere
     # The third finds no room for more.
     one, other, third = first.placed
     assert [first.reader.offset_of(request.data[0]) for request in last.requests] == [one, other, None]
+    # Its worker may read them there.
+    assert [getattr(request.data, "offset", None) for request in last.requests] == [one, other, None]
     assert first.returned == [third]
     last.requests.clear()
     for answer in answers:

@@ -360,8 +360,11 @@ class FrontLink:
         number = self._output_heaps.get(heap)
         if number is None:
             number = next(self._heap_numbers)
-            descriptor = heap.open_again()
-            if descriptor is None or not self._send_file(descriptor):
+            try:
+                descriptor = heap.open_for_reading()
+            except OSError:
+                return None
+            if not self._send_file(descriptor):
                 return None
             self._output_heaps[heap] = number
             heap.on_closed[self] = lambda: self.post(entries.OUTPUTS_ENDED, self._output_heaps.pop(heap))

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rocserve.core.datatypes import DataType
 from rocserve.core.memo import MOST_REMEMBERED, Memo
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.requests import InputHead, Parameters, ParameterValue, RequestedOutput, RequestHead
 from rocserve.core.serving import ServedModel, ServedVersion, ServingTable
+from rocserve.core.tensor_places import TensorPlaces
+from rocserve.core.tensors import TensorHead
 
 _DEEPEST = 32
 """Ensembles within ensembles."""
@@ -81,9 +84,9 @@ def step_head(
     references: frozenset[str] = frozenset(),
     may_stay: frozenset[str] = frozenset(),
     is_small: bool = True,
-) -> RequestHead:
-    """The head of a request to a member, one object for equal heads, so that a member checks each only once. `inputs`
-    are (name, datatype, shape). `is_small`: see RequestHead."""
+) -> tuple[RequestHead, TensorPlaces]:
+    """The head of a request to a member, one object for equal heads, so that a member checks each only once; and where
+    its inputs lie. `inputs` are (name, datatype, shape). `is_small`: see RequestHead."""
     # With their types, for True is equal to 1.
     typed = tuple([(name, type(value), value) for name, value in parameters.items()])
     make = _step_head if is_small else _step_head.__wrapped__
@@ -99,8 +102,8 @@ def _step_head(
     parameters: tuple[tuple[str, type, ParameterValue], ...],
     references: frozenset[str],
     may_stay: frozenset[str],
-) -> RequestHead:
-    return RequestHead(
+) -> tuple[RequestHead, TensorPlaces]:
+    head = RequestHead(
         model_name,
         model_version,
         tuple(InputHead(*entry) for entry in inputs),
@@ -109,6 +112,7 @@ def _step_head(
         references=references,
         may_stay=may_stay,
     )
+    return head, TensorPlaces([TensorHead(name, DataType(datatype), shape) for name, datatype, shape in inputs])
 
 
 def find_member(step: EnsembleStep, served: Mapping[str, ServedModel]) -> ServedVersion | None:

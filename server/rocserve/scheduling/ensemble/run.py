@@ -14,7 +14,7 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rocserve.core.classification import classify
@@ -36,7 +36,8 @@ from rocserve.core.sequences import (
 )
 from rocserve.core.serving import Responder, ServedVersion
 from rocserve.core.statistics import ModelStatistics, PhaseTotals
-from rocserve.core.tensors import COPIED_SOONER, Tensor
+from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
+from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator, reshape_dims
 from rocserve.plane.heap import Slot
@@ -319,7 +320,7 @@ class EnsembleRun:
                 if held.slot is not None:
                     slots.append(held.slot)
         may_stay = self._may_stay(index, member, device) if device else frozenset()
-        head = step_head(
+        head, places = step_head(
             step.member,
             version,
             tuple(names),
@@ -333,7 +334,7 @@ class EnsembleRun:
         request = InferRequest(
             head,
             self._request.id,
-            data,
+            _placed(data[0], places, slots[0]) if len(data) == len(slots) == 1 and not references else data,
             self._request.deadline,
             self._request.in_turn,
             phases=self._phases,
@@ -489,6 +490,19 @@ def _may_be_kept(tensor: Tensor, slot: Slot) -> bool:
     something else once it has been checked."""
     is_worth_it = len(tensor.data) > COPIED_SOONER and tensor.datatype is not DataType.BYTES
     return is_worth_it and slot.heap is not None and slot.heap.keep(slot)
+
+
+def _placed(data: Buffer, places: TensorPlaces, slot: object) -> Sequence[Buffer]:
+    """A step's one input, kept by its slot: for its worker to read where it lies, if it can."""
+    assert isinstance(slot, Slot)
+    heap = slot.heap
+    assert heap is not None
+    offset = heap.offset_of(data)
+    if offset is None or offset % ALIGNMENT or places.sizes != [len(data)]:
+        return [data]
+    # At once: the heap may be let go of before this is read.
+    block = heap.view(offset, places.end)
+    return PlacedTensors(lambda *_: block, places.end, places, heap, offset, slot)
 
 
 def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) -> tuple[int, ...]:

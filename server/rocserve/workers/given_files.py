@@ -1,7 +1,8 @@
-"""Files of clients, parts of which a worker reads where they lie: how it is given them, for each instance.
+"""Files of clients, and heaps of other workers, parts of which a worker reads where they lie: how it is given them, for
+each instance.
 
-A file goes once, as a descriptor to read, behind the instance's rings on their socket, with its size; both ends number
-files as they go.
+A file goes once, as a descriptor to read, behind the instance's rings on their socket, with its size, which is 0 of a
+heap; both ends number files as they go.
 """
 
 from __future__ import annotations
@@ -37,17 +38,18 @@ class GivenFiles:
         """`on_gone`: takes, on any thread, the number of a file that nobody holds here any more."""
         self._connection = connection
         self._on_gone = on_gone
-        self._numbers: dict[weakref.ref[GuardedFile], int] = {}
+        self._numbers: dict[weakref.ref[GuardedFile | HeapReader], int] = {}
         self._given = 0
 
-    def number(self, file: GuardedFile) -> int:
+    def number(self, file: GuardedFile | HeapReader) -> int:
         """By which the worker knows the file; 0: it cannot be given it now."""
         number = self._numbers.get(weakref.ref(file), 0)
         if not number and len(self._numbers) < _MOST_FILES:
             try:
                 descriptor = file.open_for_reading()
+                size = file.size if isinstance(file, GuardedFile) else 0
                 try:
-                    send_with_descriptors(self._connection, _SIZE.pack(file.size), (descriptor,), socket.MSG_DONTWAIT)
+                    send_with_descriptors(self._connection, _SIZE.pack(size), (descriptor,), socket.MSG_DONTWAIT)
                 finally:
                     os.close(descriptor)
             except OSError:
@@ -56,7 +58,7 @@ class GivenFiles:
             number = self._numbers[weakref.ref(file, self._file_gone)] = self._given
         return number
 
-    def _file_gone(self, reference: weakref.ref[GuardedFile]) -> None:
+    def _file_gone(self, reference: weakref.ref[GuardedFile | HeapReader]) -> None:
         # `close` may have been here on the other thread.
         if number := self._numbers.pop(reference, 0):
             self._on_gone(number)
@@ -69,7 +71,8 @@ class GivenFiles:
 
 
 class TakenFiles(dict[int, HeapReader | GuardedFile]):
-    """The worker's end: what inputs lie in, the files by their numbers, 0 = the heap. On the instance's thread."""
+    """The worker's end: what inputs lie in, the files by their numbers, 0 = the version's heap. On the instance's
+    thread."""
 
     def __init__(self, heap: HeapReader, guard: FaultGuard) -> None:
         super().__init__({0: heap})
@@ -94,8 +97,16 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
             self._taken += 1
             # The kernel ends what is read at once behind a descriptor's message.
             (size,) = _SIZE.unpack(data[-_SIZE.size :])
-            self[self._taken] = GuardedFile(self._guard, descriptor, size, to_write=False)
+            if size:
+                self[self._taken] = GuardedFile(self._guard, descriptor, size, to_write=False)
+            else:
+                self[self._taken] = HeapReader(descriptor)
         return bool(data)
+
+    def forget(self, number: int) -> None:
+        file = self.pop(number)
+        if isinstance(file, HeapReader):
+            file.close()
 
     def read(self, nbytes: int) -> None:
         """Bytes of a file are about to be read. What has been read counts as the worker's memory, which may be bounded,

@@ -1,4 +1,5 @@
-"""Inputs that lie in a client's file: what a worker reads where it lies, and for how long it has the file."""
+"""Inputs that lie in a client's file, or another worker's heap: what a worker reads where it lies, and for how long it
+has that."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import Member
 from rocserve.core.tensor_places import PlacedTensors
 from rocserve.plane.guarded_mapping import GuardedFile
+from rocserve.plane.heap import Heap, HeapReader, Slot
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs
-from rocserve.workers.client_files import GivenFiles
+from rocserve.workers.given_files import GivenFiles
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import ReceivedBatch, ServerGone
 
@@ -125,6 +127,46 @@ def test_a_file_stays_for_its_batch_when_it_is_let_go_of_meanwhile(peer: Peer, f
     assert sorted(peer.end_of_worker.files) == [0, 2]
 
 
+def test_an_input_is_read_in_another_workers_heap_for_as_long_as_somebody_holds_it(peer: Peer) -> None:
+    heap = Heap("other", 1 << 20)
+    reader = HeapReader(heap.open_for_reading())
+    ((form, _, _, _),) = members_of(inputs_of(DataType.FP32), ("SUM",), (1,))
+    offset, view = heap.allocate(form.places.end)
+    returned: list[int] = []
+    slot = Slot(returned.append, offset, reader)
+    data = PlacedTensors(reader.view, form.places.end, form.places, reader, offset, slot)
+    view[:4] = b"abcd"
+    batch = execute(peer, (form, data, 0, b""))
+    del data, slot
+    assert batch.requests[0].file == 1
+    assert seen(peer, batch) == b"abcd"
+    assert returned == []
+    end(peer, batch)
+    peer.release()
+    assert returned == [offset]
+    reader.close()
+    del reader, batch
+    gc.collect()
+    end(peer, execute(peer, *members_of(inputs_of(DataType.FP32), ("SUM",), (1,))))
+    assert sorted(peer.end_of_worker.files) == [0]
+    links = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    assert sum("memfd:other" in link for link in links) == 1, "its owner's alone"
+
+
+def test_an_input_in_a_heap_that_has_been_let_go_of_is_copied(peer: Peer) -> None:
+    heap = Heap("other", 1 << 20)
+    reader = HeapReader(heap.open_for_reading())
+    ((form, _, _, _),) = members_of(inputs_of(DataType.FP32), ("SUM",), (1,))
+    offset, view = heap.allocate(form.places.end)
+    view[:4] = b"abcd"
+    block = reader.view(offset, form.places.end)
+    reader.close()
+    data = PlacedTensors(lambda *_: block, form.places.end, form.places, reader, offset, None)
+    batch = execute(peer, (form, data, 0, b""))
+    assert (batch.requests[0].file, seen(peer, batch)) == (0, b"abcd")
+    end(peer, batch)
+
+
 def test_a_file_that_no_batch_names_is_forgotten(peer: Peer, file: SharedFile) -> None:
     held = opened(file)
     assert on_plane(peer.plane, partial(peer.instance._files.number, held)) == 1
@@ -177,7 +219,7 @@ def test_a_file_that_cannot_be_given_has_its_inputs_copied(
     peer: Peer, file: SharedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.put(BEGIN, b"abcd")
-    monkeypatch.setattr("rocserve.workers.client_files._MOST_FILES", 1)
+    monkeypatch.setattr("rocserve.workers.given_files._MOST_FILES", 1)
     first, second = opened(file), opened(file)
     for held, number in ((first, 1), (second, 0)):
         batch = execute(peer, in_file(held))
@@ -224,7 +266,7 @@ def test_what_has_been_read_does_not_count_as_the_workers_memory_for_long(
         maps = Path("/proc/self/smaps").read_text().split("VmFlags")
         return [int(each.split("Rss:")[1].split()[0]) for each in maps if file.path.name in each and " r--s " in each]
 
-    monkeypatch.setattr("rocserve.workers.client_files._MOST_RESIDENT", most_bytes)
+    monkeypatch.setattr("rocserve.workers.given_files._MOST_RESIDENT", most_bytes)
     sizes: list[int] = []
     with shared_file(1 << 16, "resident") as file:
         held = opened(file)
