@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from rocserve.core.request_form import Member
 from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters, ResponseHead
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import Execution, ModelStatistics
+from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.plane.heap import Slot, copied
@@ -23,7 +24,7 @@ from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
 
 
-def send_copied(response: InferResponse, final: bool, responder: Responder) -> Generator[None, None, None]:
+def send_copied(response: InferResponse, final: bool, responder: Responder) -> Steps[None]:
     """Hand a large response to a responder, on memory of its own: some is copied at a step."""
     try:
         data = yield from copied(response.data)

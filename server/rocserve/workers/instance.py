@@ -13,12 +13,13 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.core.request_form import Member
+from rocserve.core.steps import Steps
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings
 from rocserve.plane.heap import Heap, HeapReader, SharedHeap, Slot, copy_in_steps
@@ -178,7 +179,7 @@ class Instance:
         else:
             self._post_written()
 
-    def _write_large(self, batch: SentBatch) -> Generator[None, None, None]:
+    def _write_large(self, batch: SentBatch) -> Steps[None]:
         """Copies the large parts of a batch a step at a time."""
         for begin, part in batch.large:
             yield from copy_in_steps(batch.view, begin, part)

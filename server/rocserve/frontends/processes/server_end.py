@@ -434,7 +434,7 @@ class FrontLink:
             place = self._end.place_in_turn(pieces, nbytes)
         except HeapFull as error:
             kind, count = entries.CALL_END, int(error.code)
-            pieces, nbytes = framed((error.text.encode(),))
+            pieces, nbytes = framed((error.text.encode(errors="replace"),))
             place = self._end.place_in_turn(pieces, nbytes)
         self._end.post(ENTRY.pack(kind, 0, count, number, place, nbytes, 1))
 
@@ -577,7 +577,7 @@ class ForwardedCall:
         self._link.answer_call(entries.CALL_MESSAGE, self._number, message)
 
     def finish(self, code: StatusCode, text: str) -> None:
-        self._link.answer_call(entries.CALL_END, self._number, text.encode(), int(code))
+        self._link.answer_call(entries.CALL_END, self._number, text.encode(errors="replace"), int(code))
 
     def request_next(self) -> None:
         """There is none."""
