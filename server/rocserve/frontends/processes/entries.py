@@ -25,7 +25,7 @@ From the front, on the ring REQUESTS:
 
 From the server, on the ring ANSWERS:
 
-- ANSWER_HEAD: number; a = place, b = bytes: an AnswerHead in JSON.
+- ANSWER_HEAD: number; a = place, b = bytes: an AnswerHead in JSON; count = 1: it is of one answer.
 - ANSWER: number = a token; a = the number of its head; b = place, c = bytes: its outputs; count = 1: it is large. flags
   FINAL; NONE: there is no further answer; ERROR: count = a status code, a text lies there, a = after how many ms to ask
   again, 0 where nobody knows; REFUSAL with it: no model has had the request; FULL: there is no memory for it

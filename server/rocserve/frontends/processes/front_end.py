@@ -109,7 +109,8 @@ class RemoteInference:
         self._order = SequenceOrder()
         """Of requests that come behind one that is being copied."""
         self._sent_heads = 0
-        self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces]] = {}
+        self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces, bool]] = {}
+        """The last is whether it is of one answer."""
         self._open: dict[int, tuple[ClientResponder, str]] = {}
         """By token: who waits, and the request's id."""
         self._tokens: list[int] = []
@@ -263,7 +264,7 @@ class RemoteInference:
                 del self._answer_heads[next(iter(self._answer_heads))]
             (text,) = read(self._answers_heap.view(a, b), 1)
             known = from_json(AnswerHead, bytes(text))
-            self._answer_heads[number] = known, TensorPlaces(known.head.outputs)
+            self._answer_heads[number] = known, TensorPlaces(known.head.outputs), bool(count)
         elif kind == RETURN:
             for place in (a, b, c)[:count]:
                 self.end.give_back(place)
@@ -328,7 +329,9 @@ class RemoteInference:
             error.retry_seconds = head_number / 1000
             client.send(error, final)
             return
-        known, places = self._answer_heads[head_number & 0xFFFFFFFF]
+        known, places, is_of_one = self._answer_heads[head_number & 0xFFFFFFFF]
+        if is_of_one:
+            del self._answer_heads[head_number & 0xFFFFFFFF]
         data: Sequence[Buffer]
         heap, outputs = self._answers_heap, len(known.head.outputs)
         if flags & entries.PLACED:
@@ -346,7 +349,7 @@ class RemoteInference:
         client.send(response, final)
 
     def _answer_together(self, count: int, head_number: int, held: int, table_place: int) -> None:
-        known, places = self._answer_heads[head_number & 0xFFFFFFFF]
+        known, places, _ = self._answer_heads[head_number & 0xFFFFFFFF]
         heap, sizes = self._output_heaps[head_number >> 32], places.sizes
         assert sizes is not None, "of a head that says no sizes"
         width = 1 + len(sizes)

@@ -288,9 +288,10 @@ class FrontLink:
         if not self._is_open:
             return
         key: object = response.head
-        if response.in_shared_memory or response.is_typed:
-            key = (response.head, tuple(response.in_shared_memory), response.is_typed)
-        known = self._answer_heads.get(key) if not response.parameters else None
+        if response.in_shared_memory or response.is_typed or response.parameters:
+            # As text, for True is equal to 1.
+            key = (response.head, tuple(response.in_shared_memory), response.is_typed, str(response.parameters))
+        known = self._answer_heads.get(key)
         if known is None:
             shared = tuple(response.in_shared_memory)
             known = self._send_head(key, AnswerHead(response.head, response.parameters, shared, response.is_typed))
@@ -374,13 +375,14 @@ class FrontLink:
     def _send_head(self, key: object, head: AnswerHead) -> tuple[int, TensorPlaces]:
         self._sent_heads += 1
         known = self._sent_heads, TensorPlaces(head.head.outputs)
-        if not head.parameters:
+        pieces, nbytes = framed((to_json(head),))
+        is_of_one = bool(head.parameters) and nbytes > LARGEST_SHARED
+        if not is_of_one:
             if len(self._answer_heads) >= entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
             self._answer_heads[key] = known
-        pieces, nbytes = framed((to_json(head),))
         place = self._end.place_in_turn(pieces, nbytes)
-        self._end.post(ENTRY.pack(entries.ANSWER_HEAD, 0, 0, self._sent_heads, place, nbytes, 0))
+        self._end.post(ENTRY.pack(entries.ANSWER_HEAD, 0, is_of_one, self._sent_heads, place, nbytes, 0))
         return known
 
     def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:

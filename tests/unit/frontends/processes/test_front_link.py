@@ -20,7 +20,15 @@ from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
-from rocserve.core.requests import Answer, InferRequest, InferResponse, InputHead, RequestedOutput, RequestHead
+from rocserve.core.requests import (
+    Answer,
+    InferRequest,
+    InferResponse,
+    InputHead,
+    ParameterValue,
+    RequestedOutput,
+    RequestHead,
+)
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.core.tensor_places import PlacedTensors
@@ -394,6 +402,27 @@ def test_large_heads_are_of_one_request_each(ends: Ends) -> None:
         assert client.responses[0].parameters == parameters
     assert not ends.remote._heads
     assert not ends.link._heads
+
+
+def test_equal_parameters_of_answers_are_sent_once(ends: Ends) -> None:
+    """Each answer of an ensemble has some."""
+    values: tuple[ParameterValue, ...] = (1, True, 1.0, "1", 0.0, -0.0)
+    for _ in range(2):
+        for value in values:
+            head = RequestHead("echo", "", (InputHead("I", "INT32", (1,), {}),), (), {"p": value})
+            client = ends.ask(InferRequest(head, "r", [np.int32(1).tobytes()]))
+            assert client.ended.wait(20)
+            assert repr(client.responses[0].parameters) == repr({"p": value})
+    assert ends.link._sent_heads == len(ends.remote._answer_heads) == len(values)
+
+
+def test_many_parameters_of_an_answer_are_remembered_by_neither_end(ends: Ends) -> None:
+    for value in range(3):
+        parameters = {f"p{number}": value for number in range(5000)}
+        head = RequestHead("echo", "", (InputHead("I", "INT32", (1,), {}),), (), parameters)
+        assert ends.ask(InferRequest(head, "r", [np.int32(value).tobytes()])).ended.wait(20)
+    assert not ends.link._answer_heads
+    assert not ends.remote._answer_heads
 
 
 def test_a_fault_of_the_server_is_one_requests_own(ends: Ends) -> None:
