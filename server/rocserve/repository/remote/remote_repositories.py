@@ -359,9 +359,11 @@ class RemoteRepositories:
 
     async def _follow(self, repository: RemoteRepository) -> None:
         takes = self._settings.control_mode is ControlMode.POLL
+        is_asked = repository.known is not None or bool(repository.failure)
         while True:
-            if repository.known is not None or repository.failure:
+            if is_asked:
                 await asyncio.sleep(self._settings.poll_seconds)
+            is_asked = True
             try:
                 await repository.scan(takes=takes)
             except Exception:

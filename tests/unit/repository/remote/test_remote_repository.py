@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from support.web_stores import WebServer, tar_of
 
 from rocserve.core.remote_places import parse_remote
 from rocserve.repository.remote.copy import CopyRoom
-from rocserve.repository.remote.remote_repositories import RemoteRepository, open_source
+from rocserve.repository.remote.remote_repositories import RemoteRepositories, RemoteRepository, open_source
+from rocserve.settings.repository import RepositorySettings
 
 LOG = logging.getLogger("tests")
 MODEL = {"m/1/model.onnx": bytes(200), "m/config.pbtxt": b"config"}
@@ -44,6 +46,22 @@ def asked_for_files(web: WebServer) -> list[str]:
     found = [path.rpartition("/")[2] for path in web.asked if "/resolve/" in path]
     web.asked.clear()
     return found
+
+
+async def test_a_fault_that_nobody_foresees_is_not_met_again_and_again(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[bool] = []
+
+    async def scan(self: RemoteRepository, takes: bool) -> None:
+        tries.append(takes)
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr(RemoteRepository, "scan", scan)
+    remotes = RemoteRepositories(RepositorySettings(poll_seconds=60.0), LOG)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(remotes._follow(opened(web, tmp_path)), 0.2)
+    assert tries == [True]
 
 
 async def test_only_what_differs_is_taken(web: WebServer, tmp_path: Path) -> None:
