@@ -231,7 +231,7 @@ def test_an_endpoint_whose_file_has_gone_is_unloaded(serve, connect, repository:
     file.unlink()
     client.worker_unload("onnx")
     assert client.model_list() == ["onnx"]
-    assert "endpoint 'onnx' keeps its instances: model file " in server.log_text
+    wait_until(lambda: "endpoint 'onnx' keeps its instances: model file " in server.log_text)
     client.worker_unload("onnx")
     assert client.model_list() == []
 
