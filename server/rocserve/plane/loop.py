@@ -203,6 +203,8 @@ class PlaneLoop:
         if self._thread.is_alive():
             self.call_soon(self._stop)
             self._thread.join()
+        # What is left of long work holds memory whose end this loop would have to work off.
+        self._long.clear()
         self._readers_epoll.close()
         self._timer.close()
         self.doorbell.close()

@@ -15,6 +15,7 @@ from random import Random
 import pytest
 from support.waiting import wait_until
 
+from rocserve.core.steps import Steps
 from rocserve.plane import loop as loop_module
 from rocserve.plane.loop import PlaneLoop, default_spin
 
@@ -371,6 +372,24 @@ def test_long_work_leaves_others_their_turns(plane: PlaneLoop, monkeypatch: pyte
     assert done.wait(5)
     # The first steps at once, then one a turn; calls have each turn.
     assert taken == ["a", "b", "a", "call", "b", "a", "b"]
+
+
+def test_long_work_that_is_left_when_the_loop_stops_holds_nothing() -> None:
+    plane = PlaneLoop(logging.getLogger("test"))
+    plane.start()
+    ended = threading.Event()
+
+    def endless() -> Steps[None]:
+        try:
+            while True:
+                time.sleep(0.002)
+                yield
+        finally:
+            ended.set()
+
+    plane.work_off_later(endless())
+    plane.stop()
+    assert ended.is_set()
 
 
 def test_quick_steps_are_taken_at_once(plane: PlaneLoop, monkeypatch: pytest.MonkeyPatch) -> None:
