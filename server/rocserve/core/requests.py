@@ -34,6 +34,11 @@ _LARGEST_REMEMBERED = 32 << 10
 _SHARED_MEMORY = frozenset((SHARED_REGION, SHARED_OFFSET, SHARED_BYTE_SIZE))
 
 
+def parameters_key(parameters: Parameters) -> str:
+    """Of parameters that are the same, also in the kinds of their values: 1, 1.0 and True are equal to each other."""
+    return str(parameters) if parameters else ""
+
+
 @dataclass(frozen=True, slots=True)
 class InputHead:
     """What a request says of an input, without its data."""

@@ -5,6 +5,7 @@ The control plane (repository) builds a new table and publishes it by one assign
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -142,6 +143,10 @@ class ServingTable:
     model that is not there may ask again."""
     by_head: Memo[RequestHead, ServedVersion] = field(default_factory=Memo, init=False, compare=False, repr=False)
     """What `find` gave for the heads that clients have sent lately."""
+    members: Memo[object, tuple[weakref.ref[ServedVersion], ...]] = field(
+        default_factory=Memo, init=False, compare=False, repr=False
+    )
+    """Of ensembles that keep answers, what their steps would run."""
 
     @property
     def all_models(self) -> Iterable[ServedModel]:

@@ -75,7 +75,12 @@ class BatchGatherer:
             return self._mixed(requests)
         key = (form, len(requests))
         gathered = self._gathered.get(key)
-        if gathered is None and len(requests) == 1 and form.places.end > COPIED_SOONER and not self._lent(form, 1):
+        if (
+            gathered is None
+            and len(requests) == 1
+            and form.places.end > COPIED_SOONER
+            and not self._lent(form.layout.rows)
+        ):
             # Small ones lie in many places: a copy costs less than a batch for each. An output that is one
             # of them is copied before the next comes.
             return self._alone(requests[0])
@@ -114,7 +119,7 @@ class BatchGatherer:
         layout = form.layout
         inputs: dict[str, Tensor] = {}
         columns: list[memoryview] = []
-        lent, begin = self._lent(form, count), 0
+        lent, begin = self._lent(layout.rows * count), 0
         if not lent and len(self._memory) < form.places.end * count:
             # What is remembered is of the memory before.
             self._gathered.clear()
@@ -128,14 +133,14 @@ class BatchGatherer:
         batch = Batch(inputs, layout.requested_outputs, (layout.rows,) * count, may_stay=layout.may_stay)
         return batch, columns
 
-    def _lent(self, form: RequestForm, count: int) -> Mapping[str, memoryview]:
-        """The engine's memory for a number of requests."""
-        return self._input_memory(form.layout.rows * count) if self._batching else {}
+    def _lent(self, rows: int) -> Mapping[str, memoryview]:
+        """The engine's memory for a number of rows."""
+        return self._input_memory(rows) if self._batching and not self._is_ragged else {}
 
     def _mixed(self, requests: Sequence[ReceivedRequest]) -> Batch:
         """Of requests that name inputs in another order, want other outputs, or have parts of different lengths."""
         rows = tuple([one.form.layout.rows for one in requests])
-        lent = self._input_memory(sum(rows)) if self._batching and not self._is_ragged else {}
+        lent = self._lent(sum(rows))
         parts: dict[str, list[Buffer]] = {head.name: [] for head in requests[0].form.layout.inputs}
         shapes: dict[str, list[Shape]] = {name: [] for name in parts}
         for request in requests:

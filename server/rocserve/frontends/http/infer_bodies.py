@@ -29,6 +29,7 @@ from rocserve.core.requests import (
     ParameterValue,
     RequestedOutput,
     RequestHead,
+    parameters_key,
 )
 from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceId, SequenceTag
 from rocserve.core.steps import Steps
@@ -104,11 +105,6 @@ def _read_parameters(value: Any) -> tuple[dict[str, ParameterValue], SequenceTag
 
 
 _Key = tuple[object, ...]
-
-
-def _key(parameters: Parameters) -> _Key:
-    # 1, 1.0 and True are equal to each other.
-    return tuple((name, type(value), value) for name, value in parameters.items()) if parameters else ()
 
 
 LONGEST_REMEMBERED_TEXT = 4096
@@ -255,9 +251,9 @@ class InferRequestReader:
         key: _Key = (
             model_name,
             model_version,
-            tuple((entry.name, entry.datatype, entry.shape, _key(entry.parameters)) for entry in inputs),
-            tuple((entry.name, _key(entry.parameters)) for entry in outputs),
-            _key(parameters),
+            tuple((entry.name, entry.datatype, entry.shape, parameters_key(entry.parameters)) for entry in inputs),
+            tuple((entry.name, parameters_key(entry.parameters)) for entry in outputs),
+            parameters_key(parameters),
         )
         head = self._heads.get(key)
         if head is None:

@@ -329,9 +329,10 @@ class RemoteInference:
             error.retry_seconds = head_number / 1000
             client.send(error, final)
             return
-        known, places, is_of_one = self._answer_heads[head_number & 0xFFFFFFFF]
+        answer_head = head_number & 0xFFFFFFFF
+        known, places, is_of_one = self._answer_heads[answer_head]
         if is_of_one:
-            del self._answer_heads[head_number & 0xFFFFFFFF]
+            del self._answer_heads[answer_head]
         data: Sequence[Buffer]
         heap, outputs = self._answers_heap, len(known.head.outputs)
         if flags & entries.PLACED:

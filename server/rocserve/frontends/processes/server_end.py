@@ -18,7 +18,7 @@ from rocserve.core.memo import Memo
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import to_json
 from rocserve.core.request_memory import MemoryFull
-from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead, ResponseHead
+from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead, ResponseHead, parameters_key
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
@@ -289,8 +289,8 @@ class FrontLink:
             return
         key: object = response.head
         if response.in_shared_memory or response.is_typed or response.parameters:
-            # As text, for True is equal to 1.
-            key = (response.head, tuple(response.in_shared_memory), response.is_typed, str(response.parameters))
+            said = parameters_key(response.parameters)
+            key = (response.head, tuple(response.in_shared_memory), response.is_typed, said)
         known = self._answer_heads.get(key)
         if known is None:
             shared = tuple(response.in_shared_memory)

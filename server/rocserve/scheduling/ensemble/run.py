@@ -605,16 +605,18 @@ class EnsembleVersion:
 
     def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
         """What its steps would run now, and those of the ensembles among them."""
-        models = self.dispatcher.tables.table.models
+        table = self.dispatcher.tables.table
+        if (known := table.members.get(self)) is not None:
+            return known
         found: dict[ServedVersion, None] = {}
         waiting = [self.config]
         while waiting:
             for step in waiting.pop().ensemble_steps:
-                member = find_member(step, models)
+                member = find_member(step, table.models)
                 if member is not None and member not in found:
                     found[member] = None
                     waiting.append(member.config)
-        return tuple(map(weakref.ref, found))
+        return table.members.keep(self, tuple(map(weakref.ref, found)))
 
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests; call back, once, when all that were taken are answered. Nobody finds the version any
