@@ -16,7 +16,7 @@ from rocserve.presets import PREPROCESS
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import Failure, LifecycleContext
 from rocserve.repository.model import wait_for_loads
-from rocserve.repository.table import ModelTable
+from rocserve.repository.table import ModelTable, NameTaken
 
 
 @dataclass(slots=True, eq=False)
@@ -101,12 +101,11 @@ class ImageModels:
             # Nothing is loaded anew because a version has been replaced by one like it.
             if made != making.made or self._lacks_some(key, making):
                 contents = await asyncio.to_thread(self._context.reader.read_made, made, content.scan.namespace)
-                taken = (each.model for each in contents if not self._is_free(each.model, key))
-                making.blocked_by = next(taken, None)
                 self._table.take(_folder(key), contents, at_once=True)
                 making.made = made
         except ServeError as error:
             making.made = ()
+            making.blocked_by = error.key if isinstance(error, NameTaken) else None
             self._table.reject(_folder(key), Failure(error), ModelKey(f"{key}_image"))
 
     def _made(self, definition: ModelDefinition, config: ModelConfig) -> tuple[MadeModel, ...]:
