@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 
-from rocserve.backends.migraphx.binding.interface import DimensionRange, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import DimensionRange, Program, ProgramTensor
+from rocserve.backends.migraphx.configuration.options import Precision
 from rocserve.backends.migraphx.jobs.child import with_hint
-from rocserve.backends.migraphx.jobs.compile import distance
+from rocserve.backends.migraphx.jobs.compile import distance, row_fault
 from rocserve.backends.migraphx.jobs.probe import Samples
 from rocserve.core.errors import ServeError
 from rocserve.jobs.runner import describe_end
@@ -114,6 +118,24 @@ def test_what_is_no_number_must_be_so_in_both() -> None:
     assert distance(np.array([1.1, np.nan, np.inf], np.float32), expected, "float") == pytest.approx(0.1, rel=1e-3)
     assert distance(np.array([1.0, np.nan, -np.inf], np.float32), expected, "float") == np.inf
     assert distance(np.array([np.nan, np.nan, np.inf], np.float32), expected, "float") == np.inf
+
+
+def test_the_distance_of_floats_is_a_number_where_their_squares_are_none() -> None:
+    expected = np.array([3e300, 4e300])
+    assert distance(expected * 1.1, expected, "double") == pytest.approx(0.1)
+    assert distance(-expected, expected, "double") == pytest.approx(2)
+    # All are no numbers, and their bits differ.
+    nothing = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)
+    assert distance(nothing, nothing[::-1].copy(), "float") == 0
+
+
+def test_a_row_that_is_far_off_where_squares_overflow_is_told() -> None:
+    """Its distance was NaN, which `max` dropped."""
+    tensor = ProgramTensor("x", "double", (DimensionRange(4, 4), DimensionRange(2, 2)))
+    whole = SimpleNamespace(parameters={"x": tensor}, outputs=(tensor,), run=lambda inputs: [np.full((4, 2), -1e300)])
+    own = SimpleNamespace(parameters={"x": tensor}, run=lambda inputs: [np.full((1, 2), 1e300)])
+    fault = row_fault(cast(Program, whole), cast(Program, own), 1, ["y"], Precision.FP32)
+    assert fault.startswith("rows of random input give another output 'y' than in a batch of 1 (relative error 2,")
 
 
 def test_integers_are_apart_by_the_share_that_differs() -> None:

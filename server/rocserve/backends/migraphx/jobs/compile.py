@@ -191,7 +191,7 @@ def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str
 def distance(found: Array, expected: Array, datatype: str) -> float:
     """Of floats the length of the difference against that of `expected`; of others the share that differs.
 
-    `datatype` is MIGraphX's name. Infinite where shapes differ, or not the same elements are numbers.
+    `datatype` is MIGraphX's name. Infinite where shapes differ, or not the same elements are numbers; never NaN.
     """
     if found.shape != expected.shape:
         return float("inf")
@@ -202,9 +202,10 @@ def distance(found: Array, expected: Array, datatype: str) -> float:
         found, expected = ((values.astype(np.uint32) << 16).view(np.float32) for values in (found, expected))
     if not np.issubdtype(expected.dtype, np.floating):
         return float(np.mean(found != expected))
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    # The square of a large FP64 is beyond FP64, and infinity by infinity would be no number.
+    found, expected = found.astype(np.longdouble), expected.astype(np.longdouble)
     finite = np.isfinite(expected)
     if not np.array_equal(found[~finite], expected[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
         return float("inf")
     error = np.linalg.norm(found[finite] - expected[finite])
-    return float(error / (np.linalg.norm(expected[finite]) + _NOTHING * np.sqrt(finite.sum())))
+    return float(error / (np.linalg.norm(expected[finite]) + _NOTHING * np.sqrt(max(finite.sum(), 1))))
