@@ -105,7 +105,7 @@ class RepositoryScanner:
                 self._seen[root] = scans
             except OSError as error:
                 unreadable[root] = error.strerror or str(error)
-        scan = RepositoryScan(_merge(scan for scans in self._seen.values() for scan in scans.values()), unreadable)
+        scan = RepositoryScan(_merge(scans.values() for scans in self._seen.values()), unreadable)
         self.cpu_seconds = time.thread_time() - began
         return scan
 
@@ -232,15 +232,19 @@ def _identity(root: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _merge(scans: Iterable[ModelScan]) -> dict[ModelKey, ModelScan]:
+def _merge(repositories: Iterable[Iterable[ModelScan]]) -> dict[ModelKey, ModelScan]:
     """By key; one that is there twice is refused. A name that is only shown so takes the name of no other."""
     models: dict[ModelKey, ModelScan] = {}
-    for scan in sorted(scans, key=_is_misnamed):
+    numbers: dict[ModelKey, int] = {}
+    scans = ((scan, number) for number, found in enumerate(repositories, 1) for scan in found)
+    for scan, number in sorted(scans, key=lambda each: _is_misnamed(each[0])):
         first = models.setdefault(scan.key, scan)
+        one = numbers.setdefault(scan.key, number)
         if first is not scan and not _is_misnamed(scan):
+            # Clients are not shown where the folders lie; by the repositories' numbers they can be told apart.
             reason = (
-                f"model appears in two or more repositories: '{scan.name}' is in '{first.folder}' and '{scan.folder}';"
-                " keep one"
+                f"model appears in two or more repositories: '{scan.name}' is in '{first.folder}' (--model-repository"
+                f" no. {one}) and '{scan.folder}' (no. {number}); keep one"
             )
             models[scan.key] = replace(first, refusal=reason)
     return models

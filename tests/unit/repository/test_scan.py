@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rocserve.core.private_paths import PrivatePaths
 from rocserve.repository import scanner as scanner_file
 from rocserve.repository.scan import ModelScan, scan_model
 
@@ -228,7 +229,11 @@ def test_the_same_name_in_two_repositories_is_refused(root: Path, folders: Folde
     Folders(tmp_path / "second").model("m", 1)
     Folders(tmp_path / "second").model("n", 1)
     models = scanned(root, tmp_path / "second")
-    assert "model appears in two or more repositories: " in models["m"].refusal
+    refusal = (
+        "model appears in two or more repositories: 'm' is in {} (--model-repository no. 1) and {} (no. 2); keep one"
+    )
+    assert models["m"].refusal == refusal.format(f"'{root / 'm'}'", f"'{tmp_path / 'second' / 'm'}'")
+    assert PrivatePaths([root, tmp_path / "second"]).hide(models["m"].refusal) == refusal.format("'m'", "'m'")
     assert models["n"].refusal == ""
 
 

@@ -77,21 +77,23 @@ _UNZIPPED_AT_ONCE = 64 << 10
 
 
 def decompressed(data: Buffer, limit: int) -> bytearray:
-    """The body in plain form. What is broken off is taken as far as it goes. Raises: ServeError: INVALID_ARGUMENT when
-    there is nothing, it is damaged or neither gzip nor deflate, or it is more than `limit` bytes."""
+    """The body in plain form. Raises: ServeError: INVALID_ARGUMENT when there is nothing, it is damaged, cut off or
+    neither gzip nor deflate, something stands behind it, or it is more than `limit` bytes."""
     if not data:
         raise invalid_argument("nothing to be decompressed")
     stream = zlib.decompressobj(_EITHER_FORMAT)
     plain = bytearray()
     view = memoryview(data)
     for start in range(0, len(view), _UNZIPPED_AT_ONCE):
+        if stream.eof:
+            raise _not_compressed(_BEHIND_ITS_END)
         rest: Buffer = view[start : start + _UNZIPPED_AT_ONCE]
         is_full = True
         while is_full and not stream.eof:
             try:
                 piece = stream.decompress(rest, min(_ZIPPED_AT_ONCE, limit + 1 - len(plain)))
             except zlib.error as error:
-                raise invalid_argument(f"the request's body is not valid gzip or deflate data: {error}") from None
+                raise _not_compressed(str(error)) from None
             plain += piece
             if len(plain) > limit:
                 raise invalid_argument(
@@ -100,7 +102,18 @@ def decompressed(data: Buffer, limit: int) -> bytearray:
                 )
             rest = stream.unconsumed_tail
             is_full = bool(rest) or len(piece) == _ZIPPED_AT_ONCE
+    if stream.unused_data:
+        raise _not_compressed(_BEHIND_ITS_END)
+    if not stream.eof:
+        raise _not_compressed("it is cut off")
     return plain
+
+
+_BEHIND_ITS_END = "something stands behind its end, which may be a second member of gzip; send one"
+
+
+def _not_compressed(fault: str) -> ServeError:
+    return invalid_argument(f"the request's body is not valid gzip or deflate data: {fault}")
 
 
 def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import socket
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ _BEGUN_AT_ONCE = 16
 _LONGEST_REMEMBERED_HEAD = 1024
 """Bytes: all of them take ten megabytes at most, when they are nothing but short headers."""
 _HEAD_END = b"\r\n\r\n"
+_RESET_SECONDS = 0.05
+"""Between two looks whether a client that sends no more is gone."""
 
 
 class _Refused(Exception):
@@ -63,6 +66,8 @@ class Connection(asyncio.Protocol):
         """Why nothing more is parsed, which is answered behind the requests before it."""
         self._is_last = False
         """Nothing more is parsed: the client or the server wants no further request in this connection."""
+        self._has_ended = False
+        """Its client sends no more, and awaits answers."""
         self._is_in_head = False
         self._head_bytes = 0
         self._is_beginning = False
@@ -91,9 +96,31 @@ class Connection(asyncio.Protocol):
         self.listener.open.add(self)
         self.listener.arriving.pop(self, None)
 
-    def eof_received(self) -> None:
-        """asyncio closes it then."""
-        self.is_closing = True
+    def eof_received(self) -> bool:
+        """The client sends no more. It may be gone, or await answers to what it has sent whole: then the connection
+        stays open for them. In HTTP/1.0 nothing can be sent that would tell one from the other, and with TLS asyncio
+        keeps none open."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None and arriving in self._waiting:
+            self._waiting.remove(arriving)
+        self._is_last = True
+        awaited = self.current or next(iter(self._waiting), None)
+        if awaited is None or not awaited.is_whole or awaited.head.is_old or not self._transport.can_write_eof():
+            self.is_closing = True
+            return False
+        self._has_ended = True
+        awaited.probe()
+        self._look_for_reset()
+        return True
+
+    def _look_for_reset(self) -> None:
+        """A client that is gone answers with a reset, and asyncio, which reads no more, does not see it."""
+        if self.is_closing:
+            return
+        if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.abort()
+        else:
+            self.loop.call_later(_RESET_SECONDS, self._look_for_reset)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.listener.open.discard(self)
@@ -269,10 +296,10 @@ class Connection(asyncio.Protocol):
         if self.current is not request:
             return  # The connection has ended before.
         self.current = None
-        if request.is_last:
+        if request.is_last or (self._has_ended and not self._waiting and self._fault is None):
             self._is_last = True
             self._waiting.clear()
-            if (request.is_whole and request.head.method) or not self._transport.can_write_eof():
+            if self._has_ended or (request.is_whole and request.head.method) or not self._transport.can_write_eof():
                 self.close()
             else:
                 # Once all is sent. Closed with something unread, the client would get a reset instead of its answer.

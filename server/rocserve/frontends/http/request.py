@@ -37,6 +37,9 @@ _COME_FIRST = 4 << 20
 """Bytes that have come of a large body before it has its room: of a promise alone a page of 2 MiB would be taken."""
 _BEHIND_LARGEST = 2 << 20
 """Bytes that may come before a body is refused that is too large."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT = b"3\r\n:\n\n\r\n"
+"""A chunk of a stream, which all are streams of events."""
 _NO_HEADERS: Mapping[str, str] = {}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _REMEMBERED_LINES = 256
@@ -157,6 +160,8 @@ class Request:
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _chunked: bool = field(default=False, init=False)
+    _is_in_chunk: bool = field(default=False, init=False)
+    """Of a large chunk a part has been sent."""
     _has_begun: bool = field(default=False, init=False)
     """A part of its answer has been sent."""
 
@@ -218,7 +223,14 @@ class Request:
 
     def invite(self) -> None:
         if self.head.headers.get("expect", "").lower() == "100-continue":
-            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._connection.write(_CONTINUE)
+
+    def probe(self) -> None:
+        """Send what says nothing to a client: one that is gone answers with a reset."""
+        if not self._has_begun:
+            self._connection.write(_CONTINUE)
+        elif self._chunked and not self._is_in_chunk:
+            self._connection.write(_COMMENT)
 
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
         """Have a task answer, which is cancelled when the client goes; None = it has been sent. A ConnectionError of it
@@ -294,7 +306,9 @@ class Request:
         length = sum(map(len, pieces))
         written = (b"%x\r\n" % length, *pieces, b"\r\n") if self._chunked else pieces
         if length > _WRITTEN_AT_ONCE:
+            self._is_in_chunk = True
             await self._write_in_turns(written)
+            self._is_in_chunk = False
             return
         connection.write(b"".join(written))
         await connection.drain()

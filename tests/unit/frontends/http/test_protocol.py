@@ -34,6 +34,14 @@ async def stream(request: Request) -> None:
     request.end_stream()
 
 
+async def events(request: Request) -> None:
+    request.begin_stream(200, "text/event-stream")
+    await request.send(b"one")
+    await asyncio.sleep(0.2)
+    await request.send(b"two")
+    request.end_stream()
+
+
 async def large(request: Request) -> None:
     await request.respond_in_parts([bytes(3 << 20), memoryview(b"end")], "text/plain")
 
@@ -43,6 +51,8 @@ def handle(request: Request) -> None:
         request.run(echo(request))
     elif request.head.path == "/stream":
         request.run(stream(request))
+    elif request.head.path == "/events":
+        request.run(events(request))
     elif request.head.path == "/large":
         request.run(large(request))
     elif request.head.path == "/late":
@@ -275,6 +285,79 @@ async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
         writer.write(b"POST /nowhere HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
         # Not where nobody wants the body.
         assert (await reader.readuntil(b"nothing here")).startswith(b"HTTP/1.1 404")
+        writer.close()
+
+
+ENDED = re.compile(rb"(HTTP/1.1 100 Continue\r\n\r\n)?HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"GET /late HTTP/1.1\r\n\r\n", [b"late"]),
+        (b"GET /late HTTP/1.1\r\n\r\n" * 40, [b"late"] * 40),
+        (b"GET /late HTTP/1.1\r\n\r\n" + KNOWN * 40, [b"late"] + [b"nothing here"] * 40),
+        (b"GET /late HTTP/1.1\r\n\r\n" + POST + b"Content-Length: 5\r\n\r\nhell", [b"late"]),
+        (b"GET /late HTTP/1.1\r\n\r\nGET /late HT", [b"late"]),
+        (b"GET /late HTTP/1.1\r\n\r\nno HTTP\r\n\r\n", [b"late", b"400 Bad Request: "]),
+    ],
+    ids=["one", "many", "many at once", "half a body behind", "half a head behind", "a fault behind"],
+)
+async def test_a_client_that_sends_no_more_gets_its_answers_and_the_end(sent: bytes, told: list[bytes]) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    assert ENDED.match(answer)
+    bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 ")[1:] if part[:3] != b"100"]
+    assert [body[: len(start)] for body, start in zip(bodies, told, strict=True)] == told
+
+
+async def test_a_client_that_sends_no_more_gets_its_stream() -> None:
+    sent = b"GET /events HTTP/1.1\r\n\r\n"
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        await reader.readuntil(b"one")
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 5) == b"\r\n3\r\n:\n\n\r\n3\r\ntwo\r\n0\r\n\r\n"
+        writer.close()
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_client_that_goes_is_noticed(has_begun: bool) -> None:
+    gone, asked = asyncio.Event(), asyncio.Event()
+
+    async def wait(request: Request) -> None:
+        if has_begun:
+            request.begin_stream(200, "text/event-stream")
+        asked.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            gone.set()
+
+    listener = HttpListener(lambda request: request.run(wait(request)), logging.getLogger("test"))
+    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(KNOWN)
+    await asyncio.wait_for(asked.wait(), 5)
+    if has_begun:
+        await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    await asyncio.wait_for(gone.wait(), 5)
+    await listener.stop(0)
+
+
+@pytest.mark.parametrize("sent", [b"GET /late HTTP/1.0\r\n\r\n", POST + b"Content-Length: 5\r\n\r\nhell"])
+async def test_where_a_client_that_sends_no_more_can_get_no_answer_the_connection_ends(sent: bytes) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
 
 
