@@ -6,13 +6,12 @@ The names are those of the file of labels of output PROBABILITIES.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from rocserve.presets.class_names import read_class_names
+from rocserve.presets.class_names import class_names_of
 
 _ROUNDING = 1e-2
 """By how much the sum of a row of probabilities may differ from 1: a thousand of them in FP16 are off by less."""
@@ -20,16 +19,19 @@ _ROUNDING = 1e-2
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        config = json.loads(args["model_config"])
-        filename = pb_utils.get_output_config_by_name(config, "PROBABILITIES")["label_filename"]
-        self._labels = read_class_names(Path(args["model_repository"]) / filename)
-        self._batches = config["max_batch_size"] > 0
+        """Raises: ValueError: the configuration names no file of labels."""
+        self._batches = json.loads(args["model_config"])["max_batch_size"] > 0
+        self._labels = class_names_of(args, "PROBABILITIES")
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(pb_utils.get_input_tensor_by_name(request, "SCORES").as_numpy()) for request in requests]
 
     def _answer(self, scores: np.ndarray[Any, Any]) -> Any:
-        rows = probabilities(scores.reshape(-1, len(self._labels)).astype(np.float32, copy=False))
+        count = len(scores) if self._batches else 1
+        if scores.size != count * len(self._labels):
+            text = f"there are {len(self._labels)} labels, but SCORES has shape {list(scores.shape)}"
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG))
+        rows = probabilities(scores.reshape(count, -1).astype(np.float32, copy=False))
         best = rows.argmax(axis=1)[:, np.newaxis]
         outputs = {
             "PROBABILITIES": rows,

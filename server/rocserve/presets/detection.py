@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from rocserve.presets.class_names import read_class_names
+from rocserve.presets.class_names import class_names_of
 from rocserve.presets.yolo import HeadGeometry, Resize, Thresholds, detect, detect_boxes
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Raises: ValueError: a parameter is missing or wrong."""
-        config = json.loads(args["model_config"])
-        parameters = Parameters(config["parameters"])
+        parameters = Parameters(json.loads(args["model_config"])["parameters"])
         self._input_size: tuple[int, int] | None = None
         if "input_size" in parameters.texts:
             sides = parameters.counts("input_size")
@@ -40,10 +38,7 @@ class TritonPythonModel:
             iou=parameters.number("iou_threshold"),
             max_boxes=parameters.counts("max_boxes", only=True)[0],
         )
-        filename = pb_utils.get_output_config_by_name(config, "CLASSES").get("label_filename")
-        if not filename:
-            raise ValueError("output 'CLASSES' has no label_filename in config.pbtxt; expected the file of the labels")
-        self._labels = read_class_names(Path(args["model_repository"]) / filename)
+        self._labels = class_names_of(args, "CLASSES")
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]

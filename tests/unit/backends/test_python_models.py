@@ -392,6 +392,29 @@ def completing(line: str) -> str:
         (completing("config.as_dict()['input'][0]['name'] = ''"), "name ''; expected"),
         (completing("config.add_output({'name': 'W', 'data_type': 'TYPE_FP32', 'dims': [2**63]})"), "expected a list"),
         (completing("config.set_max_batch_size(2**31)"), "max_batch_size 2147483648; expected 2147483647 at most"),
+        (completing("config.set_max_batch_size(2.5)"), "max_batch_size 2.5; expected a whole number, 0 or more"),
+        (completing("config.as_dict()['max_batch_size'] = -1"), "max_batch_size -1; expected a whole number"),
+        (
+            completing("config.add_input({'name': 'W', 'data_type': ['x'], 'dims': [1]})"),
+            "data_type '.*'; expected one",
+        ),
+        (completing("config.add_input({'name': 'W', 'data_type': 'TYPE_FP32', 'dims': [1.5]})"), "dims .*; expected a"),
+        (
+            completing("config.add_input({'name': 'W', 'data_type': 'TYPE_FP32', 'dims': [True]})"),
+            "dims .*; expected a",
+        ),
+        (
+            completing("config.add_input({'name': 'W', 'data_type': 'TYPE_FP32', 'dims': [1], 'optional': 'false'})"),
+            "input 'W' of model 'm' has optional 'false'; expected True or False",
+        ),
+        (
+            completing("config.set_model_transaction_policy({'decoupled': 'false'})"),
+            "model 'm' has decoupled 'false'; expected True or False",
+        ),
+        (
+            completing("config.as_dict()['input'].append({})"),
+            "auto_complete_config of model 'm' returns a configuration that cannot be read: KeyError: 'name'",
+        ),
     ],
 )
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, source: str, message: str) -> None:
@@ -399,6 +422,13 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, source: str, mes
     with pytest.raises(ServeError, match=message) as fault, loaded(tmp_path / "m"):
         pass
     assert fault.value.code is StatusCode.INVALID_ARGUMENT
+
+
+def test_sizes_are_read_as_protobuf_reads_json(tmp_path: Path) -> None:
+    completed = "config.add_input({'name': 'W', 'data_type': 'TYPE_FP32', 'dims': [3.0, '4', -1]})"
+    drop(tmp_path, "m", completing(completed), NUMBERS)
+    with loaded(tmp_path / "m") as model:
+        assert {spec.name: spec.shape for spec in model.signature.inputs}["W"] == (3, 4, -1)
 
 
 def test_a_failing_initialize_says_where(tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ import asyncio
 import importlib
 import importlib.machinery
 import importlib.util
-import json
 import logging
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,13 +23,14 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.python.pb_utils import MODULE_NAMES, make_module, model_configuration
+from rocserve.backends.python.pb_utils import MODULE_NAMES, make_module
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
 from rocserve.backends.python.pb_utils.metrics import MetricBook
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
 from rocserve.backends.python.pb_utils.response import InferenceResponse, InferenceResponseSender, answer_of
-from rocserve.backends.python.pb_utils.tensor import BY_CONFIG_NAME, Tensor, host_tensor, wrapper_of
+from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
+from rocserve.backends.python.signature import read_signature
 from rocserve.backends.request_model import (
     RESCHEDULED,
     Answer,
@@ -45,7 +45,7 @@ from rocserve.core import tensors as core
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, internal, invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
-from rocserve.core.requests import Signature, TensorSpec
+from rocserve.core.requests import Signature
 
 if TYPE_CHECKING:
     from rocserve.backends.device_tensors import DeviceTensors, SharedTensor
@@ -353,8 +353,6 @@ def keep_server_log() -> None:
 
 
 _CLASS_NAME = "TritonPythonModel"
-_LARGEST_BATCH_SIZE, _LARGEST_SIZE = (1 << 31) - 1, (1 << 63) - 1
-"""That a configuration can hold."""
 
 
 def load(model: RequestModelSource) -> RequestModel:
@@ -373,7 +371,7 @@ def load(model: RequestModelSource) -> RequestModel:
             raise invalid_argument(f"{source.model_file.name} of model '{source.name}' defines no class {_CLASS_NAME}")
         if not callable(getattr(model_class, "execute", None)):
             raise invalid_argument(f"Python model {source.model_file} does not implement `execute` method.")
-        signature = _signature(model_class, model.config_json, source.name)
+        signature = read_signature(model_class, model.config_json, source.name)
     except ServeError:
         raise
     except BaseException as error:
@@ -461,59 +459,3 @@ def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) ->
     sys.modules[name] = module
     loader.exec_module(module)
     return module
-
-
-def _signature(model_class: type[Any], config_json: str, model_name: str) -> Signature:
-    """The configuration after the class's auto_complete_config, where it has one, as what the model reports of itself.
-    Raises: ServeError: INVALID_ARGUMENT; it returns something else, or a tensor's datatype or dims are not what a
-    configuration may have. Whatever it raises."""
-    completing = model_configuration.ModelConfig(config_json)
-    if hasattr(model_class, "auto_complete_config"):
-        completing = model_class.auto_complete_config(completing)
-    if not isinstance(completing, model_configuration.ModelConfig):
-        raise invalid_argument(
-            f"auto_complete_config function in model '{model_name}' must return a valid pb.ModelConfig object."
-        )
-    # Through JSON, as everything goes that is no plain number (a numpy integer in dims) fails here, with its name.
-    config: dict[str, Any] = json.loads(json.dumps(completing.as_dict()))
-    max_batch_size = int(config["max_batch_size"])
-    if max_batch_size > _LARGEST_BATCH_SIZE:
-        raise invalid_argument(
-            f"model '{model_name}' has max_batch_size {max_batch_size}; expected {_LARGEST_BATCH_SIZE} at most"
-        )
-    batching, name = max_batch_size > 0, str(config.get("name", ""))
-    return Signature(
-        inputs=tuple(_spec(tensor, "input", batching, name) for tensor in config["input"]),
-        outputs=tuple(_spec(tensor, "output", batching, name) for tensor in config["output"]),
-        supports_batching=batching,
-        optional_inputs=frozenset(tensor["name"] for tensor in config["input"] if tensor.get("optional", False)),
-        max_batch_size=max_batch_size,
-        dynamic_batching="dynamic_batching" in config,
-        decoupled=bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
-    )
-
-
-def _spec(tensor: Mapping[str, Any], what: str, batching: bool, model_name: str) -> TensorSpec:
-    name, data_type = tensor["name"], tensor["data_type"]
-    if not isinstance(name, str) or not name:
-        raise invalid_argument(f"{what} of model '{model_name}' has the name {name!r}; expected a text")
-    datatype = BY_CONFIG_NAME.get(data_type)
-    if datatype is None:
-        raise invalid_argument(
-            f"{what} '{name}' of model '{model_name}' has data_type '{data_type}'; expected one of Triton's, such as"
-            " TYPE_FP32, TYPE_INT64 or TYPE_STRING"
-        )
-    reshape = tensor.get("reshape")
-    dims = tensor["dims"] if reshape is None else reshape.get("shape", ())
-    if not isinstance(dims, Sequence) or isinstance(dims, str):
-        dims = ("?",)
-    try:
-        sizes = tuple(int(dim) for dim in dims)
-    except (TypeError, ValueError):
-        sizes = (0,)
-    if any(not 0 < size <= _LARGEST_SIZE and size != -1 for size in sizes):
-        raise invalid_argument(
-            f"{what} '{name}' of model '{model_name}' has dims {tensor['dims']}; expected a list of whole numbers, each"
-            " 1 or more and below 2^63, or -1 for any size"
-        )
-    return TensorSpec(name, datatype, (-1, *sizes) if batching else sizes)
