@@ -157,6 +157,23 @@ def test_scripts_of_other_origins(serve: Callable[..., RocserveProcess], tmp_pat
     assert _answer(server, "POST", "/v2/repository/models/add_sub/load", Origin=mine).status == 403
 
 
+@pytest.mark.parametrize(
+    ("verb", "path", "allowed"),
+    [
+        ("GET", INFER, "POST"),
+        ("GET", "/v2/models/add_sub/generate", "POST"),
+        ("POST", "/v2/health/ready", "GET, HEAD"),
+        ("DELETE", "/v2/logging", "GET, POST"),
+        ("POST", "/", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_ones(
+    http_server: RocserveProcess, verb: str, path: str, allowed: str
+) -> None:
+    answer = _answer(http_server, verb, path)
+    assert (answer.status, answer.headers["Allow"]) == (405, allowed)
+
+
 def test_no_other_origin_by_default(http_server: RocserveProcess) -> None:
     asked = _answer(http_server, "OPTIONS", INFER, Origin="http://a.b", Access_Control_Request_Method="POST")
     assert (asked.status, asked.headers["Access-Control-Allow-Origin"]) == (405, None)

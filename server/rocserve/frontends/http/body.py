@@ -60,9 +60,9 @@ def response_encoding(accepted: str | None) -> str:
         return IDENTITY
     best, most = IDENTITY, 0.0
     for entry in accepted.split(","):
-        name, _, weight_text = entry.strip(" ").partition(";q=")
+        name, _, weight_text = (part.strip() for part in entry.partition(";"))
         try:
-            weight = float(weight_text) if weight_text else 1.0
+            weight = float(weight_text.removeprefix("q=") or 1)
         except ValueError:
             continue
         if weight > most and (name == IDENTITY or name in _COMPRESSED):

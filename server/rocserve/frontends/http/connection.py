@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
-"""Bytes that come of a head after its first ones."""
+"""Bytes that come of a head after its first ones, or between two parts of a body or behind the last: the parser keeps
+what it has of a trailer."""
 _READ_AHEAD = 1 << 20
 """Bytes of a body that are taken before anybody asks for them; then its sender has to wait."""
 _BEGUN_AT_ONCE = 16
@@ -69,7 +70,8 @@ class Connection(asyncio.Protocol):
         self._has_ended = False
         """Its client sends no more, and awaits answers."""
         self._is_in_head = False
-        self._head_bytes = 0
+        self._bodiless_bytes = 0
+        """That came since a head began, or a part of a body came."""
         self._is_beginning = False
         self._idle_since: float | None = None
         self._head_since: float | None = None
@@ -166,17 +168,16 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _parse(self, data: bytes) -> None:
-        was_in_head = self._is_in_head
         if self._head_since is None and self._idle_since is not None:
             self._head_since = time.monotonic()
+        self._bodiless_bytes += len(data)
         try:
-            if self._arriving is None and not was_in_head:
+            if self._arriving is None and not self._is_in_head:
                 data = self._parse_head(data)
             self._parser.feed_data(data)
-            if self._is_in_head and was_in_head:
-                self._head_bytes += len(data)
-                if self._head_bytes > _LARGEST_HEAD:
-                    raise httptools.HttpParserError(f"a request's head is more than {_LARGEST_HEAD} bytes")
+            if self._bodiless_bytes > _LARGEST_HEAD and (self._is_in_head or self._arriving is not None):
+                what = "head" if self._is_in_head else "trailer, or what is said of a chunk,"
+                raise httptools.HttpParserError(f"a request's {what} is more than {_LARGEST_HEAD} bytes")
         except httptools.HttpParserUpgrade:
             self._is_last = True  # It is answered in HTTP/1.1. What comes behind it would be in another protocol.
         except httptools.HttpParserError as error:
@@ -207,7 +208,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._target, self._pairs = b"", []
         self._is_in_head = True
-        self._head_bytes = 0
+        self._bodiless_bytes = 0
 
     def on_url(self, part: bytes) -> None:
         self._target += part
@@ -228,12 +229,15 @@ class Connection(asyncio.Protocol):
         headers: dict[str, str] = {}
         for name, value in pairs:
             headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
+        if headers.get("transfer-encoding", "chunked").lower() != "chunked":
+            raise _Refused("a request's body may come in chunks, but in no other Transfer-Encoding")
         method, is_old = parser.get_method().decode(), parser.get_http_version() == "1.0"
         keeps_alive = parser.should_keep_alive() and not parser.should_upgrade()
         request = self._arriving = Request(self, Head(method, self._target, pairs, headers, is_old, keeps_alive))
         self._waiting.append(request)
 
     def on_body(self, part: bytes) -> None:
+        self._bodiless_bytes = 0
         request = self._arriving
         if request is not None and not request.has_answer:
             request.take(part)

@@ -27,7 +27,7 @@ from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.infer_bodies import id_of_refused, plain_parameter, read_id
 from rocserve.frontends.http.inference import ONE_PIECE, HttpParts, HttpResponder, request_timeout
 from rocserve.frontends.http.json_text import element_pieces, json_bytes, members, parse_json, raw_contents
-from rocserve.frontends.http.request import JSON, Request, Response, error_response, not_allowed, status_of
+from rocserve.frontends.http.request import JSON, Request, Response, error_response, status_of
 from rocserve.plane.guest_loop import worked_off
 from rocserve.services.inference import Inference
 
@@ -132,8 +132,6 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
         ServeError: the request is refused.
         HttpError: what only HTTP knows is wrong.
     """
-    if request.head.method != "POST":
-        raise not_allowed(JSON)
     timeout = request_timeout(request.head.headers, parts.settings.request_timeout_seconds)
     config = parts.find_model(model, version)
     if config is None:

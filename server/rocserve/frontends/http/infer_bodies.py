@@ -44,6 +44,7 @@ from rocserve.frontends.http.json_text import (
     find,
     member,
     members,
+    number_too_big,
     parse_json,
     raw_contents,
     text,
@@ -57,11 +58,14 @@ _Kind = TypeVar("_Kind")
 
 def plain_parameter(name: str, value: Any) -> ParameterValue:
     """A parameter that is only handed on. Raises: ServeError: INVALID_ARGUMENT when it is neither a number nor a text
-    nor a boolean."""
+    nor a boolean, INTERNAL for what has no form in UTF-8 or in 64 bits."""
+    checked_text(name)
     kind = type(value)
     if kind is int:
-        fits: bool = -(1 << 63) <= value < 1 << 63
-        return int(value) if fits else float(value)
+        try:
+            return value if -(1 << 63) <= value < 1 << 63 else float(value)
+        except OverflowError:
+            raise number_too_big() from None
     if kind is str:
         return checked_text(value)
     if kind is bool or kind is float:

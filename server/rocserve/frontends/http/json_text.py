@@ -57,7 +57,7 @@ def parse_json(data: Buffer) -> Any:
         raise internal(f"failed to parse the request JSON buffer: {fault} at {offset}") from None
     except ValueError:
         # Python refuses to read integers of thousands of digits.
-        raise internal("failed to parse the request JSON buffer: Number too big to be stored in double. at 0") from None
+        raise number_too_big() from None
     except RecursionError:
         raise nested_too_deeply() from None
 
@@ -70,6 +70,10 @@ def json_bytes(value: Any) -> bytes:
     except UnicodeEncodeError:
         # Half of a pair of surrogates, which no encoding has.
         return source.encode("utf-8", "replace")
+
+
+def number_too_big() -> ServeError:
+    return internal("failed to parse the request JSON buffer: Number too big to be stored in double. at 0")
 
 
 def nested_too_deeply() -> ServeError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
@@ -45,9 +46,14 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _REMEMBERED_LINES = 256
 
 
+_ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+"""Before the path, in requests that are made as to a proxy."""
+
+
 def path_of(target: bytes) -> str:
     """As it was sent, percent-encoded, without the query."""
-    return target.partition(b"?")[0].decode("utf-8", "surrogateescape")
+    path = _ORIGIN.sub(b"", target, 1) if not target.startswith(b"/") else target
+    return path.partition(b"?")[0].decode("utf-8", "surrogateescape")
 
 
 @dataclass(slots=True)
@@ -107,8 +113,8 @@ def error_response(error: ServeError | HttpError, content_type: str = JSON) -> R
     return Response(status_of(error), json_bytes({"error": error.text}), content_type, headers)
 
 
-def not_allowed(content_type: str = PLAIN) -> HttpError:
-    return HttpError(405, "Method Not Allowed", content_type)
+def not_allowed(verbs: Iterable[str], content_type: str = PLAIN) -> HttpError:
+    return HttpError(405, "Method Not Allowed", content_type, {"Allow": ", ".join(sorted(verbs))})
 
 
 @dataclass(slots=True, eq=False)
@@ -222,7 +228,7 @@ class Request:
             self._waiter.set_result(None)
 
     def invite(self) -> None:
-        if self.head.headers.get("expect", "").lower() == "100-continue":
+        if self.head.headers.get("expect", "").lower() == "100-continue" and not self.head.is_old:
             self._connection.write(_CONTINUE)
 
     def probe(self) -> None:

@@ -140,7 +140,7 @@ def read_load(message: pb.RepositoryModelLoadRequest, body: Buffer) -> None:
     parameters = find(parse_json(body), "parameters") if body and not message.repository_name else MISSING
     given = {} if parameters is MISSING else members(parameters)
     for name, entry in given.items():
-        value = text(entry)
+        name, value = checked_text(name), text(entry)
         if name == "config":
             message.parameters[name].string_param = value
         elif name.startswith("file:"):
@@ -243,7 +243,7 @@ _WORKER = "/v2/workers/{name}"
 _SYSTEM_REGION = "/v2/systemsharedmemory[/region/{name}]"
 _CUDA_REGION = "/v2/cudasharedmemory[/region/{name}]"
 
-INFER = Route(f"{_MODEL}/infer", "ModelInfer", POST)
+INFER = Route(f"{_MODEL}/infer", "ModelInfer", POST, content_type=PLAIN)
 GENERATE = Route(f"{_MODEL}/generate", "ModelInfer", POST)
 GENERATE_STREAM = Route(f"{_MODEL}/generate_stream", "ModelInfer", POST)
 ROUTES = (

@@ -102,7 +102,7 @@ class HttpService:
             if part is None:
                 raise HttpError(404, "Not Found")
             if head.method not in GET_OR_HEAD:
-                raise not_allowed()
+                raise not_allowed(GET_OR_HEAD)
             return self._guarded(head, part.shows, lambda: part.answer)
         route, fields = destination
         return self._guarded(head, (route.method,), lambda: self._answer_of(head, route, fields))
@@ -126,9 +126,9 @@ class HttpService:
         return guarded
 
     def _answer_of(self, head: Head, route: Route, fields: Mapping[str, str]) -> Callable[[Request], None]:
+        if head.method not in route.verbs:
+            raise not_allowed(route.verbs, route.content_type)
         if route is INFER:
-            if head.method != "POST":
-                raise not_allowed()
             return InferHead(self._infer, head.headers, fields["name"], fields["version"]).answer
         if route is GENERATE or route is GENERATE_STREAM:
             model, version, streams = fields["name"], fields["version"], route is GENERATE_STREAM
@@ -136,8 +136,6 @@ class HttpService:
         return lambda request: request.run(self._manage(request, route, fields))
 
     async def _manage(self, request: Request, route: Route, fields: Mapping[str, str]) -> Response:
-        if request.head.method not in route.verbs:
-            raise not_allowed(route.content_type)
         method = self._parts.methods[route.method]
         holding = Holding()
         try:

@@ -182,6 +182,7 @@ async def test_little_that_becomes_much_is_decompressed_on_another_thread(monkey
         ("gzip, deflate", "gzip"),
         ("deflate, gzip", "deflate"),
         ("gzip;q=0.5, deflate", "deflate"),
+        ("deflate ; q=0.2, gzip; q=0.5", "gzip"),
         ("gzip;q=0", "identity"),
         ("gzip;q=x, deflate;q=0.1", "deflate"),
         ("identity, gzip", "identity"),

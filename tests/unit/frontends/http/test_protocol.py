@@ -279,6 +279,58 @@ async def test_a_head_without_end_is_refused() -> None:
         assert b"head is more than 131072 bytes" in await exchange(port, *parts)
 
 
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin", [CHUNKED + b"1\r\nx\r\n0\r\nX: ", CHUNKED + b"1;x=", POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: "]
+)
+async def test_a_trailer_or_what_is_said_of_a_chunk_without_end_is_refused(begin: bytes) -> None:
+    async with listening() as port:
+        parts = [begin, *[b"x" * 20_000] * 10]
+        assert b"trailer, or what is said of a chunk, is more than 131072 bytes" in await exchange(port, *parts)
+
+
+async def test_a_body_of_many_chunks_is_taken() -> None:
+    chunks = b"1;%b\r\nx\r\n" % (b"y" * 60_000)
+    async with listening() as port:
+        answer = await exchange(
+            port, POST + CLOSE + b"Transfer-Encoding: chunked\r\n\r\n", *[chunks] * 10, b"0\r\n\r\n"
+        )
+        assert body_of(answer) == b"<xxxxxxxxxx>"
+
+
+async def test_a_transfer_encoding_that_is_not_served_is_refused() -> None:
+    async with listening() as port:
+        answer = await exchange(port, POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"a request's body may come in chunks, but in no other Transfer-Encoding" in answer
+
+
+@pytest.mark.parametrize("origin", [b"http://x", b"HTTPS://user@x.example:8000"])
+async def test_a_request_that_is_made_as_to_a_proxy_means_its_path(origin: bytes) -> None:
+    async with listening() as port:
+        answer = await exchange(
+            port, POST.replace(b"/echo", origin + b"/echo?x") + CLOSE + b"Content-Length: 1\r\n\r\nx"
+        )
+    assert body_of(answer) == b"<x>"
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_a_client_of_http_1_0_is_not_told_to_go_on(version: bytes) -> None:
+    async def invite(request: Request) -> Response:
+        request.invite()
+        return await echo(request)
+
+    listener = HttpListener(lambda request: request.run(invite(request)), logging.getLogger("test"))
+    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+    head = b"POST / HTTP/%b\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n" % version
+    answer = await exchange(port, head, b"x", pause=0.1)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\n") == (version == b"1.1")
+    assert body_of(answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")) == b"<x>"
+    await listener.stop(0)
+
+
 async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
     async with listening() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

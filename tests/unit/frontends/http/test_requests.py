@@ -176,6 +176,16 @@ def test_no_more_than_so_many_texts_are_remembered() -> None:
             "INTERNAL",
             "failed to parse the request JSON buffer: Invalid encoding in string. at 0",
         ),
+        (
+            {"parameters": {"\ud800": "a"}},
+            "INTERNAL",
+            "failed to parse the request JSON buffer: Invalid encoding in string. at 0",
+        ),
+        (
+            {"parameters": {"a": -(10**400)}},
+            "INTERNAL",
+            "failed to parse the request JSON buffer: Number too big to be stored in double. at 0",
+        ),
     ],
 )
 def test_bad_requests(body: dict[str, Any], code: str, text: str) -> None:
@@ -383,6 +393,17 @@ def test_generate_requests() -> None:
             StatusCode.INVALID_ARGUMENT,
             "Converting keyword: 'parameters': parameter 'a' has invalid type. It should be either 'int', 'bool', or"
             " 'string'.",
+        ),
+        (
+            {"parameters": {"a": 10**400}},
+            StatusCode.INTERNAL,
+            "Converting keyword: 'parameters': failed to parse the request JSON buffer: Number too big to be stored in"
+            " double. at 0",
+        ),
+        (
+            {"\udcff": 1},
+            StatusCode.INTERNAL,
+            "failed to parse the request JSON buffer: Invalid encoding in string. at 0",
         ),
     ],
 )

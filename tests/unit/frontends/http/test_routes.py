@@ -6,7 +6,7 @@ import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.frontends.http.inference import request_timeout
-from rocserve.frontends.http.routes import GENERATE, GENERATE_STREAM, INFER, Route, find_destination
+from rocserve.frontends.http.routes import GENERATE, GENERATE_STREAM, INFER, Route, find_destination, parse_message
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,13 @@ def test_inference(what: str, route: Route) -> None:
 )
 def test_nothing_there(path: str) -> None:
     assert find_destination(path.encode()) is None
+
+
+@pytest.mark.parametrize("name", [b"file:\\ud800", b"file:\xff"])
+def test_a_file_whose_name_is_no_utf_8_is_refused(name: bytes) -> None:
+    with pytest.raises(ServeError, match="Invalid encoding in string") as caught:
+        parse_message(b"/v2/repository/models/m/load", b'{"parameters":{"%b":"AAAA"}}' % name)
+    assert caught.value.code is StatusCode.INTERNAL
 
 
 @pytest.mark.parametrize(
