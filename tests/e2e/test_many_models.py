@@ -124,3 +124,22 @@ def test_a_refusal_tells_when_to_ask_again(serve, repository: Path, front_ends: 
     refused = connection.getresponse()
     assert (refused.status, refused.getheader("Retry-After")) == (503, "1")
     assert refused.read() == b'{"error":"model \'m2\' is being loaded; ask again in a second"}'
+
+
+def test_a_warning_comes_once_a_change_not_with_each_cold_load(serve, repository: Path) -> None:
+    for model in ("bare", "bare2"):
+        drop(repository, model, add_constant(7))
+    server: RocserveProcess = serve(repository, flags=("--max-loaded-models=1",))
+    server.wait_until_ready()
+
+    def warnings() -> int:
+        return server.log_text.count("autofilled max_batch_size to 64 for model 'bare'")
+
+    with server.client() as client:
+        for _ in range(3):
+            assert infer(client, "bare") == infer(client, "bare2") == 7
+        assert server.log_text.count("loaded 'bare' version 1 in") >= 3
+        assert warnings() == 1
+        drop(repository, "bare", add_constant(8))
+        wait_until(lambda: infer(client, "bare") == 8, "the other file is served")
+    wait_until(lambda: warnings() == 2, "the warning about the model that has changed")

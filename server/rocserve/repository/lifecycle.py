@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -77,6 +77,8 @@ class LoadOrder:
     on_progress: Callable[[str], None] = lambda _: None
     """Called on the loop while the load lasts, with what it is at in one line ("" = nothing worth telling); later
     `status_reason` says what still goes on beside the version."""
+    told: set[str] = field(default_factory=set)
+    """What the log has been warned of already, by another load of the same."""
 
     @property
     def name(self) -> str:

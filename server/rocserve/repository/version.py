@@ -98,6 +98,8 @@ class ManagedVersion:
         self._on_change = model.on_version_change
         self._served_content: ModelContent | None = None
         self._load: _Load | None = None
+        self._told: tuple[str, set[str]] = ("", set())
+        """The key of the content that was loaded last, and the warnings that its loads have written to the log."""
         self._changed_scan: ModelScan | None = None
         """The scan whose files changed while they were loaded; the next one is waited for."""
         self.thrown_away: FilesChanged | None = None
@@ -310,8 +312,10 @@ class ManagedVersion:
                 load.progress = ""
                 load.began_at = time.monotonic()
                 if residents is not None and residents.manages(content):
-                    loaded = self._register(residents, content)
-                    await residents.bring(loaded)
+                    loaded = lazy = self._register(residents, content)
+                    lazy.is_new = True
+                    await residents.bring(lazy)
+                    lazy.is_new = False
                 else:
                     loaded = await self._load_checked(content, functools.partial(setattr, load, "progress"))
             self._check_interface(loaded, content)
@@ -344,7 +348,9 @@ class ManagedVersion:
         """Raises: FilesChanged, also instead of what the loader says, which half of the files may have been from
         before for; ServeError."""
         folder, key = content.scan.version_folder(self.number), content.key(self.number)
-        order = LoadOrder(content.definition, self.number, folder, key, self._on_change, on_progress)
+        if self._told[0] != key:
+            self._told = key, set()
+        order = LoadOrder(content.definition, self.number, folder, key, self._on_change, on_progress, self._told[1])
         try:
             loaded = await self._context.load(order)
         except ServeError:

@@ -82,7 +82,7 @@ class WorkerVersionLoader:
             load = functools.partial(self._load_on, order)
             return await load_on_engine(order, self.machine, load, self.log)
         complete, statistics, answers = self._completed(
-            complete_definition(definition, None, strict=self.strict), version
+            complete_definition(definition, None, strict=self.strict), order
         )
         kind = ItemEnsemble if definition.is_amd else LoadedEnsemble
         config, message, plane = complete.config, complete.serialized, self.mail.plane
@@ -104,9 +104,9 @@ class WorkerVersionLoader:
             except ServeError as error:
                 raise EngineFailed(error.code, error.text) from None
             complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
-            complete, statistics, answers = self._completed(complete, version)
+            complete, statistics, answers = self._completed(complete, order)
             for warning in complete.warnings[len(definition.warnings) :]:
-                self.log.getChild("config").warning("model '%s': %s", definition.name, warning)
+                self._warn_once(order, f"model '{definition.name}': {warning}")
             parts = SchedulerParts(
                 complete.config,
                 version,
@@ -144,23 +144,29 @@ class WorkerVersionLoader:
         )
 
     def _completed(
-        self, definition: ModelDefinition, version: int
+        self, definition: ModelDefinition, order: LoadOrder
     ) -> tuple[ModelDefinition, ModelStatistics, CachedAnswers | None]:
         """The definition as it is run, and what goes with it. What clients see of its configuration stays."""
         config = definition.config
         if self.cache is None and config.response_cache:
-            self.log.warning(
-                "model '%s' asks for the response cache, but the server has none; --cache-config=local,size=BYTES"
-                " makes one",
-                definition.name,
+            self._warn_once(
+                order,
+                f"model '{definition.name}' asks for the response cache, but the server has none;"
+                " --cache-config=local,size=BYTES makes one",
             )
             config = replace(config, response_cache=False)
         statistics = ModelStatistics(self.latencies.distributions(config))
         answers = None
         # What a sequence is answered depends on what came before.
         if self.cache is not None and config.response_cache and config.sequence_batching is None:
-            answers = CachedAnswers(self.cache, config, version, statistics, self.log)
+            answers = CachedAnswers(self.cache, config, order.version, statistics, self.log)
         return replace(definition, config=config), statistics, answers
+
+    def _warn_once(self, order: LoadOrder, text: str) -> None:
+        """About what stays as it is until the model changes: a version may be loaded often."""
+        if text not in order.told:
+            order.told.add(text)
+            self.log.getChild("config").warning("%s", text)
 
 
 @dataclass(eq=False, kw_only=True)

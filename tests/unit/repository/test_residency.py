@@ -343,6 +343,23 @@ async def test_a_failed_load_is_told_to_all_and_not_repeated_by_each_request(
     assert host.served.rows("a") == {"1": ("READY", "")}
 
 
+async def test_the_log_has_a_failure_once(
+    folders: Folders, loader: FakeLoader, rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failures() -> list[str]:
+        return [record.message for record in caplog.records if "failed to load" in record.message]
+
+    # A pinned one is loaded to be served at all, the other by a request.
+    models(folders, "pinned", "other")
+    loader.failing = {"pinned": unavailable("out of order"), "other": unavailable("broken")}
+    host: Rig = await rig(load_models=("pinned",))
+    await host.served.until(lambda: host.served.state("pinned") == "UNAVAILABLE")
+    assert len(failures()) == 1 and failures()[0].startswith("failed to load 'pinned' version 1: out of order (failed")
+    caplog.clear()
+    await host.answered(host.ask("other"))
+    assert len([text for text in failures() if "'other' version 1: broken" in text]) == 1
+
+
 async def test_waiting_is_bounded_by_deadlines_clients_and_flags(
     folders: Folders, loader: FakeLoader, rig: Any
 ) -> None:

@@ -65,6 +65,8 @@ class LazyVersion(Tenant):
         """The load, or the unloading."""
         self.brought: asyncio.Future[None] | None = None
         """What those await who wait for the load without a request."""
+        self.is_new = False
+        """It is being loaded to be served at all: who does that tells the log of a failure, which throws it away."""
         self._residents = residents
         self._loaded: LoadedVersion | None = None
         self._statistics: ModelStatistics | None = None

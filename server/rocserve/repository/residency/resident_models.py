@@ -284,7 +284,9 @@ class ResidentModels:
         else:
             self.counts.failed_loads += 1
             version.failure = self._retry.next_failure(error, "", version.failure, took_seconds)
-            self._log.error("failed to load '%s' version %d: %s", version.name, version.version, version.failure.text)
+            if not version.is_new:
+                text = version.failure.text
+                self._log.error("failed to load '%s' version %d: %s", version.name, version.version, text)
         version.answer_brought(error)
         self._refuse_waiting(version)
 
