@@ -81,10 +81,10 @@ def test_who_cannot_be_asked_is_told_with_what_to_do(rocserve_server, verb):
     assert (nobody.returncode, nobody.stdout) == (1, "")
     assert "no server answers at 127.0.0.1:9" in nobody.stderr
     assert "rocserve serve MODEL" in nobody.stderr
-    unknown = run(verb, SHAPE, "--url", rocserve_server.address, "--model", "cats")
+    unknown = run(verb, SHAPE, "--url", rocserve_server.address, "--model", "detect_shape")
     assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert "has no model 'cats'; it has " in unknown.stderr
-    assert "detect_shapes" in unknown.stderr
+    assert "has no model 'detect_shape'; it has: " in unknown.stderr
+    assert "did you mean 'detect_shapes'?" in unknown.stderr
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.hints import names_hint
 from rocserve.settings.flag import Kind, flag, positional, text
 from rocserve.tools.printing import console_on, say, table
 from rocserve_client import (
@@ -106,7 +107,7 @@ async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetad
         pass  # The index knows why.
     entries = {entry.name: entry for entry in await client.repository_index(timeout=CONNECT_TIMEOUT_S)}
     if model not in entries:
-        raise invalid_argument(f"the server at {url} has no model '{model}'; it has {', '.join(sorted(entries))}")
+        raise invalid_argument(f"the server at {url} has no model '{model}'{names_hint('it has', model, entries)}")
     reason = entries[model].reason or f"it is {entries[model].state or 'not loaded'}"
     raise unavailable(f"model '{model}' is not ready: {reason}")
 
