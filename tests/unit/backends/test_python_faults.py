@@ -61,6 +61,8 @@ def client_message(folder: Path, body: str, *, coroutine: bool = False) -> str:
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("return answer(requests[0])", "Expected a list in the execute return, found type"),
+        ("yield answer(requests[0])", "Expected a list in the execute return, found type '<class "),
+        ("requests[0].set_flags('2')", "TypeError: 'str' object cannot be interpreted as an integer"),
         (
             "sender = requests[0].get_response_sender(); sender.send(answer(requests[0]), 1); return [answer(None)]",
             "Unable to send response. Non-decoupled model cannot send more than one response.",

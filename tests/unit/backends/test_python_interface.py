@@ -15,6 +15,7 @@ from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.metrics import MetricBook
 from rocserve.backends.python.pb_utils.tensor import wrap_tensor
+from rocserve.backends.request_model import ModelCall
 from rocserve.core.custom_metrics import CustomMetrics, MetricChange, MetricChanges, MetricKind
 from rocserve.core.datatypes import DataType
 from rocserve.core.plain import from_json, to_json
@@ -251,6 +252,11 @@ def test_a_request_for_a_call(pb_utils: Any) -> None:
         model_name="m", requested_output_names=map(str, ["A"]), inputs=(each for each in [tensor])
     )
     assert (once.inputs(), once.requested_output_names()) == ([tensor], {"A"})
+    numbers = dict.fromkeys(("correlation_id", "timeout", "flags", "model_version"), True)
+    counted = pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], **numbers)
+    counted.set_flags(True)
+    # The server read no call with a True in it, and killed the process.
+    assert from_json(ModelCall, to_json(counted._call())) == counted._call()
     with pytest.raises(TypeError, match="needs inputs, requested_output_names and model_name"):
         pb_utils.InferenceRequest(model_name="m", inputs=[])
     for wrong, message in (

@@ -117,6 +117,12 @@ return [answer(request) for request in requests]
         assert list(outputs(model.execute([request(X=X)])[0])) == ["Y", "Z"]
 
 
+def test_a_model_may_take_requests_out_of_its_list(tmp_path: Path) -> None:
+    body = "answers = []\nwhile requests:\n    answers.append(answer(requests.pop(0)))\nreturn answers"
+    with serving_source(tmp_path / "m", method(body), NUMBERS) as model:
+        assert len([outputs(each) for each in model.execute([request(X=X), request(X=X)])]) == 2
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

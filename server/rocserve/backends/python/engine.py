@@ -206,8 +206,9 @@ class PythonModel:
         if self._tensors is not None:
             self._tensors.wait()
         try:
-            returned = self._model.execute(received)
-            if asyncio.iscoroutine(returned):
+            # A list of its own, which it may empty. asyncio.iscoroutine takes generators for coroutines, too.
+            returned = self._model.execute([*received])
+            if isinstance(returned, Coroutine):
                 running = self._loop.submit(returned)
                 if self._decoupled:
                     running.add_done_callback(partial(self._background_ended, answers))

@@ -107,20 +107,20 @@ class InferenceRequest:
             raise TritonModelException(f"Requested output name {whose}")
         self._names = names
         self._model_name = model_name
-        self._model_version = operator.index(model_version)
+        self._model_version = _whole(model_version)
         self._message: ModelRequest | ModelCall = ModelCall(
             model_name=model_name,
             inputs=(),
             requested_outputs=names,
             id=request_id,
-            correlation_id=correlation_id,
-            timeout_microseconds=operator.index(timeout),
+            correlation_id=_whole(correlation_id) if isinstance(correlation_id, int) else correlation_id,
+            timeout_microseconds=_whole(timeout),
             parameters={} if parameters is None else checked_parameters(parameters),
             may_stay=preferred_memory is None
             or preferred_memory.preferred_memory_type is MemoryType.TRITONSERVER_MEMORY_GPU,
         )
         """For what a request says beside its tensors and what it asks for."""
-        self._flags = operator.index(flags)
+        self._flags = _whole(flags)
         self._trace = trace
 
     def inputs(self) -> list[Tensor]:
@@ -139,7 +139,7 @@ class InferenceRequest:
         return self._flags
 
     def set_flags(self, flags: int) -> None:
-        self._flags = flags
+        self._flags = _whole(flags)
 
     def timeout(self) -> int:
         """Microseconds; 0 = none."""
@@ -227,6 +227,11 @@ class InferenceRequest:
             self.trace().number,
             may_stay=message.may_stay if isinstance(message, ModelCall) else True,
         )
+
+
+def _whole(number: int) -> int:
+    """A plain int: True is one to Python, but none to the server that reads the call. Raises: TypeError."""
+    return int(operator.index(number))
 
 
 def received_request(
