@@ -13,6 +13,8 @@ import pytest
 from support.server import RocserveProcess, Start
 from xdist.scheduler import LoadFileScheduling
 
+HERE = Path(__file__).parent
+
 pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,13 +37,26 @@ def pytest_configure(config: pytest.Config) -> None:
     RocserveProcess.default_front_ends = config.getoption("front_ends")
 
 
+def is_quick(path: Path, config: pytest.Config) -> bool:
+    """Of a file, or a folder below this one, which does not mark its tests as long."""
+    folder = path.relative_to(HERE).parts[0]
+    return folder in ("unit", "smoke") or (folder == "parity" and config.getoption("triton") == "recorded")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Each process imports all that it collects: the files without a test for `-m` are half of that."""
+    if HERE not in collection_path.parents:
+        return None
+    wanted = config.getoption("markexpr")
+    if not is_quick(collection_path, config):
+        return True if wanted == "not long" else None
+    has_none = wanted == "long" and collection_path.suffix == ".py" and "mark.long" not in collection_path.read_text()
+    return True if has_none else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    quick = {"unit", "smoke"}
-    if config.getoption("triton") == "recorded":
-        quick.add("parity")
     for item in items:
-        if here in item.path.parents and item.path.relative_to(here).parts[0] not in quick:
+        if HERE in item.path.parents and not is_quick(item.path, config):
             item.add_marker(pytest.mark.long)
     # What takes longest begins first, so that no process is left alone with it in the end: tests/parity, which one
     # process runs; files whose tests have limits of their own, by the longest; then folders by the servers they start.
@@ -52,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         limits[item.path] = max([limits[item.path], *(mark.args[0] for mark in item.iter_markers("timeout"))])
 
     def place(path: Path) -> tuple[bool, float, int, int, Path]:
-        folder = path.parts[len(here.parts)]
+        folder = path.parts[len(HERE.parts)]
         return folder != "parity", -limits[path], folders.get(folder, len(folders)), -counts[path], path
 
     places = {path: place(path) for path in counts}
