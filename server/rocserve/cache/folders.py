@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rocserve.cache.digests import folder_listing
-from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.settings import EngineSettings
 
 _SECONDS_BETWEEN_ATTEMPTS = 0.1
@@ -190,6 +190,17 @@ class FolderEntry:
     """When it was last found or made, in seconds since 1970."""
 
 
+class UnusablePlaceError(ServeError):
+    """A place that folders cannot be made in, such as one on a full disk."""
+
+    def __init__(self, place: Path, error: OSError) -> None:
+        self.reason = error.strerror or str(error)
+        super().__init__(
+            StatusCode.UNAVAILABLE,
+            f"the cache of compiled programs {place} cannot be used: {self.reason}; {ANOTHER_PLACE}",
+        )
+
+
 class _DamagedError(Exception):
     """A folder's files are not those that were made."""
 
@@ -217,8 +228,7 @@ class FolderCache:
     def find_or_make(self, name: str, make: Callable[[Path], None], waiting: Callable[[], None]) -> CachedFolder:
         """The folder; where it is not there or damaged, `make` fills an empty one, in one process at a time; and those
         used least lately go where the cache has become too large. Other processes call `waiting` again and again. What
-        either raises is passed on, but an OSError, which is taken for the place's. Raises: ServeError: UNAVAILABLE, the
-        place cannot be used."""
+        either raises is passed on, but an OSError, which is taken for the place's. Raises: UnusablePlaceError."""
         if (found := self.find(name)) is not None:
             return found
         try:
@@ -234,10 +244,7 @@ class FolderCache:
             finally:
                 lock.release()
         except OSError as error:
-            raise unavailable(
-                f"the cache of compiled programs {self.place} cannot be used: {error.strerror or error};"
-                f" {ANOTHER_PLACE}"
-            ) from None
+            raise UnusablePlaceError(self.place, error) from None
         try:
             self.prune(self._limit_bytes)
         except ServeError as error:

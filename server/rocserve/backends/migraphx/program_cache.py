@@ -27,6 +27,7 @@ from rocserve.cache.folders import (
     CachedFolder,
     FolderCache,
     FolderEntry,
+    UnusablePlaceError,
     cache_directory,
     check_private,
     is_private,
@@ -118,6 +119,8 @@ ABOUT_FILENAME = "about.json"
 _PROGRAMS, _LOAD_TRIALS, _TUNING = "programs", "load-trials", "miopen"
 _LEAST_FREE_BYTES = 64 << 20
 """Below this nothing is compiled into a file system."""
+_BLOCK_BYTES = 4096
+"""A file system that is full may have room for less, such as beside the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,12 @@ class ProgramCache:
         UNAVAILABLE, it cannot be written anywhere."""
 
         def make(folder: Path) -> None:
-            about = build(folder / PROGRAM_FILENAME)
+            try:
+                about = build(folder / PROGRAM_FILENAME)
+            except ServeError:
+                # MIGraphX does not notice that it fills a disk: what it has saved only cannot be loaded.
+                _check_room(folder)
+                raise
             (folder / ABOUT_FILENAME).write_bytes(to_json(about))
 
         if (found := self.find(key)) is not None:
@@ -230,11 +238,15 @@ class ProgramCache:
                 least = _LEAST_FREE_BYTES >> 20
                 problem = f"the disk has {free >> 20} MiB free, and a program may take {least} MiB"
             if not problem:
-                made = _program(self._programs(directory).find_or_make(key, make, waiting))
-                # Now that it is there: `build` may give up, to be called again and again.
-                for each in problems:
-                    self._warn(f"nothing can be compiled into {each}; {ANOTHER_PLACE}")
-                return made
+                try:
+                    made = _program(self._programs(directory).find_or_make(key, make, waiting))
+                except UnusablePlaceError as error:
+                    problem = error.reason
+                else:
+                    # Now that it is there: `build` may give up, to be called again and again.
+                    for each in problems:
+                        self._warn(f"nothing can be compiled into {each}; {ANOTHER_PLACE}")
+                    return made
             problems.append(f"{directory}: {problem}")
         raise unavailable(f"there is no place to compile into ({'; '.join(problems)}); {ANOTHER_PLACE}")
 
@@ -321,13 +333,19 @@ def _prepare(directory: Path) -> str:
         make_private(directory)
         for name in (_PROGRAMS, _LOAD_TRIALS, _TUNING):
             (directory / name).mkdir(mode=0o700, exist_ok=True)
-        tempfile.TemporaryFile(dir=directory / _PROGRAMS).close()
+        _check_room(directory / _PROGRAMS)
         return ""
     except OSError as error:
         problem = error.strerror or str(error)
     with suppress(OSError):  # where it is not there, it holds nothing that could be used
         check_private(directory)
     return problem
+
+
+def _check_room(folder: Path) -> None:
+    """Raises: OSError: it takes no files, or none that holds anything."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        file.write(bytes(_BLOCK_BYTES))
 
 
 def _program(folder: CachedFolder) -> CachedProgram:

@@ -18,10 +18,11 @@ from support.cached_programs import (
     store,
     stored,
     stored_by_another_version,
+    wait,
 )
 
-from rocserve.backends.migraphx.program_cache import ProgramCache
-from rocserve.core.errors import ServeError, StatusCode
+from rocserve.backends.migraphx.program_cache import ProgramAbout, ProgramCache
+from rocserve.core.errors import ServeError, StatusCode, unavailable
 
 SPARE_OPENED = """
 warnings = []
@@ -156,6 +157,66 @@ print(*warnings, sep="\\n")
     assert lines[:2] == [f"True {3 << 20}", "True"]
     assert f"nothing can be compiled into {disk}/cache: the disk has " in lines[2]
     assert " MiB free, and a program may take 64 MiB; make room, or name" in lines[2]
+
+
+@pytest.mark.parametrize("full_while", ["saving", "describing"])
+def test_a_disk_that_becomes_full_meanwhile_keeps_no_model_from_being_compiled(
+    tmp_path: Path, mounting: Sequence[str], full_while: str
+) -> None:
+    disk, spare = tmp_path / "disk", tmp_path / "spare"
+    disk.mkdir()
+    script = f"""
+from contextlib import suppress
+from rocserve.core.errors import unavailable
+def build(file):
+    # As MIGraphX writes: it does not look whether it could.
+    with suppress(OSError), open(file, "wb", buffering=0) as opened:
+        while opened.tell() < 100 << 20 and opened.write(bytes(1 << 20)) == 1 << 20:
+            pass
+    if file.stat().st_size < 100 << 20 and {full_while == "saving"}:
+        raise unavailable("MIGraphX says: insufficient bytes")
+    return about(a_recipe())
+found = cache.find_or_build(a_recipe().key, build, wait)
+print(found.path.is_relative_to(sys.argv[2]), found.size_bytes, os.listdir(cache.directory / "programs"))
+print(*warnings, sep="\\n")
+"""
+    small = mounted(mounting, f"mount -t tmpfs -o size=80m none {disk}")
+    lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=small))
+    assert lines == [
+        f"True {100 << 20} []",
+        f"nothing can be compiled into {disk}/cache: No space left on device; make room, or name another folder with"
+        " --cache-directory",
+    ]
+
+
+def test_what_fails_by_itself_is_not_laid_to_the_disk(tmp_path: Path) -> None:
+    def build(file: Path) -> ProgramAbout:
+        raise unavailable("MIGraphX says: Unknown operator")
+
+    warnings: list[str] = []
+    cache = ProgramCache(tmp_path / "cache", GENEROUS, spare_directory=tmp_path / "spare", warn=warnings.append)
+    with pytest.raises(ServeError, match=r"^MIGraphX says: Unknown operator$"):
+        cache.find_or_build(a_recipe().key, build, wait)
+    assert warnings == []
+
+
+def test_on_a_full_disk_trials_are_remembered_elsewhere(tmp_path: Path, mounting: Sequence[str]) -> None:
+    disk, spare = tmp_path / "disk", tmp_path / "spare"
+    disk.mkdir()
+    script = """
+from rocserve.backends.migraphx.program_cache import LoadTrial
+cache.load_trials.remember("one", LoadTrial("m", "model.mxr", "2.14.0", "crash"))
+again = ProgramCache(Path(sys.argv[1]), GENEROUS, spare_directory=Path(sys.argv[2]))
+print(again.load_trials.find("one").crash, again.tuning_folder)
+print(*warnings, sep="\\n")
+"""
+    full = (f"mount -t tmpfs -o size=1m none {disk}", f"cat /dev/zero > {disk}/file 2> /dev/null || true")
+    lines = printed_lines(start(SPARE_OPENED + script, disk / "cache", spare, before=mounted(mounting, *full)))
+    assert lines == [
+        f"crash {spare}/miopen",
+        f"compiled programs cannot be kept in {disk}/cache (No space left on device): those that are there are used,"
+        f" new ones go to {spare}; name another folder with --cache-directory",
+    ]
 
 
 def test_a_full_cache_can_be_pruned(tmp_path: Path, mounting: Sequence[str]) -> None:
