@@ -98,11 +98,9 @@ _UNLIMITED_SIDE = 2000
 """The largest side of an image, in pixels, where the decoder has no limit; amd.rocal's own default. rocAL reserves
 memory for the largest image, so there must be one."""
 
-_CHECKED_HEIGHT, _CHECKED_WIDTH = 240, 320
-"""Pixels of the picture by which rocAL is compared with the CPU engine."""
-
-_FIRST_SIDES = (64, 512, 65535)
-"""Of the image that is run before the first request, in pixels; the first that the pipeline can be done with."""
+_TRIED_SIZES = ((240, 320), (64, 64), (512, 512), (65535, 65535))
+"""Heights and widths, in pixels, of the picture that is run before the first request: the first that the pipeline can
+be done with."""
 
 _LONGEST_BUILD_SECONDS = 600.0
 
@@ -143,7 +141,8 @@ class RocalEngine:
         for flags in itertools.product((False, True), repeat=len(pipeline.inputs)) if graph.outputs else ():
             with limited_to(_LONGEST_BUILD_SECONDS):
                 self._runners[flags] = [PipelineRunner(graph, size, flags, self._canvas) for size in sizes]
-            self._run_each_once(self._runners[flags])
+        if self._runners:
+            self._try_out()
         _LOG.info(
             "model '%s' runs on amd.rocal %s, %s, with batches of %s",
             setup.model_name,
@@ -151,54 +150,45 @@ class RocalEngine:
             "in its CPU mode" if setup.device is None else "on the GPU",
             ", ".join(str(size) for size in sizes),
         )
-        self._compare_with_cpu(setup)
         self._is_loaded = True
         # Decoding releases the GIL, so threads spread a batch over the CPUs.
         self._pool = ThreadPoolExecutor(setup.threads, "rocal-decode") if setup.threads > 1 else None
 
-    def _run_each_once(self, runners: Sequence[PipelineRunner]) -> None:
-        """So that the first request is as fast as the next, and that a pipeline which cannot run is found at once."""
-        graph = self._graph
-        sizes = [(min(graph.max_height, side), min(graph.max_width, side)) for side in _FIRST_SIDES]
+    def _try_out(self) -> None:
+        """Runs each rocAL pipeline once, so that the first request is as fast as the next and one that cannot run is
+        found at once; warns of each output that differs from the CPU engine's where all flags are false."""
+        graph, setup = self._graph, self._graph.setup
+        sizes = [(min(graph.max_height, height), min(graph.max_width, width)) for height, width in _TRIED_SIZES]
         fitting = next((size for size in sizes if misfit(graph, *size) is None), None)
         if fitting is None:
             return
-        for runner in runners:
-            self._canvas.place([np.zeros((*fitting, graph.setup.color_format.channels), dtype=np.uint8)])
-            self._run(runner, 1)
-
-    def _compare_with_cpu(self, setup: EngineSetup) -> None:
-        """Warns of each output that differs from the CPU engine's, for one picture; all flags are false."""
-        graph = self._graph
-        height, width = min(graph.max_height, _CHECKED_HEIGHT), min(graph.max_width, _CHECKED_WIDTH)
-        if not self._runners or misfit(graph, height, width) is not None:
-            return
-        pixels = picture(height, width, setup.color_format.channels)
-        flags = {name: np.zeros(1, dtype=bool) for name in setup.pipeline.inputs}
-        given: dict[int, np.ndarray[Any, Any]] = {}
-        image = DecodedImage(pixels, height, width)
-        failures = self._run_decoded(
-            {0: image}, flags, lambda row, output, result: given.update({output: result.copy()})
-        )
-        if failures:
-            raise failures[0]
+        pixels = picture(*fitting, setup.color_format.channels)
+        self._canvas.place([pixels])
         reference = PipelineEngine(setup.pipeline, Decoder(setup.color_format, _RAW_PIXELS), setup.formats)
-        expected = reference.run(pixels, dict.fromkeys(flags, False))
-        for output, right in enumerate(expected):
-            found = given[output]
-            if found.shape == right.shape:
-                right = right.astype(np.float64)
-                mean = float(np.mean(np.abs(found - right)))
-                # Where all values are nearly the same there is nothing to measure by but themselves.
-                scale = float(np.std(right)) or float(np.mean(np.abs(right))) or 1.0
-                if mean <= _TOLERANCE * scale:
-                    continue
-                text = f"differs by {mean:.3g} on average, where its values have a deviation of {scale:.3g}"
-            else:
-                text = f"has shape {list(found.shape)}, not {list(right.shape)}"
-            _LOG.warning(
-                "model '%s': rocAL does not give what the CPU engine does: output %d %s", setup.model_name, output, text
-            )
+        expected = reference.run(pixels, dict.fromkeys(setup.pipeline.inputs, False))
+        for flags, runners in self._runners.items():
+            for runner in runners:
+                results = self._run(runner, 1)
+            for result in () if any(flags) else results:
+                self._compare(result.place, result.result(0), expected[result.place])
+
+    def _compare(self, output: int, found: np.ndarray[Any, Any], right: np.ndarray[Any, Any]) -> None:
+        if found.shape == right.shape:
+            right = right.astype(np.float64)
+            mean = float(np.mean(np.abs(found - right)))
+            # Where all values are nearly the same there is nothing to measure by but themselves.
+            scale = float(np.std(right)) or float(np.mean(np.abs(right))) or 1.0
+            if mean <= _TOLERANCE * scale:
+                return
+            text = f"differs by {mean:.3g} on average, where its values have a deviation of {scale:.3g}"
+        else:
+            text = f"has shape {list(found.shape)}, not {list(right.shape)}"
+        _LOG.warning(
+            "model '%s': rocAL does not give what the CPU engine does: output %d %s",
+            self._graph.setup.model_name,
+            output,
+            text,
+        )
 
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
         failures: dict[int, Exception] = {}

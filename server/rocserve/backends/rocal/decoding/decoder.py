@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import cv2
 import numpy as np
@@ -18,7 +17,7 @@ from rocserve.backends.rocal.decoding.header import (
 )
 from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
-from rocserve.backends.rocal.image import DecodedImage, Pixels
+from rocserve.backends.rocal.image import DecodedImage, Pixels, with_channels
 from rocserve.core.tensors import Buffer
 
 _SCANS_OF_LARGEST = 20
@@ -48,10 +47,12 @@ class Decoder:
         """The image as UINT8, height x width x channels, and its size before it was scaled. Raises: ImageError: neither
         JPEG nor PNG, damaged or truncated, or above the limits."""
         if self._library is None:
-            pixels = pixels_of(np.asarray(image), self._color_format.channels)
-            height, width = pixels.shape[:2]
+            array = np.asarray(image)
+            height, width = array.shape[:2]
+            if not array.size:
+                raise ImageError(f"it has no pixels: its shape is {list(array.shape)}")
             self._check_pixels(width, height)
-            return DecodedImage(pixels, height, width)
+            return DecodedImage(np.ascontiguousarray(with_channels(array)), height, width)
         encoded = memoryview(image) if isinstance(image, Buffer) else np.ascontiguousarray(image).data
         start = bytes(encoded[: len(png.SIGNATURE)])
         if start.startswith(libturbojpeg.SIGNATURE):
@@ -155,15 +156,3 @@ def _without_signature(encoded: memoryview) -> str:
         return f"it seems to be {kind}; {expected}"
     first = " ".join(f"0x{byte:02x}" for byte in encoded[:4])
     return f"it is no known kind of image (it starts with {first}); {expected}"
-
-
-def pixels_of(image: np.ndarray[Any, Any], channels: int) -> Pixels:
-    """The image as height x width x channels, a view where possible. Raises: ImageError: it has no pixels, or other
-    channels than the pipeline."""
-    pixels = image[:, :, np.newaxis] if image.ndim == 2 and channels == 1 else image
-    if pixels.ndim != 3 or pixels.shape[2] != channels:
-        expected = "[height, width, 1] or [height, width]" if channels == 1 else f"[height, width, {channels}]"
-        raise ImageError(f"raw pixels must have shape {expected}, not {list(image.shape)}")
-    if not pixels.size:
-        raise ImageError(f"it has no pixels: its shape is {list(image.shape)}")
-    return np.ascontiguousarray(pixels)
