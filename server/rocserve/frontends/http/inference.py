@@ -46,7 +46,7 @@ from rocserve.frontends.http.request import JSON, LARGEST_BODY, PLAIN, Request, 
 from rocserve.plane.guest_loop import worked_off
 from rocserve.plane.loop import TimerHandle
 from rocserve.scheduling.batch import send_copied
-from rocserve.services.inference import NOT_FOR_DECOUPLED, ClientResponder, HeaderForwarding, Inference, RequestOrigin
+from rocserve.services.inference import NOT_FOR_DECOUPLED, ClientResponder, Inference, RequestOrigin, header_forwarding
 from rocserve.services.methods import Method
 from rocserve.settings import HttpSettings
 
@@ -56,9 +56,10 @@ ONE_PIECE = 128 << 10
 """Bytes up to which a body is put together, rather than sent part by part."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class HttpParts:
-    """What HTTP asks, in the server's own process or beside it."""
+    """What HTTP asks, in the server's own process or beside it, and what its requests have in common, on the event
+    loop."""
 
     inference: Inference
     methods: Mapping[str, Method]
@@ -69,10 +70,12 @@ class HttpParts:
     settings: HttpSettings
     ask_model: Callable[[str, str], Awaitable[ModelConfig]] | None = None
     """As `find_model`, of the server; None = that knows all."""
-    bodies: BodyReader = field(init=False)
+    reader: InferRequestReader = field(default_factory=InferRequestReader, init=False)
+    layouts: AnswerLayouts = field(default_factory=AnswerLayouts, init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bodies", BodyReader(self.settings.max_input_size, self.memory))
+        self.bodies = BodyReader(self.settings.max_input_size, self.memory)
+        self.forwarding = header_forwarding(self.settings.header_forward_pattern)
 
 
 OWN_HEADER = "X-Request-Timeout-Ms"
@@ -162,21 +165,10 @@ class HttpResponder(ClientResponder):
 
 
 @dataclass(eq=False)
-class InferHandler:
-    """What infer requests have in common, on the event loop. One that is there as a whole, and its answer, cost no
-    task."""
-
-    parts: HttpParts
-    forwarding: HeaderForwarding | None
-    reader: InferRequestReader = field(default_factory=InferRequestReader, init=False)
-    layouts: AnswerLayouts = field(default_factory=AnswerLayouts, init=False)
-
-
-@dataclass(eq=False)
 class InferHead:
     """What the head of many infer requests says: it is read for the first of them whose model is known."""
 
-    handler: InferHandler
+    parts: HttpParts
     _headers: Mapping[str, str]
     model: str
     version: str
@@ -194,7 +186,7 @@ class InferHead:
     def answer(self, request: Request) -> None:
         """Answer one of its requests. Raises: HttpError: what only HTTP knows is wrong."""
         try:
-            config = self.handler.parts.find_model(self.model, self.version)
+            config = self.parts.find_model(self.model, self.version)
             if config is None:
                 request.run(self._ask(request))
             else:
@@ -203,7 +195,7 @@ class InferHead:
             self._refuse_unread(request, error)
 
     async def _ask(self, request: Request) -> None:
-        ask = self.handler.parts.ask_model
+        ask = self.parts.ask_model
         assert ask is not None
         try:
             self._begin(request, await ask(self.model, self.version))
@@ -211,14 +203,14 @@ class InferHead:
             self._refuse_unread(request, error)
 
     def _refuse_unread(self, request: Request, error: ServeError) -> None:
-        self.handler.parts.inference.refuse(error, str)
+        self.parts.inference.refuse(error, str)
         request.respond(error_response(error, PLAIN))
 
     def _begin(self, request: Request, config: ModelConfig) -> None:
         if config.decoupled:
             raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
         if not self._is_read:
-            self.read(self.handler.parts.settings)
+            self.read(self.parts.settings)
         InferCall(self, request, config).begin()
 
     def read(self, settings: HttpSettings) -> None:
@@ -235,7 +227,8 @@ class InferHead:
 
 
 class InferCall(HttpResponder):
-    """One infer request of a client, from its head to its answer."""
+    """One infer request of a client, from its head to its answer. One that is there as a whole, and its answer, cost no
+    task."""
 
     takes_one = True
 
@@ -251,8 +244,7 @@ class InferCall(HttpResponder):
 
     def __init__(self, head: InferHead, request: Request, config: ModelConfig) -> None:
         """`head`: has been read."""
-        super().__init__(request, head.handler.parts, head.timeout)
-        self._handler = head.handler
+        super().__init__(request, head.parts, head.timeout)
         self._head = head
         self._config = config
 
@@ -284,7 +276,7 @@ class InferCall(HttpResponder):
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
                 self._form = text.form
                 binary = memoryview(body)[length:]
-                self._schedule(self._handler.reader.request(text, binary, head.model, head.version))
+                self._schedule(self._parts.reader.request(text, binary, head.model, head.version))
             else:
                 self._schedule(await worked_off(self._parts.inference.plane, self._read(body, length)))
         except BaseException as error:
@@ -301,20 +293,20 @@ class InferCall(HttpResponder):
 
     def _read(self, body: Buffer, length: int) -> Steps[InferRequest]:
         """`length`: how many bytes of the body are its JSON. Raises: ServeError."""
-        head, handler = self._head, self._handler
+        head, reader = self._head, self._parts.reader
         self._refusal_type = JSON
         if head.boundary is not None:
-            return (yield from handler.reader.of_form(body, head.boundary, self._config, head.version))
+            return (yield from reader.of_form(body, head.boundary, self._config, head.version))
         if not length:
             self._form = BINARY_ONLY
-            return (yield from handler.reader.of_bytes(body, self._config, head.version))
+            return (yield from reader.of_bytes(body, self._config, head.version))
         self._body, self._json_bytes = body, length
-        request, self._form = handler.reader.read(body, length, head.model, head.version)
+        request, self._form = reader.read(body, length, head.model, head.version)
         return request
 
     def _schedule(self, infer_request: InferRequest) -> None:
         """Raises: ServeError."""
-        request, forwarding = self.request, self._handler.forwarding
+        request, forwarding = self.request, self._parts.forwarding
         if self._head.json_length is None:
             # Its tensors are no views on the body.
             self._parts.memory.admit(self, sum(map(len, infer_request.data)))
@@ -365,7 +357,7 @@ class InferCall(HttpResponder):
                 error = parts.inference.paths.without(outcome)
                 response = error_response(error, JSON if self.is_refused else PLAIN)
             else:
-                layout = self._handler.layouts.of(outcome, self._form)
+                layout = parts.layouts.of(outcome, self._form)
                 is_plain = self._head.answer_encoding == IDENTITY and not layout.takes_long
                 if not is_plain or sum(map(len, outcome.data)) > ONE_PIECE:
                     request.run(self._send(detached(outcome), layout))

@@ -175,6 +175,8 @@ class HttpListener:
                 connection.abort()
             else:
                 connection.close()
+        for task in self.tasks:
+            task.cancel()
         await _while(lambda: bool(self.open or self.tasks), _CLOSE_SECONDS)
         for connection in self.open:
             connection.abort()

@@ -245,6 +245,10 @@ class Request:
         self._connection.listener.tasks.add(self._task)
         self._task.add_done_callback(self._connection.listener.tasks.discard)
 
+    def go_on(self) -> None:
+        """Have the task that answers go on when the client does not wait for it."""
+        self._task = None
+
     async def _run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
         try:
             response = await answering

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib import resources
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.request_memory import Holding
 from rocserve.frontends.http.body import LARGE_JSON
 from rocserve.frontends.http.generate import EVENT_STREAM, generate
-from rocserve.frontends.http.inference import HttpParts, InferHandler, InferHead
+from rocserve.frontends.http.inference import HttpParts, InferHead
 from rocserve.frontends.http.json_text import json_bytes
 from rocserve.frontends.http.listener import ConnectionLimits, HttpListener, most_descriptors
 from rocserve.frontends.http.request import (
@@ -43,7 +42,6 @@ from rocserve.observability.failures import RequestFailures
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values
 from rocserve.services.access import FORWARDING_HEADERS, Access, Peer, Restriction
-from rocserve.services.inference import header_forwarding
 from rocserve.services.methods import Method
 from rocserve.settings import ServerSettings
 
@@ -66,14 +64,11 @@ class HttpService:
     """Answers requests, on the event loop that it is made on."""
 
     def __init__(self, parts: HttpParts, access: Access, log: logging.Logger) -> None:
-        settings = parts.settings
         self._parts = parts
         self._failures = RequestFailures(log)
         self._access = access
-        self._infer = InferHandler(parts, header_forwarding(settings.header_forward_pattern))
-        self._page = Page(parts.methods) if settings.allow_ui else None
-        self._origins = frozenset(settings.cors_origins)
-        self._tasks: dict[asyncio.Task[object], Holding] = {}
+        self._page = Page(parts.methods) if parts.settings.allow_ui else None
+        self._origins = frozenset(parts.settings.cors_origins)
 
     def failure(self, request: Request, error: Exception) -> Response:
         """The answer to a request that was refused, or met a fault of the server."""
@@ -129,7 +124,7 @@ class HttpService:
         if head.method not in route.verbs:
             raise not_allowed(route.verbs, route.content_type)
         if route is INFER:
-            return InferHead(self._infer, head.headers, fields["name"], fields["version"]).answer
+            return InferHead(self._parts, head.headers, fields["name"], fields["version"]).answer
         if route is GENERATE or route is GENERATE_STREAM:
             model, version, streams = fields["name"], fields["version"], route is GENERATE_STREAM
             return lambda request: request.run(generate(self._parts, request, model, version, streams))
@@ -148,11 +143,14 @@ class HttpService:
             peer = Peer(request.remote, is_forwarded)
             if serialised is not None and method.answer_serialised is not None:
                 self._access.check_admin(route.method, peer, partial(method.request.FromString, serialised))
-                response = await self._call(replace(method, answer=method.answer_serialised), serialised, holding)
+                response = method.answer_serialised(serialised)
             else:
                 read = route.request(fields, body) if serialised is None else method.request.FromString(serialised)
                 self._access.check_admin(route.method, peer, lambda: read)
-                response = await self._call(method, read, holding)
+                response = method.answer(read)
+            if method.is_slow:
+                request.go_on()
+                response = await response
             if route.to_json is health_response:
                 health: Response = health_response(response, fields.get("name", ""))
                 return health
@@ -160,25 +158,9 @@ class HttpService:
         except ServeError as error:
             return error_response(error, route.content_type)
         finally:
-            if holding not in self._tasks.values():
-                self._parts.memory.release(holding)
+            self._parts.memory.release(holding)
         text = b"" if answer is None else answer if isinstance(answer, bytes) else json_bytes(answer)
         return Response(200, text, route.content_type)
-
-    async def _call(self, method: Method, message: object, holding: Holding) -> object:
-        if not method.is_slow:
-            return method.answer(message)
-        # It goes on when the client does not wait for it, and holds its message as long.
-        task: asyncio.Task[object] = asyncio.ensure_future(method.answer(message))
-        self._tasks[task] = holding
-        task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
-
-    def _forget(self, task: asyncio.Task[object]) -> None:
-        self._parts.memory.release(self._tasks.pop(task))
-        if not task.cancelled():
-            # Read, so that asyncio does not complain of an error that nobody waited for.
-            task.exception()
 
 
 def _check_admitted(head: Head, wanted: Iterable[Restriction]) -> None:

@@ -25,10 +25,11 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 from rocserve.frontends.http import generate
-from rocserve.frontends.http.answer_bodies import JSON_ONLY
+from rocserve.frontends.http.answer_bodies import JSON_ONLY, AnswerLayouts
 from rocserve.frontends.http.body import HEADER_LENGTH, LARGE_JSON, BodyReader, LargeBodies
 from rocserve.frontends.http.generate import AnswerStream
-from rocserve.frontends.http.inference import HttpParts, HttpResponder, InferCall, InferHandler, InferHead
+from rocserve.frontends.http.infer_bodies import InferRequestReader
+from rocserve.frontends.http.inference import HttpParts, HttpResponder, InferCall, InferHead
 from rocserve.frontends.http.json_text import SLICE
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Head, Request, Response
@@ -61,7 +62,10 @@ class Service:
 def parts(answer: Callable[[HttpResponder], None] = lambda responder: None) -> Any:
     """`answer` is called with each request that is scheduled."""
     memory = RequestMemory()
-    return SimpleNamespace(inference=Service(answer), memory=memory, bodies=BodyReader(1 << 20, memory))
+    bodies, reader, layouts = BodyReader(1 << 20, memory), InferRequestReader(), AnswerLayouts()
+    return SimpleNamespace(
+        inference=Service(answer), memory=memory, bodies=bodies, reader=reader, layouts=layouts, forwarding=None
+    )
 
 
 class Call(InferCall):
@@ -75,7 +79,7 @@ class Call(InferCall):
         config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=inputs)
         self.memory = (given := parts(answer)).memory
         self.plane: HandLoop = given.inference.plane
-        head = InferHead(InferHandler(given, None), headers, "m", "")
+        head = InferHead(given, headers, "m", "")
         head.read(HttpSettings())
         super().__init__(head, request, config)
 
@@ -302,7 +306,7 @@ async def test_others_have_their_turn_while_many_texts_are_written_as_json(
     client: Any = Sink(lambda: turns[0])
     inference: Any = SimpleNamespace(plane=plane, paths=PrivatePaths())
     request = Request(client, Head(keeps_alive=True, headers={"accept-encoding": "gzip" if answers == "gzip" else ""}))
-    given: Any = SimpleNamespace(inference=inference, memory=RequestMemory(), bodies=None)
+    given: Any = SimpleNamespace(inference=inference, memory=RequestMemory(), layouts=AnswerLayouts())
 
     async def count_turns() -> None:
         while True:
@@ -318,10 +322,10 @@ async def test_others_have_their_turn_while_many_texts_are_written_as_json(
             assert await send(request, first, responder, inference) is None
             return
         config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=())
-        head = InferHead(InferHandler(given, None), request.head.headers, "m", "")
+        head = InferHead(given, request.head.headers, "m", "")
         head.read(HttpSettings())
         call = InferCall(head, request, config)
-        await call._send(many_texts(), head.handler.layouts.of(many_texts(), JSON_ONLY))
+        await call._send(many_texts(), given.layouts.of(many_texts(), JSON_ONLY))
 
     async def work() -> int:
         counting = asyncio.get_running_loop().create_task(count_turns())
