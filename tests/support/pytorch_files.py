@@ -116,6 +116,32 @@ class WeightedAndEverySecond(nn.Module):
         return x * torch.arange(4.0), short + long[::2]
 
 
+class Named(nn.Module):
+    """With keys that are no names, or names that others are known by."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"OUTPUT__1": x + 1, "OUTPUT__0": x + 2, "": x + 3, 7: x + 4, "7": x + 5}
+
+
+class Swapped(nn.Module):
+    def forward(self, INPUT__1: Tensor, INPUT__0: Tensor) -> Tensor:  # noqa: N803
+        return INPUT__1 - 2 * INPUT__0
+
+
+class OwnSelf(nn.Module):
+    """PyTorch saves what it cannot make a module of again."""
+
+    def forward(this, self: Tensor) -> Tensor:  # noqa: N805
+        return self + 1
+
+
+class Corner(nn.Module):
+    """Of an input that may be larger than any memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:1, :1] + 1
+
+
 class Half(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2
@@ -159,6 +185,12 @@ def main(folder: Path) -> None:
     _save(folder, "columns", columns, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
     part = torch.export.export(Weighted(), (torch.ones(5, 8)[:, :4],), dynamic_shapes={"x": {0: rows}})
     _save(folder, "part", part, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
+    named = torch.export.export(Named(), (x,), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "named", named, {}, {})
+    _save(folder, "own_self", torch.export.export(OwnSelf(), (x,)), {}, {})
+    _save(folder, "corner", torch.export.export(Corner(), (torch.zeros(1).expand(1 << 20, 1 << 20),)), {}, {})
+    torch.jit.script(Swapped()).save(folder / "swapped.pt")
+    torch.jit.script(Corner()).save(folder / "corner_script.pt")
     scale, bias = torch.full((5, 1), 3.0), torch.ones(5, 4)
     nested = torch.export.export(
         Nested(), (x, {"scale": scale}), {"bias": bias},

@@ -180,6 +180,43 @@ def test_inputs_go_by_any_of_their_names(
     np.testing.assert_allclose(given["RESULT[1][moved]"], expected["OUTPUT__1"])
 
 
+def test_a_default_name_goes_before_what_others_are_known_by(
+    model_source: SourceMaker, torch_files: TorchFiles
+) -> None:
+    """A configuration that `rocserve config` has written names them all."""
+    x = np.ones((2, 4), np.float32)
+    model = load(model_source("model.pt2", torch_files.data("named"), max_batch_size=4))
+    names = ("OUTPUT__1", "OUTPUT__0", "OUTPUT__2", "OUTPUT__3", "OUTPUT__4")
+    assert tuple(spec.name for spec in model.signature.outputs) == names, "a key that is no name of one is none"
+    written = model_source(
+        "model.pt2",
+        torch_files.data("named"),
+        max_batch_size=4,
+        outputs=tuple(OutputConfig(name, FP32, (4,)) for name in names),
+    )
+    for each in (model, load(written)):
+        assert [run(each, {"x": x})[name][0, 0] for name in names] == [2, 3, 4, 5, 6]
+    inputs = tuple(InputConfig(name, FP32, (4,)) for name in ("INPUT__1", "INPUT__0"))
+    swapped = load(model_source("model.pt", torch_files.data("swapped"), inputs=inputs))
+    given = {"INPUT__1": np.full(4, 5, np.float32), "INPUT__0": np.ones(4, np.float32)}
+    assert run(swapped, given)["OUTPUT__0"].tolist() == [3] * 4
+
+
+def test_inputs_larger_than_memory(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    load(model_source("model.pt2", torch_files.data("corner"))).warm_up([])
+    for dims in ((1 << 20, 1 << 20), (1 << 40, 1 << 40)):
+        inputs = (InputConfig("x", FP32, dims),)
+        source = model_source("model.pt", torch_files.data("corner_script"), inputs=inputs)
+        assert "a run with zeros, which would tell them, fails: memory does not suffice for input 'x'" in refusal(
+            source
+        )
+
+
+def test_a_program_that_pytorch_saves_and_cannot_run(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    text = "cannot make a module of the program: too many positional arguments"
+    assert text in refusal(model_source("model.pt2", torch_files.data("own_self")))
+
+
 def test_bf16_goes_through(model_source: SourceMaker, torch_files: TorchFiles) -> None:
     model = load(model_source("model.pt2", torch_files.data("half")))
     assert model.signature.inputs[0].datatype is model.signature.outputs[0].datatype is DataType.BF16

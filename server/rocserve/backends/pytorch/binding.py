@@ -14,7 +14,7 @@ import torch
 from rocserve.backends.pytorch.datatypes import datatype_of
 from rocserve.backends.pytorch.program import Program, ProgramTensor, output_names, outputs_of
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor, tensor_from_numpy
@@ -39,12 +39,15 @@ class BoundProgram:
     """By name, the position in the program's result."""
 
     def zeros(self, rows: int) -> list[Tensor]:
-        """Inputs in the program's order."""
+        """Inputs in the program's order. Raises: ServeError: UNAVAILABLE, memory does not suffice."""
         tensors = []
         for spec, shape in zip(self.inputs, self.samples, strict=True):
             if self.signature.supports_batching:
                 shape = (rows, *shape[1:])
-            zeros = np.zeros(shape, spec.datatype.numpy_dtype)
+            try:
+                zeros = np.zeros(shape, spec.datatype.numpy_dtype)
+            except (MemoryError, ValueError) as error:  # ValueError: they are more than numbers can say.
+                raise unavailable(f"memory does not suffice for input '{spec.name}' of zeros: {error}") from None
             if spec.datatype is DataType.BYTES:
                 zeros.fill(b"")
             tensors.append(tensor_from_numpy(spec.name, zeros, spec.datatype))
@@ -104,6 +107,7 @@ def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_
     """The tensors' names, in the program's order: the configuration's, where they can be matched with the program's."""
     names = [tensor.names[0] for tensor in tensors]
     by_name = {alias: place for place, tensor in enumerate(tensors) for alias in tensor.names}
+    by_name.update({name: place for place, name in enumerate(names)})  # What one is called, another may be known by.
     places: list[int] = []
     for name in configured:
         numbered = _NUMBERED.fullmatch(name)

@@ -154,8 +154,8 @@ class TorchModel:
         """Without samples: zeros, of the example's sizes where the file has them; that the program does not take them
         is no error."""
         if not samples:
-            zeros = {tensor.name: tensor for tensor in self._bound.zeros(1)}
             try:
+                zeros = {tensor.name: tensor for tensor in self._bound.zeros(1)}
                 for _ in range(_WARM_UPS):
                     self.execute(Batch(zeros, tuple(self._bound.outputs), (1,)))
             except ServeError as error:

@@ -121,14 +121,14 @@ def outputs_of(result: Any) -> list[Any]:
 
 
 def output_names(result: Any, kind: type | tuple[type, ...] = (torch.Tensor, list)) -> list[tuple[str, ...]]:
-    """The names that a configuration may use for the leaves of this kind in a program's result: the key of a dict,
-    then Triton's, OUTPUT__<position> and RESULT with the path."""
-    names: list[tuple[str, ...]] = []
-    for path, leaf in pytree.tree_flatten_with_path(result, _is_strings)[0]:
-        if isinstance(leaf, kind):
-            key = (str(path[0].key),) if len(path) == 1 and isinstance(path[0], pytree.MappingKey) else ()
-            names.append((*key, f"OUTPUT__{len(names)}", f"RESULT{_path_text(path)}"))
-    return names
+    """The names that a configuration may use for the leaves of this kind in a program's result: the key of a dict
+    where that is a name of one alone, then Triton's, OUTPUT__<position> and RESULT with the path."""
+    paths = [path for path, leaf in pytree.tree_flatten_with_path(result, _is_strings)[0] if isinstance(leaf, kind)]
+    keys = [str(path[0].key) if len(path) == 1 and isinstance(path[0], pytree.MappingKey) else "" for path in paths]
+    return [
+        (*((key,) if key and keys.count(key) == 1 else ()), f"OUTPUT__{place}", f"RESULT{_path_text(path)}")
+        for place, (key, path) in enumerate(zip(keys, paths, strict=True))
+    ]
 
 
 def in_precision(program: Program, dtype: torch.dtype) -> Program:
@@ -199,9 +199,12 @@ def open_exported(
         compiled: gives what runs in the place of the program's module.
 
     Raises:
-        ServeError: as `exported_program`.
+        ServeError: as `exported_program`; INVALID_ARGUMENT, PyTorch cannot make a module of it.
     """
-    module = exported.module()
+    try:
+        module = exported.module()
+    except Exception as error:
+        raise invalid_argument(f"PyTorch {torch.__version__} cannot make a module of the program: {error}") from error
     if dtype is not None:
         module = module.to(dtype)
     program = exported_program(exported, module if compiled is None else compiled(module), module.state_dict())
