@@ -1,10 +1,9 @@
 """Starts a module of rocserve in any Python: `python bootstrap.py MODULE ARGUMENT...` calls its `main(arguments)`.
 
 A model may bring an interpreter with packages of its own. It gets rocserve from here, by its place, and nothing else of
-the server's packages: no PYTHONPATH, no site-packages of the server's. Runs before rocserve can be imported.
+the server's packages: no PYTHONPATH, no site-packages of the server's. Runs before rocserve can be imported, and is
+written so that Pythons of long ago can read it: one that is too old is to say so.
 """
-
-from __future__ import annotations
 
 import gc
 import importlib

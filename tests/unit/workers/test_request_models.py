@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import logging
@@ -19,6 +20,7 @@ from support.workers import open_descriptors
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.scheduling import batch_policy
+from rocserve.workers import bootstrap
 
 BATCHES = "dynamic_batching { max_queue_delay_microseconds: 100000 preferred_batch_size: [ 3 ] }"
 
@@ -244,6 +246,13 @@ async def test_a_python_without_numpy_is_named(models: RequestModels, tmp_path: 
     venv.create(tmp_path / "m" / "env", symlinks=True)
     with pytest.raises(ServeError, match=r"env/bin/python has no numpy, which a worker needs; install it: "):
         await models.load("m", more=environment("env"))
+
+
+def test_a_python_that_is_too_old_can_read_that_it_is() -> None:
+    """3.6 knows no annotations from __future__, and answered with a SyntaxError."""
+    tree = ast.parse(Path(bootstrap.__file__).read_text(), feature_version=(3, 6))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert "__future__" not in imported
 
 
 @pytest.mark.parametrize(
