@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -244,10 +243,8 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
             folders.append(str(program.path.parents[2]))
             if output:
                 target = output_path(output, recipe)
-                mask = os.umask(0o022)
-                os.umask(mask)
                 try:
-                    with program.path.open("rb") as source, replacing(target, 0o666 & ~mask) as copy:
+                    with program.path.open("rb") as source, replacing(target) as copy:
                         shutil.copyfileobj(source, copy)
                 except OSError as error:
                     raise unavailable(f"cannot write {target}: {error.strerror or error}") from None

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import logging
+import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.backends.request_model import ModelCall
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
-from rocserve.config.model_folder import no_version_text, select_versions
 from rocserve.config.pbtxt import format_model_config
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_names import ModelKey
@@ -30,7 +32,7 @@ from rocserve.repository.machine import ThisMachine
 from rocserve.repository.version_workers import worker_group
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
-from rocserve.tools.model_choice import read_folder
+from rocserve.tools.model_choice import advised, newest_version, read_folder
 from rocserve.tools.verb import Verb
 from rocserve.workers.group import WorkerGroupEvents
 from rocserve.workers.instance import InstanceMail
@@ -126,13 +128,24 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
             made += image_models(definition.config, class_names(definition.config, definition.files))
     print(text + "".join(map(_printed, made)), end="")
     if options.save is not None:
-        for model in made:
-            (options.save / model.name).mkdir(parents=True)
-            for path, content in model.files.items():
-                file = options.save / model.name / path
-                file.parent.mkdir(exist_ok=True)
-                file.write_bytes(content)
+        _save(made, options.save)
         print(f"# Written to {options.save}. Take '{PREPROCESS}' out of the model's parameters where these are served.")
+
+
+def _save(made: Sequence[MadeModel], folder: Path) -> None:
+    """All of the models, or none. Raises: OSError: one cannot be written, or is there already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for model in made:
+        if (folder / model.name).exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder / model.name))
+    with TemporaryDirectory(dir=folder, prefix=".") as new:
+        for model in made:
+            for path, content in model.files.items():
+                file = Path(new) / model.name / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+        for model in made:
+            (Path(new) / model.name).rename(folder / model.name)
 
 
 def _printed(model: MadeModel) -> str:
@@ -151,15 +164,13 @@ def _effective_config(
     if not folder.is_dir():
         raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
     reading = read_folder(folder, registry, config_name, strict=strict)
-    written = reading.written()
+    with advised(reading):
+        written = reading.written()
+        definitions = reading.definitions(written)
+        newest = {each.name: newest_version(each) for each in definitions if each.backend is not None}
     complete: list[ModelDefinition] = []
-    for definition in reading.definitions(written):
-        signature = None
-        if definition.backend is not None:
-            versions = select_versions(definition.config.version_policy, definition.files.versions)
-            if not versions:
-                raise invalid_argument(no_version_text(definition.config))
-            signature = describe(definition, versions[-1])
+    for definition in definitions:
+        signature = describe(definition, newest[definition.name]) if definition.name in newest else None
         complete.append(complete_definition(definition, signature, strict=strict))
     # The members of a chain lie in its own folder, so the whole of it can be checked; other ensembles' do not.
     if len(complete) > 1:

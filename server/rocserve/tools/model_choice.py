@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.config.definition import FolderReading, ModelDefinition, find_model_file
 from rocserve.config.model_folder import no_version_text, select_versions
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.core.printable import printable_name
+from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.scanner import UNPRINTABLE, has_config, is_model
-from rocserve.settings import EngineSettings, engine_settings
+from rocserve.settings import EngineSettings, RepositorySettings, engine_settings
 from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
 from rocserve.tools.printing import console_on
 from rocserve.tools.verb import UsageError, tool_log
@@ -182,8 +184,31 @@ def read_folder(folder: Path, registry: BackendRegistry, config_name: str, *, st
     return FolderReading(folder, registry, config_name=config_name, strict=strict, repository=folder.parent)
 
 
+@contextmanager
+def advised(reading: FolderReading) -> Iterator[None]:
+    """Adds what a server says of files in the wrong place to the errors raised within: that may be why."""
+    try:
+        yield
+    except ServeError as error:
+        folder = reading.folder
+        filenames = tuple(name for backend in reading.registry.backends for name in backend.model_filenames)
+        most_entries = RepositorySettings().max_folder_entries
+        scan = scan_model(ModelScan(folder.name, folder, folder.parent), (folder.parent,), most_entries, filenames)
+        raise scan.advised(error) from None
+
+
+def newest_version(definition: ModelDefinition) -> int:
+    """Of those that its version policy serves. Raises: ServeError: INVALID_ARGUMENT, there is none."""
+    versions = select_versions(definition.config.version_policy, definition.files.versions)
+    if not versions:
+        raise invalid_argument(no_version_text(definition.config))
+    return versions[-1]
+
+
 def _from_folder(folder: Path, options: ModelOptions, registry: BackendRegistry) -> ToolModel:
-    definition, *members = read_folder(folder, registry, options.config_name).definitions()
+    reading = read_folder(folder, registry, options.config_name)
+    with advised(reading):
+        definition, *members = reading.definitions()
     folder = definition.folder
     if definition.backend is None:
         names = [member.name for member in members] or [step.model_name for step in definition.config.ensemble_steps]
@@ -193,14 +218,13 @@ def _from_folder(folder: Path, options: ModelOptions, registry: BackendRegistry)
             f"is of backend '{definition.backend.name}', whose models no engine runs; this is for ONNX, TensorFlow,"
             " PyTorch and .mxr models"
         )
-    versions = select_versions(definition.config.version_policy, definition.files.versions)
-    if not versions:
-        raise invalid_argument(no_version_text(definition.config))
-    version_folder = folder / str(versions[-1])
+    with advised(reading):
+        version = newest_version(definition)
+    version_folder = folder / str(version)
     groups = definition.config.instance_groups
     source = ModelSource(
         name=definition.name,
-        version=versions[-1],
+        version=version,
         model_folder=folder,
         version_folder=version_folder,
         model_file=find_model_file(definition, version_folder),

@@ -89,9 +89,14 @@ size = readable_size
 
 
 @contextmanager
-def replacing(path: Path, mode: int) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` when the block ends, with these permissions; where the block
-    fails, `path` is as it was. Raises: OSError: it cannot be written, or not be put there."""
+def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` when the block ends, with these permissions (None = those of
+    any new file); where the block fails, `path` is as it was. Raises: OSError: it cannot be written, or not be put
+    there."""
+    if mode is None:
+        mask = os.umask(0o022)
+        os.umask(mask)
+        mode = 0o666 & ~mask
     with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=".", suffix=".tmp", delete=False) as part:
         try:
             yield cast(BinaryIO, part)

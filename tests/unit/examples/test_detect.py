@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
+from support.full_disk import full_disk
 
 
 @pytest.fixture
@@ -75,6 +76,18 @@ def test_a_drawing_that_cannot_be_written_harms_no_other(detect, tmp_path):
     assert fault.image == findings[0].image
     assert fault.error == f"it cannot be drawn into {tmp_path / 'one.png'}: Is a directory"
     assert written == tmp_path / "two.png"
+
+
+@pytest.mark.parametrize("before", [b"", b"an earlier drawing"])
+def test_a_full_disk_leaves_no_part_of_a_drawing(detect, tmp_path, before):
+    Image.new("RGB", (200, 200)).save(tmp_path / "one.jpg")
+    (tmp_path / "out").mkdir()
+    if before:
+        (tmp_path / "out" / "one.png").write_bytes(before)
+    with full_disk():
+        (fault,) = detect.write_drawings([detect.Finding(tmp_path / "one.jpg")], tmp_path / "out")
+    assert fault.error == f"it cannot be drawn into {tmp_path / 'out' / 'one.png'}: File too large"
+    assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == ([before] if before else [])
 
 
 def test_an_image_that_cannot_be_opened_any_more_is_told(detect, tmp_path):

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import io
+import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from support.full_disk import full_disk
 
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
@@ -115,6 +118,67 @@ def test_no_folder_and_no_version(tmp_path: Path) -> None:
     status, _, err = _run(tmp_path / "m")
     assert status == 1
     assert "at least one version must be available under the version policy of model 'm'" in err
+
+
+def test_without_a_version_folder_the_commands_that_repair_it_are_named(folder: Path) -> None:
+    (folder / "config.pbtxt").write_text('backend: "onnxruntime"')
+    (folder / "1" / "model.onnx").write_text("the model")
+    (folder / "1" / "model.onnx").rename(folder / "net.onnx")
+    for version in ("1", "3"):
+        shutil.rmtree(folder / version)
+    status, _, err = _run(folder)
+    assert status == 1
+    said, _, commands = err.partition("; repair it with: ")
+    assert said == (
+        f"rocserve config: {folder}: at least one version must be available under the version policy of model 'm';"
+        f" '{folder}' has no version folder (1, 2, ...), and its model lies at '{folder}/net.onnx'"
+    )
+    subprocess.run(commands, shell=True, check=True)
+    assert (folder / "1" / "model.onnx").read_text() == "the model"
+    assert _run(folder)[0] == 0
+
+
+def test_a_version_folder_of_another_name_is_told_from_no_model(folder: Path) -> None:
+    shutil.rmtree(folder / "1")
+    (folder / "3").rename(folder / "v3")
+    status, _, err = _run(folder)
+    assert status == 1
+    assert "must specify 'platform' or 'backend' for 'm'" in err
+    assert err.endswith(f"; repair it with: mv {folder}/v3 {folder}/3\n")
+
+
+_DETECTOR = Signature(
+    (TensorSpec("images", DataType.FP32, (-1, 3, 64, 64)),),
+    (TensorSpec("output0", DataType.FP32, (-1, 84, 84)),),
+    supports_batching=True,
+)
+
+
+def test_what_is_saved_is_whole_or_not_there(folder: Path, tmp_path: Path) -> None:
+    (folder / "config.pbtxt").write_text(
+        'backend: "onnxruntime" parameters { key: "preprocess" value { string_value: "yolov8" } }'
+    )
+    saved = tmp_path / "saved"
+    options = ConfigOptions(folder, save=saved)
+
+    def save() -> tuple[int, str]:
+        err = io.StringIO()
+        with redirect_stdout(io.StringIO()), redirect_stderr(err):
+            status = guarded("config", str(folder), lambda: run(options, _REGISTRY, lambda *_: _DETECTOR))
+        return status, err.getvalue()
+
+    with full_disk():
+        status, err = save()
+    assert status == 1 and "File too large" in err
+    assert list(saved.iterdir()) == []
+    assert save() == (0, "")
+    made = {path.relative_to(saved): path.read_bytes() for path in saved.rglob("*") if path.is_file()}
+    assert sorted({path.parts[0] for path in made}) == ["m_image", "m_postprocess", "m_preprocess"]
+    # Somebody may have edited them.
+    (saved / "m_image").rename(tmp_path / "gone")
+    status, err = save()
+    assert (status, "File exists" in err) == (1, True)
+    assert sorted(path.name for path in saved.iterdir()) == ["m_postprocess", "m_preprocess"]
 
 
 def test_a_repository_in_the_place_of_a_model(folder: Path) -> None:

@@ -32,7 +32,7 @@ from rocserve.tools.images.asking import (
     reason_of,
     tensors_text,
 )
-from rocserve.tools.printing import console_on, say
+from rocserve.tools.printing import console_on, replacing, say
 from rocserve.tools.verb import UsageError, Verb
 from rocserve_client import AsyncClient, ModelMetadata
 
@@ -92,7 +92,8 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
         path = next(path for path in paths if realpath(path) not in taken)
         try:
             drawn = draw_detections(*enlarge(read_picture(finding.image), finding.found))
-            drawn.save(path)
+            with replacing(path) as file:
+                drawn.save(file, "PNG")
         # ValueError: a box's side is NaN.
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             yield replace(finding, error=f"it cannot be drawn into {path}: {reason_of(error)}")
