@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocserve.core.errors import ServeError, StatusCode, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
 from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.request_memory import Holder, Holding, RequestMemory
 from rocserve.core.tensors import Buffer
@@ -255,13 +255,12 @@ class LargeBodies:
 
     async def parse(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:
         """The function's result for the body; both can be pickled. Raises: ServeError: the function's; UNAVAILABLE
-        where the process has ended."""
+        where the process has ended, or none can be started."""
         async with self._places:
-            if self._idle:
-                process, ending = self._idle.popitem()
-                ending.cancel()
-            else:
-                process = _Process()
+            try:
+                process = self._idle_process() or _Process()
+            except OSError as error:
+                raise unavailable(f"no process can be started to parse a large body: {error.strerror}") from None
             try:
                 result, refusal = await asyncio.to_thread(process.call, function, body)
             except (OSError, EOFError, pickle.UnpicklingError):
@@ -279,6 +278,15 @@ class LargeBodies:
             raise ServeError(*refusal)
         return result
 
+    def _idle_process(self) -> _Process | None:
+        while self._idle:
+            process, ending = self._idle.popitem()
+            ending.cancel()
+            if not process.has_ended:
+                return process
+            process.end()  # The system may have been short of memory meanwhile.
+        return None
+
     def _end(self, process: _Process) -> None:
         del self._idle[process]
         process.end()
@@ -290,16 +298,26 @@ _Outcome = tuple[Any, tuple[StatusCode, str] | None]
 
 class _Process:
     def __init__(self) -> None:
+        """Raises: OSError: it cannot be started."""
         parent_pipe, self._parent_pipe = os.pipe2(os.O_CLOEXEC)
-        # A process group of its own: Ctrl-C reaches the server alone.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({parent_pipe})"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(parent_pipe,),
-            process_group=0,
-        )
-        os.close(parent_pipe)
+        try:
+            # A process group of its own: Ctrl-C reaches the server alone.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({parent_pipe})"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=(parent_pipe,),
+                process_group=0,
+            )
+        except OSError:
+            os.close(self._parent_pipe)
+            raise
+        finally:
+            os.close(parent_pipe)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def call(self, function: Callable[[Buffer], Any], body: Buffer) -> _Outcome:
         """What `serve` answers. Blocks. Raises: OSError, EOFError, pickle.UnpicklingError: it has ended."""

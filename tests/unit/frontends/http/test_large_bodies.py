@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.workers import open_descriptors
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Buffer
@@ -23,7 +26,8 @@ from rocserve.frontends.http.infer_bodies import InferText, parse_infer_text
 @pytest.fixture(autouse=True)
 def found_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions below, by those processes."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]), prepend=os.pathsep)
+    tests = Path(__file__).parents[3]
+    monkeypatch.setenv("PYTHONPATH", f"{tests.parent}{os.pathsep}{tests}", prepend=os.pathsep)
 
 
 def process_of(body: Buffer) -> int:
@@ -75,6 +79,26 @@ async def test_a_process_that_ends_is_one_request_s_business() -> None:
         await large.parse(end, b"12345")
     assert refused.value.code is StatusCode.UNAVAILABLE
     assert await large.parse(process_of, b"") != os.getpid()
+
+
+async def test_a_process_that_ended_while_nobody_asked_is_nobody_s_business() -> None:
+    large = LargeBodies()
+    process = await large.parse(process_of, b"")
+    os.kill(process, signal.SIGKILL)
+    await asyncio.to_thread(os.waitid, os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    assert await large.parse(process_of, b"") not in (process, os.getpid())
+
+
+async def test_where_no_process_can_be_started_the_client_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*words: object, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    before = open_descriptors()
+    with pytest.raises(ServeError, match="no process can be started to parse a large body: Resource temp") as refused:
+        await LargeBodies().parse(process_of, b"")
+    assert refused.value.code is StatusCode.UNAVAILABLE
+    assert open_descriptors() == before
 
 
 async def test_a_client_that_leaves_ends_what_is_done_for_it() -> None:
