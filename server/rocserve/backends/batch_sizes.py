@@ -21,7 +21,7 @@ LARGEST_WITHOUT_CONFIGURATION = 4
 """The largest size where the configuration does not say max_batch_size: a completed one may be more than anybody
 sends, and each size is compiled before the model serves."""
 
-_MOST_SIZES = 64
+MOST_SIZES = 64
 """Each is a program of its own: compiled, kept in memory, warmed up."""
 _ONE_SIZE = "batch"
 _LISTS = ("batch_sizes", "migraphx_compile_batches")
@@ -45,9 +45,9 @@ def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_si
         )
     words = re.split(r"[\s,]+", text.strip().removeprefix("[").removesuffix("]").strip())
     sizes = sorted({int(word) if re.fullmatch("[0-9]{1,9}", word) else 0 for word in words})
-    if sizes[0] < 1 or sizes[-1] > largest or len(sizes) > _MOST_SIZES:
+    if sizes[0] < 1 or sizes[-1] > largest or len(sizes) > MOST_SIZES:
         raise invalid_argument(
-            f"{named} must be at most {_MOST_SIZES} whole numbers from 1 to max_batch_size, which is {largest},"
+            f"{named} must be at most {MOST_SIZES} whole numbers from 1 to max_batch_size, which is {largest},"
             f' as in "1, {largest}", not "{text}"'
         )
     return tuple(sizes)

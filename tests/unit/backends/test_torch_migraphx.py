@@ -47,13 +47,7 @@ def lowerings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lowerings]:
     asked = Lowerings()
     torch._dynamo.register_backend(partial(asked.compile_graph), name="migraphx")
     torch._dynamo.reset()
-    limits = torch._dynamo.config
-    with (
-        torch._inductor.config.patch(freezing=True),  # As it sets it.
-        limits.patch(
-            recompile_limit=limits.recompile_limit, accumulated_recompile_limit=limits.accumulated_recompile_limit
-        ),
-    ):
+    with torch._inductor.config.patch(freezing=True):  # As it sets it.
         yield asked
     torch._dynamo.reset()
 
@@ -98,6 +92,54 @@ def test_each_shape_is_lowered_once_and_loaded_from_its_file(
                 program.call([torch.from_numpy(x[:14])])
     assert lowerings.shapes[-2:] == [(15, 4), (14, 4)], "a shape without a file is lowered when it comes, once"
     assert lowerings.options == [{"fp16": True}] * 2
+
+
+def test_shapes_that_have_not_come_for_long_go(
+    torch_files: TorchFiles, lowerings: Lowerings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gc
+    import weakref
+
+    import torch
+    from support.torch_lowering import LoweredProgram
+
+    from rocserve.backends.pytorch import torch_migraphx
+    from rocserve.backends.pytorch.program import read_exported
+
+    programs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    begin = LoweredProgram.__init__
+
+    def counted(self: LoweredProgram, *args: Any) -> None:
+        begin(self, *args)
+        programs.add(self)
+
+    monkeypatch.setattr(LoweredProgram, "__init__", counted)
+    monkeypatch.setattr(torch_migraphx, "MOST_SIZES", 3)
+    file = tmp_path / "model.pt2"
+    file.write_bytes(torch_files.data("classifier"))
+    ahead: torch_migraphx.Shapes = ((2, 4),)
+    torch_migraphx.LoweringJob("m", str(file), str(tmp_path), "cpu", "fp32", (ahead,)).perform(lambda text: None)
+    torch._dynamo.reset()
+    programs.clear()
+    lowerings.shapes.clear()
+    program = torch_migraphx.open_lowered(read_exported(file), "fp32", {ahead: tmp_path / "0.pt"})
+
+    def call(*sizes: int) -> list[int]:
+        """Those of them that were lowered for it."""
+        lowerings.shapes.clear()
+        with torch.inference_mode():
+            for rows in sizes:
+                assert program.call([torch.ones(rows, 4)])["scores"].shape == (rows, 3)
+        return [rows for rows, _ in lowerings.shapes]
+
+    assert call(2, 3, 4, 5, 3) == [3, 4, 5]
+    assert call(6, 7, 2) == [6, 7], "4 and 5 go"
+    gc.collect()
+    assert len(programs) == 3
+    assert call(3, 6, 7, 4, 2) == [4], "3 had come since"
+    gc.collect()
+    assert len(programs) == 3
 
 
 def test_a_child_process_lowers_it_once(

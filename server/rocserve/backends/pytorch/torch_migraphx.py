@@ -10,17 +10,20 @@ import importlib
 import importlib.metadata
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.base import LoadedModel, ModelSource
+from rocserve.backends.batch_sizes import MOST_SIZES
 from rocserve.backends.installed import is_installed
 from rocserve.backends.pytorch.binding import BoundProgram, bind
 from rocserve.backends.pytorch.datatypes import torch_dtype
@@ -48,9 +51,6 @@ _EXTENSIONS = "torch-extensions"
 """In the cache's folder."""
 _EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
 """PyTorch's; of the server's environment it takes the place of the cache."""
-_MOST_SHAPES = 1 << 16
-"""PyTorch itself would run what is called with a ninth shape operator by operator, and say nothing."""
-
 _TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.15, "int8": 0.11}
 """Relative errors that are rounding, by precision: four times the largest that a network at hand has, rounded to two
 digits, for networks that are deeper; tensors that are mixed up are about 1 apart. On the CPU
@@ -121,8 +121,6 @@ def import_lowering() -> None:
         importlib.import_module(_MODULE)
     except Exception as error:
         raise unavailable(f"torch_migraphx cannot be imported with PyTorch {torch.__version__}: {error}") from error
-    torch._dynamo.config.recompile_limit = _MOST_SHAPES
-    torch._dynamo.config.accumulated_recompile_limit = _MOST_SHAPES
 
 
 def shapes_ahead(bound: BoundProgram, sizes: Sequence[int]) -> tuple[Shapes, ...]:
@@ -144,7 +142,8 @@ def lowered_folder(model: ModelSource, precision: str, device: torch.device, sha
 
 
 def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], saves: bool = False) -> Program:
-    """A program that runs lowered; other shapes than those in `lowered` are lowered when they come first.
+    """A program that runs lowered; other shapes than those in `lowered` are lowered when they come first, and of these
+    the `MOST_SIZES` that were called last are kept.
 
     Args:
         lowered: the files by shapes.
@@ -153,13 +152,22 @@ def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], 
     options: Mapping[str, Any] = {precision: True} if precision in DTYPES else {}
 
     def compiled(module: Any) -> Callable[..., Any]:
-        by_shapes: dict[Shapes, Callable[..., Any]] = {}
+        by_shapes: OrderedDict[Shapes, Callable[..., Any]] = OrderedDict()
+        codes: dict[Shapes, CodeType] = {}
+        """What PyTorch compiles it keeps with the code that it has compiled, and runs operator by operator what is
+        called with a ninth shape: each shape has code of its own, with which that goes."""
 
         def made(shapes: Shapes, values: Any) -> Callable[..., Any]:
             file = lowered.get(shapes)
             compiler = _lowering(options, file) if saves or file is None else _loaded(file)
+            forward = module.forward.__func__
+            codes[shapes] = forward.__code__.replace()
+            own = FunctionType(codes[shapes], forward.__globals__, argdefs=forward.__defaults__)
+            own.__kwdefaults__ = forward.__kwdefaults__
             # Its own checks of inputs, which are no graph, stay out: a file is of one whole graph.
-            run: Callable[..., Any] = torch.compile(module.forward, backend=compiler, fullgraph=True, dynamic=False)
+            run: Callable[..., Any] = torch.compile(
+                MethodType(own, module), backend=compiler, fullgraph=True, dynamic=False
+            )
             if file is None:
                 (args, kwargs), (others, by_name) = (
                     pytree.tree_map_only(torch.Tensor, torch.clone, values) for _ in range(2)
@@ -176,6 +184,11 @@ def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], 
             shapes = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
             if shapes not in by_shapes:
                 by_shapes[shapes] = made(shapes, (args, kwargs))
+                others = [each for each in by_shapes if each not in lowered]
+                if len(others) > MOST_SIZES:
+                    del by_shapes[others[0]]
+                    torch._dynamo.reset_code(codes.pop(others[0]))
+            by_shapes.move_to_end(shapes)
             return by_shapes[shapes](*args, **kwargs)
 
         return call
