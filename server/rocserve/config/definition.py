@@ -19,7 +19,7 @@ from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
 from rocserve.config.completion import adopt, autofill, fill_from_model, normalise
 from rocserve.config.model_folder import FlatModel, Listing, ModelFolder, check_agents_known, read_labels, run_agents
 from rocserve.config.pbtxt import suggest
-from rocserve.config.plain import to_plain, version_policy, with_scalars
+from rocserve.config.plain import as_the_model_is, to_plain, version_policy
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature
 from rocserve.config.sources import read_written_config
@@ -143,7 +143,7 @@ def complete_definition(
     return replace(
         definition,
         message=message,
-        config=config if signature is None else with_scalars(config, signature),
+        config=config if signature is None else as_the_model_is(config, signature),
         warnings=warnings,
     )
 

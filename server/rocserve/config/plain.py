@@ -43,15 +43,17 @@ def sequence_batching(message: ModelSequenceBatching) -> plain.SequenceBatching:
     return found
 
 
-def with_scalars(config: ModelConfig, signature: Signature) -> ModelConfig:
-    """The configuration with single values reshaped to the rank 0 that the model has for them. config.pbtxt has no word
-    for this outside a batch: such a tensor stands there as dims of ones."""
-    if config.max_batch_size > 0:
-        return config
-    scalars = {spec.name for spec in (*signature.inputs, *signature.outputs) if not spec.shape}
+def as_the_model_is(config: ModelConfig, signature: Signature) -> ModelConfig:
+    """The configuration with what the model has otherwise than config.pbtxt says. Inputs that only this calls optional
+    are not: no request may leave them out. Single values are reshaped to the rank 0 that the model has for them, for
+    which there is no word outside a batch: such a tensor stands there as dims of ones."""
+    needed = {spec.name for spec in signature.inputs} - signature.optional_inputs
+    tensors = () if config.max_batch_size > 0 else (*signature.inputs, *signature.outputs)
+    scalars = {spec.name for spec in tensors if not spec.shape}
+    inputs = (replace(tensor, optional=False) if tensor.name in needed else tensor for tensor in config.inputs)
     return replace(
         config,
-        inputs=tuple(replace(tensor, reshape=()) if tensor.name in scalars else tensor for tensor in config.inputs),
+        inputs=tuple(replace(tensor, reshape=()) if tensor.name in scalars else tensor for tensor in inputs),
         outputs=tuple(replace(tensor, reshape=()) if tensor.name in scalars else tensor for tensor in config.outputs),
     )
 

@@ -6,7 +6,6 @@ import logging
 import sys
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -180,19 +179,6 @@ def test_values_and_images_must_be_as_many(model_source: SourceMaker) -> None:
     images = encoded(pictures.jpeg(), pictures.jpeg(), shape=(2,))
     with pytest.raises(ServeError, match="input 'FLIP' must have one value for each of the 2 images, got 3") as caught:
         run(model, [images, tensor_from_numpy("FLIP", np.zeros(3, bool))])
-    assert caught.value.code is StatusCode.INVALID_ARGUMENT
-
-
-@pytest.mark.parametrize("given", [(), ("ENCODED",), ("FLIP",)])
-def test_an_input_that_the_configuration_lets_requests_leave_out(
-    model_source: SourceMaker, given: tuple[str, ...]
-) -> None:
-    inputs = [replace(ENCODED, optional=True), InputConfig("FLIP", DataType.BOOL, (1,), optional=True)]
-    model = load(model_source("pipeline.json", {"pipeline": [MIRROR]}, inputs=inputs))
-    tensors = [encoded(pictures.jpeg()), tensor_from_numpy("FLIP", np.zeros((1, 1), bool))]
-    missing = "FLIP" if "ENCODED" in given else "ENCODED"
-    with pytest.raises(ServeError, match=f"input '{missing}' is missing, which the pipeline needs") as caught:
-        run(model, [tensor for tensor in tensors if tensor.name in given])
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 

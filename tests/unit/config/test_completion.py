@@ -141,6 +141,17 @@ def test_optional_inputs_are_told(read: Read, make_signature: MakeSignature) -> 
     assert {tensor.name: tensor.optional for tensor in config.inputs} == {"x": False, "bias": True}
 
 
+def test_an_input_that_the_model_needs_may_not_be_left_out(read: Read, batching: Signature) -> None:
+    """The configuration calls it optional; requests without it ended in the engine, as a KeyError."""
+    text = 'backend: "onnxruntime" max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 4 optional: true }'
+    definition = complete_definition(read(text), batching)
+    (entry,) = definition.config.inputs
+    assert not entry.optional
+    # Clients see the configuration as it was written.
+    assert definition.message.input[0].optional
+    assert any("requests without it will fail" in warning for warning in definition.warnings)
+
+
 def test_strict_fills_nothing(read: Read, batching: Signature) -> None:
     with pytest.raises(ServeError, match="configuration expects 0 inputs, model provides 1; missing: x"):
         complete_definition(read('backend: "onnxruntime"', strict=True), batching, strict=True)

@@ -67,12 +67,8 @@ class RocalModel:
     def execute(self, batch: Batch) -> BatchResult:
         interface, wanted = self._interface, batch.requested_outputs
         image = interface.image
-        try:
-            images = images_of(batch.inputs[image.spec.name], image)
-            arguments = flags_of(batch.inputs, self._setup.pipeline.inputs, len(images))
-        except KeyError as missing:
-            # The configuration may call an input optional, whose requests may leave it out then.
-            raise invalid_argument(f"input {missing} is missing, which the pipeline needs") from None
+        images = images_of(batch.inputs[image.spec.name], image)
+        arguments = flags_of(batch.inputs, self._setup.pipeline.inputs, len(images))
         if not interface.holds_several and len(images) != 1:
             raise invalid_argument(f"expected one image in input '{image.spec.name}', got {len(images)}")
         try:
