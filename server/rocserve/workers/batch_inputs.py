@@ -64,7 +64,7 @@ class BatchGatherer:
         self._is_ragged = bool(self._ragged)
         self._single: Memo[tuple[RequestForm, int], Batch] = Memo(_REMEMBERED)
         self._gathered: Memo[tuple[RequestForm, int], _Gathered] = Memo(_REMEMBERED)
-        self._memory = memoryview(b"")
+        self._memory = memoryview(bytearray())
         """Where one batch after the other is gathered for an engine that lends none: as much as the largest took."""
 
     def batch(self, requests: Sequence[ReceivedRequest]) -> Batch:

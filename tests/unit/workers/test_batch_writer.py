@@ -120,6 +120,13 @@ def test_requests_of_several_sizes_are_gathered_in_the_engines_memory(peer: Peer
         assert values[1:].tolist() == np.concatenate(rows)[1:].tolist()
 
 
+def test_the_first_batch_of_a_lane_may_have_no_values(peer: Peer) -> None:
+    """It was gathered in memory that cannot be written, until a batch with values had come."""
+    gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m"), lambda rows: {}, False)
+    batch = gatherer.batch(peer.execute([batch_input("A", np.zeros((0, 3), np.int32))]).requests)
+    assert batch.inputs["A"].numpy().shape == (0, 3)
+
+
 def test_batches_of_all_sizes_are_gathered_in_the_same_memory(peer: Peer) -> None:
     """Each had its own, which stayed: of 64 requests' worth 2,080."""
     gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=64), lambda rows: {}, False)
