@@ -10,19 +10,12 @@ from types import MappingProxyType
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    Span,
-    SpanKind,
-    TraceFlags,
-    TraceState,
-    set_span_in_context,
-)
+from opentelemetry.sdk.util import BoundedList
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext as SdkContext
+from opentelemetry.trace import SpanKind, TraceFlags, TraceState
 
 from rocserve.core.trace import (
     COMPUTE_END,
@@ -38,7 +31,8 @@ from rocserve.observability.failures import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
 from rocserve.observability.tracing.tracing import SpanOptions, TraceSetting
 
-_TRACER = "rocserve"
+_SCOPE = InstrumentationScope("rocserve")
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
 _CLOSE_SECONDS = 2.0
 """How long the end waits for a collector to take the spans that are left."""
@@ -58,20 +52,17 @@ class SpanSink:
     def __init__(self, options: SpanOptions, service_name: str, log: logging.Logger) -> None:
         """`service_name`: what the spans' resource is called where neither the options nor the environment say so."""
         self._log = log
-        self._ids = _GivenIds()
-        provider = TracerProvider(ALWAYS_ON, _resource(options, service_name), id_generator=self._ids)
+        self._resource = _resource(options, service_name)
+        self._most_events = SpanLimits().max_events
         self._exporter: SpanExporter = OTLPSpanExporter(endpoint=options.url)
-        self._processor = BatchSpanProcessor(
+        self._processor: SpanProcessor = BatchSpanProcessor(
             self._exporter,
             max_queue_size=options.batch["bsp_max_queue_size"],
             schedule_delay_millis=options.batch["bsp_schedule_delay"],
             max_export_batch_size=options.batch["bsp_max_export_batch_size"],
         )
-        provider.add_span_processor(self._processor)
         self._exporter_warnings = _ExporterWarnings(log)
         logging.getLogger(_EXPORTER_LOG).addHandler(self._exporter_warnings)
-        self._provider = provider
-        self._tracer = provider.get_tracer(_TRACER)
         # Making spans takes some time as well; sending them has a thread of the processor's.
         self._writer: WriterThread[TraceGroup] = WriterThread(self._handle, log)
 
@@ -94,7 +85,7 @@ class SpanSink:
         calling_off.daemon = True
         calling_off.start()
         self._processor.force_flush()
-        self._provider.shutdown()
+        self._processor.shutdown()
         calling_off.cancel()
         logging.getLogger(_EXPORTER_LOG).removeHandler(self._exporter_warnings)
 
@@ -108,17 +99,15 @@ class SpanSink:
             parent, above = group.parent, None
             if parent is not None:
                 state = TraceState.from_header([parent.state]) if parent.state else None
-                above = SdkContext(parent.trace_id, parent.span_id, True, TraceFlags(TraceFlags.SAMPLED), state)
-            root = self._begin(group, "InferRequest", above, group.span_id, moments)
-            by_number: dict[int, Span] = {}
+                above = SdkContext(parent.trace_id, parent.span_id, True, _SAMPLED, state)
+            root = self._send(group, "InferRequest", above, group.span_id, moments, group.front_end)
+            by_number: dict[int, SdkContext] = {}
             for record in group.records:
-                outer = by_number.get(record.parent_id, root)
-                by_number[record.number] = self._send_record(group, record, outer)
-            _end(root, group, moments, group.front_end)
+                by_number[record.number] = self._send_record(group, record, by_number.get(record.parent_id, root))
 
-    def _send_record(self, group: TraceGroup, record: Trace, outer: Span) -> Span:
+    def _send_record(self, group: TraceGroup, record: Trace, above: SdkContext) -> SdkContext:
         if not record.moments:
-            return outer
+            return above
         attributes: dict[str, str | int] = {
             "triton.model_name": record.model_name,
             "triton.model_version": int(record.model_version),
@@ -127,37 +116,41 @@ class SpanSink:
         }
         if record.request_id:
             attributes["triton.request_id"] = record.request_id
-        span = self._begin(
-            group, record.model_name, outer.get_span_context(), record.span_id, record.moments, attributes
-        )
         computing = [moment for moment in record.moments if moment.activity in _COMPUTE]
+        others = [moment for moment in record.moments if moment.activity not in _COMPUTE]
+        span = self._send(group, record.model_name, above, record.span_id, record.moments, others, attributes)
         if computing:
-            _end(self._begin(group, "compute", span.get_span_context(), 0, computing), group, computing, computing)
-        _end(span, group, record.moments, [moment for moment in record.moments if moment.activity not in _COMPUTE])
+            self._send(group, "compute", span, random_id(64), computing, computing)
         return span
 
-    def _begin(
+    def _send(
         self,
         group: TraceGroup,
         name: str,
         above: SdkContext | None,
         span_id: int,
         moments: list[Moment],
+        events: list[Moment],
         attributes: Mapping[str, str | int] = MappingProxyType({}),
-    ) -> Span:
-        self._ids.give(group.trace_id, span_id)
-        context = set_span_in_context(NonRecordingSpan(above)) if above is not None else None
-        first = min(moment.ns for moment in moments)
-        return self._tracer.start_span(
-            name, context, SpanKind.SERVER, attributes, start_time=group.wall_offset_ns + first
+    ) -> SdkContext:
+        """A span within the one above. `moments`: within it, of which some are its own events."""
+        context = SdkContext(group.trace_id, span_id, False, _SAMPLED, None if above is None else above.trace_state)
+        offset_ns = group.wall_offset_ns
+        shown = [Event(each.activity, timestamp=offset_ns + each.ns) for each in sorted(events, key=attrgetter("ns"))]
+        span = ReadableSpan(
+            name,
+            context,
+            above,
+            self._resource,
+            attributes,
+            BoundedList.from_seq(self._most_events, shown),
+            kind=SpanKind.SERVER,
+            start_time=offset_ns + min(moment.ns for moment in moments),
+            end_time=offset_ns + max(moment.ns for moment in moments),
+            instrumentation_scope=_SCOPE,
         )
-
-
-def _end(span: Span, group: TraceGroup, moments: list[Moment], events: list[Moment]) -> None:
-    """`moments`: within the span, of which some are its own events."""
-    for moment in sorted(events, key=attrgetter("ns")):
-        span.add_event(moment.activity, timestamp=group.wall_offset_ns + moment.ns)
-    span.end(group.wall_offset_ns + max(moment.ns for moment in moments))
+        self._processor.on_end(span)
+        return context
 
 
 def _resource(options: SpanOptions, service_name: str) -> Resource:
@@ -180,21 +173,3 @@ class _ExporterWarnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not (self.is_silent or record.name.startswith(_OF_SPANS)) and self._allowance.take():
             self._log.warning("spans cannot be sent: %s", record.getMessage())
-
-
-class _GivenIds(IdGenerator):
-    """The numbers that the next span takes: they are known before it is made, for models may hand them on."""
-
-    def __init__(self) -> None:
-        self._trace_id = 0
-        self._span_id = 0
-
-    def give(self, trace_id: int, span_id: int) -> None:
-        """`span_id`: 0 = any."""
-        self._trace_id, self._span_id = trace_id, span_id
-
-    def generate_trace_id(self) -> int:
-        return self._trace_id
-
-    def generate_span_id(self) -> int:
-        return self._span_id or random_id(64)

@@ -284,7 +284,7 @@ def test_a_request_without_a_client_that_traces(collector: Collector) -> None:
         assert f"{group.trace_id:032x}-{record.span_id:016x}-01" in record.context
         record.end()
     traces.close()
-    assert [span.name for span in collector.spans] == ["m", "InferRequest"] * 2
+    assert [span.name for span in collector.spans] == ["InferRequest", "m"] * 2
     assert len({span.trace_id for span in collector.spans}) == 2
     assert len({span.span_id for span in collector.spans}) == 4
     assert not any(span.parent_span_id for span in collector.spans if span.name == "InferRequest")
