@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +21,9 @@ from rocserve.backends.rocal.decoding.options import DecoderOptions
 from rocserve.backends.rocal.image import UNKNOWN, Extent, Image, ResultExtent
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Call, Measurement, Operation
-from rocserve.backends.rocal.schema import Binding, Key, PipelineError, shown
+from rocserve.backends.rocal.schema import Binding, Key, PipelineError, cut, shown
 from rocserve.core.datatypes import DataType
+from rocserve.core.hints import listed
 
 RANDOM_OPERATIONS = (
     "random_crop",
@@ -64,9 +66,8 @@ def _read_document(text: str | bytes) -> dict[str, Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise PipelineError(f"key '{twice}' stands twice in one object ({shown(table)}); leave one out")
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise PipelineError(f"key '{cut(twice)}' stands twice in one object ({shown(table)}); leave one out")
     return table
 
 
@@ -255,7 +256,7 @@ class _StepReader:
             default_datatype=DataType.FP32 if unit_range else operation.default_datatype,
         )
         if values["name"] in self._names:
-            raise PipelineError(f"{where}: the \"name\" '{values['name']}' is taken; each must be another")
+            raise PipelineError(f"{where}: the \"name\" '{cut(values['name'])}' is taken; each must be another")
         if values["name"] is not None:
             self._names[values["name"]] = index
         self._previous = index
@@ -263,16 +264,16 @@ class _StepReader:
 
     def _sources(self, where: str, operation: Operation, names: tuple[str, ...] | None) -> tuple[int, ...]:
         count = operation.sources
-        known = ", ".join(f"'{name}'" for name in self._names)
+        if names is None and count == 1:
+            return (self._previous,)
+        known = listed([f"'{cut(name)}'" for name in self._names])
         if names is None:
-            if count == 1:
-                return (self._previous,)
             raise PipelineError(f"{where}: key 'inputs' is missing; it names the {count} images to read, of {known}")
         if len(names) != count:
             raise PipelineError(f"{where}: key 'inputs' must name {count} image{'s'[: count - 1]}, not {len(names)}")
         for name in names:
             if name not in self._names:
-                raise PipelineError(f"{where}: no earlier operation has the \"name\" '{name}'; known are {known}")
+                raise PipelineError(f"{where}: no earlier operation has the \"name\" '{cut(name)}'; known are {known}")
         return tuple(self._names[name] for name in names)
 
     def _has_unit_range(self, where: str, keys: tuple[str, ...], values: dict[str, Any]) -> bool:

@@ -14,7 +14,10 @@ _SHOWN = 80
 
 def shown(value: Any) -> str:
     """A value as JSON writes it, so that its writer knows it again."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    return cut(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def cut(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
@@ -193,7 +196,7 @@ def read_keys(where: str, table: dict[str, Any], keys: Mapping[str, Key]) -> dic
     for name in table:
         if name not in keys:
             allowed = ", ".join(sorted(keys))
-            raise PipelineError(f"{where}: unknown key '{name}'; allowed are {allowed}{meant(name, keys)}")
+            raise PipelineError(f"{where}: unknown key '{cut(name)}'; allowed are {allowed}{meant(name, keys)}")
     values: dict[str, Any] = {}
     for name, key in keys.items():
         if name in table:
