@@ -290,6 +290,32 @@ def test_torchscript_with_a_dict(model_source: SourceMaker, torch_files: TorchFi
     )
 
 
+def test_sizes_of_outputs_that_vary_are_found_by_a_second_run(
+    model_source: SourceMaker, torch_files: TorchFiles
+) -> None:
+    def shapes(name: str, **changes: Any) -> dict[str, tuple[int, ...]]:
+        model = load(model_source("model.pt", torch_files.data(name), **changes))
+        return {spec.name: spec.shape for spec in model.signature.outputs}
+
+    pair = tuple(InputConfig(name, FP32, (-1, 3)) for name in ("left", "right"))
+    assert shapes("in_place", inputs=pair) == {"OUTPUT__0": (-1, 3), "OUTPUT__1": (-1, 3)}
+    assert shapes("in_place", inputs=pair, max_batch_size=4) == {"OUTPUT__0": (-1, -1, 3), "OUTPUT__1": (-1, -1, 3)}
+    assert shapes("words", inputs=(InputConfig("words", DataType.BYTES, (-1,)),)) == {
+        "OUTPUT__0": (-1,),
+        "OUTPUT__1": (-1,),
+    }
+    assert shapes("traced", inputs=(InputConfig("x", FP32, (-1, 4)),)) == {"scores": (-1, 3), "best": (-1,)}
+
+
+def test_a_program_that_gives_no_row_for_each_does_not_batch(
+    model_source: SourceMaker, torch_files: TorchFiles
+) -> None:
+    rows = InputConfig("x", FP32, (4,))
+    text = refusal(model_source("model.pt", torch_files.data("raising"), max_batch_size=4, inputs=(rows,)))
+    assert "output 'turned' of model 'model' has the shape [4, 1] where the program is given one row" in text
+    assert "leave max_batch_size out" in text
+
+
 def test_torchscript_with_strings(model_source: SourceMaker, torch_files: TorchFiles) -> None:
     words = InputConfig("words", DataType.BYTES, (-1,))
     outputs = [OutputConfig("OUTPUT__0", DataType.BYTES, (-1,)), OutputConfig("OUTPUT__1", INT64, (-1,))]

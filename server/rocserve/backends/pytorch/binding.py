@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,7 +141,8 @@ def _sample(shape: tuple[int, ...], known: tuple[int, ...], batches: bool) -> tu
 
 
 def _tried_outputs(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tuple[ProgramTensor, ...]:
-    """The outputs of a run with zeros; only the configuration can say which of their sizes vary."""
+    """The outputs of a run with zeros; of their sizes those vary that another run with larger inputs has otherwise, or
+    that the configuration says."""
     batches = bound.signature.supports_batching
     try:
         result = trial(bound.zeros(1))
@@ -155,13 +157,40 @@ def _tried_outputs(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tu
         )
         own = [(entry, _model_shape(entry, batches)) for entry in config.outputs]
         return tuple(ProgramTensor((entry.name,), entry.datatype, shape) for entry, shape in own)
+    again = result
+    first = 1 if batches else 0
+    larger = tuple(
+        tuple(
+            size + (own == -1 and place >= first)
+            for place, (own, size) in enumerate(zip(spec.shape, shape, strict=True))
+        )
+        for spec, shape in zip(bound.inputs, bound.samples, strict=True)
+    )
+    if larger != bound.samples:
+        with suppress(ServeError):
+            again = trial(replace(bound, samples=larger).zeros(1))
+    others = [_shape_of(value) for value in outputs_of(again)]
     found: list[ProgramTensor] = []
-    for names, value in zip(output_names(result), outputs_of(result), strict=True):
+    for place, (names, value) in enumerate(zip(output_names(result), outputs_of(result), strict=True)):
         is_tensor = isinstance(value, torch.Tensor)
         datatype = datatype_of(value.dtype, f"output '{names[0]}'") if is_tensor else DataType.BYTES
-        shape = tuple(value.shape) if is_tensor else (len(value),)
-        found.append(ProgramTensor(names, datatype, (-1, *shape[1:]) if batches else shape))
+        shape = _shape_of(value)
+        if batches and (not shape or shape[0] > 1):
+            raise invalid_argument(
+                f"output '{names[0]}' of model '{config.name}' has the shape {list(shape)} where the program is given"
+                " one row, so it does not batch; leave max_batch_size out"
+            )
+        if batches:
+            shape = (-1, *shape[1:])
+        if place < len(others) and len(others[place]) == len(shape):
+            shape = tuple(size if size == other else -1 for size, other in zip(shape, others[place], strict=True))
+        found.append(ProgramTensor(names, datatype, shape))
     return tuple(found)
+
+
+def _shape_of(output: Any) -> tuple[int, ...]:
+    """Of a tensor, or of a list of str."""
+    return tuple(output.shape) if isinstance(output, torch.Tensor) else (len(output),)
 
 
 def _with_open_sizes(spec: TensorSpec, entry: OutputConfig | None, batches: bool) -> TensorSpec:
