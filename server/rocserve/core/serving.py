@@ -219,3 +219,5 @@ class IndexEntry:
     reason: str = ""
     served: ServedVersion | None = field(default=None, compare=False, repr=False)
     """The version itself, where it is loaded."""
+    namespace: str = ""
+    """The model's, where there are some."""

@@ -177,7 +177,11 @@ class ManagedModel:
         }
         unready = {version.number: version.reason for version in self.versions if version.number not in versions}
         latest = versions[max(versions)] if versions else None
-        return ServedModel(self.name, versions, latest, unready, namespace_of(self.key, self.name))
+        return ServedModel(self.name, versions, latest, unready, self.namespace)
+
+    @property
+    def namespace(self) -> str:
+        return namespace_of(self.key, self.name)
 
     def entries(self) -> list[IndexEntry]:
         """Its rows of the repository index."""

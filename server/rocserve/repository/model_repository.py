@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from rocserve.amd_inference_server.endpoints import WorkerEndpoints
 from rocserve.backends.registry import BackendRegistry
@@ -130,7 +131,11 @@ class ModelRepository:
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
         """The rows of the repository index, by name and version."""
-        rows = [row for _, model in sorted(self._table.models.copy().items()) for row in model.entries()]
+        models = [model for _, model in sorted(self._table.models.copy().items())]
+        if self._table.names.namespaces:
+            rows = [replace(row, namespace=model.namespace) for model in models for row in model.entries()]
+        else:
+            rows = [row for model in models for row in model.entries()]
         if ready_only:
             return [row for row in rows if row.state == VersionState.READY.value]
         # With namespaces, what has the name of another model is none of its folders.
@@ -235,26 +240,31 @@ class ModelRepository:
         for name, scan in self._context.scanner.latest.models.items():
             if self._table.defines_models(name):
                 continue
+            state = reason = ""
             if not self._context.is_polling:
                 # As Triton, which knows folders only.
-                rows += [] if scan.is_stray else [IndexEntry(scan.name)]
+                if scan.is_stray:
+                    continue
             elif not scan.looks_like_model and not scan.refusal:
                 no_model = f"'{scan.folder}' has neither a configuration nor a version folder (1, 2, ...)"
-                rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, "; ".join(scan.advice) or no_model))
+                state, reason = VersionState.UNKNOWN.value, "; ".join(scan.advice) or no_model
             elif name in self._context.debounce.unsettled:
-                rows.append(IndexEntry(scan.name, "", VersionState.UNKNOWN.value, "waiting until its files settle"))
+                state, reason = VersionState.UNKNOWN.value, "waiting until its files settle"
             elif self._hot_reload.is_reading(name):
-                rows.append(IndexEntry(scan.name, "", VersionState.LOADING.value))
+                state = VersionState.LOADING.value
+            else:
+                continue
+            rows.append(IndexEntry(scan.name, "", state, reason, namespace=scan.namespace))
         return rows
 
 
-def outcomes(rows: Iterable[IndexEntry]) -> dict[str, bool]:
-    """Whether each model is served, by name; `rows`: those of the repository index. Models that were not asked for are
-    passed over."""
+def outcomes(rows: Iterable[IndexEntry]) -> dict[tuple[str, str], bool]:
+    """Whether each model is served, by name and namespace; `rows`: those of the repository index. Models that were not
+    asked for are passed over."""
     rows = list(rows)
-    served = {row.name for row in rows if row.state == VersionState.READY.value}
-    wanted = {row.name for row in rows if row.reason not in ("", UNLOADED)}
-    return {name: name in served for name in sorted(served | wanted)}
+    served = {(row.name, row.namespace) for row in rows if row.state == VersionState.READY.value}
+    wanted = {(row.name, row.namespace) for row in rows if row.reason not in ("", UNLOADED)}
+    return {model: model in served for model in sorted(served | wanted)}
 
 
 def summary(rows: Iterable[IndexEntry], status_command: str) -> str:
@@ -264,4 +274,5 @@ def summary(rows: Iterable[IndexEntry], status_command: str) -> str:
     text = f"{count} model{'' if count == 1 else 's'} served"
     if all(found.values()):
         return text
-    return f"{text}, not served: {', '.join(name for name in found if not found[name])}; {status_command} says why"
+    lacking = ", ".join(name for (name, _), is_served in found.items() if not is_served)
+    return f"{text}, not served: {lacking}; {status_command} says why"

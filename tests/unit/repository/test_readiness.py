@@ -4,10 +4,13 @@ line that says how the start has ended."""
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from rocserve.core.serving import IndexEntry
+from rocserve.frontends.metrics.collection import repository_families
+from rocserve.frontends.metrics.exposition import exposition
 from rocserve.repository.model_repository import outcomes, summary
 from rocserve.settings import ControlMode, ReadinessRule
 
@@ -113,4 +116,21 @@ def test_some_are_not() -> None:
     ]
     assert summary(rows, COMMAND) == "1 model served, not served: a, b; `rocserve status --url=localhost:9001` says why"
     assert summary([], COMMAND) == "0 models served"
-    assert outcomes(rows) == {"a": False, "b": False, "c": True}
+    assert outcomes(rows) == {("a", ""): False, ("b", ""): False, ("c", ""): True}
+
+
+async def test_models_of_one_name_are_counted_and_shown_by_their_namespaces(
+    start: Start, folders: Folders, tmp_path: Path
+) -> None:
+    folders.model("m", 1)
+    other = Folders(tmp_path / "other")
+    other.model("m", 1, data="broken")
+    (other.root / "empty").mkdir()
+    served: Served = await start(folders.root, other.root, model_namespacing=True)
+    rows = served.repository.index(ready_only=False)
+    empty = ("empty", str(other.root))
+    assert outcomes(rows) == {("m", str(folders.root)): True, ("m", str(other.root)): False, empty: False}
+    assert summary(rows, COMMAND).startswith("1 model served, not served: empty, m; ")
+    metrics = exposition(repository_families(rows))
+    assert f'rocserve_model_served{{model="m",namespace="{other.root}"}} 0\n' in metrics
+    assert f'rocserve_model_served{{model="m",namespace="{folders.root}"}} 1\n' in metrics

@@ -387,7 +387,10 @@ _GPU_GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float | None]], ...] = (
 
 
 def repository_families(rows: Iterable[IndexEntry]) -> Iterable[MetricFamily]:
-    samples = tuple(Sample({"model": name}, int(is_served)) for name, is_served in outcomes(rows).items())
+    samples = tuple(
+        Sample({"model": name, "namespace": namespace} if namespace else {"model": name}, int(is_served))
+        for (name, namespace), is_served in outcomes(rows).items()
+    )
     yield MetricFamily(
         "rocserve_model_served", "gauge", "1 when the model answers requests, 0 when it does not", samples
     )
