@@ -153,7 +153,8 @@ def _of_one(config: PlainConfig, dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _gives_numbers(config: PlainConfig) -> bool:
-    return all(output.datatype is not DataType.BYTES for output in config.outputs)
+    """That post-processing by numpy can read, which has no BF16."""
+    return all(output.datatype not in (DataType.BYTES, DataType.BF16) for output in config.outputs)
 
 
 def _unfit(config: PlainConfig, expected: str) -> ServeError:

@@ -98,9 +98,11 @@ def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) ->
 def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
     fit = config(preset, [[3, 64, 64]], outputs)
     assert image_models(fit, ())
-    strings = replace(fit, outputs=tuple(replace(output, datatype=DataType.BYTES) for output in fit.outputs))
-    with pytest.raises(ServeError, match=f"is for a model with {said}.* and gives out0 BYTES"):
-        image_models(strings, ())
+    # Of BF16 each request would fail.
+    for datatype in (DataType.BYTES, DataType.BF16):
+        others = replace(fit, outputs=tuple(replace(output, datatype=datatype) for output in fit.outputs))
+        with pytest.raises(ServeError, match=f"is for a model with {said}.* and gives out0 {datatype.value}"):
+            image_models(others, ())
 
 
 @pytest.mark.parametrize(("preset", "outputs"), [("imagenet", [[10**12]]), ("yolov8", [[10**12 + 4, 10]])])

@@ -45,9 +45,23 @@ class Caller:
 
     def run(self, call: ModelCall, inputs: Sequence[Tensor]) -> Future[InferenceResponse]:
         """Start a call that must have exactly one response."""
-        only = _OnlyResponse(call.model_name)
-        self.start(call, inputs, only.take)
-        return only.future
+        future, responses = _awaited(), list[InferenceResponse]()
+
+        def take(response: InferenceResponse | None, final: bool) -> None:
+            if response is not None:
+                responses.append(response)
+            if future.done() or not (final or len(responses) > 1):
+                return
+            only = responses[0] if len(responses) == 1 else None
+            text = (
+                f"Model {call.model_name} is using the decoupled. The current BLS request call doesn't support models"
+                " using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or"
+                " 'async_exec' calls for decoupled models."
+            )
+            future.set_result(only or InferenceResponse(error=TritonError(text)))
+
+        self.start(call, inputs, take)
+        return future
 
 
 @dataclass(eq=False, slots=True)
@@ -99,28 +113,6 @@ class _Call:
             fault = error if isinstance(error, ServeError) else internal(text)
             response, final = InferenceResponse(error=from_serve_error(fault)), True
         self._on_response(response, final)
-
-
-class _OnlyResponse:
-    def __init__(self, model_name: str) -> None:
-        self._model_name = model_name
-        self._response: InferenceResponse | None = None
-        self.future: Future[InferenceResponse] = _awaited()
-
-    def take(self, response: InferenceResponse | None, final: bool) -> None:
-        if self.future.done():
-            return
-        several = response is not None and self._response is not None
-        self._response = self._response or response
-        if several or (final and self._response is None):
-            text = (
-                f"Model {self._model_name} is using the decoupled. The current BLS request call doesn't support models"
-                " using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or"
-                " 'async_exec' calls for decoupled models."
-            )
-            self._response = InferenceResponse(error=TritonError(text))
-        if self._response is not None and (final or several):
-            self.future.set_result(self._response)
 
 
 class ResponseIterator:
