@@ -399,7 +399,9 @@ _SEARCHED_AT_ONCE = 1 << 20
 """Bytes: a millisecond at the worst."""
 _LENGTH = struct.Struct("<I")
 _HEAD_END = re.compile(rb"\r\n\r\n")
-_NAME = re.compile(rb';\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE)
+_NAME = re.compile(
+    rb'^content-disposition:(?:[^\r\n"]|"[^\r\n"]*")*?;\s*name=(?:"([^"]*)"|([^\s;"]+))', re.IGNORECASE | re.MULTILINE
+)
 
 
 def form_boundary(content_type: str) -> bytes | None:

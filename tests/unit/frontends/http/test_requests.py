@@ -253,6 +253,29 @@ def form_of(*parts: tuple[str, bytes]) -> bytes:
     return b"".join(head % (name.encode(), content) for name, content in parts) + b"--b.--\r\n"
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'Content-Disposition: form-data; name="X"; filename="a; name=Y"',
+        b'content-disposition:form-data;filename="a; name=Y" ; NAME=X',
+        b'Content-Type: image/png; name="Y"\r\nContent-Disposition: form-data; name="X"',
+        b'Content-Disposition: form-data; filename*=UTF-8\'\'a; name="X"\r\nContent-Type: image/png; name="Y"',
+    ],
+)
+def test_the_name_of_a_part_is_that_of_its_disposition(head: bytes) -> None:
+    body = b"--b.\r\n%b\r\n\r\n1\r\n--b.--\r\n" % head
+    inputs = tuple(InputConfig(name, DataType.INT8, (1,)) for name in ("X", "Y"))
+    _, request = read_form(body, replace(CONFIG, max_batch_size=0, inputs=inputs))
+    assert [entry.name for entry in request.head.inputs] == ["X"]
+
+
+def test_a_part_without_a_name_is_refused() -> None:
+    head = b'Content-Disposition: form-data; filename="; name=X\r\nContent-Type: a; name="X"'
+    body = b"--b.\r\n%b\r\n\r\n1\r\n--b.--\r\n" % head
+    with pytest.raises(ServeError, match="part 1 has no name"):
+        read_form(body, CONFIG)
+
+
 def read_form(body: bytes, config: ModelConfig) -> tuple[int, Any]:
     """How many steps it takes, and the request."""
     steps = InferRequestReader().of_form(body, b"b.", config, "")
