@@ -135,7 +135,7 @@ def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
             pod.wait_until_ready()
         # Clients stay with the first that they reach.
         addresses = "ipv4:" + ",".join(f"127.0.0.1:{pod.ports['grpc']}" for pod in (ending, staying))
-        with ConstantLoad(addresses, "m", {1.0}, threads=4) as load:
+        with ConstantLoad(addresses, "m", {1.0}, threads=4, pause_seconds=0.01) as load:
             load.wait_until_answered_by(1.0, times=20)
             ending.signal("TERM")
             assert ending.wait(30) == 0, ending.log

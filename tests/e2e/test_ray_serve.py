@@ -37,7 +37,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        time.sleep(0.04 * len(requests))
+        time.sleep(0.1 * len(requests))
         sums = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() + {constant} for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", sum_)]) for sum_ in sums]
 """

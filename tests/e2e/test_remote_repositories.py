@@ -274,7 +274,7 @@ def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewher
 def test_a_store_that_is_slow_beyond_its_time_out_costs_no_request(elsewhere: Elsewhere):
     server = elsewhere.serve()
     server.wait_until_ready()
-    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.01) as load:
+    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.1) as load:
         elsewhere.between.faults.seconds["."] = 60.0
         wait_until(lambda: "it is asked again" in store_row(elsewhere, server), "the store's row", 90)
         elsewhere.between.faults.seconds.clear()

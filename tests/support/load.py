@@ -18,7 +18,7 @@ from support.waiting import wait_until
 
 RETURNS_SOON = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
 """To a server that was gone for a moment; else a client waits for seconds."""
-_PAUSE_AFTER_FAILURE_SECONDS = 0.01
+_PAUSE_AFTER_FAILURE_SECONDS = 0.05
 """A channel without a connection fails thousands of requests a second, and what is to come back starts beside that."""
 _PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
 """Between two attempts of a request."""
