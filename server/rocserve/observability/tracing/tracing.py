@@ -239,15 +239,22 @@ class Tracing:
         A model follows the changes for all in what was not asked for it by name.
 
         Raises:
-            ServeError: INVALID_ARGUMENT, the result would not make sense.
+            ServeError: INVALID_ARGUMENT, the result would not make sense for all or for one model; nothing has changed.
         """
-        try:
-            self._change_one(model_name, change)
-            if not model_name:
-                for name in list(self._models):
-                    self._change_one(name, {})
-        finally:
-            self._switch()
+        above, models = self._global, self._models
+        if model_name:
+            models = {**models, model_name: self._changed(models.get(model_name), above, change)}
+        else:
+            above = self._changed(above, self._default, change)
+            models = {name: self._changed(setting, above, {}) for name, setting in models.items()}
+        before = self._global, *self._models.values()
+        self._global = above
+        self._models = {name: setting for name, setting in models.items() if setting.specified}
+        kept = {above, *self._models.values()}
+        for setting in before:
+            if setting not in kept:
+                self._sink.retire(setting)
+        self._switch()
 
     def begin(self, model_name: str, headers: Mapping[str, str]) -> TraceGroup | None:
         """The trace of a request that has come, or None where it is not chosen. `headers`: what came beside the
@@ -271,31 +278,17 @@ class Tracing:
     def _setting(self, model_name: str) -> TraceSetting:
         return self._models.get(model_name, self._global)
 
-    def _change_one(self, model_name: str, change: TraceChange) -> None:
-        if model_name:
-            current, above = self._models.get(model_name), self._global
-        else:
-            current, above = self._global, self._default
+    def _changed(self, current: TraceSetting | None, above: TraceSetting, change: TraceChange) -> TraceSetting:
+        """The setting that takes the place of the current one. Raises: ServeError: as `change`."""
         before = current.specified if current is not None else frozenset()
         given = {name: value for name, value in change.items() if value is not None}
         specified = (before | given.keys()) - (change.keys() - given.keys())
-        if model_name and not specified:
-            if current is not None:
-                del self._models[model_name]
-                self._sink.retire(current)
-            return
         kept = {name: getattr(current.values, name) for name in specified} if current is not None else {}
         values: TraceValues = replace(above.values, **(kept | given))
         fault = self._fault(values)
         if fault and values.level is not TraceLevel.OFF:
             raise invalid_argument(f"Attempting to set invalid trace setting :{fault}")
-        setting = TraceSetting(values, specified, fault)
-        if model_name:
-            self._models[model_name] = setting
-        else:
-            self._global = setting
-        if current is not None:
-            self._sink.retire(current)
+        return TraceSetting(values, specified, fault)
 
     def _fault(self, values: TraceValues) -> str:
         """Why nothing can be traced; in Triton's words."""

@@ -69,6 +69,22 @@ def test_one_model_alone() -> None:
     assert switched == [True, False]
 
 
+def test_a_change_for_all_that_one_model_cannot_follow_changes_nothing() -> None:
+    sink = HeldSink()
+    settings = Tracing(trace_options((("triton", "file", "/nowhere"),), {}), sink)
+    settings.change("a", {"rate": 5})
+    settings.change("m", {"level": TraceLevel.TIMESTAMPS})
+    sink.retired.clear()
+    with pytest.raises(ServeError, match="sample rate must be non-zero"):
+        settings.change("", {"rate": 0, "count": 3})
+    assert [settings.values_of(name).rate for name in ("", "a", "m")] == [1000, 5, 1000]
+    assert {settings.values_of(name).count for name in ("", "a", "m")} == {-1}
+    assert not sink.retired
+    settings.change("", {"rate": 2})
+    assert [settings.values_of(name).rate for name in ("", "a", "m")] == [2, 5, 2]
+    assert len(sink.retired) == 3
+
+
 def test_a_replaced_setting_is_retired() -> None:
     sink = HeldSink()
     settings = Tracing(trace_options(ON, {}), sink)
