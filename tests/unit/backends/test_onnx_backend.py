@@ -492,6 +492,15 @@ def test_an_automatic_warm_up_that_does_not_suit_the_model_is_no_fault(model_sou
     model.warm_up([batch_of("Y", X=np.zeros((1, 4), np.float32))])
 
 
+@pytest.mark.parametrize("size", [1 << 42, 1 << 62])
+def test_an_input_that_no_memory_holds_is_no_fault_of_the_load(
+    model_source: SourceMaker, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    caplog.set_level("INFO")
+    load(model_source("model.onnx", identity(TensorProto.FLOAT, ["batch", size]))).warm_up([])
+    assert "does not fit into memory" in caplog.text and f"of shape [1, {size}]" in caplog.text
+
+
 def test_an_automatic_warm_up_takes_declared_dims(model_source: SourceMaker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     inputs = [InputConfig("X", DataType.FP32, (4,))]

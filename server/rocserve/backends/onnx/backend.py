@@ -46,7 +46,7 @@ from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_w
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
 from rocserve.backends.onnx.strings import bytes_array, text_array
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, internal, invalid_argument
+from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.ragged import RaggedBatching, made_tensors
 from rocserve.core.requests import Signature, TensorSpec
@@ -401,7 +401,11 @@ class OnnxModel:
                     shape = (math.prod(abs(size) for size in shape),)
             if shape[:1] == (-1,):
                 shape = (rows, *shape[1:])
-            zeros = np.zeros([1 if dim == -1 else dim for dim in shape], dtype=spec.datatype.numpy_dtype)
+            sizes = [1 if dim == -1 else dim for dim in shape]
+            try:
+                zeros = np.zeros(sizes, dtype=spec.datatype.numpy_dtype)
+            except (MemoryError, ValueError) as error:
+                raise unavailable(f"input '{spec.name}' of shape {sizes} does not fit into memory: {error}") from None
             if spec.datatype is DataType.BYTES:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)

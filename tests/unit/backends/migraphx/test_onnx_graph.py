@@ -133,6 +133,71 @@ def test_weights_that_are_too_short(tmp_path: Path) -> None:
     assert f"is damaged: tensor '{weights.name}' has {whole - 1} bytes, expected {whole}; copy" in refused
 
 
+@pytest.mark.parametrize(
+    ("datatype", "field", "dims", "expected"),
+    [
+        ("FLOAT", "float_data", [512], 512),
+        ("DOUBLE", "double_data", [4, 4], 16),
+        ("INT64", "int64_data", [], 1),
+        ("UINT32", "uint64_data", [3], 3),
+        ("FLOAT16", "int32_data", [5], 5),
+        ("BOOL", "int32_data", [5], 5),
+        ("UINT4", "int32_data", [5], 3),
+        ("COMPLEX64", "float_data", [5], 10),
+    ],
+)
+def test_values_that_are_too_few_or_too_many(
+    tmp_path: Path, datatype: str, field: str, dims: list[int], expected: int
+) -> None:
+    """MIGraphX would leave the rest as it lies in memory, or write behind the tensor's end."""
+    weight = TensorProto(name="w", data_type=TensorProto.DataType.Value(datatype), dims=dims)
+    for count in (0, expected - 1, expected + 1):
+        del getattr(weight, field)[:]
+        getattr(weight, field).extend([1] * count)
+        model = _model([_float("x", [1])], initializer=[weight])
+        refused = _refusal(_write(tmp_path, model))
+        assert f"is damaged: tensor 'w' has {count} values, expected {expected}; copy" in refused
+    del getattr(weight, field)[:]
+    getattr(weight, field).extend([1] * expected)
+    assert read_onnx_graph(_write(tmp_path, _model([_float("x", [1])], initializer=[weight]))).weight_bytes > 0
+
+
+@pytest.mark.skipif(not hasattr(TensorProto, "FLOAT8E8M0"), reason="onnx 1.19")
+@pytest.mark.parametrize(("datatype", "expected"), [("FLOAT4E2M1", 4), ("FLOAT8E8M0", 8), ("INT4", 4)])
+def test_weights_of_the_newest_datatypes_that_are_too_short(tmp_path: Path, datatype: str, expected: int) -> None:
+    weight = TensorProto(name="w", data_type=TensorProto.DataType.Value(datatype), dims=[8], raw_data=b"x")
+    refused = _refusal(_write(tmp_path, _model([_float("x", [1])], initializer=[weight])))
+    assert f"is damaged: tensor 'w' has 1 bytes, expected {expected}; copy" in refused
+
+
+@pytest.mark.parametrize("dims", [[-1], [-2, -3]])
+def test_weights_of_less_than_nothing(tmp_path: Path, dims: list[int]) -> None:
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims, raw_data=bytes(64))
+    refused = _refusal(_write(tmp_path, _model([_float("x", [1])], initializer=[weight])))
+    assert "is damaged: tensor 'w' has a shape that no memory holds; copy or export it again" in refused
+
+
+def test_a_tensor_that_is_made_twice(tmp_path: Path) -> None:
+    twice = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["x"], ["y"])]
+    refused = _refusal(_write(tmp_path, _model([_float("x", [1])], nodes=twice)))
+    assert refused.endswith("is no ONNX model: tensor 'y' is made twice; export it again")
+    again = [helper.make_node("Relu", ["x"], ["x"]), helper.make_node("Neg", ["x"], ["y"])]
+    assert "tensor 'x' is made twice" in _refusal(_write(tmp_path, _model([_float("x", [1])], nodes=again)))
+    # Outputs that are left out have no name.
+    without = [helper.make_node("Dropout", ["x"], ["y", ""]), helper.make_node("Dropout", ["x"], ["z", ""])]
+    assert read_onnx_graph(_write(tmp_path, _model([_float("x", [1])], nodes=without)))
+
+
+def test_sparse_weights(tmp_path: Path) -> None:
+    values = numpy_helper.from_array(np.ones(1, np.float32), "w")
+    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(np.zeros(1, np.int64), "w_places"), [2])
+    model = _model([_float("x", [1])], sparse_initializer=[sparse])
+    assert _refusal(_write(tmp_path, model)).endswith(
+        "has sparse initializers, which MIGraphX does not have; let ONNX Runtime run the model: parameter 'engine'"
+        ' "onnxruntime"'
+    )
+
+
 @pytest.mark.parametrize("count", [20, 100_000], ids=["sizes", "number of sizes"])
 @pytest.mark.parametrize("fields", [{}, {"raw_data": b"x"}, {"data_location": TensorProto.EXTERNAL}])
 def test_weights_of_a_shape_that_no_memory_holds(tmp_path: Path, count: int, fields: dict[str, Any]) -> None:

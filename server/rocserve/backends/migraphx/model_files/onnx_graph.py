@@ -25,12 +25,33 @@ _TYPES = onnx.TensorProto
 
 _DATATYPES = {_TYPES.DataType.Value(name.upper()): datatype for name, datatype in ONNX_DATATYPES.items()}
 
+_BITS_BY_NAMES: Mapping[int, str] = {
+    2: "INT2 UINT2",
+    4: "INT4 UINT4 FLOAT4E2M1",
+    8: "BOOL INT8 UINT8 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0",
+    16: "INT16 UINT16 FLOAT16 BFLOAT16",
+    32: "INT32 UINT32 FLOAT",
+    64: "INT64 UINT64 DOUBLE COMPLEX64",
+    128: "COMPLEX128",
+}
 _BITS: Mapping[int, int] = {
-    _TYPES.BOOL: 8, _TYPES.UINT8: 8, _TYPES.INT8: 8, _TYPES.UINT16: 16, _TYPES.INT16: 16, _TYPES.FLOAT16: 16,
-    _TYPES.BFLOAT16: 16, _TYPES.UINT32: 32, _TYPES.INT32: 32, _TYPES.FLOAT: 32, _TYPES.UINT64: 64, _TYPES.INT64: 64,
-    _TYPES.DOUBLE: 64, _TYPES.COMPLEX64: 64, _TYPES.COMPLEX128: 128, _TYPES.FLOAT8E4M3FN: 8, _TYPES.FLOAT8E4M3FNUZ: 8,
-    _TYPES.FLOAT8E5M2: 8, _TYPES.FLOAT8E5M2FNUZ: 8, _TYPES.UINT4: 4, _TYPES.INT4: 4,
-}  # fmt: skip
+    # Older versions of the package know fewer.
+    getattr(_TYPES, name): bits
+    for bits, names in _BITS_BY_NAMES.items()
+    for name in names.split()
+    if hasattr(_TYPES, name)
+}
+_FIELDS: Mapping[int, str] = {
+    _TYPES.FLOAT: "float_data",
+    _TYPES.COMPLEX64: "float_data",
+    _TYPES.DOUBLE: "double_data",
+    _TYPES.COMPLEX128: "double_data",
+    _TYPES.INT64: "int64_data",
+    _TYPES.UINT32: "uint64_data",
+    _TYPES.UINT64: "uint64_data",
+}
+"""Of a tensor's values where they are not in its raw_data; int32_data of all other datatypes."""
+_COMPLEX = (_TYPES.COMPLEX64, _TYPES.COMPLEX128)
 
 _QUANTISED = frozenset(
     {
@@ -90,14 +111,19 @@ class _GraphReader:
             missing = "ir_version" if not model.ir_version else "nodes" if not graph.node else "outputs"
             raise self._wrong(f"is no ONNX model, or a damaged one: it has no {missing}; copy or export it again")
         weight_bytes, operators = 0, set()
-        for whole in (*graph.initializer, *graph.sparse_initializer, *graph.node, *model.functions):
+        for whole in (*graph.initializer, *graph.node, *model.functions):
             for part in parts_of(whole):
                 if isinstance(part, onnx.TensorProto):
                     weight_bytes += self._size(part)
                 elif as_text(part.domain) in ("", "ai.onnx"):
                     operators.add(as_text(part.op_type))
+        if graph.sparse_initializer:
+            raise self._wrong(
+                "has sparse initializers, which MIGraphX does not have; let ONNX Runtime run the model: parameter"
+                " 'engine' \"onnxruntime\""
+            )
+        self._check_made_once(graph)
         defaults = {as_text(tensor.name) for tensor in graph.initializer}
-        defaults.update(as_text(tensor.values.name) for tensor in graph.sparse_initializer)
         return ModelGraph(
             inputs=tuple(self._tensors("input", (value for value in graph.input if value.name not in defaults))),
             outputs=tuple(self._tensors("output", graph.output)),
@@ -107,14 +133,22 @@ class _GraphReader:
             is_quantised=not _QUANTISED.isdisjoint(operators),
         )
 
+    def _check_made_once(self, graph: onnx.GraphProto) -> None:
+        """Of a tensor that two nodes make MIGraphX takes one."""
+        made = {as_text(value.name) for value in graph.input} | {as_text(value.name) for value in graph.initializer}
+        for name in (as_text(name) for node in graph.node for name in node.output if name):
+            if name in made:
+                raise self._wrong(f"is no ONNX model: tensor '{name}' is made twice; export it again")
+            made.add(name)
+
     def _size(self, tensor: onnx.TensorProto) -> int:
         """Its bytes, in the file or beside it."""
-        if is_beyond_memory(tensor.dims):
+        if is_beyond_memory(tensor.dims) or min(tensor.dims, default=0) < 0:
             raise self._wrong(
                 f"is damaged: tensor '{as_text(tensor.name)}' has a shape that no memory holds; copy or export it again"
             )
         bits = _BITS.get(tensor.data_type, 0) * math.prod(tensor.dims)
-        size = max(0, (bits + 7) // 8)
+        size = (bits + 7) // 8
         # MIGraphX reads what is named there whatever the location says.
         if tensor.external_data or tensor.data_location == _TYPES.EXTERNAL:
             # An order in which MIGraphX, which reads entries by place, would read something else is refused.
@@ -126,12 +160,17 @@ class _GraphReader:
                     " save_as_external_data=True)"
                 )
             return self._files.add(tensor, size)
-        if tensor.HasField("raw_data") and bits and len(tensor.raw_data) < size:
-            # MIGraphX would read on behind their end.
-            raise self._wrong(
-                f"is damaged: tensor '{as_text(tensor.name)}' has {len(tensor.raw_data)} bytes, expected {size}; copy"
-                " or export it again"
-            )
+        # MIGraphX would read on behind the end of what is too short, or write behind that of the tensor.
+        if tensor.HasField("raw_data"):
+            fault = f"{len(tensor.raw_data)} bytes, expected {size}" if len(tensor.raw_data) < size else ""
+        else:
+            found = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data")))
+            # Two numbers a complex one; of those below a byte there are several in one.
+            expected = math.prod(tensor.dims) * (1 + (tensor.data_type in _COMPLEX))
+            expected = min(expected, size)
+            fault = f"{found} values, expected {expected}" if bits and found != expected else ""
+        if fault:
+            raise self._wrong(f"is damaged: tensor '{as_text(tensor.name)}' has {fault}; copy or export it again")
         return size
 
     def _tensors(self, kind: str, values: Iterable[onnx.ValueInfoProto]) -> Iterator[GraphTensor]:
