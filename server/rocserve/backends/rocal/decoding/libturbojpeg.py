@@ -12,7 +12,6 @@ A call gives the GIL back for as long as it runs. The functions are those of Tur
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import re
 import struct
 from typing import Any
@@ -180,7 +179,7 @@ _CHANNELS = {RGB: 3, BGR: 3, GREY: 1, CMYK: 4}
 
 _ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
 
-_FILENAMES = ("libturbojpeg.so.0", "libturbojpeg.so", "libturbojpeg.dylib")
+_FILENAMES = ("libturbojpeg.so.0", "libturbojpeg.so")
 
 _ATTEMPTS = 4
 """How often a JPEG is decoded at most: as many times as there are harmless faults, and once without."""
@@ -251,15 +250,10 @@ def _load() -> ctypes.CDLL:
     for filename in _FILENAMES:
         try:
             return ctypes.CDLL(filename)
-        except OSError:
-            continue
-    # Not where the dynamic linker looks: search for it (that starts processes, hence last).
-    found = ctypes.util.find_library("turbojpeg")
-    if found is None:
-        raise RuntimeError(
-            "libturbojpeg was not found; it decodes JPEGs (Debian and Ubuntu: apt-get install libturbojpeg0)"
-        )
-    try:
-        return ctypes.CDLL(found)
-    except OSError as error:
-        raise RuntimeError(f"{error}; libturbojpeg decodes JPEGs") from None
+        except OSError as error:
+            # The linker's words for a library that is nowhere; one that it needs may be missing as well.
+            if not str(error).startswith(f"{filename}: cannot open shared object file"):
+                raise RuntimeError(f"{error}; libturbojpeg decodes JPEGs") from None
+    raise RuntimeError(
+        "libturbojpeg was not found; it decodes JPEGs (Debian and Ubuntu: apt-get install libturbojpeg0)"
+    )
