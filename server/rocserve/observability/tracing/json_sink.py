@@ -13,7 +13,6 @@ from io import FileIO
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from weakref import WeakSet
 
 import numpy as np
 
@@ -107,16 +106,6 @@ def _write_all(file: FileIO, data: bytes) -> None:
         view = view[file.write(view) :]
 
 
-@dataclass(slots=True)
-class _Collected:
-    """The traces of a setting that keeps them for a file of their own."""
-
-    entries: list[str] = field(default_factory=list)
-    """Those that wait for a file."""
-    count: int = 0
-    """All that there have been."""
-
-
 class JsonSink:
     """Implements rocserve.observability.tracing.tracing.TraceSink.
 
@@ -133,9 +122,6 @@ class JsonSink:
         """Where the array's last bracket is; 0 = nothing has been written."""
         self._next_index = 0
         self._is_failing = False
-        # Of those whose end has been handled; they live on with the requests that they have chosen.
-        self._retired: WeakSet[TraceSetting] = WeakSet()
-        self._collected: dict[TraceSetting, _Collected] = {}
         self._writer: WriterThread[tuple[TraceSetting, TraceGroup | None]] = WriterThread(self._handle, log)
 
     def take(self, setting: TraceSetting, group: TraceGroup) -> None:
@@ -155,30 +141,25 @@ class JsonSink:
     def _handle(self, items: list[tuple[TraceSetting, TraceGroup | None]]) -> None:
         streamed: list[str] = []
         for setting, group in items:
-            is_retired = setting in self._retired
+            per_file = setting.given.log_frequency
             if group is None:
-                self._retired.add(setting)
-                left = self._collected.pop(setting, None)
-                if left is not None and left.entries:
-                    write = self._write_indexed if setting.given.log_frequency else self._append
-                    write(",".join(left.entries))
-            elif is_retired and setting.given.log_frequency:
+                setting.is_retired = True
+                if setting.kept:
+                    write = self._write_indexed if per_file else self._append
+                    write(",".join(setting.kept))
+                    setting.kept.clear()
+            elif setting.is_retired and per_file:
                 self._write_indexed(group_json(group))
-            elif is_retired or not (setting.given.log_frequency or setting.given.count > 0):
+            elif setting.is_retired or not (per_file or setting.given.count > 0):
                 streamed.append(group_json(group))
             else:
-                self._collect(setting, group_json(group))
+                setting.finished += 1
+                setting.kept.append(group_json(group))
+                if len(setting.kept) == per_file or setting.has_all():
+                    self._write_indexed(",".join(setting.kept))
+                    setting.kept.clear()
         if streamed:
             self._append(",".join(streamed))
-
-    def _collect(self, setting: TraceSetting, entries: str) -> None:
-        collected = self._collected.setdefault(setting, _Collected())
-        collected.count += 1
-        collected.entries.append(entries)
-        is_full = bool(setting.given.log_frequency) and len(collected.entries) >= setting.given.log_frequency
-        if is_full or setting.has_all(collected.count):
-            waiting, collected.entries = collected.entries, []
-            self._write_indexed(",".join(waiting))
 
     def _append(self, entries: str) -> None:
         """Add to the array. `entries`: JSON values with commas between them."""

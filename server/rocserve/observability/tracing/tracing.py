@@ -165,6 +165,13 @@ class TraceSetting:
     """Why nothing can be traced by it; empty: something can."""
     _seen: int = field(default=0, init=False)
     _begun: int = field(default=0, init=False)
+    # The sink's, on its thread.
+    finished: int = field(default=0, init=False)
+    """Of its traces, those that have been kept for files of their own."""
+    kept: list[str] = field(default_factory=list, init=False)
+    """Those that wait for such a file."""
+    is_retired: bool = field(default=False, init=False)
+    """Its end has been handled; it lives on with the requests that it has chosen."""
 
     def __post_init__(self) -> None:
         self._remaining = self.given.count
@@ -179,9 +186,9 @@ class TraceSetting:
         """As they are now: `count` is how many are left."""
         return replace(self.given, count=self._remaining)
 
-    def has_all(self, collected: int) -> bool:
-        """Whether no more traces will follow `collected` finished ones."""
-        return self._remaining == 0 and collected >= self._begun
+    def has_all(self) -> bool:
+        """Whether no more traces will follow the finished ones."""
+        return self._remaining == 0 and self.finished >= self._begun
 
     def choose(self, forced: bool = False) -> bool:
         """Whether the request that has come now is traced. `forced`: its client traces it already, so that neither rate
