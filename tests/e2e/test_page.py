@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.http_requests import add_sub_body, ask
 from support.models import add_constant, drop
-from support.server import RocserveProcess
+from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 
 from rocserve.frontends.http.routes import find_destination
@@ -109,24 +109,31 @@ def test_overview(http_server: RocserveProcess) -> None:
     assert overview(http_server, "patient")["platform"] == "python"
 
 
-@MODES
-def test_a_worker_that_is_started_again(serve, repository: Path, front_ends: int) -> None:
-    drop(repository, "m", add_constant(1.0))
-    server = serve(repository, flags=(f"--front-ends={front_ends}",))
-    server.wait_until_ready()
-    assert overview(server, "m")["worker_restarts"] == 0
-    [worker] = [process for process in server.family() if process.name().startswith("rocserve:m")]
-    worker.kill()
-    wait_until(lambda: overview(server, "m")["worker_restarts"] == 1)
-    wait_until(lambda: overview(server, "m")["state"] == "READY")
-
-
-@MODES
-def test_events_as_they_happen(serve, repository: Path, front_ends: int) -> None:
+@pytest.fixture(scope="module", params=[0, 2], ids=["one-process", "front-ends"])
+def followed(request: pytest.FixtureRequest, start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
+    """With a model `good`; the last test of it ends it."""
+    repository = tmp_path_factory.mktemp("page")
     drop(repository, "good", add_constant(1.0))
-    server = serve(repository, flags=(f"--front-ends={front_ends}",))
-    server.wait_until_ready()
-    with events(server) as next_event:
+    return start(repository, f"--front-ends={request.param}")
+
+
+@pytest.mark.parametrize("followed", [pytest.param(0, id="one-process")], indirect=True)
+def test_so_many_streams_of_events(followed: RocserveProcess) -> None:
+    connections = [http.client.HTTPConnection("127.0.0.1", followed.http_port, timeout=20) for _ in range(65)]
+    statuses = []
+    for connection in connections:
+        connection.request("GET", "/v2/events")
+        statuses.append(connection.getresponse().status)
+    assert statuses == [200] * 64 + [503]
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: ask(followed, "HEAD", "/v2/events")[0] == 200)
+    assert ask(followed, "GET", "/v2/overview")[0] == 200
+
+
+def test_events_as_they_happen_and_a_worker_that_is_started_again(followed: RocserveProcess) -> None:
+    (repository,) = followed.repositories
+    with events(followed) as next_event:
         while (event := next_event())["state"] != "READY":
             assert (event["name"], event["version"]) == ("good", "1")
         drop(repository, "bad", b"this is no model")
@@ -137,31 +144,22 @@ def test_events_as_they_happen(serve, repository: Path, front_ends: int) -> None
         drop(repository, "bad", add_constant(2.0))
         while (event := next_event())["state"] != "READY":
             assert event["name"] == "bad"
-    with events(server, Last_Event_ID=str(number)) as next_event:
+        assert overview(followed, "good")["worker_restarts"] == 0
+        [worker] = [process for process in followed.family() if process.name().startswith("rocserve:good")]
+        worker.kill()
+        assert next_event()["reason"] == "restarting: worker ended unexpectedly (killed by signal 9)"
+        assert next_event()["state"] == "READY"
+        assert overview(followed, "good")["state"] == "READY"
+        assert overview(followed, "good")["worker_restarts"] == 1
+    with events(followed, Last_Event_ID=str(number)) as next_event:
         first = next_event()
         assert first["number"] == number + 1
         # Whoever listens does not hold up the end.
         began = time.monotonic()
-        assert server.terminate() == 0
+        assert followed.terminate() == 0
         assert time.monotonic() - began < 15
         while next_event() is not None:
             pass
-
-
-def test_so_many_streams_of_events(serve, repository: Path) -> None:
-    drop(repository, "m", add_constant(1.0))
-    server = serve(repository)
-    server.wait_until_ready()
-    connections = [http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20) for _ in range(65)]
-    statuses = []
-    for connection in connections:
-        connection.request("GET", "/v2/events")
-        statuses.append(connection.getresponse().status)
-    assert statuses == [200] * 64 + [503]
-    for connection in connections:
-        connection.close()
-    wait_until(lambda: ask(server, "HEAD", "/v2/events")[0] == 200)
-    assert ask(server, "GET", "/v2/overview")[0] == 200
 
 
 @MODES
