@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -37,9 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
     RocserveProcess.default_front_ends = config.getoption("front_ends")
 
 
+def folder_of(path: Path) -> str:
+    """The folder of this one that it is in."""
+    return path.parts[len(HERE.parts)]
+
+
 def is_quick(path: Path, config: pytest.Config) -> bool:
     """Of a file, or a folder below this one, which does not mark its tests as long."""
-    folder = path.relative_to(HERE).parts[0]
+    folder = folder_of(path)
     return folder in ("unit", "smoke") or (folder == "parity" and config.getoption("triton") == "recorded")
 
 
@@ -60,18 +66,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.long)
     # What takes longest begins first, so that no process is left alone with it in the end: tests/parity, which one
     # process runs; files whose tests have limits of their own, by the longest; then folders by the servers they start.
-    folders = {name: place for place, name in enumerate(("parity", "campaign", "faults", "docs", "e2e", "security"))}
+    # Of these tests/unit computes, and the others wait for most of their time: each has its share from then on.
+    folders = {name: place for place, name in enumerate(("campaign", "faults", "docs", "e2e", "security"))}
     counts = Counter(item.path for item in items)
     limits = dict.fromkeys(counts, 0.0)
     for item in items:
         limits[item.path] = max([limits[item.path], *(mark.args[0] for mark in item.iter_markers("timeout"))])
+        if folder_of(item.path) == "parity":
+            limits[item.path] = math.inf
 
-    def place(path: Path) -> tuple[bool, float, int, int, Path]:
-        folder = path.parts[len(HERE.parts)]
-        return folder != "parity", -limits[path], folders.get(folder, len(folders)), -counts[path], path
+    def place(path: Path) -> tuple[float, int, int, Path]:
+        return -limits[path], folders.get(folder_of(path), len(folders)), -counts[path], path
 
-    places = {path: place(path) for path in counts}
-    items.sort(key=lambda item: places[item.path])
+    shares: dict[bool, list[Path]] = {False: [], True: []}
+    for path in sorted(counts, key=place):
+        if not limits[path]:
+            shares[folder_of(path) == "unit"].append(path)
+    turns = {path: turn / len(share) for share in shares.values() for turn, path in enumerate(share, 1)}
+    items.sort(key=lambda item: (turns.get(item.path, 0.0), place(item.path)))
 
 
 def pytest_collection_finish() -> None:
