@@ -305,6 +305,7 @@ def test_sizes_of_outputs_that_vary_are_found_by_a_second_run(
         "OUTPUT__1": (-1,),
     }
     assert shapes("traced", inputs=(InputConfig("x", FP32, (-1, 4)),)) == {"scores": (-1, 3), "best": (-1,)}
+    assert shapes("raising", inputs=(InputConfig("x", FP32, (5, 4)),))["rest"] == (-1, 4), "none of it for zeros"
 
 
 def test_a_program_that_gives_no_row_for_each_does_not_batch(

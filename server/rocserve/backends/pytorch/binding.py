@@ -183,7 +183,8 @@ def _tried_outputs(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tu
         if batches:
             shape = (-1, *shape[1:])
         if place < len(others) and len(others[place]) == len(shape):
-            shape = tuple(size if size == other else -1 for size, other in zip(shape, others[place], strict=True))
+            # What zeros have nothing of, as many a detector finds nothing, varies as well.
+            shape = tuple(size if size == other > 0 else -1 for size, other in zip(shape, others[place], strict=True))
         found.append(ProgramTensor(names, datatype, shape))
     return tuple(found)
 
