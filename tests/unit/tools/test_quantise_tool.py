@@ -16,6 +16,7 @@ import pytest
 from support.pytorch import NO_PYTORCH
 
 from rocserve import cli
+from rocserve.core.errors import ServeError
 
 pytestmark = pytest.mark.long
 
@@ -187,3 +188,37 @@ def test_qat_needs_who_trains(digits: Digits, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         quantise(digits, "digits.pt2", "static", "never.pt2", "--train=train.py")
     assert "--method qat needs --train, and no other method takes it" in capsys.readouterr().err
+
+
+def test_outputs_of_any_datatype_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch", reason=NO_PYTORCH)
+
+    class Answers(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 4)
+
+        def forward(self, x: Any) -> Any:
+            scores = self.layer(x)
+            found = scores > scores.mean(-1, keepdim=True)
+            return {"found": found, "bytes": found.to(torch.uint8), "narrow": scores.bfloat16(), "none": scores[:, :0]}
+
+    chance = np.random.default_rng(1)
+    np.save(tmp_path / "data.npy", chance.standard_normal((64, 8)).astype(np.float32))
+    rows = {"x": {0: torch.export.Dim("rows")}}
+    torch.export.save(
+        torch.export.export(Answers().eval(), (torch.ones(5, 8),), dynamic_shapes=rows), tmp_path / "model.pt2"
+    )
+    flags = ("--method=dynamic", f"--data={tmp_path / 'data.npy'}", f"--out={tmp_path / 'out.pt2'}")
+    assert cli.main(["quantise", str(tmp_path / "model.pt2"), *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[-4:]] == ["found", "bytes", "narrow", "none"]
+    assert lines[-4].partition(": ")[2] == lines[-3].partition(": ")[2], "one less than nothing is one away"
+    assert lines[-1] == "none: largest difference 0, of values up to 0"
+
+
+def test_a_script_whose_train_is_no_function(tmp_path: Path) -> None:
+    methods = pytest.importorskip("rocserve.tools.quantise.methods", reason=NO_PYTORCH)
+    (tmp_path / "script.py").write_text("train = 3\n")
+    with pytest.raises(ServeError, match=r"script.py has no function train\(network\)"):
+        methods.training_function(tmp_path / "script.py")

@@ -93,7 +93,7 @@ def training_function(file: Path) -> Train:
     sys.path.insert(0, str(file.absolute().parent))  # As Python has it for a script.
     spec.loader.exec_module(script)
     train: Train | None = getattr(script, "train", None)
-    if train is None:
+    if not callable(train):
         raise invalid_argument(f"{file} has no function train(network)")
     return train
 
@@ -106,9 +106,10 @@ _ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "t
 
 
 def results(program: Program, run: Mapping[str, Array]) -> list[Array]:
-    """What the program makes of one run's inputs."""
+    """What the program makes of one run's inputs; in fp32 what is in bf16, which numpy has not."""
     with torch.no_grad():
-        return [found.numpy() for found in outputs_of(program.call(_tensors(program, run)))]
+        found = outputs_of(program.call(_tensors(program, run)))
+    return [(value.float() if value.dtype is torch.bfloat16 else value).numpy() for value in found]
 
 
 def _tensors(program: Program, run: Mapping[str, Array]) -> list[Any]:

@@ -200,10 +200,14 @@ def _compare(original: Program, written: Run, runs: Sequence[Mapping[str, Array]
     exact_runs = [results(original, run) for run in runs]
     other_runs = [written(run) for run in runs]
     for place, tensor in enumerate(original.signature.outputs or ()):
-        exact, other = (np.concatenate([np.atleast_1d(run[place]) for run in one]) for one in (exact_runs, other_runs))
-        largest, most = np.abs(exact - other).max(), np.abs(exact).max()
+        # As numbers with a sign and a fraction, whatever the datatype.
+        exact, other = (
+            np.concatenate([np.atleast_1d(run[place]) for run in one]).astype(np.float64)
+            for one in (exact_runs, other_runs)
+        )
+        largest, most = np.abs(exact - other).max(initial=0), np.abs(exact).max(initial=0)
         line = f"{tensor.names[0]}: largest difference {largest:.4g}, of values up to {most:.4g}"
-        if exact.ndim > 1:
+        if exact.ndim > 1 and exact.size:
             agreement = np.mean(exact.argmax(-1) == other.argmax(-1))
             line += f"; the largest element is at the same place in {agreement:.2%} of {exact[..., 0].size} rows"
         say(out, line)
