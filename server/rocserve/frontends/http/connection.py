@@ -36,6 +36,7 @@ _BEGUN_AT_ONCE = 16
 _LONGEST_REMEMBERED_HEAD = 1024
 """Bytes: all of them take ten megabytes at most, when they are nothing but short headers."""
 _HEAD_END = b"\r\n\r\n"
+_FRAMING = (b"content-length", b"transfer-encoding")
 _RESET_SECONDS = 0.05
 """Between two looks whether a client that sends no more is gone."""
 
@@ -60,6 +61,8 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._arriving: Request | None = None
         """Whose head or body is being parsed."""
+        self._upgrading: Request | None = None
+        """It asks for another protocol: its head has been parsed, and its body is still to be."""
         self._waiting: deque[Request] = deque()
         """Requests behind the one in progress; their heads are there."""
         self.current: Request | None = None
@@ -172,18 +175,28 @@ class Connection(asyncio.Protocol):
             self._head_since = time.monotonic()
         self._bodiless_bytes += len(data)
         try:
-            if self._arriving is None and not self._is_in_head:
-                data = self._parse_head(data)
-            self._parser.feed_data(data)
+            try:
+                if self._arriving is None and not self._is_in_head:
+                    data = self._parse_head(data)
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._parser.feed_data(self._plain_head() + data[upgrade.args[0] :])
             if self._bodiless_bytes > _LARGEST_HEAD and (self._is_in_head or self._arriving is not None):
                 what = "head" if self._is_in_head else "trailer, or what is said of a chunk,"
                 raise httptools.HttpParserError(f"a request's {what} is more than {_LARGEST_HEAD} bytes")
-        except httptools.HttpParserUpgrade:
-            self._is_last = True  # It is answered in HTTP/1.1. What comes behind it would be in another protocol.
         except httptools.HttpParserError as error:
             self._refuse(str(error.__context__ if isinstance(error.__context__, _Refused) else error))
         if self._arriving is not None:
             self._arriving.wake()
+
+    def _plain_head(self) -> bytes:
+        """A head by which the parser reads the body of a request that asks for another protocol too: it takes what
+        comes behind its own head for that. Such a request is answered in HTTP/1.1, the last in the connection."""
+        assert self._upgrading is not None
+        lengths = [pair for pair in self._upgrading.head.pairs if pair[0].lower() in _FRAMING]
+        return b"".join(
+            [b"POST / HTTP/1.1\r\nConnection: close\r\n", *(b"%b: %b\r\n" % pair for pair in lengths), b"\r\n"]
+        )
 
     def _parse_head(self, data: bytes) -> bytes:
         """Between two requests: a head that is whole is parsed alone, and remembered where that was all of one head and
@@ -226,6 +239,9 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         parser, pairs = self._parser, self._pairs
         self._is_in_head = False
+        if self._upgrading is not None:
+            self._arriving, self._upgrading = self._upgrading, None
+            return
         headers: dict[str, str] = {}
         for name, value in pairs:
             headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
@@ -245,6 +261,9 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         request, self._arriving = self._arriving, None
         assert request is not None
+        if self._parser.should_upgrade():
+            self._upgrading = request
+            return
         request.is_whole = True
         if not request.head.keeps_alive:
             self._is_last = True

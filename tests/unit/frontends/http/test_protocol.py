@@ -122,6 +122,32 @@ async def test_bodies_in_one_piece_and_byte_by_byte(rest: bytes) -> None:
         assert body_of(await exchange(port, *parts, pause=0)) == b"<hello>"
 
 
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 5\r\n\r\nhello",
+        b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
+    ],
+)
+async def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(protocol: bytes, rest: bytes) -> None:
+    """As curl --http2 and Java's client send them."""
+    sent = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAM\r\n" % protocol + rest
+    async with listening() as port:
+        for parts in ([sent], [sent[index : index + 1] for index in range(len(sent))], [KNOWN + sent]):
+            answers = (await exchange(port, *parts, pause=0)).split(b"HTTP/1.1 ")[1:]
+            assert body_of(answers[-1]) == b"<hello>"
+            assert len(answers) == 1 + (parts[0][:3] == b"GET")
+        followed = await exchange(port, sent + KNOWN)
+        assert followed.count(b"HTTP/1.1 ") == 1, "what comes behind may be of the other protocol"
+        broken = await exchange(
+            port, POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\nz"
+        )
+        assert b"Invalid character in chunk size" in broken
+        connect = await exchange(port, b"CONNECT x:1 HTTP/1.1\r\n\r\n")
+        assert b"nothing here" in connect
+
+
 async def test_spaces_around_a_value_are_none_of_it() -> None:
     sent = b"GET /headers HTTP/1.1\r\nOne: \t a b \t \r\nTwo:\r\nConnection: close \r\n\r\n"
     async with listening() as port:
