@@ -123,6 +123,13 @@ class Named(nn.Module):
         return {"OUTPUT__1": x + 1, "OUTPUT__0": x + 2, "": x + 3, 7: x + 4, "7": x + 5}
 
 
+class Sized(nn.Module):
+    """Returns what is no tensor, too."""
+
+    def forward(self, x: Tensor) -> Any:
+        return x.shape[0], x + 1, None
+
+
 class Swapped(nn.Module):
     def forward(self, INPUT__1: Tensor, INPUT__0: Tensor) -> Tensor:  # noqa: N803
         return INPUT__1 - 2 * INPUT__0
@@ -187,6 +194,8 @@ def main(folder: Path) -> None:
     _save(folder, "part", part, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
     named = torch.export.export(Named(), (x,), dynamic_shapes={"x": {0: rows}})
     _save(folder, "named", named, {}, {})
+    sized = torch.export.export(Sized(), (x,), dynamic_shapes={"x": {0: rows}})
+    _save(folder, "sized", sized, {"x": x}, {"OUTPUT__0": x + 1})
     _save(folder, "own_self", torch.export.export(OwnSelf(), (x,)), {}, {})
     _save(folder, "corner", torch.export.export(Corner(), (torch.zeros(1).expand(1 << 20, 1 << 20),)), {}, {})
     torch.jit.script(Swapped()).save(folder / "swapped.pt")

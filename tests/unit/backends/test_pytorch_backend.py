@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from support.pytorch import TorchFiles
 
@@ -200,6 +201,22 @@ def test_a_default_name_goes_before_what_others_are_known_by(
     swapped = load(model_source("model.pt", torch_files.data("swapped"), inputs=inputs))
     given = {"INPUT__1": np.full(4, 5, np.float32), "INPUT__0": np.ones(4, np.float32)}
     assert run(swapped, given)["OUTPUT__0"].tolist() == [3] * 4
+
+
+def test_results_that_are_no_tensors_are_left_out(
+    model_source: SourceMaker, torch_files: TorchFiles, tmp_path: Path
+) -> None:
+    check(load(model_source("model.pt2", torch_files.data("sized"), max_batch_size=8)), torch_files, "sized")
+    pytest.importorskip("onnxscript", reason="no onnxscript here; `make pytorch` installs it")
+    from rocserve.backends.pytorch.onnx_export import OnnxJob
+
+    file = tmp_path / "model.pt2"
+    file.write_bytes(torch_files.data("sized"))
+    OnnxJob("m", str(file), str(tmp_path), ("x",), ()).perform(lambda text: None)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    inputs, expected = torch_files.values("sized")
+    assert [output.name for output in session.get_outputs()] == ["OUTPUT__0"]
+    np.testing.assert_allclose(session.run(None, inputs)[0], expected["OUTPUT__0"])
 
 
 def test_inputs_larger_than_memory(model_source: SourceMaker, torch_files: TorchFiles) -> None:
