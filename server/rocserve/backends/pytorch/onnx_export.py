@@ -21,6 +21,8 @@ from rocserve.jobs.messages import Report
 _LOG = logging.getLogger(__name__)
 
 _FILE = "model.onnx"
+_FILES = "2"
+"""Goes up with what is written of the same program."""
 _LARGEST_BYTES = 1 << 31
 """Of one file: protobuf's limit."""
 
@@ -36,7 +38,7 @@ def load(model: ModelSource) -> LoadedModel:
     context = open_compile_context(model, _LOG)
     inputs = tuple(entry.name for entry in model.config.inputs)
     outputs = tuple(entry.name for entry in model.config.outputs)
-    parts = (importlib.metadata.version("torch"), repr((inputs, outputs)))
+    parts = (_FILES, importlib.metadata.version("torch"), repr((inputs, outputs)))
     folder = written_folder(
         model, "onnx", parts, lambda folder: OnnxJob(model.name, str(model.model_file), str(folder), inputs, outputs)
     )
