@@ -191,6 +191,7 @@ def test_engines(parameters: dict[str, str], engine: str) -> None:
             f"parameter '{TORCH_COMPILE}' of model 'm' must be a JSON object with any of fullgraph",
         ),
         ({TORCH_COMPILE: '{"mode": 1}'}, f"parameter '{TORCH_COMPILE}' of model 'm' must be a JSON object with any of"),
+        ({TORCH_COMPILE: "[" * 100_000}, f"parameter '{TORCH_COMPILE}' of model 'm' must be a JSON object with any of"),
         ({TORCH_COMPILE: '{"backend": "onnxrt"}'}, f"parameter '{TORCH_COMPILE}' of model 'm' asks for the backend"),
     ],
 )

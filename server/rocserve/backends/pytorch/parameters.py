@@ -84,7 +84,7 @@ def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
         return TorchCompileOptions()
     try:
         given = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict) or any(
         key not in _COMPILE_OPTIONS or not isinstance(value, _COMPILE_OPTIONS[key]) for key, value in given.items()
