@@ -180,6 +180,8 @@ class Connection(asyncio.Protocol):
                     data = self._parse_head(data)
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
+                # A new one, for this one may have seen that its message is the last.
+                self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(self._plain_head() + data[upgrade.args[0] :])
             if self._bodiless_bytes > _LARGEST_HEAD and (self._is_in_head or self._arriving is not None):
                 what = "head" if self._is_in_head else "trailer, or what is said of a chunk,"
