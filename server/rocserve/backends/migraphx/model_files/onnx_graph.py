@@ -16,6 +16,7 @@ import onnx
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
 from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES, GraphTensor, ModelGraph, is_beyond_memory
+from rocserve.backends.migraphx.model_files.onnx_operators import misread_operator
 from rocserve.core.errors import ServeError, invalid_argument
 
 _LARGEST_FILE = (1 << 31) - 1
@@ -110,19 +111,24 @@ class _GraphReader:
         if not model.ir_version or not graph.node or not graph.output:
             missing = "ir_version" if not model.ir_version else "nodes" if not graph.node else "outputs"
             raise self._wrong(f"is no ONNX model, or a damaged one: it has no {missing}; copy or export it again")
-        weight_bytes, operators = 0, set()
+        weight_bytes, nodes = 0, []
         for whole in (*graph.initializer, *graph.node, *model.functions):
             for part in parts_of(whole):
                 if isinstance(part, onnx.TensorProto):
                     weight_bytes += self._size(part)
                 elif as_text(part.domain) in ("", "ai.onnx"):
-                    operators.add(as_text(part.op_type))
+                    nodes.append(part)
         if graph.sparse_initializer:
             raise self._wrong(
                 "has sparse initializers, which MIGraphX does not have; let ONNX Runtime run the model: parameter"
                 " 'engine' \"onnxruntime\""
             )
         self._check_made_once(graph)
+        if misread := misread_operator(model, nodes):
+            raise self._wrong(
+                f"has operator {misread}, which MIGraphX takes for something else; let ONNX Runtime run the model:"
+                " parameter 'engine' \"onnxruntime\""
+            )
         defaults = {as_text(tensor.name) for tensor in graph.initializer}
         return ModelGraph(
             inputs=tuple(self._tensors("input", (value for value in graph.input if value.name not in defaults))),
@@ -130,7 +136,7 @@ class _GraphReader:
             # Of all initializers and constants, external ones included.
             weight_bytes=weight_bytes,
             external_files=tuple(dict.fromkeys(self._files.paths.values())),
-            is_quantised=not _QUANTISED.isdisjoint(operators),
+            is_quantised=any(as_text(node.op_type) in _QUANTISED for node in nodes),
         )
 
     def _check_made_once(self, graph: onnx.GraphProto) -> None:

@@ -1,0 +1,115 @@
+"""Finds operators of an ONNX graph that MIGraphX takes for others, and so answers wrongly to without a word.
+
+Found by comparing MIGraphX 2.14 (target ref) with ONNX Runtime, which gives what ONNX asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+_Attributes = Mapping[str, onnx.AttributeProto]
+_NONE = onnx.AttributeProto()
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the file says beside a node."""
+
+    opset: int
+    dims: Mapping[str, Sequence[int]]
+    """By a tensor's name; 0 = left open. Tensors of which the file says nothing are not among them."""
+    datatypes: Mapping[str, int]
+    operators: frozenset[str]
+    """Of the whole graph."""
+
+
+def misread_operator(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> str:
+    """What one of the nodes is that MIGraphX takes wrongly ("Clip with only one of min and max"); "" where none is
+    known. `nodes`: the model's of ONNX's own operators, those within others too."""
+    graph = model.graph
+    described = (*graph.input, *graph.value_info, *graph.output)
+    datatypes = {value.name: value.type.tensor_type.elem_type for value in described}
+    datatypes.update((tensor.name, tensor.data_type) for tensor in graph.initializer)
+    known = _Known(
+        opset=next((entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAINS), 1),
+        dims={
+            value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+            for value in described
+            if value.type.tensor_type.HasField("shape")
+        },
+        datatypes=datatypes,
+        operators=frozenset(node.op_type for node in nodes),
+    )
+    for node in nodes:
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        if node.op_type in _CHECKS and (fault := _CHECKS[node.op_type](node, attributes, known)):
+            return f"{node.op_type} {fault}"
+    return ""
+
+
+def _softmax(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+    """Before opset 13 it is over the axis and all behind it, which MIGraphX leaves out."""
+    dims = next((known.dims[name] for name in (*node.input, *node.output) if name in known.dims), ())
+    if known.opset >= 13 or not dims:
+        return ""
+    axis = attributes["axis"].i if "axis" in attributes else 1
+    behind = dims[axis % len(dims) + 1 :]
+    return "over several axes, as before opset 13" if any(size != 1 for size in behind) else ""
+
+
+def _clip(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+    return "with only one of min and max" if known.opset < 11 and len({"min", "max"} & attributes.keys()) == 1 else ""
+
+
+def _recurrent(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+    if attributes.get("clip", _NONE).f:
+        return "with clip"
+    return "with input_forget" if attributes.get("input_forget", _NONE).i else ""
+
+
+def _resize(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+    """Resize of opset 10 and Upsample begin at the corner, as MIGraphX does by whole scales of mode nearest only."""
+    mode = attributes.get("mode", _NONE).s
+    if known.opset <= 10 and mode not in (b"", b"nearest"):
+        return "that interpolates, as before opset 11"
+    return "with antialias" if attributes.get("antialias", _NONE).i else ""
+
+
+def _integer(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+    for operand, zero_point in ((0, 2), (1, 3)):
+        name = node.input[operand] if operand < len(node.input) else ""
+        has_zero_point = zero_point < len(node.input) and node.input[zero_point]
+        if known.datatypes.get(name) == onnx.TensorProto.UINT8 and not has_zero_point:
+            return "of uint8 without a zero point"
+    if node.op_type == "MatMulInteger" and "DynamicQuantizeLinear" in known.operators:
+        return "beside a DynamicQuantizeLinear"
+    return ""
+
+
+def _batch_normalization(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+    return "in training mode" if attributes.get("training_mode", _NONE).i else ""
+
+
+def _space_to_depth(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+    return "of mode CRD" if attributes.get("mode", _NONE).s == b"CRD" else ""
+
+
+_CHECKS: Mapping[str, Callable[[onnx.NodeProto, _Attributes, _Known], str]] = {
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "Clip": _clip,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+    "Resize": _resize,
+    "Upsample": _resize,
+    "ConvInteger": _integer,
+    "MatMulInteger": _integer,
+    "BatchNormalization": _batch_normalization,
+    "SpaceToDepth": _space_to_depth,
+}
+"""The text goes on after the operator's name; "" = MIGraphX takes it rightly, as far as is known."""
