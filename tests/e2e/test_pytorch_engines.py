@@ -94,6 +94,16 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
         assert client.model_metadata("again").properties["engine"] == "inductor"
 
 
+@needs_compiler
+def test_a_size_among_the_results_is_no_output(server: RocserveProcess, torch_files: TorchFiles) -> None:
+    (repository,) = server.repositories
+    drop(repository, "sized", torch_files.data("sized"), ENGINE.format("inductor"), filename="model.pt2")
+    inputs, expected = torch_files.values("sized")
+    with Client(server.address) as client:
+        client.wait_until_ready(COMPILE_SECONDS, model="sized")
+        np.testing.assert_allclose(client.infer("sized", inputs)["OUTPUT__0"], expected["OUTPUT__0"])
+
+
 PAIR = """
 backend: "pytorch"
 input [ {{ name: "ARGS[0]" data_type: TYPE_FP32 dims: {} }}, {{ name: "ARGS[1]" data_type: TYPE_FP32 dims: -1 }},

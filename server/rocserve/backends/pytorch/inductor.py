@@ -28,6 +28,7 @@ from rocserve.backends.pytorch.program import (
     ProgramSignature,
     ProgramTensor,
     devices_of,
+    leave_out_what_is_no_tensor,
     open_exported,
     open_package,
     outputs_of,
@@ -42,7 +43,7 @@ from rocserve.jobs.messages import Report
 _COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
-_FILES = "4"
+_FILES = "5"
 """Goes up with what is in the files."""
 _WORK = "work"
 """Where Inductor keeps its sources and objects meanwhile."""
@@ -178,6 +179,7 @@ class InductorJob:
             exported = _flat_export(program, device)
             inputs = tuple(replace(tensor, strides=()) for tensor in signature.inputs)
             signature = replace(signature, inputs=inputs)
+        leave_out_what_is_no_tensor(exported)
         # Int8 kernels need weights as constants; where a size varies, those of PyTorch 2.13 give wrong results.
         sizes_vary = any(-1 in (tensor.shape or ()) for tensor in program.signature.inputs)
         freezes = device.type == "cpu" and "int8" in program.signature.precision and not sizes_vary

@@ -12,8 +12,8 @@ import onnx_ir
 import torch
 from onnxscript import opset18 as op
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind, TensorArgument
-from torch.utils import _pytree as pytree
+
+from rocserve.backends.pytorch.program import leave_out_what_is_no_tensor
 
 _OPSET = 18
 """The last whose QuantizeLinear, as it is written here, MIGraphX reads."""
@@ -23,7 +23,7 @@ _HALF = 128
 
 def write_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """The names are the tensors'."""
-    _leave_out_what_is_no_tensor(program)
+    leave_out_what_is_no_tensor(program)
     torch.onnx.export(
         program,
         f=path,
@@ -35,20 +35,6 @@ def write_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], outp
         external_data=False,
         verbose=False,
     )
-
-
-def _leave_out_what_is_no_tensor(program: ExportedProgram) -> None:
-    """Of its results: the exporter would have a size among the outputs, under the name of a tensor."""
-    output, signature = program.graph.output_node(), program.graph_signature
-    kept = [
-        (value, spec)
-        for value, spec in zip(output.args[0], signature.output_specs, strict=True)
-        if spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, TensorArgument)
-    ]
-    output.args = (tuple(value for value, _ in kept),)
-    signature.output_specs = [spec for _, spec in kept]
-    results = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    program.module_call_graph[0].signature.out_spec = pytree.tree_structure(tuple(results))
 
 
 def _translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:

@@ -260,6 +260,21 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
     return Program(call, signature)
 
 
+def leave_out_what_is_no_tensor(exported: Any) -> None:
+    """Of its results, which are in a tuple then: what compilers and exporters make of it would have a size among the
+    tensors."""
+    output, signature = exported.graph.output_node(), exported.graph_signature
+    kept = [
+        (value, spec)
+        for value, spec in zip(output.args[0], signature.output_specs, strict=True)
+        if spec.kind.name != "USER_OUTPUT" or isinstance(spec.arg, TensorArgument)
+    ]
+    output.args = (tuple(value for value, _ in kept),)
+    signature.output_specs = [spec for _, spec in kept]
+    results = tuple(spec for _, spec in kept if spec.kind.name == "USER_OUTPUT")
+    exported.module_call_graph[0].signature.out_spec = pytree.tree_structure(results)
+
+
 def size_conditions(exported: Any) -> tuple[str, ...]:
     """What a program of torch.export wants of its inputs' sizes beside their `open_sizes`: it checks that itself, and
     what is compiled of it does not. Raises: ServeError: INVALID_ARGUMENT, there is a condition that is not understood.
