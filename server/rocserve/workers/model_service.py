@@ -10,7 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
@@ -102,8 +102,8 @@ class ModelService(ABC):
             report=report,
         )
 
-    def _samples(self, message: WarmUp) -> list[Batch]:
-        return [batch for _, batch in warm_up_samples(message.config, Path(self._load.model_folder))]
+    def _samples(self, message: WarmUp) -> list[tuple[str, Batch]]:
+        return list(warm_up_samples(message.config, Path(self._load.model_folder)))
 
     @contextmanager
     def _running_instance(self) -> Iterator[None]:
@@ -147,7 +147,9 @@ class TensorService(ModelService):
         self.batches_at_once = len(model_executions(self.model))
 
     def warm_up(self, message: WarmUp) -> None:
-        self.model.warm_up([with_ragged_shapes(sample, message.config) for sample in self._samples(message)])
+        samples = self._samples(message)
+        with _of_samples(name for name, _ in samples):
+            self.model.warm_up([with_ragged_shapes(batch, message.config) for _, batch in samples])
         self._config = message.config
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
@@ -343,17 +345,18 @@ class RequestService(ModelService):
 
     def warm_up(self, message: WarmUp) -> None:
         self.model.initialize(message.config, message.config_json)
-        for batch in self._samples(message):
+        for name, batch in self._samples(message):
             responders = [_SampleResponder() for _ in batch.request_sizes]
             requests = [
                 ModelRequest(inputs, batch.requested_outputs, responder)
                 for inputs, responder in zip(separate(batch), responders, strict=True)
             ]
-            # The last answer to each counts; one that is wanted again has run for once.
-            for answer, responder in zip(self.model.execute(requests), responders, strict=True):
-                last = answer if answer is not None else responder.ended.result()
-                if isinstance(last, ServeError):
-                    raise last
+            with _of_samples([name]):
+                # The last answer to each counts; one that is wanted again has run for once.
+                for answer, responder in zip(self.model.execute(requests), responders, strict=True):
+                    last = answer if answer is not None else responder.ended.result()
+                    if isinstance(last, ServeError):
+                        raise last
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         is_wanted = True
@@ -447,6 +450,21 @@ class RequestService(ModelService):
         finally:
             end_requests(token)
         return answers
+
+
+@contextmanager
+def _of_samples(names: Iterable[str]) -> Iterator[None]:
+    """Around runs of these warm-up samples: says in their error which they are. None: what fails is no sample."""
+    try:
+        yield
+    except Exception as error:
+        which = " or ".join(f"'{name}'" for name in dict.fromkeys(names))
+        # What a file of the model's lacks is told by its own name.
+        if not which or isinstance(error, OSError):
+            raise
+        fault = error if isinstance(error, ServeError) else ServeError(StatusCode.INTERNAL, error_text(error))
+        cause = error.__cause__ if fault is error else error
+        raise ServeError(fault.code, f"failed to run warmup sample {which}: {fault.text}") from cause
 
 
 class _SampleResponder:

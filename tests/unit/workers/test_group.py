@@ -129,6 +129,16 @@ async def test_a_warm_up_file_that_will_not_do(workshop: Workshop, name: str, te
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
+async def test_a_sample_that_fails_is_named(workshop: Workshop) -> None:
+    inputs = {name: WarmupInput(DataType.INT32, (16,), "zero") for name in "AB"}
+    config = config_of("warm_up_fails", model_warmup=(WarmupSample("w", 1, inputs),))
+    group = workshop.group("warm_up_fails", config=config)
+    await group.load()
+    with pytest.raises(ServeError, match=r"^failed to run warmup sample 'w': too cold$") as caught:
+        await group.warm_up(config)
+    assert caught.value.code is StatusCode.INTERNAL
+
+
 async def test_a_killed_worker_fails_what_is_in_it_and_comes_back(workshop: Workshop) -> None:
     group = await workshop.serving("stuck", plans=[WorkerPlan(InstanceKind.CPU, None, 2)])
     (pid,) = pids(group)

@@ -238,7 +238,7 @@ async def test_warm_up_samples_are_requests(models: RequestModels) -> None:
     )
     await models.load("echo", more=sample % "zero_data")
     await models.load("counts", "counts", DECOUPLED + sample % "zero_data")
-    with pytest.raises(ServeError, match="the model's own words"):
+    with pytest.raises(ServeError, match="failed to run warmup sample 'w': the model's own words"):
         await models.load("raises", "raises", sample % "zero_data")
 
 
