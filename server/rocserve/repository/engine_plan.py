@@ -102,7 +102,7 @@ def _gpus_of_group(
         )
     if group.kind is InstanceKind.GPU:
         gpus = (group.gpus or machine.gpus) if _takes_gpus(choice.engine, machine) else ()
-        if not gpus and config.parameters.get("engine") != "auto":
+        if not gpus and config.parameters.get("engine", "").strip() != "auto":
             engine = choice.engine
             if _takes_gpus(engine, machine):
                 why = " (none was found on this machine; name those to use in 'gpus')"

@@ -82,7 +82,8 @@ def test_a_gpu_that_is_not_there_is_replaced_by_the_cpu_only_where_auto_is_writt
     with pytest.raises(ServeError, match=text) as caught:
         plan(spec, gpu_group())
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
-    assert plan(spec, gpu_group(), engine="auto") == [(InstanceKind.CPU, None, 1)]
+    for engine in ("auto", " auto\n"):
+        assert plan(spec, gpu_group(), engine=engine) == [(InstanceKind.CPU, None, 1)]
 
 
 def test_auto_takes_the_gpu_where_there_is_one() -> None:

@@ -77,7 +77,7 @@ def _find_device(model: ModelSource) -> torch.device:
         torch.cuda.set_device(device)
         return device
     why = f"PyTorch {torch.__version__} finds no GPU here that it can use"
-    if model.config.parameters.get("engine") != "auto":
+    if model.config.parameters.get("engine", "").strip() != "auto":
         raise unavailable(
             f"model '{model.name}': {why}; install PyTorch's build for this GPU, use KIND_CPU, or set parameter"
             " 'engine' to \"auto\" to accept the CPU"

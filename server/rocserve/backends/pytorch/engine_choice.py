@@ -97,7 +97,7 @@ def _with_the_cpu_behind(choice: EngineChoice, config: ModelConfig, machine: Mac
     """With the same engine on the CPU to take its place, where an instance may be on a GPU and the configuration does
     not insist on that: a GPU that PyTorch's build cannot use is known once a worker has tried."""
     asks = any(group.kind is InstanceKind.GPU and not group.passive for group in config.instance_groups)
-    insists = asks and config.parameters.get("engine") != "auto"
+    insists = asks and config.parameters.get("engine", "").strip() != "auto"
     takes_gpus = choice.auto_takes_gpus or (asks and machine.is_installed("torch", _GPU_LIBRARIES))
     if insists or not takes_gpus or not has_gpu_for(config, machine):
         return choice

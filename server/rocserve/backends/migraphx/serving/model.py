@@ -320,7 +320,7 @@ class _Compiled:
     def _check_outputs(self, about: ProgramAbout) -> None:
         """Refuses other outputs than the model's file says where ONNX Runtime may take over."""
         config = self.context.model.config
-        if config.backend != "onnx" or config.parameters.get("engine", "") not in ("", "auto"):
+        if config.backend != "onnx" or config.parameters.get("engine", "").strip() not in ("", "auto"):
             return
         for planned, output in zip(self.plan.outputs, about.outputs, strict=False):
             # `check_batch` refuses batches of such.
