@@ -10,12 +10,12 @@ from rocserve.core.errors import ServeError, StatusCode
 
 LENGTH = OpenSize("s", 1, 0, 3, 8)
 TWICE_AND_ONE = OpenSize("s", 2, 1, 3, None)
-INPUTS = (("x", (LENGTH, None)), ("y", (TWICE_AND_ONE,)))
+NAMES, SIZES = ("x", "y"), ((LENGTH, None), (TWICE_AND_ONE,))
 
 
 @pytest.mark.parametrize("length", [3, 8])
 def test_sizes_that_go_together(length: int) -> None:
-    check_sizes(INPUTS, [np.zeros((length, 5)), np.zeros(2 * length + 1)])
+    check_sizes(NAMES, SIZES, (), [np.zeros((length, 5)), np.zeros(2 * length + 1)])
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_sizes_that_go_together(length: int) -> None:
 )  # fmt: skip
 def test_sizes_that_do_not(x: int, y: int, text: str) -> None:
     with pytest.raises(ServeError) as raised:
-        check_sizes(INPUTS, [np.zeros((x, 5)), np.zeros(y)])
+        check_sizes(NAMES, SIZES, (), [np.zeros((x, 5)), np.zeros(y)])
     assert raised.value.code is StatusCode.INVALID_ARGUMENT and raised.value.text == text
 
 
@@ -47,14 +47,14 @@ def test_sizes_that_do_not(x: int, y: int, text: str) -> None:
     ],
 )
 def test_conditions(text: str, sizes: tuple[int, int], holds: bool) -> None:
-    condition, values = SizeCondition(text), [np.zeros(size) for size in sizes]
+    conditions, values = [SizeCondition(text)], [np.zeros(size) for size in sizes]
     if holds:
-        condition.check(["x", "y"], values)
+        check_sizes(NAMES, ((None,), (None,)), conditions, values)
         return
     with pytest.raises(
         ServeError, match="sizes of the inputs do not go together; its program was exported for"
     ) as raised:
-        condition.check(["x", "y"], values)
+        check_sizes(NAMES, ((None,), (None,)), conditions, values)
     assert raised.value.code is StatusCode.INVALID_ARGUMENT
     assert f"dimension 0 of input 'x' ({sizes[0]})" in raised.value.text
 

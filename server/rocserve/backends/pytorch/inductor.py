@@ -71,14 +71,12 @@ def load(model: ModelSource) -> LoadedModel:
             " be called; export it without them, or leave parameter 'engine' out"
         )
     names = [tensor.names[0] for tensor in signature.inputs]
-    sizes = [(tensor.names[0], tensor.open_sizes) for tensor in signature.inputs]
+    sizes = [tensor.open_sizes for tensor in signature.inputs]
     conditions = [SizeCondition(text) for text in signature.conditions]
     layouts = [_layout(model.name, tensor) for tensor in signature.inputs]
 
     def call(values: Sequence[Any]) -> Any:
-        check_sizes(sizes, values)
-        for condition in conditions:
-            condition.check(names, values)
+        check_sizes(names, sizes, conditions, values)
         return package.call([value if lay is None else lay(value) for lay, value in zip(layouts, values, strict=True)])
 
     program = Program(call, replace(signature, overwritten=package.signature.overwritten))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,20 +50,26 @@ def linear_size(expression: Any, least: int, most: int | None) -> OpenSize | Non
 
 
 def check_sizes(
-    inputs: Sequence[tuple[str, Sequence[OpenSize | None]]], values: Sequence[Any], made: str = "exported"
+    names: Sequence[str],
+    sizes: Sequence[Sequence[OpenSize | None]],
+    conditions: Iterable[SizeCondition],
+    values: Sequence[Any],
+    made: str = "exported",
 ) -> None:
     """Compare inputs' sizes, as the program itself does: what Inductor makes of it would read beyond their ends.
 
     Args:
-        inputs: their names, and for each dimension how it varies.
+        names: of the inputs.
+        sizes: for each dimension of each how it varies.
+        conditions: what else has to be true of them.
         made: how the program has got its bounds.
 
     Raises:
         ServeError: INVALID_ARGUMENT, sizes do not go together, or are out of the bounds that it was exported with.
     """
     numbers: dict[str, tuple[int, str]] = {}
-    for (name, sizes), value in zip(inputs, values, strict=True):
-        for dimension, (own, size) in enumerate(zip(sizes, value.shape, strict=True)):
+    for name, open_sizes, value in zip(names, sizes, values, strict=True):
+        for dimension, (own, size) in enumerate(zip(open_sizes, value.shape, strict=True)):
             if own is None:
                 continue
             number, rest = divmod(size - own.offset, own.factor)
@@ -73,6 +79,8 @@ def check_sizes(
             before, other = numbers.setdefault(own.number, (number, what))
             if before != number:
                 raise invalid_argument(f"{other}, and {what}; its program was {made} for sizes that go together")
+    for condition in conditions:
+        condition.check(names, values, made)
 
 
 def bounds_text(own: OpenSize) -> str:
@@ -137,14 +145,8 @@ class SizeCondition:
                 return int(self._value(right, lambda name: _size_in(shapes, name)))
         raise ValueError(f"no equation: {self._text}")
 
-    def check(self, names: Sequence[str], values: Sequence[Any], made: str = "exported") -> None:
-        """Raises: ServeError: INVALID_ARGUMENT, it is not true.
-
-        Args:
-            names: of the inputs.
-            values: of the inputs.
-            made: how the program has got it.
-        """
+    def check(self, names: Sequence[str], values: Sequence[Any], made: str) -> None:
+        """As `check_sizes`. Raises: ServeError: INVALID_ARGUMENT, it is not true."""
         shapes = [value.shape for value in values]
 
         def size(name: str) -> int:

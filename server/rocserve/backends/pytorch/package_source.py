@@ -137,9 +137,7 @@ class PackageSource:
         """`values`: what has the sizes of inputs in `shape`. Raises: ServeError: INVALID_ARGUMENT, they do not go
         together, or are out of the bounds that it was compiled with."""
         sizes = [[own if isinstance(own, OpenSize) else None for own in each.sizes] for each in self.inputs]
-        check_sizes(list(zip(names, sizes, strict=True)), values, "compiled")
-        for condition in self.tied.values():
-            condition.check(names, values, "compiled")
+        check_sizes(names, sizes, self.tied.values(), values, "compiled")
 
     def _require_known(self, specs: Sequence[TensorSpec], batches: bool) -> None:
         """Raises: ServeError: INVALID_ARGUMENT, a request could give sizes that do not go together."""
