@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from support.full_disk import full_disk
 
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.onnx.backend import load
@@ -150,6 +151,20 @@ def test_weights_that_are_not_as_they_must_be(
         load(source)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert given.text in caught.value.text
+
+
+def test_weights_that_cannot_be_copied_are_no_fault_of_the_model_s(model_source: SourceMaker) -> None:
+    source = model_source("model.onnx", adding_within_a_branch("weights"))
+    write_weights(source.version_folder / "weights")
+    with full_disk(), pytest.raises(ServeError) as refused:
+        load(source)
+    assert refused.value.code is StatusCode.UNAVAILABLE
+    assert "the external data of model.onnx cannot be copied to where ONNX Runtime may map them: " in refused.value.text
+    assert "File too large" in refused.value.text
+    assert refused.value.text.endswith(
+        "make room among the temporary files, or name another folder for them by $TMPDIR"
+    )
+    assert load(source).signature.inputs
 
 
 def test_a_link_within_the_model(model_source: SourceMaker) -> None:

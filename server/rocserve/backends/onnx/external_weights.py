@@ -19,7 +19,7 @@ from typing import Any
 import onnxruntime
 
 from rocserve.backends.base import ModelSource
-from rocserve.core.errors import invalid_argument
+from rocserve.core.errors import invalid_argument, unavailable
 
 _KEY = b"location"
 """A tensor names its file under this key, which is therefore somewhere in the model file."""
@@ -79,18 +79,24 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
 def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
     """Within, a session may be opened with the onnxruntime.SessionOptions on the file that this gives, and has weights
     that nobody writes to: given from memory, or in copies, which go at the end, but for those that are mapped. Raises:
-    OSError: a file cannot be read or copied."""
+    OSError: a file cannot be read. ServeError: UNAVAILABLE, it cannot be copied."""
     with ExitStack() as opened:
         if weights.files and weights.in_memory:
             contents = [opened.enter_context(_mapped(path)) for path in weights.files.values()]
             sizes = [len(content) for content in contents]
             options.add_external_initializers_from_files_in_memory(list(weights.files), contents, sizes)
         elif weights.files:
-            folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rocserve-weights-")))
-            for location, path in weights.files.items():
-                (folder / location).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, folder / location)
-            model_file = Path(shutil.copyfile(model_file, folder / model_file.name))
+            try:
+                folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rocserve-weights-")))
+                for location, path in weights.files.items():
+                    (folder / location).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, folder / location)
+                model_file = Path(shutil.copyfile(model_file, folder / model_file.name))
+            except OSError as error:
+                raise unavailable(
+                    f"the external data of {model_file.name} cannot be copied to where ONNX Runtime may map them:"
+                    f" {error}; make room among the temporary files, or name another folder for them by $TMPDIR"
+                ) from None
         yield model_file
 
 

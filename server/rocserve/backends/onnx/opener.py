@@ -208,6 +208,8 @@ class SessionOpener:
     def _open_on_cpu(self, options: Any) -> Any:
         try:
             return self._session(options, [])
+        except ServeError:
+            raise
         except Exception as error:
             # The binding's exceptions have no base class of their own.
             file, text = self._model.model_file, without_place(str(error))
