@@ -95,7 +95,7 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
 
 
 @needs_compiler
-def test_a_size_among_the_results_is_no_output(server: RocserveProcess, torch_files: TorchFiles) -> None:
+def test_what_is_no_tensor_is_no_input_or_output(server: RocserveProcess, torch_files: TorchFiles) -> None:
     (repository,) = server.repositories
     drop(repository, "sized", torch_files.data("sized"), ENGINE.format("inductor"), filename="model.pt2")
     inputs, expected = torch_files.values("sized")

@@ -124,10 +124,10 @@ class Named(nn.Module):
 
 
 class Sized(nn.Module):
-    """Returns what is no tensor, too."""
+    """Takes and returns what is no tensor, too."""
 
-    def forward(self, x: Tensor) -> Any:
-        return x.shape[0], x + 1, None
+    def forward(self, amount: int, x: Tensor, other: Tensor | None) -> Any:
+        return x.shape[0], x + amount if other is None else other, None
 
 
 class Swapped(nn.Module):
@@ -194,7 +194,7 @@ def main(folder: Path) -> None:
     _save(folder, "part", part, {"x": x}, {"OUTPUT__0": x * torch.arange(4.0)})
     named = torch.export.export(Named(), (x,), dynamic_shapes={"x": {0: rows}})
     _save(folder, "named", named, {}, {})
-    sized = torch.export.export(Sized(), (x,), dynamic_shapes={"x": {0: rows}})
+    sized = torch.export.export(Sized(), (1, x, None), dynamic_shapes=(None, {0: rows}, None))
     _save(folder, "sized", sized, {"x": x}, {"OUTPUT__0": x + 1})
     _save(folder, "own_self", torch.export.export(OwnSelf(), (x,)), {}, {})
     _save(folder, "corner", torch.export.export(Corner(), (torch.zeros(1).expand(1 << 20, 1 << 20),)), {}, {})

@@ -203,7 +203,7 @@ def test_a_default_name_goes_before_what_others_are_known_by(
     assert run(swapped, given)["OUTPUT__0"].tolist() == [3] * 4
 
 
-def test_results_that_are_no_tensors_are_left_out(
+def test_arguments_and_results_that_are_no_tensors_are_left_out(
     model_source: SourceMaker, torch_files: TorchFiles, tmp_path: Path
 ) -> None:
     check(load(model_source("model.pt2", torch_files.data("sized"), max_batch_size=8)), torch_files, "sized")

@@ -65,11 +65,6 @@ def load(model: ModelSource) -> LoadedModel:
     folder = _compiled(model, options.precision, device)
     package = open_package(folder / _PACKAGE, device, checks=False)
     signature = from_json(ProgramSignature, (folder / _SIGNATURE).read_bytes())
-    if len(signature.inputs) != len(package.signature.inputs):
-        raise invalid_argument(
-            f"model '{model.name}': its program has inputs that are no tensors, with which Inductor's packages cannot"
-            " be called; export it without them, or leave parameter 'engine' out"
-        )
     names = [tensor.names[0] for tensor in signature.inputs]
     sizes = [tensor.open_sizes for tensor in signature.inputs]
     conditions = [SizeCondition(text) for text in signature.conditions]
@@ -79,7 +74,8 @@ def load(model: ModelSource) -> LoadedModel:
         check_sizes(names, sizes, conditions, values)
         return package.call([value if lay is None else lay(value) for lay, value in zip(layouts, values, strict=True)])
 
-    program = Program(call, replace(signature, overwritten=package.signature.overwritten))
+    # It takes tensors alone, whatever else the program takes, and may write into any of them.
+    program = Program(call, replace(signature, overwritten=frozenset(range(len(names)))))
     return TorchModel(model, program, options, device, {"program": "compiled by Inductor"})
 
 
