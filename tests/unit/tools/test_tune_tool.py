@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.full_disk import full_disk
 from support.migraphx_models import mlp
 from support.tools import Command
 
@@ -91,6 +92,15 @@ class TestPlot:
         path = tmp_path / "curve.png"
         draw([_measured(0, 1, 3.0, 300.0)], None, title="m", latency_budget_ms=None, path=path)
         assert path.read_bytes()[:8] == _PNG
+
+    @pytest.mark.parametrize("before", [b"", b"an earlier curve"])
+    def test_a_full_disk_leaves_no_part_of_it(self, tmp_path: Path, before: bytes) -> None:
+        path = tmp_path / "curve.png"
+        if before:
+            path.write_bytes(before)
+        with full_disk(), pytest.raises(ServeError, match=f"^cannot write {path}: File too large$"):
+            draw(_CURVE, None, title="m", latency_budget_ms=None, path=path)
+        assert [one.read_bytes() for one in tmp_path.iterdir()] == ([before] if before else [])
 
 
 _CHOICE = ServingChoice(2, 4, (1, 2, 4))

@@ -11,6 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from rocserve.core.errors import unavailable
+from rocserve.tools.printing import replacing
 from rocserve.tools.tune.verb import Measurement, counted, setting
 
 _SIZE_INCHES = (9.0, 5.6)
@@ -32,7 +34,7 @@ def draw(
     latency_budget_ms: float | None,
     path: Path,
 ) -> None:
-    """Write the PNG. Raises: OSError: it cannot be written."""
+    """Write the PNG. Raises: ServeError: UNAVAILABLE, it cannot be written."""
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -68,7 +70,11 @@ def draw(
             zorder=5,
         )
     _dress(axes, measurements, title)
-    figure.savefig(path, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": "rocserve tune"})
+    try:
+        with replacing(path) as file:
+            figure.savefig(file, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": "rocserve tune"})
+    except OSError as error:
+        raise unavailable(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour: str, below: bool) -> None:
