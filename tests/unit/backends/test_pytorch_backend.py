@@ -65,10 +65,12 @@ def check(model: LoadedModel, files: TorchFiles, name: str, tolerance: float = 1
             np.testing.assert_allclose(outputs[key], value[:rows], atol=tolerance)
 
 
-def refusal(source: ModelSource) -> str:
+def refusal(source: ModelSource, has_places: bool = False) -> str:
+    """`has_places`: the worker's log has a traceback, too."""
     with pytest.raises(ServeError) as raised:
         load(source)
     assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert has_places == (raised.value.__cause__ is not None)
     return raised.value.text
 
 
@@ -147,7 +149,8 @@ def test_of_kind_model_parts_stay_where_the_file_has_them(
 
 def test_of_kind_model_a_device_that_is_not_here(model_source: SourceMaker, torch_files: TorchFiles) -> None:
     content = torch_files.data("on_second_gpu")
-    placed = refusal(model_source("model.pt", content, inputs=[ROWS_OF_4], max_batch_size=8, kind=InstanceKind.MODEL))
+    source = model_source("model.pt", content, inputs=[ROWS_OF_4], max_batch_size=8, kind=InstanceKind.MODEL)
+    placed = refusal(source, has_places=True)
     assert "(KIND_MODEL leaves the parts of a model on the devices that its file names; PyTorch" in placed
     assert placed.endswith("GPUs here)")
     # Of another kind they go where the instance is.
@@ -231,7 +234,7 @@ def test_inputs_larger_than_memory(model_source: SourceMaker, torch_files: Torch
 
 def test_a_program_that_pytorch_saves_and_cannot_run(model_source: SourceMaker, torch_files: TorchFiles) -> None:
     text = "cannot make a module of the program: too many positional arguments"
-    assert text in refusal(model_source("model.pt2", torch_files.data("own_self")))
+    assert text in refusal(model_source("model.pt2", torch_files.data("own_self")), has_places=True)
 
 
 def test_bf16_goes_through(model_source: SourceMaker, torch_files: TorchFiles) -> None:

@@ -151,7 +151,7 @@ def _tried_outputs(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tu
             raise invalid_argument(
                 f"config.pbtxt of model '{config.name}' names no outputs, and a run with zeros, which would tell them,"
                 f" fails: {error.text}; name each output with its data_type and dims"
-            ) from error
+            ) from None
         _LOG.info(
             "model '%s' does not take zeros, and its outputs are not known before requests: %s", config.name, error
         )

@@ -42,7 +42,7 @@ def load(model: ModelSource) -> LoadedModel:
             error.code,
             f"{error.text} (KIND_MODEL leaves the parts of a model on the devices that its file names; PyTorch"
             f" {torch.__version__} finds {torch.cuda.device_count()} GPUs here)",
-        ) from error
+        ) from error.__cause__
     properties["device"] = ", ".join(program.devices)
     return TorchModel(model, program, options, device, properties)
 
