@@ -79,6 +79,20 @@ _RELU = helper.make_node("Relu", ["x"], ["r"])
             _model(15, _node("BatchNormalization", "x", "x", "x", "x", "x", training_mode=1)),
             "BatchNormalization in training mode",
         ),
+        (
+            _model(11, _node("ConvTranspose", "x", "w", strides=[2, 2], pads=[1] * 4, output_padding=[1, 1]), w=[1.0]),
+            "ConvTranspose with output_padding beside pads",
+        ),
+        (
+            _model(
+                13,
+                _node(
+                    "Resize", "x", "", "s", coordinate_transformation_mode="tf_half_pixel_for_nn", nearest_mode="ceil"
+                ),
+                s=[1.0],
+            ),
+            "Resize of tf_half_pixel_for_nn that rounds up",
+        ),
         (_model(13, _node("SpaceToDepth", blocksize=2, mode="CRD")), "SpaceToDepth of mode CRD"),
     ],
 )
@@ -114,6 +128,9 @@ def test_what_migraphx_takes_for_something_else(tmp_path: Path, model: onnx.Mode
         _model(13, _node("MatMulInteger", "x", "w"), datatype=TensorProto.INT8, w=_I8),
         _model(13, _DYNAMIC, _node("ConvInteger", "q", "w", "z", "u"), w=_I8, u=np.int8(0)),
         _model(15, _node("BatchNormalization", "x", "x", "x", "x", "x", training_mode=0)),
+        _model(11, _node("ConvTranspose", "x", "w", strides=[2, 2], output_padding=[1, 1]), w=[1.0]),
+        _model(11, _node("ConvTranspose", "x", "w", pads=[1, 1, 0, 1], output_padding=[1, 0]), w=[1.0]),
+        _model(11, _node("ConvTranspose", "x", "w", pads=[1, 1, 1, 1]), w=[1.0]),
         _model(13, _node("SpaceToDepth", blocksize=2)),
         _model(12, helper.make_node("Softmax", ["x"], ["y"], domain="com.example")),
     ],

@@ -73,9 +73,11 @@ def _recurrent(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> 
 
 def _resize(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
     """Resize of opset 10 and Upsample begin at the corner, as MIGraphX does by whole scales of mode nearest only."""
-    mode = attributes.get("mode", _NONE).s
+    mode, place = attributes.get("mode", _NONE).s, attributes.get("coordinate_transformation_mode", _NONE).s
     if known.opset <= 10 and mode not in (b"", b"nearest"):
         return "that interpolates, as before opset 11"
+    if place == b"tf_half_pixel_for_nn" and b"ceil" in attributes.get("nearest_mode", _NONE).s:
+        return "of tf_half_pixel_for_nn that rounds up"
     return "with antialias" if attributes.get("antialias", _NONE).i else ""
 
 
@@ -94,6 +96,13 @@ def _batch_normalization(node: onnx.NodeProto, attributes: _Attributes, known: _
     return "in training mode" if attributes.get("training_mode", _NONE).i else ""
 
 
+def _conv_transpose(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+    """What `output_padding` adds has the values that `pads` would cut off, where it does; MIGraphX adds zeros."""
+    added, cut = attributes.get("output_padding", _NONE).ints, attributes.get("pads", _NONE).ints
+    ends = cut[len(cut) // 2 :]
+    return "with output_padding beside pads" if any(min(pair) > 0 for pair in zip(added, ends, strict=False)) else ""
+
+
 def _space_to_depth(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
     return "of mode CRD" if attributes.get("mode", _NONE).s == b"CRD" else ""
 
@@ -110,6 +119,7 @@ _CHECKS: Mapping[str, Callable[[onnx.NodeProto, _Attributes, _Known], str]] = {
     "ConvInteger": _integer,
     "MatMulInteger": _integer,
     "BatchNormalization": _batch_normalization,
+    "ConvTranspose": _conv_transpose,
     "SpaceToDepth": _space_to_depth,
 }
 """The text goes on after the operator's name; "" = MIGraphX takes it rightly, as far as is known."""
