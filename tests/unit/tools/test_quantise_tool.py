@@ -16,7 +16,9 @@ import pytest
 from support.pytorch import NO_PYTORCH
 
 from rocserve import cli
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
+from rocserve.tools.quantise.verb import QuantiseOptions, read_inputs
 
 pytestmark = pytest.mark.long
 
@@ -222,3 +224,14 @@ def test_a_script_whose_train_is_no_function(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("train = 3\n")
     with pytest.raises(ServeError, match=r"script.py has no function train\(network\)"):
         methods.training_function(tmp_path / "script.py")
+
+
+def test_samples_in_bf16_cannot_be_had(tmp_path: Path) -> None:
+    program = pytest.importorskip("rocserve.backends.pytorch.program", reason=NO_PYTORCH)
+    np.save(tmp_path / "data.npy", np.zeros((2, 4), np.uint16))
+    tensor = program.ProgramTensor(("x",), DataType.BF16, (-1, 4), (1, 4))
+    options = QuantiseOptions(data=tmp_path / "data.npy")
+    with pytest.raises(
+        ServeError, match="input 'x' of the program is in bf16, which samples in numpy's files cannot be"
+    ):
+        read_inputs(program.ProgramSignature((tensor,), (), batches=True), options)

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from rocserve.backends.migraphx.calibration import PIPELINE_HINT, CalibrationInput, read_samples
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
 from rocserve.tools.printing import console_on, replacing, say, size
@@ -145,6 +146,11 @@ def _calibration_input(tensor: ProgramTensor, batches: bool) -> CalibrationInput
             " outputs share may vary; export it with fixed sizes"
         )
     assert tensor.datatype is not None, "only an output's may be open"
+    if tensor.datatype is DataType.BF16:
+        raise invalid_argument(
+            f"input '{name}' of the program is in bf16, which samples in numpy's files cannot be; export it with inputs"
+            " in fp32"
+        )
     return CalibrationInput(name, tensor.datatype.numpy_dtype, sizes, rows=0, is_nhwc=False)
 
 
