@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, List, Tuple  # noqa: UP035, TorchScript reads them
+from typing import Any, Dict, List, Optional, Tuple  # noqa: UP035, TorchScript reads them
 
 import numpy as np
 import torch
@@ -42,6 +42,11 @@ class InPlace(nn.Module):
 class OfDict(nn.Module):
     def forward(self, inputs: Dict[str, Tensor]) -> Dict[str, Tensor]:  # noqa: UP006
         return {"sum": inputs["a"] + inputs["b"]}
+
+
+class MayHave(nn.Module):
+    def forward(self, x: Tensor, factor: int = 2, bias: Optional[Tensor] = None) -> Tensor:  # noqa: UP045
+        return x * factor if bias is None else x * factor + bias
 
 
 class Words(nn.Module):
@@ -215,6 +220,7 @@ def main(folder: Path) -> None:
     torch.jit.script(Sparse()).save(folder / "sparse.pt")
     torch.jit.script(Raising()).save(folder / "raising.pt")
     torch.jit.script(Large()).save(folder / "large.pt")
+    torch.jit.script(MayHave()).save(folder / "may_have.pt")
     torch.jit.script(Words()).save(folder / "words.pt")
     torch.save(classifier.state_dict(), folder / "weights.pt")
     torch.save(classifier, folder / "pickled.pt")

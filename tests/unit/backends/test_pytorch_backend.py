@@ -337,6 +337,16 @@ def test_a_program_that_gives_no_row_for_each_does_not_batch(
     assert "leave max_batch_size out" in text
 
 
+def test_an_argument_that_torchscript_need_not_have(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+    x = np.ones(4, np.float32)
+    content, bias = torch_files.data("may_have"), InputConfig("bias", FP32, (4,))
+    without = load(model_source("model.pt", content, inputs=(ROWS_OF_4,)))
+    assert run(without, {"x": x})["OUTPUT__0"].tolist() == [2] * 4
+    for inputs in ((ROWS_OF_4, bias), (bias, ROWS_OF_4)):
+        model = load(model_source("model.pt", content, inputs=inputs))
+        assert run(model, {"x": x, "bias": 3 * x})["OUTPUT__0"].tolist() == [5] * 4
+
+
 def test_torchscript_with_strings(model_source: SourceMaker, torch_files: TorchFiles) -> None:
     words = InputConfig("words", DataType.BYTES, (-1,))
     outputs = [OutputConfig("OUTPUT__0", DataType.BYTES, (-1,)), OutputConfig("OUTPUT__1", INT64, (-1,))]

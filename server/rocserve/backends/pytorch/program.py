@@ -40,6 +40,8 @@ _PRECISIONS = {
 }
 """Of weights; integers of other sizes are counts or indices."""
 _CPU = torch.device("cpu")
+_TENSOR = "Tensor"
+"""As TorchScript writes the type."""
 _ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Has pickles in a program, those of the example's tensors, read as tensors and nothing else: PyTorch itself would fall
 back to pickles that call functions."""
@@ -324,7 +326,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     Args:
         device: None: each of its parts is where the file has it; it is given its inputs on the CPU.
         dtype: of the weights and the computation; None = the file's.
-        keys: the names of the inputs in the configuration, for a `forward` that takes a dict.
+        keys: the names of the inputs in the configuration, for a `forward` that takes a dict, or need not have all.
 
     Raises:
         ServeError: INVALID_ARGUMENT, PyTorch cannot read it, or it takes something else than tensors and strings.
@@ -341,7 +343,13 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     weights = module.state_dict()
     precision = _precision_of(weights)
     devices = tuple(sorted({str(each.device) for each in weights.values() if isinstance(each, torch.Tensor)}))
-    needed = [argument for argument in arguments if not argument.has_default_value() or _is_tensor(argument)]
+    needed = [
+        argument
+        for place, argument in enumerate(arguments)
+        if not argument.has_default_value()
+        or str(argument.type) == _TENSOR
+        or (_is_tensor(argument) and not {argument.name, f"INPUT__{place}"}.isdisjoint(keys))
+    ]
     if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
         signature = _without_shapes([(key,) for key in keys], precision)
         return Program(lambda values: module(dict(zip(keys, values, strict=True))), signature, devices)
@@ -351,8 +359,18 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
                 f"argument '{argument.name}' of forward in {path.name} is of type {argument.type}; what can be served"
                 " are arguments of type Tensor or List[str], or a single one of type Dict[str, Tensor]"
             )
-    names = [(argument.name, f"INPUT__{place}") for place, argument in enumerate(needed)]
-    return Program(lambda values: module(*values), _without_shapes(names, precision, by_position=True), devices)
+    own = [argument.name for argument in needed]
+
+    def call(values: Sequence[Any]) -> Any:
+        return module(*values)
+
+    def call_by_name(values: Sequence[Any]) -> Any:
+        return module(**dict(zip(own, values, strict=True)))
+
+    is_first = own == [argument.name for argument in arguments[: len(own)]]
+    names = [(name, f"INPUT__{place}") for place, name in enumerate(own)]
+    signature = _without_shapes(names, precision, by_position=True)
+    return Program(call if is_first else call_by_name, signature, devices)
 
 
 def open_package(path: Path, device: torch.device | None, checks: bool = True) -> Program:
@@ -475,7 +493,7 @@ def _common_rows(tensors: Sequence[Any]) -> Any:
 
 
 def _is_tensor(argument: Any) -> bool:
-    return bool(argument.type.kind() == "TensorType")
+    return str(argument.type) in (_TENSOR, f"Optional[{_TENSOR}]")
 
 
 def _is_strings(value: Any) -> bool:
