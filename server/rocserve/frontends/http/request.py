@@ -341,8 +341,11 @@ class Request:
         return lines + listener.last_lines(now)
 
     def leave(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        # What was cancelled holds its frames, and they this: such a ring would keep the client's data until the next
+        # collection.
+        task, self._task, self._waiter = self._task, None, None
+        if task is not None:
+            task.cancel()
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:
             on_gone()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 import re
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from support.waiting import until
 
 from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
 from rocserve.frontends.http.request import Request, Response
@@ -426,6 +429,29 @@ async def test_a_client_that_goes_is_noticed(has_begun: bool) -> None:
         await reader.readuntil(b"\r\n\r\n")
     writer.close()
     await asyncio.wait_for(gone.wait(), 5)
+    await listener.stop(0)
+
+
+@pytest.mark.parametrize("sent", [POST + b"Content-Length: 9\r\n\r\ncut", b"GET /wait HTTP/1.1\r\n\r\n"])
+async def test_nothing_is_kept_of_a_client_that_goes(sent: bytes) -> None:
+    requests: list[weakref.ref[Request]] = []
+
+    def note(request: Request) -> None:
+        requests.append(weakref.ref(request))
+        request.run(echo(request) if request.head.method == "POST" else asyncio.sleep(60))
+
+    listener = HttpListener(note, logging.getLogger("test"))
+    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    gc.disable()
+    try:
+        writer.write(sent)
+        await until(lambda: requests)
+        await asyncio.sleep(0.05)
+        writer.close()
+        await until(lambda: requests[0]() is None)
+    finally:
+        gc.enable()
     await listener.stop(0)
 
 
