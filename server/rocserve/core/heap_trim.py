@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import mmap
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -109,6 +110,34 @@ def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
         else:
             libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
     return FreedMemory(libc).pieces
+
+
+class KeptMemory:
+    """Keeps what a worker frees for its next batch, and gives it back when it is idle. A batch of 64 images would
+    otherwise pay for the faults of 2,400 new pages each time it is made one array: 110 of 180 us of CPU time an
+    image."""
+
+    def __init__(self) -> None:
+        self._pieces = keep_freed_memory()
+        self._left = 0
+        """Bytes that the process had when all was given back."""
+        self._lock = threading.Lock()
+        # What loading has left is needed by no batch.
+        self.give_back(lambda: False)
+
+    def give_back(self, is_wanted: Callable[[], bool]) -> None:
+        """In steps, until it is wanted. From any thread; one at a time does it."""
+        # A process without a free descriptor cannot look. It may have one again the next time.
+        with suppress(OSError):
+            if private_bytes() - self._left < _WORTH_BYTES or not self._lock.acquire(blocking=False):
+                return
+            try:
+                for _ in self._pieces():
+                    if is_wanted():
+                        return
+                self._left = private_bytes()
+            finally:
+                self._lock.release()
 
 
 @dataclass(eq=False)

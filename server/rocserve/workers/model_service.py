@@ -36,6 +36,7 @@ from rocserve.backends.request_model import (
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.heap_trim import KeptMemory
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.tensors import Tensor
@@ -154,6 +155,9 @@ class TensorService(ModelService):
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
         ends = [WorkerEnd(connection, self._guard, self._is_alone) for connection in self._instances]
+        kept = KeptMemory()
+        for end in ends:
+            end.kept = kept
         threads = [
             threading.Thread(
                 target=copy_context().run, args=(self._execute, end), name=f"instance {index}", daemon=True
@@ -368,6 +372,7 @@ class RequestService(ModelService):
 
         control = threading.Thread(target=stop, name="control", daemon=True)
         control.start()
+        self._end.kept = KeptMemory()
         ready()
         with self._running_instance():
             for batch in self._end.batches():

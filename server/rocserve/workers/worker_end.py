@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from rocserve.backends.request_model import ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode
+from rocserve.core.heap_trim import KeptMemory
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
 from rocserve.core.request_form import RequestForm, RequestLayout
@@ -147,6 +148,8 @@ class WorkerEnd:
         self._kept: dict[int, Sequence[object]] = {}
         """By place, what references in these slots refer to."""
         self.sender = TensorSender(self.place, self.post)
+        self.kept: KeptMemory | None = None
+        """The process's, once its model is loaded."""
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
@@ -192,6 +195,8 @@ class WorkerEnd:
                 self._take_returns()
                 while self._heap.trim():
                     pass
+            if self.kept is not None:
+                self.kept.give_back(self._work.has_mail)
         return is_open
 
     def _requests(self, place: int, count: int) -> list[ReceivedRequest]:

@@ -367,6 +367,33 @@ def test_what_is_freed_is_kept_until_it_is_given_back(arguments: tuple[int, ...]
     assert most_at_once < heap_trim.GIVEN_BACK_AT_ONCE + 4 * MIB
 
 
+WORKER = """
+from rocserve.core.heap_trim import KeptMemory, private_bytes
+
+loading = [bytearray(b"x") * (4 << 20) for _ in range(20)]
+loading.clear()
+kept = KeptMemory()
+loaded = private_bytes()
+batch = [bytearray(b"x") * (4 << 20) for _ in range(20)]
+full = private_bytes()
+batch.clear()
+kept.give_back(lambda: True)
+wanted = private_bytes()
+kept.give_back(lambda: False)
+print(loaded, full, wanted, private_bytes())
+"""
+
+
+def test_a_worker_gives_back_what_its_batches_have_freed_unless_more_come() -> None:
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", WORKER]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    loaded, full, wanted, idle = map(int, shown.stdout.split())
+    assert full - loaded > 70 * MIB
+    assert wanted > full - 20 * MIB
+    assert idle < full - 60 * MIB
+
+
 def test_what_the_operator_has_told_glibc_stays() -> None:
     full, kept, *_ = sizes(MALLOC_MMAP_THRESHOLD_="65536")
     assert kept < full - 70 * MIB
