@@ -20,7 +20,8 @@ from rocserve.backends.parameters import usable_cpus
 from rocserve.backends.registry import discover_backends, with_backend_config
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.dispatch import Dispatcher
-from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
+from rocserve.core.freed_memory import keep_freed_memory
+from rocserve.core.heap_trim import HeapTrim
 from rocserve.core.latencies import read_latency_options
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory, default_limit

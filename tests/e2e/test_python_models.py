@@ -283,7 +283,7 @@ def test_dlpack_and_bfloat16(server):
 def test_a_batch_works_in_the_memory_that_the_one_before_has_freed(server):
     client = server.client()
     faults = [int(client.infer("images_joined", [one("COUNT", 64)]).as_numpy("FAULTS")[0]) for _ in range(4)]
-    # 64 images, all of them in one array, and that mirrored are 29 MB, 7,000 pages; glibc alone has half of them made anew.
+    # 64 images, all in one array, and that mirrored are 29 MB, 7,000 pages: half of them glibc alone makes anew.
     assert faults[-1] < 1000, faults
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from rocserve.backends.host import Host
 from rocserve.core.errors import invalid_argument
-from rocserve.core.heap_trim import private_bytes
+from rocserve.core.freed_memory import private_bytes
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 """By tensor; the rows of a batch along the first dimension."""

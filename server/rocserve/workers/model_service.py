@@ -36,7 +36,7 @@ from rocserve.backends.request_model import (
 from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.device_references import References
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.heap_trim import KeptMemory
+from rocserve.core.freed_memory import KeptMemory
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.tensors import Tensor

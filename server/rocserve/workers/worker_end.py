@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rocserve.backends.request_model import ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.heap_trim import KeptMemory
+from rocserve.core.freed_memory import KeptMemory
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
 from rocserve.core.request_form import RequestForm, RequestLayout

@@ -24,7 +24,7 @@ from rocserve.backends.batch_sizes import (
 from rocserve.backends.host import Host
 from rocserve.backends.onnx.backend import SizedRun
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.heap_trim import private_bytes
+from rocserve.core.freed_memory import private_bytes
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from support.waiting import until
 
 from rocserve.core import heap_trim
 from rocserve.core.errors import StatusCode
+from rocserve.core.freed_memory import GIVEN_BACK_AT_ONCE
 from rocserve.core.heap_trim import HeapTrim
 from rocserve.core.request_memory import (
     LARGEST_DEFAULT_BYTES,
@@ -332,7 +333,7 @@ async def test_checks_go_on_after_one_for_which_there_was_no_descriptor(monkeypa
 KEPT = """
 import sys
 import threading
-from rocserve.core.heap_trim import keep_freed_memory, private_bytes
+from rocserve.core.freed_memory import keep_freed_memory, private_bytes
 
 count, mib, of_any_size = map(int, sys.argv[1:])
 trim = keep_freed_memory(bool(of_any_size))
@@ -364,11 +365,11 @@ def test_what_is_freed_is_kept_until_it_is_given_back(arguments: tuple[int, ...]
     full, kept, left, most_at_once = sizes(*arguments)
     assert kept > full - 10 * MIB
     assert left < full - 70 * MIB
-    assert most_at_once < heap_trim.GIVEN_BACK_AT_ONCE + 4 * MIB
+    assert most_at_once < GIVEN_BACK_AT_ONCE + 4 * MIB
 
 
 WORKER = """
-from rocserve.core.heap_trim import KeptMemory, private_bytes
+from rocserve.core.freed_memory import KeptMemory, private_bytes
 
 loading = [bytearray(b"x") * (4 << 20) for _ in range(20)]
 loading.clear()

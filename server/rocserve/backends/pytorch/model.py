@@ -24,7 +24,7 @@ from rocserve.backends.pytorch.parameters import RunOptions
 from rocserve.backends.pytorch.program import Program, outputs_of
 from rocserve.core.device_references import DEVICE_PROPERTY
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
-from rocserve.core.heap_trim import keep_freed_memory
+from rocserve.core.freed_memory import keep_freed_memory
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import Signature
 from rocserve.core.tensors import Tensor

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from rocserve.backends.parameters import usable_cpus
 from rocserve.core.exit_with_parent import exit_with_parent
-from rocserve.core.heap_trim import HeapTrim, keep_freed_memory
+from rocserve.core.freed_memory import keep_freed_memory
+from rocserve.core.heap_trim import HeapTrim
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import RequestMemory
 from rocserve.flags import settings_again
