@@ -459,7 +459,7 @@ class RequestService(ModelService):
 
 @contextmanager
 def _of_samples(names: Iterable[str]) -> Iterator[None]:
-    """Around runs of these warm-up samples: says in their error which they are. None: what fails is no sample."""
+    """Around runs of these warm-up samples: says in their error which they are. With no names none of them has run."""
     try:
         yield
     except Exception as error:
