@@ -93,7 +93,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
     ),
     "a form of nearly boundaries": lambda: (
         "models/texts/infer",
-        b'--b\r\na;name="X"\r\n\r\n%b\r\n--b--' % (b"\r\n--" * (15 << 20)),
+        b'--b\r\nContent-Disposition: form-data; name="X"\r\n\r\n%b\r\n--b--' % (b"\r\n--" * (15 << 20)),
         {"Content-Type": "multipart/form-data; boundary=b"},
         200,
         "[1]",
