@@ -13,7 +13,7 @@ from support.rocal_operations import EXAMPLES, make, picture, result
 from rocserve.backends.rocal.decoding.decoder import Decoder
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import PipelineEngine
-from rocserve.backends.rocal.image import Extent
+from rocserve.backends.rocal.image import Extent, Image, Part, Pixels, ResultExtent
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Measurement, Operation, same_extent
 from rocserve.backends.rocal.pipeline import RANDOM_OPERATIONS, Layout, OutputFormat, output_extents, parse_pipeline
@@ -190,3 +190,20 @@ WRONG_SIZES: list[tuple[dict[str, Any], str]] = [
 def test_wrong_keys_are_told(name: str, keys: dict[str, Any], text: str) -> None:
     with pytest.raises(PipelineError, match=text):
         make(name, **keys)
+
+
+def test_the_second_part_of_an_image_has_the_whole_made_once() -> None:
+    whole = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    made: list[Part] = []
+
+    def make(part: Part) -> Pixels:
+        made.append(part)
+        top, left, height, width = part
+        return whole[top : top + height, left : left + width]
+
+    image = Image(make, ResultExtent.whole(Extent(4, 4)))
+    parts = [(0, 0, 2, 2), (1, 1, 2, 2), (2, 2, 2, 2)]
+    for top, left, height, width in parts:
+        expected = whole[top : top + height, left : left + width]
+        assert np.array_equal(image.part(top, left, height, width), expected)
+    assert made == [(0, 0, 2, 2), (0, 0, 4, 4)]

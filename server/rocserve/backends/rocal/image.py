@@ -84,6 +84,7 @@ class Image:
     """From the top left; the rest of the size is zeros. Or what makes them, or a part of them, once they are asked
     for."""
     extent: ResultExtent
+    _is_asked_for: bool = False
 
     @staticmethod
     def whole(pixels: Pixels) -> Image:
@@ -101,8 +102,10 @@ class Image:
         return _filled(self.pixels, self.extent.valid)
 
     def part(self, top: int, left: int, height: int, width: int) -> Pixels:
-        """Of what is valid; alone, where the whole has not been made."""
-        if not isinstance(self.content, np.ndarray):
+        """Of what is valid. The first part is made alone; where there is a second, the whole is: each part of a resized
+        image takes as long as that."""
+        if not isinstance(self.content, np.ndarray) and not self._is_asked_for:
+            self._is_asked_for = True
             return self.content((top, left, height, width))
         return self.valid[top : top + height, left : left + width]
 
