@@ -31,6 +31,11 @@ def read_integer(config: ModelConfig, name: str, default: int, least: int, most:
     return value
 
 
+def asked_engine(config: ModelConfig) -> str:
+    """The parameter `engine` as it is compared; "" = there is none."""
+    return config.parameters.get("engine", "").strip()
+
+
 def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str, ...]) -> str:
     """Raises: ServeError: INVALID_ARGUMENT when the parameter is none of `choices`."""
     text = config.parameters.get(name, "").strip() or default

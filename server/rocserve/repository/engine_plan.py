@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
+from rocserve.backends.parameters import asked_engine
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
@@ -102,7 +103,7 @@ def _gpus_of_group(
         )
     if group.kind is InstanceKind.GPU:
         gpus = (group.gpus or machine.gpus) if _takes_gpus(choice.engine, machine) else ()
-        if not gpus and config.parameters.get("engine", "").strip() != "auto":
+        if not gpus and asked_engine(config) != "auto":
             engine = choice.engine
             if _takes_gpus(engine, machine):
                 why = " (none was found on this machine; name those to use in 'gpus')"

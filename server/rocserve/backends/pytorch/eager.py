@@ -8,6 +8,7 @@ import warnings
 import torch
 
 from rocserve.backends.base import LoadedModel, ModelSource
+from rocserve.backends.parameters import asked_engine
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.parameters import RunOptions, run_options
@@ -77,7 +78,7 @@ def _find_device(model: ModelSource) -> torch.device:
         torch.cuda.set_device(device)
         return device
     why = f"PyTorch {torch.__version__} finds no GPU here that it can use"
-    if model.config.parameters.get("engine", "").strip() != "auto":
+    if asked_engine(model.config) != "auto":
         raise unavailable(
             f"model '{model.name}': {why}; install PyTorch's build for this GPU, use KIND_CPU, or set parameter"
             " 'engine' to \"auto\" to accept the CPU"

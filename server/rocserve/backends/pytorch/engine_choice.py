@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rocserve.backends.base import EngineChoice, EngineSpec, Machine
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX, has_gpu_for, migraphx_choice
-from rocserve.backends.parameters import read_choice
+from rocserve.backends.parameters import asked_engine, read_choice
 from rocserve.backends.pytorch.parameters import TORCH_COMPILE, torch_compile_options
 from rocserve.core.errors import unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
@@ -97,7 +97,7 @@ def _with_the_cpu_behind(choice: EngineChoice, config: ModelConfig, machine: Mac
     """With the same engine on the CPU to take its place, where an instance may be on a GPU and the configuration does
     not insist on that: a GPU that PyTorch's build cannot use is known once a worker has tried."""
     asks = any(group.kind is InstanceKind.GPU and not group.passive for group in config.instance_groups)
-    insists = asks and config.parameters.get("engine", "").strip() != "auto"
+    insists = asks and asked_engine(config) != "auto"
     takes_gpus = choice.auto_takes_gpus or (asks and machine.is_installed("torch", _GPU_LIBRARIES))
     if insists or not takes_gpus or not has_gpu_for(config, machine):
         return choice

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.file_kinds import what_it_is
+from rocserve.backends.parameters import asked_engine
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.printable import printable
 
@@ -49,7 +50,7 @@ def file_kind(path: Path) -> FileKind:
 
 def engine_in_errors(model: ModelSource, engine: str) -> tuple[bool, str]:
     """Whether the configuration names the engine, and what an error says before what that does or needs."""
-    if model.config.parameters.get("engine", "").strip() == engine:
+    if asked_engine(model.config) == engine:
         return True, f"parameter 'engine' is \"{engine}\", which"
     return False, f"engine {engine}"
 

@@ -47,6 +47,7 @@ from rocserve.backends.migraphx.serving.programs import (
     program_layout,
     varies_with_values,
 )
+from rocserve.backends.parameters import asked_engine
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.jobs.runner import JobRunner
@@ -320,7 +321,7 @@ class _Compiled:
     def _check_outputs(self, about: ProgramAbout) -> None:
         """Refuses other outputs than the model's file says where ONNX Runtime may take over."""
         config = self.context.model.config
-        if config.backend != "onnx" or config.parameters.get("engine", "").strip() not in ("", "auto"):
+        if config.backend != "onnx" or asked_engine(config) not in ("", "auto"):
             return
         for planned, output in zip(self.plan.outputs, about.outputs, strict=False):
             # `check_batch` refuses batches of such.
