@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
-from support.models import add_sub, drop
+from support.models import add_sub, answering, drop
 from support.server import RocserveProcess, Start
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -23,18 +23,7 @@ from tritonclient.utils import InferenceServerException
 from rocserve.protocol import grpc_service_pb2, health_pb2
 from rocserve.services.access import PROTOCOLS
 
-TELLS_PARAMETERS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([request.parameters()], dtype=object))])
-            for request in requests
-        ]
-"""
+TELLS_PARAMETERS = answering("IN", "OUT", "np.array([request.parameters()], dtype=object)")
 CONFIG = """
 backend: "python"
 input { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] }
@@ -48,10 +37,7 @@ LARGEST_MESSAGE = 1 << 20
 def repository(folder: Path) -> Path:
     models = folder / "repository"
     drop(models, "add_sub", add_sub())
-    told = models / "parameters"
-    (told / "1").mkdir(parents=True)
-    (told / "1" / "model.py").write_text(TELLS_PARAMETERS)
-    (told / "config.pbtxt").write_text(CONFIG)
+    drop(models, "parameters", TELLS_PARAMETERS, CONFIG)
     return models
 
 

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 import tritonclient.http as triton_http
 from support.infer_inputs import infer_input
-from support.models import add_constant, drop
+from support.models import add_constant, answering, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -29,16 +29,7 @@ max_batch_size: 4
 input { name: "X" data_type: TYPE_FP32 dims: 2 }
 output { name: "Y" data_type: TYPE_FP32 dims: 2 }
 """
-DETAILS = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        pb_utils.Logger.log_verbose("a detail")
-        pb_utils.Logger.log_info("a word")
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", r.inputs()[0].as_numpy())]) for r in requests]
-"""
+DETAILS = answering("X", "Y", first="pb_utils.Logger.log_verbose('a detail')\npb_utils.Logger.log_info('a word')")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from support.load import ConstantLoad
-from support.models import drop
+from support.models import answering, drop
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
@@ -30,16 +30,6 @@ CONFIG = """
 backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
-"""
-SCRIPT = """
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep(0.1 * len(requests))
-        sums = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() + {constant} for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", sum_)]) for sum_ in sums]
 """
 RETRIED = ("StatusCode.UNAVAILABLE", "StatusCode.INTERNAL")
 """The latter is what Serve's proxy says of a replica that has died."""
@@ -53,6 +43,10 @@ SCALING = {
     "look_back_period_s": 2,
     "policy": {"policy_function": "rocserve.ray.autoscaling:QueuePolicy", "policy_kwargs": {"queued": 2}},
 }
+
+
+def adding(constant: int) -> str:
+    return answering("X", "Y", f"x + {constant}", "time.sleep(0.1 * len(requests))")
 
 
 def deploy(cluster: RayCluster, repository: Path, **scaling: object) -> None:
@@ -70,10 +64,10 @@ def deploy(cluster: RayCluster, repository: Path, **scaling: object) -> None:
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """In the second one `plus` adds 2."""
     first, second = (tmp_path_factory.mktemp("models") for _ in range(2))
-    drop(first, "plus", SCRIPT.format(constant=1), CONFIG)
-    drop(second, "plus", SCRIPT.format(constant=2), CONFIG)
+    drop(first, "plus", adding(1), CONFIG)
+    drop(second, "plus", adding(2), CONFIG)
     for constant, name in enumerate(("ten", "eleven", "twelve"), 10):
-        drop(first, name, SCRIPT.format(constant=constant), CONFIG)
+        drop(first, name, adding(constant), CONFIG)
     return first, second
 
 

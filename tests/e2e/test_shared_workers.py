@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.infer_inputs import infer_input
-from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from support.workers import running
@@ -18,14 +18,7 @@ from support.workers import running
 Serve = Callable[..., RocserveProcess]
 
 GROUP = 'parameters {{ key: "shared_worker" value {{ string_value: "{}" }} }}\n'
-IDENTITY = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        arrays = [pb_utils.get_input_tensor_by_name(each, "X").as_numpy() for each in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", array)]) for array in arrays]
-"""
+IDENTITY = answering("X", "Y")
 
 
 def add_python(folder: Path, name: str, parameters: str = "") -> None:

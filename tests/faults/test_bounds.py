@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
-from support.models import add_constant, drop
+from support.models import add_constant, answering, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -29,15 +29,7 @@ input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
 """
 PYTHON = MODEL.replace('platform: "onnx_onnxv1"', 'backend: "python"')
-SCRIPT = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        values = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", value + 1)]) for value in values]
-"""
+SCRIPT = answering("X", "Y", "x + 1")
 MEMORY = 200 << 20
 """Bytes by which the server may grow while it does what is asked here."""
 

@@ -10,21 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.infer_inputs import infer_input
-from support.models import drop
+from support.models import answering, drop
 from support.server import RocserveProcess, Start
 
 from benchmarks.line_process import LineProcess
 
-MODEL = """
-import time
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep({seconds})
-        tensors = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor + {added})]) for tensor in tensors]
-"""
 CONFIG = """
 backend: "python"
 max_batch_size: 8
@@ -65,7 +55,8 @@ ensemble_scheduling {
 def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
     repository = tmp_path_factory.mktemp("overload")
     for name, (seconds, added, config) in MODELS.items():
-        drop(repository, name, MODEL.format(seconds=seconds, added=added), CONFIG + config)
+        model = answering("INPUT0", "OUTPUT0", f"x + {added}", f"time.sleep({seconds})")
+        drop(repository, name, model, CONFIG + config)
     drop(repository, "chained", None, ENSEMBLE)
     return start(repository)
 

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
-from support.models import drop
+from support.models import answering, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -94,19 +94,7 @@ class TritonPythonModel:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
-ECHO = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUT", pb_utils.get_input_tensor_by_name(request, "IN").as_numpy())]
-            )
-            for request in requests
-        ]
-"""
+ECHO = answering("IN", "OUT")
 
 
 def tensor(value: int) -> triton.InferInput:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc as grpc_client
 from support.metrics import FLAGS, port_of, scrape
-from support.models import drop
+from support.models import answering, drop
 from support.server import RocserveProcess, Start
 from support.stretch_model import grpc_inputs, http_request, stretch_values, write_stretch
 from support.waiting import wait_until
@@ -27,19 +27,7 @@ REQUESTS = 12
 
 
 # The tensor between its steps is as large as a request asks for.
-WEIGH = """
-import time
-
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep(0.05)
-        sizes = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().size for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("SIZE", np.array([size], np.int32))]) for size in sizes]
-"""
+WEIGH = answering("IN", "SIZE", "np.array([x.size], np.int32)", "time.sleep(0.05)")
 WEIGH_CONFIG = """
 backend: "python"
 input { name: "IN" data_type: TYPE_UINT8 dims: [ -1 ] }

@@ -20,7 +20,7 @@ from support.delegated_cgroup import delegated_cgroup, python_within
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.metrics import FLAGS, port_of, scrape
-from support.models import ADD_CONSTANT_CONFIG, add_constant, drop, slow_sum
+from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop, slow_sum
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -36,19 +36,7 @@ backend: "python"
 input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
 """
-ADDS = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("Y", pb_utils.get_input_tensor_by_name(request, "X").as_numpy() + 2)]
-            )
-            for request in requests
-        ]
-"""
+ADDS = answering("X", "Y", "x + 2")
 SLOW_CONFIG = """
 platform: "onnx_onnxv1"
 input { name: "X" data_type: TYPE_FP32 dims: [ -1, 256 ] }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
-from support.models import drop
+from support.models import answering, drop
 from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -22,15 +22,7 @@ input { name: "ATTACK" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "OUT" data_type: TYPE_UINT8 dims: [ -1 ] }
 """
 
-HONEST = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.uint8))]) for _ in requests]
-"""
+HONEST = answering("ATTACK", "OUT", "np.zeros(1, np.uint8)")
 
 HOSTILE = """
 import os

@@ -12,22 +12,13 @@ from pathlib import Path
 
 import pytest
 from support.http_requests import add_sub_body, ask, sums
-from support.models import add_sub, drop
+from support.models import add_sub, answering, drop
 from support.server import RocserveProcess, Start
 
 MOST_CPU_SECONDS = 0.3
 """Of the server's process while it answers one small request, which takes milliseconds. Most of the large ones below
 would take a second and more there. What others on the machine take does not count."""
-SCRIPT = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        counts = [pb_utils.get_input_tensor_by_name(request, "X").as_numpy().size for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("COUNT", np.array([count]))]) for count in counts]
-"""
+SCRIPT = answering("X", "COUNT", "np.array([x.size])")
 CONFIG = """
 backend: "python"
 input { name: "X" data_type: %s dims: [ -1 ] }

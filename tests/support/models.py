@@ -1,8 +1,9 @@
-"""Small ONNX models, written into a repository as a user would drop them."""
+"""Small models of ONNX and of Python, written into a repository as a user would drop them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import indent
 
 import onnx
 from onnx import TensorProto, helper
@@ -19,6 +20,24 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
 dynamic_batching { }
 """
 """Of `add_constant`, with the dynamic batcher."""
+
+_ANSWERING = """
+import os
+import time
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+%s
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "%s").as_numpy()
+        return pb_utils.InferenceResponse([pb_utils.Tensor("%s", %s)])
+"""
 
 
 def graph(nodes: list[onnx.NodeProto], inputs: dict[str, tuple], outputs: dict[str, tuple]) -> bytes:
@@ -63,6 +82,16 @@ def add_constant(value: float) -> bytes:
         "Constant", [], ["value"], value=helper.make_tensor("value", TensorProto.FLOAT, [], [value])
     )
     return graph([constant, helper.make_node("Add", ["X", "value"], ["Y"])], {"X": spec}, {"Y": spec})
+
+
+def answering(given: str, output: str, value: str = "x", first: str = "") -> str:
+    """A model.py that answers each request by one tensor.
+
+    Args:
+        value: of `x`, what `given` has, and of the `request`.
+        first: what becomes of the `requests` before.
+    """
+    return _ANSWERING % (indent(first, " " * 8), given, output, value)
 
 
 def slow_sum(loops: int) -> bytes:

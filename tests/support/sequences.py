@@ -11,7 +11,7 @@ import tritonclient.grpc as triton
 from onnx import TensorProto, helper
 
 from support.infer_inputs import infer_input
-from support.models import drop, graph
+from support.models import answering, drop, graph
 
 CONTROLS = """
   control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
@@ -147,22 +147,12 @@ input { name: "INPUT0" data_type: TYPE_STRING dims: [2] }
 output { name: "OUTPUT0" data_type: TYPE_STRING dims: [2] }
 sequence_batching { max_sequence_idle_microseconds: 5000000 }
 """
-CRASHING_MODEL = """
-import os
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            if pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy()[0, 0] < 0:
-                os._exit(3)
-        return [
-            pb_utils.InferenceResponse([
-                pb_utils.Tensor("SUM", pb_utils.get_input_tensor_by_name(request, "INPUT").as_numpy())
-            ])
-            for request in requests
-        ]
-"""
+CRASHING_MODEL = answering(
+    "INPUT",
+    "SUM",
+    first='if min(pb_utils.get_input_tensor_by_name(each, "INPUT").as_numpy()[0, 0] for each in requests) < 0:\n'
+    "    os._exit(3)",
+)
 CRASHING_CONFIG = """
 backend: "python"
 max_batch_size: 4

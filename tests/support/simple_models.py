@@ -6,7 +6,7 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from support.models import add_sub, drop, identity
+from support.models import add_sub, answering, drop, identity
 
 
 def _tensors(field: str, kind: str, dims: int, *names: str) -> str:
@@ -39,18 +39,7 @@ class TritonPythonModel:
         return answers
 """
 
-_IDENTITY = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse(
-                [pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy())]
-            )
-            for request in requests
-        ]
-"""
+_IDENTITY = answering("INPUT0", "OUTPUT0")
 
 _INT8 = """
 import triton_python_backend_utils as pb_utils
