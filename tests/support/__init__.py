@@ -1,1 +1,1 @@
-"""What tests of several layers share: a server process, and small models."""
+"""What tests of several layers share: server processes, small models, clients, stand-ins."""

@@ -1,4 +1,4 @@
-"""Puts the stand-in for amd.rocal in place, and makes what tests of the engine on it need."""
+"""Installs the stand-in for amd.rocal, and builds what tests of the rocAL engine need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAND_IN = Path(__file__).parent / "amd_rocal_stand_in"
 
 @contextmanager
 def stand_in() -> Iterator[ModuleType]:
-    """amd.rocal can be imported; gives its rocal_pybind."""
+    """Make amd.rocal importable, and return its module rocal_pybind."""
     sys.path.insert(0, str(STAND_IN))
     try:
         yield importlib.import_module("rocal_pybind")
@@ -41,7 +41,7 @@ def setup_for(
     threads: int = 2,
     device: int | None = None,
 ) -> EngineSetup:
-    """For a pipeline file, or for its list of operations; outputs are as the pipeline says."""
+    """The set-up of a pipeline file, or of its list of operations. The outputs are those of the pipeline."""
     file = document if isinstance(document, Mapping) else {"pipeline": document, "mean_std_range": "pixel"}
     pipeline = parse_pipeline(json.dumps(file), color_format.channels)
     formats = tuple(
@@ -54,7 +54,7 @@ def setup_for(
 
 
 def engines(setup: EngineSetup) -> tuple[RocalEngine, BatchEngine]:
-    """The one on amd.rocal and the one on the CPU."""
+    """The engine on amd.rocal and the engine on the CPU."""
     return RocalEngine(setup), ThreadedEngine(setup)
 
 
@@ -65,7 +65,7 @@ def run_batch(
     shapes: Sequence[tuple[int, ...]],
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[list[np.ndarray], Mapping[int, Exception]]:
-    """The outputs, of `shapes` an image, and the failures."""
+    """Run a batch; return its outputs (`shapes`: of each image) and its failures."""
     outputs = [
         np.full((len(images), *shape), 7, dtype=output.datatype.numpy_dtype)
         for shape, output in zip(shapes, setup.formats, strict=True)
@@ -80,7 +80,7 @@ def run_batch(
 
 
 def run_one(engine: BatchEngine, image: Any, arguments: Mapping[str, np.ndarray] | None = None) -> list[np.ndarray]:
-    """All results for one image, whose sizes may be its own. Raises: Exception: the image failed."""
+    """Run one image; return all its results, each with its own size. Raises the image's failure."""
     results: dict[int, np.ndarray] = {}
     failures = engine.run([image], arguments or {}, lambda row, output, result: results.update({output: result.copy()}))
     if failures:

@@ -1,4 +1,4 @@
-"""Recipes and stored programs for the tests of the compile cache; the programs' bytes are anything."""
+"""Recipes and stored programs for tests of the compile cache. The programs' bytes are arbitrary."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENEROUS = 1 << 30
 
 
 def cache_at(directory: Path, limit_bytes: int = GENEROUS) -> ProgramCache:
-    """A cache whose spare folder is beside it, not the one that this machine's servers may have."""
+    """A cache with its spare folder next to it, not at the place that servers of this machine may use."""
     return ProgramCache(directory, limit_bytes, spare_directory=directory.parent / "spare")
 
 
@@ -55,11 +55,11 @@ def about(recipe: ProgramRecipe, model: str = "m") -> ProgramAbout:
 
 
 def wait() -> None:
-    """While another process builds it."""
+    """Wait while another process builds the program."""
 
 
 def store(cache: ProgramCache, recipe: ProgramRecipe, content: bytes = b"program", model: str = "m") -> CachedProgram:
-    """As a compiler does it."""
+    """Store a program as a compiler does."""
 
     def build(file: Path) -> ProgramAbout:
         file.write_bytes(content)
@@ -69,14 +69,14 @@ def store(cache: ProgramCache, recipe: ProgramRecipe, content: bytes = b"program
 
 
 def stored(cache: ProgramCache, recipe: ProgramRecipe, content: bytes = b"program", model: str = "m") -> str:
-    """The same; the key, with nobody holding the program."""
+    """Store a program and release it; return its key."""
     program = store(cache, recipe, content, model)
     program.release()
     return program.key
 
 
 def stored_by_another_version(cache: ProgramCache, key: str) -> None:
-    """A program whose description only a later rocserve can read."""
+    """Store a program whose description only a later rocserve can read."""
 
     def make(folder: Path) -> None:
         (folder / PROGRAM_FILENAME).write_bytes(b"program")
@@ -87,7 +87,7 @@ def stored_by_another_version(cache: ProgramCache, key: str) -> None:
 
 @contextmanager
 def being_built(cache: ProgramCache, key: str, waiting: Callable[[], None] = wait) -> Iterator[Path]:
-    """Within, this process builds a program, half of which is in the file; it fails in the end."""
+    """A context in which this process builds a program and has written half of its file. The build fails at the end."""
 
     class Given(Exception):
         pass
@@ -132,9 +132,8 @@ from support.cached_programs import *
 
 
 def start(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """A process that runs the script (after PREAMBLE), its sys.argv[1:] the arguments.
-
-    `before`: words in front of the interpreter's."""
+    """Start a process that runs PREAMBLE and the script, with the arguments as sys.argv[1:]. `before`: words in front
+    of the interpreter."""
     words = [*before, sys.executable, "-c", PREAMBLE + script, *map(str, arguments)]
     environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]), "PATH": "/usr/bin:/bin"}
     pipe = subprocess.PIPE
@@ -142,7 +141,7 @@ def start(script: str, *arguments: object, before: tuple[str, ...] = ()) -> subp
 
 
 def printed_lines(process: subprocess.Popen[str]) -> list[str]:
-    """The lines that it printed, once it has ended well."""
+    """Wait until the process has succeeded, and return the lines that it printed."""
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     return output.splitlines()

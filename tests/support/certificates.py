@@ -1,4 +1,4 @@
-"""Certificates made for the occasion by the openssl command."""
+"""Makes certificates with the openssl command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority and one certificate for localhost that it has signed."""
+    """A certificate authority, and a certificate for localhost that the authority has signed."""
 
     root: Path
     certificate: Path

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's spans, OTLP over HTTP, on loopback."""
+"""A collector of OpenTelemetry spans: OTLP over HTTP, on loopback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.waiting import wait_until
 
 
 class Collector:
-    """A context manager; `spans` has all that has come."""
+    """A context manager that collects spans; `spans` holds all that have arrived."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

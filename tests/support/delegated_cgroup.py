@@ -1,4 +1,5 @@
-"""A cgroup of version 2 that is delegated to a server of the tests, as systemd does it, where this machine has one."""
+"""Delegates a cgroup of version 2 to a server of the tests, as systemd does, if this machine has cgroups of version
+2."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ _MOUNTED = Path("/sys/fs/cgroup")
 
 @contextmanager
 def delegated_cgroup() -> Iterator[Path]:
-    """Its folder; removed at the end, with what a server has left in it. Skips the test where none can be made."""
+    """The cgroup's folder. At the end it is removed with all cgroups that a server left in it. Skips the test if none
+    can be made."""
     folder = _make()
     if folder is None:
         pytest.skip(NO_CGROUP)
     try:
         yield folder
     finally:
-        # Of a server that was killed, or has not come up.
+        # Leftovers of a server that was killed or has never started.
         (folder / "cgroup.kill").write_text("1")
         wait_until(lambda: "populated 0" in (folder / "cgroup.events").read_text(), "the end of all processes")
         for inner in (*folder.iterdir(), folder):
@@ -36,7 +38,7 @@ def delegated_cgroup() -> Iterator[Path]:
 
 
 def python_within(folder: Path, program: Path) -> str:
-    """A Python, written to `program`, that runs in that cgroup from its beginning."""
+    """Write a script to `program` that runs Python in that cgroup from its first instruction."""
     processes = shlex.quote(str(folder / "cgroup.procs"))
     program.write_text(f'#!/bin/sh\necho $$ > {processes} && exec {shlex.quote(sys.executable)} "$@"\n')
     program.chmod(0o755)
@@ -44,7 +46,7 @@ def python_within(folder: Path, program: Path) -> str:
 
 
 def _make() -> Path | None:
-    """Below the nearest cgroup around this process that hands memory and tasks on."""
+    """Make a cgroup below the nearest one around this process that delegates memory and tasks."""
     own = next((line[4:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")), "")
     for around in (_MOUNTED / own, *(_MOUNTED / own).parents):
         try:

@@ -8,7 +8,7 @@ from rocserve.core.dispatch import Dispatcher
 from rocserve.core.serving import ServingTableHolder
 
 take_all = deque[None](maxlen=0).extend
-"""All steps at once."""
+"""Runs all steps immediately."""
 
 
 def dispatcher_of(tables: ServingTableHolder) -> Dispatcher:

@@ -1,4 +1,4 @@
-"""What tests of front ends that are processes share, over gRPC and HTTP."""
+"""What tests of front-end processes share, over gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.waiting import wait_until
 
 CLIENTS = 12
 KILLS = int(os.environ.get("KILLS", "4"))
-"""Of front ends in one run, one after the other, under load."""
+"""Front ends that one run kills, one after another, under load."""
 
 PATIENT = """
 import pathlib
@@ -51,7 +51,7 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
 
 
 class Asking(Protocol):
-    """A client that asks without pause, in its own thread, until its event is set."""
+    """A client that sends requests without a pause in its own thread until its event is set."""
 
     answers: int
     thread: threading.Thread
@@ -61,14 +61,14 @@ AskingClient = TypeVar("AskingClient", bound=Asking)
 
 
 def drop_patient(repository: Path) -> None:
-    """The model `patient`: each request takes a fifth of a second, and adds to the file `executed` beside the
-    repository."""
+    """Drop the model `patient`: each request takes 0.2 s and appends to the file `executed` next to the repository."""
     drop(repository, "patient", PATIENT, PATIENT_CONFIG)
 
 
 @contextmanager
 def asking_clients(make: Callable[[int, threading.Event], AskingClient]) -> Iterator[list[AskingClient]]:
-    """Clients that have all had an answer. `make`: takes a client's number, and the event that stops it."""
+    """Start clients and wait until each has received an answer. `make` takes a client's number and the event that stops
+    it."""
     stop = threading.Event()
     made = [make(number, stop) for number in range(CLIENTS)]
     try:
@@ -89,7 +89,7 @@ def wait_for_more(asking: Sequence[Asking]) -> None:
 
 
 def check_others_go_on(asking: Sequence[Asking], still: psutil.Process, other: psutil.Process) -> None:
-    """While one front end stands still, until it goes on."""
+    """Check that other clients are served while one front end is stopped, and this one after it continues."""
     still.send_signal(signal.SIGSTOP)
     try:
         for _ in range(3):

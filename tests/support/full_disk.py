@@ -1,4 +1,4 @@
-"""A disk that files cannot be written to whole."""
+"""Simulates a full disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def full_disk(room: int = 100) -> Iterator[None]:
-    """Within, no file of this process becomes longer than `room` bytes: writing fails, as on a full disk."""
+    """A context in which no file of this process grows beyond `room` bytes: writing fails as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:

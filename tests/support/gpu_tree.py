@@ -1,4 +1,4 @@
-"""A /sys as the amdgpu kernel driver fills it, in a folder of a test's."""
+"""Builds a /sys tree as the kernel's amdgpu driver fills it, in a test's folder."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 class GpuTree:
-    """The formats are those of the kernel's kfd_topology.c (properties: a name and a decimal number a line) and
-    amdgpu_vram_mgr.c (mem_info_*: bytes, a decimal number)."""
+    """Writes the files of GPUs in the kernel's formats: kfd_topology.c (properties: a name and a decimal number a line)
+    and amdgpu_vram_mgr.c (mem_info_*: bytes as a decimal number)."""
 
     def __init__(self, system: Path) -> None:
         self.system = system
@@ -32,8 +32,8 @@ class GpuTree:
         host_memory: int = 0,
         host_memory_used: int = 0,
     ) -> Path:
-        """`memory` bytes of its own, of which `used` are taken; above 0, `host_memory` is what it may map of the
-        host's, and ROCm allocates there where that is more."""
+        """Add a GPU with `memory` bytes, of which `used` are taken. `host_memory` above 0: the bytes of host memory
+        that the GPU may map. ROCm allocates there if that is more."""
         node = self._add_node(
             {
                 "cpu_cores_count": 0,

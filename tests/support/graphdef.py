@@ -1,8 +1,6 @@
-"""Writes frozen TensorFlow graphs (GraphDef) without TensorFlow, and a few small networks with what they compute.
-
-The field numbers are those of TensorFlow's graph.proto, node_def.proto, attr_value.proto, tensor.proto and
-tensor_shape.proto.
-"""
+"""Writes frozen TensorFlow graphs (GraphDef) without TensorFlow, and a few small networks with the values that they
+compute. The field numbers are those of TensorFlow's graph.proto, node_def.proto, attr_value.proto, tensor.proto and
+tensor_shape.proto."""
 
 from __future__ import annotations
 
@@ -20,17 +18,17 @@ _TYPES = {
     "float16": 19, "uint32": 22, "uint64": 23,
 }  # fmt: skip
 STRING = 7
-"""The number of a type that numpy has no name for."""
+"""TensorFlow's number of the string type, which numpy cannot name."""
 
 
 class GraphDef:
-    """Nodes one after the other; each method gives the name of the one that it adds."""
+    """Builds a graph node by node. Each method returns the name of the node that it adds."""
 
     def __init__(self) -> None:
         self._nodes: list[bytes] = []
 
     def placeholder(self, name: str, shape: Sequence[int] | None, dtype: Any = np.float32) -> str:
-        """`shape` may hold -1; None = of unknown rank."""
+        """Add a placeholder. `shape` may hold -1; None = unknown rank."""
         attributes = {"dtype": _type_attribute(dtype), "shape": _length(7, _shape(shape))}
         return self._add(name, "Placeholder", (), attributes)
 
@@ -41,7 +39,7 @@ class GraphDef:
         return self._add(name, "Const", (), {"dtype": _number(6, number), "value": _length(8, tensor)})
 
     def node(self, operator: str, name: str, *inputs: str, **attributes: Attribute) -> str:
-        """With the type attribute `T` of FP32 unless given."""
+        """Add a node with the type attribute `T`, by default FP32."""
         given: dict[str, Attribute] = {"T": np.float32, **attributes}
         return self._add(name, operator, inputs, {key: _attribute(value) for key, value in given.items()})
 
@@ -81,7 +79,7 @@ def classifier(batch: int = -1) -> bytes:
 
 
 def classified(images: Array) -> Array:
-    """What `classifier` computes."""
+    """Compute what `classifier` computes."""
     kernel, kernel_bias, dense, dense_bias = _classifier_weights()
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
@@ -93,8 +91,8 @@ def classified(images: Array) -> Array:
 
 
 def brightening(batch: int = -1) -> bytes:
-    """`picture` FP32 [batch, 4, 6, 2] and `bias` FP32 [batch, 2] -> `brighter`, of the picture's shape, `doubled` FP32
-    [batch, 2]: an output that is an image, an input that is none."""
+    """`picture` FP32 [batch, 4, 6, 2] and `bias` FP32 [batch, 2] -> `brighter`, in the picture's shape, and `doubled`
+    FP32 [batch, 2]: one output is an image, one input is not."""
     graph = GraphDef()
     picture = graph.placeholder("picture", [batch, 4, 6, 2])
     bias = graph.placeholder("bias", [batch, 2])
@@ -104,12 +102,12 @@ def brightening(batch: int = -1) -> bytes:
 
 
 def brightened(picture: Array, bias: Array) -> tuple[Array, Array]:
-    """What `brightening` computes."""
+    """Compute what `brightening` computes."""
     return picture + np.array([1, 10], np.float32), bias + bias
 
 
 def _classifier_weights() -> tuple[Array, Array, Array, Array]:
-    """[height, width, in, out] as TensorFlow has them, the kernel's bias, [in, out], its bias."""
+    """The weights: kernel [height, width, in, out] in TensorFlow's layout, its bias, dense [in, out], its bias."""
     generator = np.random.default_rng(5)
     shapes = ((3, 3, 3, 4), (4,), (64, 5), (5,))
     kernel, kernel_bias, dense, dense_bias = (generator.normal(0, 0.5, shape).astype(np.float32) for shape in shapes)

@@ -1,4 +1,4 @@
-"""Instances of a model that a test answers by hand, and responders that keep their answers."""
+"""Instances of a model that a test answers by hand, and responders that record answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.outputs import outputs_from
 
 
 class Outcome:
-    """What an instance reports of a batch."""
+    """What an instance reports about a batch."""
 
     is_large = False
     slot = None
@@ -39,7 +39,7 @@ class Outcome:
 
 
 class Execution:
-    """A batch that an instance was given, of a model that doubles its FP32 input, row by row."""
+    """A batch that an instance has received. The model doubles its FP32 input, row by row."""
 
     engine_ns = 1000
 
@@ -74,7 +74,7 @@ class HandInstance:
         self.closed = False
         self.batches_at_once = 1
         self.executions: list[Any] = []
-        """Of its kind."""
+        """Executions of the type that the instance makes."""
         self._loop = loop
 
     def execute(self, is_grouped, members, on_outcome) -> None:
@@ -84,7 +84,7 @@ class HandInstance:
 
 
 class Answer:
-    """A responder that keeps what it was told."""
+    """A responder that records its answer."""
 
     def __init__(self, loop: HandLoop, log: list[Answer] | None = None) -> None:
         self.response: InferResponse | None = None

@@ -1,4 +1,4 @@
-"""The data plane's loop, turned by the thread of the test: what a scheduler does is over when the call returns."""
+"""A data plane's loop that the test's thread turns: when a call returns, the scheduler has done its work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HandLoop:
         self._ends[callback] = None
 
     def turn(self) -> None:
-        """All that is due now, until nothing is."""
+        """Run all that is due until nothing is."""
         while True:
             callbacks = list(self._soon)
             self._soon.clear()
@@ -51,7 +51,7 @@ class HandLoop:
                 callback()
 
     def run(self, seconds: float) -> None:
-        """Turn for so long."""
+        """Turn the loop for some seconds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.turn()
@@ -59,7 +59,7 @@ class HandLoop:
         self.turn()
 
     def wait_for(self, condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> None:
-        """Turn until a condition holds."""
+        """Turn the loop until a condition holds."""
         end = time.monotonic() + seconds
         self.turn()
         while not condition():
@@ -68,7 +68,7 @@ class HandLoop:
             self.turn()
 
     def turning(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call in a turn of its own."""
+        """Wrap a call so that it runs in its own turn of the loop."""
 
         def turned(*arguments: Any, **named: Any) -> Any:
             try:
@@ -80,7 +80,7 @@ class HandLoop:
 
 
 class Turned:
-    """An object whose calls come in turns of their own."""
+    """Wraps an object so that each of its calls runs in its own turn of the loop."""
 
     def __init__(self, loop: HandLoop, inner: object) -> None:
         self.inner = inner
@@ -92,7 +92,7 @@ class Turned:
 
 
 class Flag:
-    """A threading.Event whose waiting turns the loop."""
+    """A threading.Event that turns the loop while a test waits for it."""
 
     def __init__(self, loop: HandLoop) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""HIP as a program without a GPU can have it: a library of its name whose device memory is the host's."""
+"""A HIP library for machines without a GPU: its device memory is memory of the host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ const char *hipGetErrorString(int error) { return error == 2 ? "out of memory" :
 
 
 def host_hip(folder: Path) -> Path:
-    """Compiles it; the test skips where nothing compiles C."""
+    """Compile the library. The test skips if there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler here")

@@ -1,4 +1,5 @@
-"""An HTTP/2 client for calls that no gRPC library makes: they stop wherever a test wants; and frames by hand."""
+"""An HTTP/2 client for calls that no gRPC library makes: a call can stop anywhere, and frames can be written by
+hand."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import h2.connection
 import h2.events
 
 MOST_BYTES_AT_ONCE = 16384
-"""HTTP/2's largest frame unless a server allows more."""
+"""The largest HTTP/2 frame unless a server allows more."""
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -23,13 +24,13 @@ END_STREAM, END_HEADERS = 1, 4
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
-    """RFC 9113, section 4.1; `length` is what the header claims."""
+    """A frame (RFC 9113, section 4.1). `length`: the length that the header claims."""
     size = len(payload) if length is None else length
     return struct.pack(">I", size)[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
 
 
 def head(path: str) -> bytes:
-    """Of a call: literal fields without indexing (RFC 7541, section 6.2.2)."""
+    """The header block of a call: literal fields without indexing (RFC 7541, section 6.2.2)."""
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -45,20 +46,20 @@ def head(path: str) -> bytes:
 
 
 def prefixed(message: bytes) -> bytes:
-    """A message as gRPC sends it: not compressed, with its length before it."""
+    """A message as gRPC sends it: uncompressed, behind its length."""
     return struct.pack("!BI", 0, len(message)) + message
 
 
 @dataclass
 class Answer:
-    """What has come of one call."""
+    """What has arrived for one call."""
 
     data: bytearray = field(default_factory=bytearray)
     status: int | None = None
-    """gRPC's; None = the call goes on."""
+    """The gRPC status; None = the call continues."""
     text: str = ""
     is_over: bool = False
-    """The server has said its last and takes nothing more."""
+    """Whether the server has ended the stream and reads no more of it."""
 
 
 class Http2Connection:
@@ -82,7 +83,8 @@ class Http2Connection:
         self._socket.close()
 
     def begin(self, method: str, data: bytes = b"", ends: bool = False) -> int:
-        """Begin a call of "/package.Service/Method" with these bytes of its messages; the number of its stream."""
+        """Begin a call of "/package.Service/Method" with these bytes of its messages; return the number of its
+        stream."""
         stream = self._connection.get_next_available_stream_id()
         headers = [
             (":method", "POST"),
@@ -100,7 +102,8 @@ class Http2Connection:
         return stream
 
     def send(self, stream: int, data: bytes, ends: bool = False) -> None:
-        """More bytes of a call, as fast as the server takes them; the rest is not sent once it ends the call."""
+        """Send more bytes of a call as fast as the server reads them. The rest is not sent if the server ends the
+        call."""
         view, answer = memoryview(data), self.answers[stream]
         while view and not answer.is_over:
             room = min(self._connection.local_flow_control_window(stream), MOST_BYTES_AT_ONCE)
@@ -115,7 +118,7 @@ class Http2Connection:
             self._flush()
 
     def receive(self, seconds: float = 0.0) -> bool:
-        """Take what the server sends next; whether anything came within the time."""
+        """Read what the server sends next. Returns whether anything came within the time."""
         self._socket.settimeout(max(seconds, 0.001))
         try:
             data = self._socket.recv(1 << 16)
@@ -133,7 +136,7 @@ class Http2Connection:
         return bool(data)
 
     def wait(self, *streams: int, seconds: float = 20.0) -> list[Answer]:
-        """The answers of calls, once they are whole."""
+        """Wait for the complete answers of some calls."""
         end = time.monotonic() + seconds
         while any(self.answers[stream].status is None for stream in streams):
             assert time.monotonic() < end and not self.is_closed, "the server does not answer"

@@ -21,7 +21,7 @@ def ask(
     headers: Mapping[str, str] | None = None,
     timeout: float = 20,
 ) -> tuple[int, Any]:
-    """Status and body of an answer; the body as plain values where it is JSON."""
+    """Status and body of an answer; a JSON body as plain values."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=timeout)
     try:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

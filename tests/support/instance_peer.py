@@ -1,4 +1,4 @@
-"""An instance whose other end is the test."""
+"""An instance whose worker's end the test plays."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Peer:
         return next(self._batches)
 
     def execute(self, inputs: list[BatchInput] | None = None, sizes: tuple[int, ...] = (1,)) -> ReceivedBatch:
-        """Start a batch, and take it."""
+        """Start a batch, and take it at the worker's end."""
         self.send(inputs, sizes)
         return self.take()
 
@@ -62,7 +62,7 @@ class Peer:
         return self.end_of_worker.sender.put_text(data), len(data)
 
     def result(self, data: bytes, head: TensorHead = HEAD) -> OutgoingResult:
-        """A result of one output."""
+        """A result with one output."""
         end, contents = self.end_of_worker, padded((data,))
         number = end.sender.number(end.sender.of([Tensor(*head, data)]))
         return OutgoingResult(0, 0, number, 0, sum(map(len, contents)), contents)
@@ -72,7 +72,7 @@ class Peer:
         self.end_of_worker.finish(batch, (self.answered_ns - 2, self.answered_ns - 1), results)
 
     def results_of(self, batch: ReceivedBatch, entry: bytes) -> bytes:
-        """What finishes a batch by a table of one entry, in a slot of 1024 bytes."""
+        """The message that finishes a batch with a table of one entry, in a slot of 1024 bytes."""
         place, nbytes = self.text(entry.ljust(1024, b"\0"))
         return done(batch) + ENTRY.pack(RESULTS, 0, 0, 0, place, 1, nbytes)
 
@@ -80,11 +80,11 @@ class Peer:
         on_plane(self.plane, lambda: self.instance.end(error or unavailable("it is over")))
 
     def release(self) -> None:
-        """Nobody has the outputs any more."""
+        """Release the outputs: nobody reads them any more."""
         on_plane(self.plane, self.outcomes.clear)
 
     def close(self) -> None:
-        """As the ends of both processes would."""
+        """Close both ends, as both processes would."""
         for heap in (self.inputs, self.end_of_worker.inputs, self.end_of_worker._heap):
             heap.close()
 

@@ -1,6 +1,6 @@
-"""Run by the Python of an environment that has `kserve`: asks servers by KServe's own clients, and prints as JSON what
-came. Arguments, four for each server: its gRPC address, its HTTP address, a model, and a file with what each of its
-inputs is given: an array (.npy), or one element of BYTES."""
+"""Asks servers with KServe's own clients and prints the answers as JSON. Runs in the Python of an environment that has
+`kserve`. Four arguments for each server: its gRPC address, its HTTP address, a model, and a file that holds an array
+(.npy) or one BYTES element for each input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def request(model: str, inputs: Sequence[tuple[str, str]], data: Path) -> InferR
 
 def outputs(answer: Any) -> dict[str, Any]:
     arrays = {entry.name: entry.as_numpy().ravel() for entry in answer.outputs}
-    # Strings come as bytes over gRPC.
+    # KServe's gRPC client returns strings as bytes.
     return {
         name: (array if array.dtype != np.object_ else array.astype(str)).tolist() for name, array in arrays.items()
     }
@@ -36,7 +36,7 @@ def outputs(answer: Any) -> dict[str, Any]:
 
 async def over_rest(address: str, model: str, data: Path) -> dict[str, Any]:
     async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
-        # The client has no call for it.
+        # KServe's client lacks this call.
         async with httpx.AsyncClient() as plain:
             metadata = (await plain.get(f"{address}/v2/models/{model}")).json()
         inputs = [(entry["name"], entry["datatype"]) for entry in metadata["inputs"]]

@@ -1,5 +1,5 @@
-"""Run by the Python of an environment that has `kserve`: prints what in the objects of standard input (YAML) its types,
-and those of Kubernetes in them, do not know, lack or have as another type."""
+"""Compares the objects on standard input (YAML) with KServe's types, and the Kubernetes types in them: prints unknown
+and missing fields, and fields of a wrong type. Runs in the Python of an environment that has `kserve`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def faults(value: Any, expected: str, path: str) -> Iterator[str]:
             yield f"{path}: {value!r} is no {expected}"
     elif model := getattr(kserve.models, expected, None) or getattr(kubernetes_models, expected, None):
         yield from _of_model(value, model, path)
-    elif not isinstance(value, str | int):  # ResourceQuantity and the like
+    elif not isinstance(value, str | int):  # ResourceQuantity and similar types
         yield f"{path}: nobody knows what a {expected} is"
 
 

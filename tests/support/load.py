@@ -1,4 +1,4 @@
-"""Clients that ask all the time, and keep every answer that was wrong or did not come."""
+"""Clients that send requests all the time, and record each answer that was wrong or missing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from support.infer_inputs import infer_input
 from support.waiting import wait_until
 
 RETURNS_SOON = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "max")]
-"""To a server that was gone for a moment; else a client waits for seconds."""
+"""Channel options for a server that was gone for a moment: without them a client waits for seconds before it
+reconnects."""
 _PAUSE_AFTER_FAILURE_SECONDS = 0.05
-"""A channel without a connection fails thousands of requests a second, and what is to come back starts beside that."""
+"""A channel without a connection fails thousands of requests a second, which would slow the server's restart on the
+same machine."""
 _PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
-"""Between two attempts of a request."""
+"""Seconds between the attempts of a request."""
 
 
 class ConstantLoad:
-    """Threads that each send one request after the other to a model Y = X + c, with `c` among the allowed ones.
-
-    `failures` holds (status, text) of each request that failed, `wrong` each answer that no allowed version gives, and
-    `answered` how often each constant answered.
-    """
+    """Threads that each send one request after another to a model Y = X + c, where `c` must be one of the allowed
+    constants. `failures` holds (status, text) of each failed request, `wrong` each answer that no allowed version
+    gives, and `answered` the number of answers by constant."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class ConstantLoad:
         retried: Collection[str] = (),
         pause_seconds: float = 0.0,
     ) -> None:
-        """`retried`: statuses after which a request is sent again, up to four times. `pause_seconds`: after each
-        answer, where what is looked at lasts, and is not a moment that a request has to be under way at."""
+        """`retried`: statuses after which a request is sent again, up to four times. `pause_seconds`: the pause after
+        each answer, for tests that do not need a request under way at each moment."""
         self.failures: list[tuple[str, str]] = []
         self.wrong: list[list[float]] = []
         self.answered: Counter[float] = Counter()

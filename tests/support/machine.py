@@ -1,4 +1,4 @@
-"""A machine as a test wants it: GPUs and MIGraphX that are not there are only talked of."""
+"""A machine described by a test: its GPUs and its MIGraphX need not exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ToldMachine:
     gpus: Sequence[int] = ()
     migraphx: str = "it is not installed"
     words: tuple[str, ...] = ()
-    """Before the interpreter of workers that load MIGraphX."""
+    """Words in front of the interpreter of workers that load MIGraphX."""
 
     architectures: Mapping[int, str] = field(default_factory=dict)
     policies: Mapping[str, Sequence[int]] = field(default_factory=dict)

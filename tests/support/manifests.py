@@ -16,7 +16,7 @@ DEPLOY = CHECKOUT / "deploy"
 
 
 def rendered(folder: str) -> str:
-    """What `kubectl apply -k` would send of a folder; without a kubectl the test skips."""
+    """What `kubectl apply -k` would send for a folder. The test skips without kubectl."""
     kubectl = shutil.which("kubectl") or tool("kubectl/kubectl")
     ran = subprocess.run([kubectl, "kustomize", str(DEPLOY / folder)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -28,12 +28,12 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def the(kind: str, text: str, name: str = "") -> dict[str, Any]:
-    """The one object of a kind, and of a name where there are several."""
+    """The one object of a kind (and of a name, if there are several)."""
     (found,) = [each for each in objects(text) if each["kind"] == kind and name in ("", each["metadata"]["name"])]
     return found
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The object of a file."""
+    """The one object in a file."""
     (found,) = objects(file.read_text())
     return found

@@ -1,13 +1,12 @@
-"""Tests on the real MIGraphX that `make migraphx-root` brings. A pytest plugin; tests/conftest.py loads it.
+"""Runs tests on the real MIGraphX that `make migraphx-root` installs. A pytest plugin, which tests/conftest.py loads.
 
-That MIGraphX wants a newer C library than the interpreter of the tests has, so it runs in its own processes:
-
+MIGraphX needs a newer C library than the tests' interpreter has, so it runs in separate processes:
 - a test that starts such processes (servers, workers, children) takes the fixture `migraphx_root`;
-- a test that itself calls MIGraphX says `pytestmark = pytest.mark.in_migraphx_process`: it is collected and reported
-  here as any other, but runs in a pytest under the root's loader (one for each file; a new one after a crash);
-- `run_with_migraphx` runs a piece of Python there.
-
-All of them skip where there is no root.
+- a test that calls MIGraphX itself has `pytestmark = pytest.mark.in_migraphx_process`: it is collected and reported
+  here as any other test, but runs in a pytest under the root's loader (one process a file, and another one after a
+  crash);
+- `run_with_migraphx` runs a Python text there.
+All of them skip if there is no root.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ MARK = "in_migraphx_process"
 NO_ROOT = "no MIGraphX here: run make migraphx-root"
 
 _END_SECONDS = 60
-"""For what pytest still does when its last test has been reported: it clears away folders of other runs too."""
+"""For what pytest does after its last report: it also removes old temporary folders of other runs."""
 REPORTS = "ROCSERVE_TEST_REPORTS"
-"""In a pytest under the root's loader: the descriptor that its reports go to."""
+"""In a pytest under the root's loader: the descriptor to which it writes its reports."""
 
 
 def find_root() -> Path | None:
@@ -57,7 +56,7 @@ def run_with_migraphx(
     error_descriptor: int = subprocess.PIPE,
     timeout: float = 60,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the script (Python text, its sys.argv[1:] the arguments) where MIGraphX can be loaded."""
+    """Run the script (Python text, with the arguments as sys.argv[1:]) in a process that can load MIGraphX."""
     return subprocess.run(
         [*python_words(root), "-c", script, *arguments],
         env={**os.environ, "ROCSERVE_MIGRAPHX_ROOT": str(root), **(environment or {})},
@@ -71,7 +70,7 @@ def run_with_migraphx(
 
 @pytest.fixture(scope="session")
 def migraphx_root() -> Path:
-    """The folder that $ROCSERVE_MIGRAPHX_ROOT and --migraphx-root take. Skips where there is none."""
+    """The folder that $ROCSERVE_MIGRAPHX_ROOT and --migraphx-root take. Skips if there is none."""
     root = find_root()
     if root is None:
         pytest.skip(NO_ROOT)
@@ -85,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ReportWriter:
-    """In the pytest under the root's loader: sends each report to the one that started it, as a line of JSON."""
+    """In the pytest under the root's loader: sends each report to the parent pytest, as a line of JSON."""
 
     def __init__(self, config: pytest.Config, descriptor: int) -> None:
         self._config = config
@@ -103,7 +102,7 @@ class ReportWriter:
 
 
 class ChildRuns:
-    """In the pytest that was asked for: marked tests run in the other one, their reports are taken for their own."""
+    """In the parent pytest: has marked tests run in the other one, and takes their reports as its own."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -126,7 +125,7 @@ class ChildRuns:
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports(self._root, item):
             hook.pytest_runtest_logreport(report=report)
-        # What tests before this one have set up for their module ends here as well, where the next is of another.
+        # Ends the module fixtures of earlier tests here as well, if the next test is of another module.
         item.session._setupstate.teardown_exact(nextitem)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -137,7 +136,7 @@ class ChildRuns:
 
     def _reports(self, root: Path, item: pytest.Item) -> list[pytest.TestReport]:
         if self._child is None:
-            # Of this file only: others may be another process's to run, and nobody would read their reports.
+            # Collect this file only: another process may run the others, and nobody would read their reports here.
             left = self._waiting[self._waiting.index(item.nodeid) :]
             here = [test for test in left if test.partition("::")[0] == item.nodeid.partition("::")[0]]
             self._child = ChildPytest(root, here, self._config.rootpath)
@@ -151,7 +150,7 @@ class ChildRuns:
             self._child = None
             reports.append(failure(item, f"in the process with MIGraphX: {end}"))
         elif self._child.is_done:
-            # Left until the session ends, it would be a child that tests of processes do not expect.
+            # If it lived until the session's end, tests of processes would find an unexpected child.
             self._child.end()
             self._child = None
         return reports
