@@ -1,7 +1,5 @@
-"""A model for each thing that goes wrong with MIGraphX, as a user would drop it into a repository.
-
-Cases have the names of docs/reference/migraphx-errors.md.
-"""
+"""One model for each failure of MIGraphX, written as a user would drop it into a repository. The cases have the names
+of docs/reference/migraphx-errors.md."""
 
 from __future__ import annotations
 
@@ -26,15 +24,15 @@ _OPSET = [helper.make_opsetid("", 17)]
 @dataclass(frozen=True, slots=True)
 class Case:
     content: bytes | None
-    """Of the model's file; None: there is none."""
+    """The model file's content; None: there is no file."""
     text: str
-    """Of its configuration."""
+    """The configuration's text."""
     filename: str = "model.onnx"
     beside: Mapping[str, bytes] = field(default_factory=dict)
     """Further files, by their paths in the model's folder."""
 
     def place(self, repository: Path, name: str) -> None:
-        """Writes the model as a whole."""
+        """Write the complete model into a repository."""
         folder = repository / name
         (folder / "1").mkdir(parents=True)
         for path, content in self.beside.items():
@@ -45,7 +43,7 @@ class Case:
 
 
 def onnx_cases() -> dict[str, Case]:
-    """ONNX models that the index has a reason for."""
+    """ONNX models for which the page lists a reason."""
     batching = config(4)
 
     def configured(**parameters: object) -> Case:
@@ -88,7 +86,7 @@ def onnx_cases() -> dict[str, Case]:
 
 
 def tensorflow_cases() -> dict[str, Case]:
-    """Frozen TensorFlow graphs that the index has a reason for."""
+    """Frozen TensorFlow graphs for which the page lists a reason."""
     lacking = GraphDef()
     lacking.node("MyFancyOp", "y", lacking.placeholder("x", [2, 4]))
     text = config(platform="tensorflow_graphdef")
@@ -102,7 +100,7 @@ def tensorflow_cases() -> dict[str, Case]:
 
 
 def program_cases(program: bytes) -> dict[str, Case]:
-    """Compiled programs that the index has a reason for; `program` is that of an `mlp`."""
+    """Compiled programs for which the page lists a reason. `program`: the compiled `mlp`."""
 
     def case(content: bytes | None) -> Case:
         return Case(content, config(1, "migraphx_mxr"), "model.mxr")
@@ -125,7 +123,7 @@ def program_cases(program: bytes) -> dict[str, Case]:
 
 
 def rebuilt_case(program: bytes) -> Case:
-    """A program of another version, with what it was made from beside it."""
+    """A program of another MIGraphX version, next to the ONNX file that it was compiled from."""
     beside = {"1/model.onnx": _MLP}
     return Case(other_version(program), config(1, "migraphx_mxr"), "model.mxr", beside)
 
@@ -136,7 +134,7 @@ def slow() -> bytes:
 
 
 def other_version(program: bytes) -> bytes:
-    """The program as if another MIGraphX had compiled it."""
+    """The program with another MIGraphX version in its header."""
     return _replaced(program, b"2.14.0", b"2.13.0")
 
 
@@ -157,7 +155,7 @@ def _strings() -> bytes:
 
 
 def _strings_within() -> bytes:
-    """`y` is `x` times how many words there are."""
+    """`y` is `x` times the number of words."""
     words = numpy_helper.from_array(np.array([b"a", b"b"], object), "words")
     nodes = [
         helper.make_node("Constant", [], ["words"], value=words),
@@ -169,7 +167,7 @@ def _strings_within() -> bytes:
 
 
 def _index_out_of_range() -> bytes:
-    """`y` is the hundredth element of `x`, which has two: MIGraphX's constants are computed when it compiles."""
+    """`y` is the hundredth element of `x`, which has two: MIGraphX computes constants when it compiles."""
     nodes = [
         helper.make_node("Gather", ["numbers", "index"], ["number"]),
         helper.make_node("Mul", ["x", "number"], ["y"]),
@@ -179,7 +177,7 @@ def _index_out_of_range() -> bytes:
 
 
 def _padded_below_nothing() -> bytes:
-    """`y` is `x`, which has two elements, without nine of them: a size below 0 is a very large one."""
+    """`y` is `x`, which has two elements, padded by -9: MIGraphX reads a negative size as a very large one."""
     node = helper.make_node("Pad", ["x", "pads"], ["y"])
     return _model([node], TensorProto.FLOAT, numpy_helper.from_array(np.array([-9, 0]), "pads"))
 

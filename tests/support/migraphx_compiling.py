@@ -1,4 +1,4 @@
-"""Compiles the small networks of migraphx_models.py by children, with the real MIGraphX, target ref."""
+"""Compiles the small networks of migraphx_models.py in child processes, with the real MIGraphX and target ref."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MLP = {"x": (networks.MLP_WIDTH,)}
 
 
 class Bench:
-    """A compiler of one model's file, its cache, and what it has reported."""
+    """A compiler for one model's file, with its cache and its reports."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root = root
@@ -41,7 +41,8 @@ class Bench:
         self.folder.mkdir()
         self.cache = cache_at(folder / "cache")
         self.reports: list[str] = []
-        """Each once, without the time that it took until then; not that a child is starting, which may be quick."""
+        """Each report once, without the time in it. The report that a child starts is left out, because a start may be
+        too quick to be reported."""
         installation = find_installation(EngineSettings(migraphx_root=str(root)))
         self.runner = JobRunner(migraphx_jobs(installation), self._take, LOG)
         self.compiler = ProgramCompiler(self.runner, self.cache, model_name="x", model_folder=self.folder)
@@ -62,7 +63,7 @@ class Bench:
     def tensorflow_recipe(
         self, graph: bytes, batch: int, shapes: Mapping[str, tuple[int, ...]], outputs: tuple[str, ...]
     ) -> ProgramRecipe:
-        """`shapes`: as the program has them (NCHW), without the batch."""
+        """`shapes`: in the program's layout (NCHW), without the batch."""
         path = self.folder / "model.graphdef"
         path.write_bytes(graph)
         source = ProgramSource(SourceKind.TENSORFLOW, str(path), file_digest(path))
@@ -71,7 +72,7 @@ class Bench:
     def calibrated(
         self, model: bytes, batch: int, precision: Precision, width: int = networks.MLP_WIDTH
     ) -> ProgramRecipe:
-        """Of an `mlp`, with five samples."""
+        """The recipe of an `mlp` that is calibrated with five samples."""
         samples = np.random.default_rng(0).uniform(-1, 1, (5, width)).astype(np.float32)
         np.savez(self.folder / "samples.npz", x=samples)
         options = CompileOptions(Target.REF, precision, calibration_data="samples.npz", calibration_samples=128)

@@ -1,4 +1,4 @@
-"""Models loaded on MIGraphX's engine in the test's own process, which must be one that can load it."""
+"""Loads models on MIGraphX's engine in the test's own process, which must be able to load MIGraphX."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wanted(name: str, *dims: int, datatype: DataType = DataType.FP32) -> OutputC
 
 @dataclass(slots=True)
 class Engine:
-    """Loads models from one folder, with one cache of programs, and keeps what they report."""
+    """Loads models from one folder with one cache of programs, and records what they report."""
 
     folder: Path
     cache: Path
@@ -65,7 +65,7 @@ class Engine:
         kind: InstanceKind = InstanceKind.CPU,
         **parameters: object,
     ) -> ModelSource:
-        """The model as a worker is given it. Parameters are the configuration's."""
+        """The model as a worker receives it. `parameters`: the configuration's."""
         path = self.write(filename, content)
         config = ModelConfig(
             name="model",
@@ -90,13 +90,13 @@ class Engine:
         )
 
     def load(self, *arguments: Any, **parameters: Any) -> MigraphxModel:
-        """Loaded, not yet warmed up. Arguments are those of `source`."""
+        """Load a model without warming it up. Takes the arguments of `source`."""
         model = load(self.source(*arguments, **parameters))
         assert isinstance(model, MigraphxModel)
         return model
 
     def complete(self, *arguments: Any, **parameters: Any) -> MigraphxModel:
-        """As `load`, warm and with all its batch sizes."""
+        """Load a model, warm it up, and wait for all its batch sizes."""
         model = self.load(*arguments, **parameters)
         model.warm_up([])
         wait_for_all_sizes()
@@ -104,7 +104,7 @@ class Engine:
 
 
 def wait_for_all_sizes() -> None:
-    """Until no model of this process gets batch sizes ready any more."""
+    """Wait until no model of this process compiles batch sizes any more."""
     for thread in threading.enumerate():
         if thread.name == THREAD_NAME:
             thread.join()
@@ -117,6 +117,6 @@ def batch(inputs: Mapping[str, Array], *outputs: str) -> Batch:
 
 
 def answers(model: MigraphxModel, inputs: Mapping[str, Array], *outputs: str) -> dict[str, Array]:
-    """The outputs that are named; all without names."""
+    """Run the model; return the named outputs, or all outputs without names."""
     result = model.execute(batch(inputs, *outputs)).outputs
     return {name: np.asarray(values) for name, values in result.items()}

@@ -1,4 +1,4 @@
-"""docs/reference/migraphx-errors.md, as tests read it: its rows, and the texts in them that the server is held to."""
+"""Reads docs/reference/migraphx-errors.md: its rows, and the texts in them that the server must give."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _UNSEEN = "## What nobody sees"
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The message, with `<...>` for what varies."""
+    """A message, with `<...>` for the parts that vary."""
 
     text: str
 
     @property
     def start(self) -> str:
-        """Up to the first that varies."""
+        """The text before the first part that varies."""
         return _VARYING.split(self.text)[0]
 
     def fits(self, message: str) -> bool:
@@ -36,16 +36,16 @@ class Text:
 class Row:
     case: str
     texts: dict[str, Text]
-    """By where they are seen: index, log, response."""
+    """The texts by the place where a user sees them: index, log, response."""
 
 
 def rows() -> list[Row]:
-    """Those that say what a client sees."""
+    """The rows that say what a client sees."""
     return [_row(columns) for columns in _tables(_PAGE.read_text().partition(_UNSEEN)[0])]
 
 
 def held_by() -> dict[str, tuple[Path, str]]:
-    """By what nobody sees: the file and the name of its test."""
+    """For failures without a visible text: the file and the name of the test that covers each."""
     found = {}
     for trap, *_, test in _tables(_PAGE.read_text().partition(_UNSEEN)[2]):
         file, _, name = test.strip("`").partition("::")
@@ -55,7 +55,7 @@ def held_by() -> dict[str, tuple[Path, str]]:
 
 
 def text(case: str, place: str = "index") -> Text:
-    """What the row says is seen there."""
+    """The text that the row gives for this place."""
     (row,) = (row for row in rows() if row.case == case)
     return row.texts[place]
 
@@ -65,6 +65,6 @@ def _row(columns: Sequence[str]) -> Row:
 
 
 def _tables(page: str) -> list[list[str]]:
-    """The cells of all rows but the headings."""
+    """The cells of all rows without the headings."""
     found = [[cell.strip() for cell in _BETWEEN_CELLS.split(match[1])] for match in _ROW.finditer(page)]
     return [cells for cells in found if cells[0] not in ("case", "trap")]

@@ -1,4 +1,5 @@
-"""A job that does what MIGraphX does at its worst. The child imports it by its name, from tests/ on its PYTHONPATH."""
+"""Jobs that fail in all the ways in which MIGraphX can fail. The child imports this module from tests/, which is on its
+PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def _exit(argument: str, binding: Binding, report: Report) -> str:
 
 
 def _kill_itself(argument: str, binding: Binding, report: Report) -> str:
-    # Its memory is read every quarter of a second, and is part of the report.
+    # The parent reads the child's memory every 0.25 s and reports it.
     time.sleep(1.5)
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(FOREVER_SECONDS)
@@ -84,7 +85,7 @@ def _kill_itself(argument: str, binding: Binding, report: Report) -> str:
 
 
 def _hang(argument: str, binding: Binding, report: Report) -> str:
-    """In native code, holding the GIL, with a child process that hangs as well."""
+    """Hang in native code with the GIL held, next to a child process that hangs as well."""
     compiler = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_SECONDS})"])
     report(f"hanging as {os.getpid()} with {compiler.pid}")
     ctypes.PyDLL(None).sleep(FOREVER_SECONDS)
@@ -100,7 +101,7 @@ def _descriptors(argument: str, binding: Binding, report: Report) -> str:
 
 
 def _priority(argument: str, binding: Binding, report: Report) -> str:
-    """Of every thread."""
+    """The priority of every thread."""
     nice = {os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in Path("/proc/self/task").iterdir()}
     idle = subprocess.run(["ionice"], capture_output=True, text=True, check=False).stdout.strip()
     return f"nice {sorted(nice)}, {idle}"

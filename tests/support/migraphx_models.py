@@ -1,8 +1,6 @@
-"""Small ONNX networks that MIGraphX compiles and its reference target runs in milliseconds.
-
-`batch` is the first dimension of every input and output: a name (symbolic) or a number (baked into the file). Weights
-are seeded, so a network is the same file each time.
-"""
+"""Small ONNX networks that MIGraphX compiles, and its reference target runs, in milliseconds. `batch` is the first
+dimension of each input and output: a name (symbolic) or a number (fixed in the file). Weights are seeded, so a network
+always gives the same file."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _OPSET_VERSION = 17
 _IR_VERSION = 8
 
 LABELS = 10
-"""Columns of `mini_resnet`'s and `mlp`'s answers."""
+"""Columns of the outputs of `mini_resnet` and `mlp`."""
 IMAGE_SHAPE = (3, 8, 8)
 """Channels, height and width of `mini_resnet`'s images."""
 MLP_WIDTH = 16
@@ -60,45 +58,47 @@ def two_in_two_out(batch: Batch = "batch") -> bytes:
 
 
 def reshaped_to_constant(batch: int = 1) -> bytes:
-    """`x` FP32 [batch, 2, 3] -> `y` FP32 [batch, 6] by a Reshape that names the batch: at no other size it is right."""
+    """`x` FP32 [batch, 2, 3] -> `y` FP32 [batch, 6] by a Reshape that names the batch: the network is wrong at any
+    other size."""
     return _reshaping(batch, (batch, 6))
 
 
 def reshaped_to_free(batch: int = 1) -> bytes:
-    """As `reshaped_to_constant`, but its Reshape leaves the batch open (-1): it can be had at any size."""
+    """`reshaped_to_constant` with a Reshape that leaves the batch open (-1): the network works at any size."""
     return _reshaping(batch, (-1, 6))
 
 
 def mixing_rows(batch: int = 1) -> bytes:
-    """`x` FP32 [batch, 4] -> `y` FP32 [batch, 4], less the largest value of the whole batch: rows depend on others."""
+    """`x` FP32 [batch, 4] -> `y` FP32 [batch, 4], less the largest value of the whole batch: each row depends on the
+    others."""
     network = _Network(seed=4)
     network.node("Sub", "x", network.node("ReduceMax", "x", axes=[0], keepdims=1), output="y")
     return network.model({"x": (batch, 4)}, {"y": (batch, 4)})
 
 
 def identity(element_type: int = TensorProto.FLOAT, shape: Sequence[Batch] = ("batch", 4)) -> bytes:
-    """`x` -> `y`, the same: MIGraphX's output is its input's own memory."""
+    """`y` is `x`: MIGraphX's output lies in the memory of its input."""
     network = _Network(seed=5)
     network.node("Identity", "x", output="y")
     return network.model({"x": tuple(shape)}, {"y": tuple(shape)}, element_type)
 
 
 def any_length(batch: Batch = "batch") -> bytes:
-    """`x` FP32 [batch, length] -> `y` FP32 [batch, length], twice x: a symbolic dimension beside the batch."""
+    """`x` FP32 [batch, length] -> `y` FP32 [batch, length], twice x: a second symbolic dimension."""
     network = _Network(seed=6)
     network.node("Add", "x", "x", output="y")
     return network.model({"x": (batch, "length")}, {"y": (batch, "length")})
 
 
 def without_batch() -> bytes:
-    """`x` FP32 [2, 3] -> `y` FP32 [3, 2], turned round: no dimension of it is a batch."""
+    """`x` FP32 [2, 3] -> `y` FP32 [3, 2], transposed: there is no batch dimension."""
     network = _Network(seed=7)
     network.node("Transpose", "x", output="y", perm=[1, 0])
     return network.model({"x": (2, 3)}, {"y": (3, 2)})
 
 
 def picking() -> bytes:
-    """`index` INT64 [batch, 1] -> `y` FP32 [batch, 2], the row of that number: 0 has 1, 2 and 1 has 3, 4."""
+    """`index` INT64 [batch, 1] -> `y` FP32 [batch, 2], the row with that number: row 0 is 1, 2 and row 1 is 3, 4."""
     network = _Network(seed=10)
     table = network.weights("table", np.array([[1, 2], [3, 4]], np.float32))
     row = network.node("Gather", table, "index", axis=0)
@@ -109,10 +109,8 @@ def picking() -> bytes:
 
 
 def cutting() -> bytes:
-    """`x` [4, 3], `ends` [2], `axes` [1] -> `part`, x up to the ends, and `sums` along the axes; all INT64.
-
-    Only values decide on the outputs' shapes.
-    """
+    """`x` [4, 3], `ends` [2], `axes` [1] -> `part`, x cut at the ends, and `sums` along the axes; all INT64. Values
+    decide the outputs' shapes."""
     network = _Network(seed=11)
     network.node("Slice", "x", network.integers(0, 0), "ends", output="part")
     network.node("ReduceSum", "x", "axes", output="sums")
@@ -121,7 +119,7 @@ def cutting() -> bytes:
 
 
 def cutting_rows() -> bytes:
-    """`x` INT64 [batch, 4] -> `y` INT64 [batch, n], as many columns as the largest value says."""
+    """`x` INT64 [batch, 4] -> `y` INT64 [batch, n] with n the largest value of x."""
     network = _Network(seed=12)
     largest = network.node("Reshape", network.node("ReduceMax", "x", axes=[0, 1]), network.integers(1))
     network.node("Slice", "x", network.integers(0), largest, network.integers(1), output="y")
@@ -129,11 +127,9 @@ def cutting_rows() -> bytes:
 
 
 def slow_to_compile(from_batch: int = 1) -> bytes:
-    """`x` FP32 [batch, 4] -> `y`, the same. At a batch of `from_batch` it takes minutes to compile, below it does not.
-
-    How often x is repeated (once) is a product of matrices, which must be known before there is a program; how large
-    these are depends on the batch.
-    """
+    """`x` FP32 [batch, 4] -> `y`, the same. At a batch of `from_batch` or more it takes minutes to compile, below it
+    does not: the number of times that x is repeated (once) is a product of matrices, which MIGraphX has to compute
+    before there is a program, and their size depends on the batch."""
     network = _Network(seed=9)
     batch = network.node("Slice", network.node("Shape", "x"), *(network.integers(value) for value in (0, 1)))
     larger = network.node("Mul", network.node("Sub", batch, network.integers(from_batch - 1)), network.integers(1000))
@@ -157,7 +153,7 @@ def unknown_operator(name: str = "MyFancyOp") -> bytes:
 
 
 def random_inputs(model: bytes, rows: int, seed: int = 0) -> dict[str, Array]:
-    """FP32 inputs for a network of this file: `rows` in place of the batch, between -1 and 1."""
+    """Random FP32 inputs for a network of this file, between -1 and 1. `rows` takes the place of the batch."""
     generator = np.random.default_rng(seed)
     return {
         entry.name: generator.uniform(
@@ -175,7 +171,7 @@ def _reshaping(batch: int, shape: Sequence[int]) -> bytes:
 
 @dataclass(slots=True)
 class _Network:
-    """A graph that grows node by node; each method returns the name of the tensor that it makes."""
+    """A graph under construction. Each method returns the name of the tensor that it adds."""
 
     seed: int
     nodes: list[onnx.NodeProto] = field(default_factory=list)

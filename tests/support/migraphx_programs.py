@@ -1,4 +1,4 @@
-"""Programs of models in memory, on a binding; what ONNX Runtime gives of the same models."""
+"""Makes MIGraphX programs from models in memory, and runs the same models on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocserve.backends.migraphx.binding.interface import (
 
 
 class ProgramFactory:
-    """Makes programs of models in memory."""
+    """Makes programs from models in memory, on one binding."""
 
     def __init__(self, binding: Binding, folder: Path) -> None:
         self.binding = binding
@@ -40,13 +40,13 @@ class ProgramFactory:
 
 
 def onnx_runtime(model: bytes, inputs: Mapping[str, Array]) -> list[Array]:
-    """What ONNX Runtime gives."""
+    """Run the model on ONNX Runtime."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return [np.asarray(output) for output in session.run(None, dict(inputs))]
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """What the MigraphxError says that the call raises."""
+    """The text of the MigraphxError that the call raises."""
     with pytest.raises(MigraphxError) as caught:
         call()
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""Models dropped for MIGraphX on its reference target, and what it takes to ask them."""
+"""Drops models for MIGraphX's reference target, and asks them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def config(max_batch_size: int = 0, platform: str = "onnx_onnxv1", tensors: str 
 
 
 def place(repository: Path, name: str, filename: str, content: bytes, text: str) -> Path:
-    """Writes a model as a whole; returns its folder."""
+    """Write a complete model into a repository; return its folder."""
     folder = repository / name
     (folder / "1").mkdir(parents=True, exist_ok=True)
     (folder / "config.pbtxt").write_text(text)
@@ -51,7 +51,7 @@ def place(repository: Path, name: str, filename: str, content: bytes, text: str)
 
 
 def compiled(root: Path, model: bytes, folder: Path, batch: int = 1, offload_copy: bool = True) -> bytes:
-    """The .mxr that MIGraphX makes of an ONNX model, symbolic batches set to `batch`."""
+    """Compile an ONNX model to an .mxr, with symbolic batches set to `batch`."""
     source, program = folder / "source.onnx", folder / "program.mxr"
     source.write_bytes(model)
     done = run_with_migraphx(root, _COMPILE, str(root), str(source), str(program), str(batch), str(offload_copy))
@@ -60,14 +60,14 @@ def compiled(root: Path, model: bytes, folder: Path, batch: int = 1, offload_cop
 
 
 def expected(model: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """What ONNX Runtime answers."""
+    """Run the model on ONNX Runtime."""
     session = onnxruntime.InferenceSession(model)
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
 
 def ask(client: triton.InferenceServerClient, model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """All outputs for these inputs."""
+    """Send a request; return all outputs."""
     entries = []
     for name, array in inputs.items():
         entry = infer_input(name, array)
@@ -77,7 +77,7 @@ def ask(client: triton.InferenceServerClient, model: str, inputs: Mapping[str, A
 
 
 def index_entry(client: triton.InferenceServerClient, model: str) -> tuple[str, str]:
-    """State and reason in the repository's index; empty before it is there."""
+    """State and reason in the repository index; empty while the model is not in it."""
     for entry in client.get_model_repository_index().models:
         if entry.name == model:
             return entry.state, entry.reason
@@ -85,7 +85,8 @@ def index_entry(client: triton.InferenceServerClient, model: str) -> tuple[str, 
 
 
 def wait_for_end(client: triton.InferenceServerClient, model: str, *states: str) -> tuple[str, str]:
-    """State and reason, as they are together, once the model is in one of the states; it may be tried again later."""
+    """Wait until the model is in one of the states; return its state and reason, read together. The server may retry
+    later."""
     seen: list[tuple[str, str]] = []
 
     def has_ended() -> bool:
@@ -97,5 +98,5 @@ def wait_for_end(client: triton.InferenceServerClient, model: str, *states: str)
 
 
 def wait_for_state(client: triton.InferenceServerClient, model: str, state: str) -> str:
-    """The reason with which the model came into the state."""
+    """Wait until the model is in this state; return the reason."""
     return wait_for_end(client, model, state)[1]

@@ -17,7 +17,7 @@ def no_observer(tables: ServingTableHolder) -> RequestObserver:
 
 
 class HeldSink:
-    """Keeps what it is given."""
+    """Keeps all traces that it receives."""
 
     def __init__(self) -> None:
         self.groups: list[TraceGroup] = []

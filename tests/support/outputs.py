@@ -1,4 +1,4 @@
-"""A request's part of a result, from tensors and as tensors."""
+"""Converts between tensors and a request's part of a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python model that takes as long as its requests say, and returns when it ran them."""
+"""A Python model that takes as long as each request asks for, and returns the time at which it ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Picture files of every kind, made on the spot: JPEGs by Pillow and libturbojpeg, PNGs chunk by chunk."""
+"""Makes picture files of every kind: JPEGs with Pillow and libturbojpeg, PNGs chunk by chunk."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from PIL import Image
 Pixels = np.ndarray[Any, Any]
 
 PHOTOGRAPHS = Path(sysconfig.get_path("platlib"), "sklearn/datasets/images")
-"""china.jpg and flower.jpg, which scikit-learn brings; found without importing that, which takes a second."""
+"""china.jpg and flower.jpg from scikit-learn. The path is found without importing scikit-learn, which takes a
+second."""
 ORIENTATION = 0x0112
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def colours(width: int = 60, height: int = 40) -> Pixels:
-    """Smooth, and different in each channel, row and column: height x width x 3, UINT8."""
+    """A smooth picture, different in each channel, row and column: height x width x 3, UINT8."""
     rows, columns = np.mgrid[0:height, 0:width]
     channels = (columns * 255 / width, rows * 255 / height, 255 - (columns + rows) * 255 / (width + height))
     return np.stack(channels, -1).astype(np.uint8)
 
 
 def saved(pixels: Pixels, kind: str, mode: str | None = None, **options: Any) -> bytes:
-    """By Pillow."""
+    """Encode a picture with Pillow."""
     image = Image.fromarray(pixels)
     file = io.BytesIO()
     (image if mode is None else image.convert(mode)).save(file, kind, **options)
@@ -43,14 +44,14 @@ def jpeg(width: int = 60, height: int = 40, mode: str = "RGB", **options: Any) -
 
 
 def turned_jpeg(orientation: int, width: int = 60, height: int = 40, **options: Any) -> bytes:
-    """A JPEG whose EXIF says that it is to be turned."""
+    """A JPEG with an EXIF orientation."""
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     return jpeg(width, height, exif=exif, **options)
 
 
 def ycck_jpeg(width: int = 60, height: int = 40) -> bytes:
-    """Four inks, inverted and in the colour space that Adobe's programs write."""
+    """A JPEG of four inks, inverted and in YCCK, as Adobe's programs write it."""
     inks = np.asarray(Image.fromarray(colours(width, height)).convert("CMYK"))
     return turbojpeg.TurboJPEG().encode(
         255 - inks, quality=95, pixel_format=turbojpeg.TJPF_CMYK, jpeg_subsample=turbojpeg.TJSAMP_444
@@ -78,7 +79,7 @@ def png(
 
 
 def interlaced_png(pixels: Pixels) -> bytes:
-    """UINT8 RGB in Adam7's seven passes."""
+    """A UINT8 RGB picture as an interlaced PNG: Adam7's seven passes."""
     height, width = pixels.shape[:2]
     passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
     rows = [

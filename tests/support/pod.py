@@ -1,6 +1,6 @@
-"""A container as a manifest has it, run by an OCI runtime (crun) as by Kubernetes: its user, no capabilities, a root
-that is read-only, the seccomp profile of container engines, emptyDirs where the manifest has them. In place of an image
-it sees this machine's files; the network is this machine's too."""
+"""Runs a container of a manifest with an OCI runtime (crun) as Kubernetes would: with its user, without capabilities,
+with a read-only root, the seccomp profile of container engines, and the manifest's emptyDirs. Instead of an image it
+sees this machine's files, and it uses this machine's network."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from support.migraphx import CHECKOUT
 from support.waiting import wait_until
 
 SERVING = b"\x08\x01"
-"""HealthCheckResponse with status = SERVING."""
+"""A HealthCheckResponse with status = SERVING."""
 SECCOMP = Path("/usr/share/containers/seccomp.json")
-# crun 1.8 wants all control groups to be of one version.
+# crun 1.8 requires that all control groups are of one version.
 START = """
 umount -R /sys/fs/cgroup 2>/dev/null || true
 mount -t cgroup2 none /sys/fs/cgroup
@@ -36,18 +36,18 @@ exec crun --cgroup-manager=disabled --root="$1/state" run --bundle="$1" pod
 
 
 def require_containers() -> None:
-    """Skip the test where no container can be run."""
+    """Skip the test if no container can be run."""
     has_tools = shutil.which("crun") and SECCOMP.exists()
     if not has_tools or os.geteuid() or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("no containers here: they need root that may make mounts, and crun, which comes with buildah")
 
 
 class Pod:
-    """A context manager: a pod's one container, whose server listens on free ports of this machine."""
+    """A context manager: the one container of a pod. Its server listens on free ports of this machine."""
 
     def __init__(self, spec: Mapping[str, Any], models: Path, models_at: str, folder: Path, *flags: str) -> None:
-        """`spec`: the pod's; `models`: what lies in the container at `models_at`; `folder`: for its files; `flags`: of
-        the server, behind the manifest's."""
+        """`spec`: the pod's specification; `models`: the folder mounted at `models_at`; `folder`: for the pod's files;
+        `flags`: of the server, after the manifest's."""
         (self._container,) = spec["containers"]
         self._volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
         self._security = {**spec.get("securityContext", {}), **self._container["securityContext"]}
@@ -73,7 +73,7 @@ class Pod:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process is not None
-        # It may have ended, or never begun.
+        # The container may have ended, or never started.
         subprocess.run([*self._crun, "kill", "pod", "KILL"], check=False, stderr=subprocess.DEVNULL)
         self._process.kill()
         self._process.wait(10)
@@ -86,12 +86,12 @@ class Pod:
         subprocess.run([*self._crun, "kill", "pod", name], check=True)
 
     def wait(self, seconds: float) -> int:
-        """Its exit status."""
+        """Wait for the container's exit status."""
         assert self._process is not None
         return self._process.wait(seconds)
 
     def answers(self, probe: str) -> bool:
-        """What the manifest's probe of this name says."""
+        """Run the manifest's probe of this name; return its answer."""
         how = self._container[probe]
         if "grpc" in how:
             with grpc.insecure_channel(f"127.0.0.1:{self.ports['grpc']}") as channel:
@@ -108,7 +108,7 @@ class Pod:
             return False
 
     def workers(self, model: str) -> list[psutil.Process]:
-        """Those of a model that live."""
+        """The live workers of a model."""
         assert self._process is not None
         found = []
         for process in psutil.Process(self._process.pid).children(recursive=True):
@@ -126,7 +126,7 @@ class Pod:
         wait_until(is_ready, f"readiness; the log is in {self._folder}", 60)
 
     def _configuration(self) -> dict[str, Any]:
-        """OCI's config.json."""
+        """The container's config.json of OCI."""
         nobody_may = {kind: [] for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")}
         assert self._security["capabilities"] == {"drop": ["ALL"]}
         assert self._security["seccompProfile"] == {"type": "RuntimeDefault"}

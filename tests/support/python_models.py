@@ -1,4 +1,4 @@
-"""Python models in the test's own process: real model files, a fake server around them."""
+"""Runs Python models in the test's own process: real model files, and a fake server around them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OnAnswer = Callable[[Answer | None, bool], None]
 
 
 class RecordingResponder:
-    """Keeps what a model sends to a request."""
+    """Records what a model sends for a request."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -49,13 +49,13 @@ class RecordingResponder:
             self._ended.set()
 
     def wait(self) -> list[tuple[Answer | None, bool]]:
-        """All that was sent, once the last of it has been."""
+        """Wait for the last response; return all of them."""
         assert self._ended.wait(10), f"no final response came, only {self.sent}"
         return self.sent
 
 
 class FakeCalls:
-    """Answers a model's calls by functions, on a thread of its own, as a worker does."""
+    """Answers a model's calls with functions, on a separate thread as a worker does."""
 
     def __init__(self, **models: Callable[[ModelCall, OnAnswer], None]) -> None:
         self._models = models
@@ -91,7 +91,8 @@ def outputs(answer: Answer | None) -> dict[str, np.ndarray[Any, Any]]:
 def loaded(
     folder: Path, calls: FakeCalls | None = None, kind: InstanceKind = InstanceKind.AUTO, device: int | None = None
 ) -> Iterator[RequestModel]:
-    """The model of a folder, as a worker loads it, without `initialize`; afterwards Python imports as before."""
+    """A context with the folder's model, loaded as a worker loads it but not initialised. Restores Python's import
+    state."""
     path, hooks, modules = list(sys.path), list(sys.path_hooks), set(sys.modules)
     (definition,) = FolderReading(folder, discover_backends()).definitions()
     version_folder = folder / "1"
@@ -122,7 +123,7 @@ def loaded(
 def serving(
     folder: Path, calls: FakeCalls | None = None, kind: InstanceKind = InstanceKind.AUTO, device: int | None = None
 ) -> Iterator[RequestModel]:
-    """The model of a folder, ready to execute."""
+    """A context with the folder's model, ready to execute."""
     with loaded(folder, calls, kind, device) as model:
         (definition,) = FolderReading(folder, discover_backends()).definitions()
         complete = complete_definition(definition, model.signature)
@@ -135,7 +136,7 @@ def serving(
 
 @contextmanager
 def serving_source(folder: Path, source: str, config: str, calls: FakeCalls | None = None) -> Iterator[RequestModel]:
-    """A model of this model.py and config.pbtxt, ready to execute."""
+    """A context with a model of this model.py and config.pbtxt, ready to execute."""
     drop(folder.parent, folder.name, source, config)
     with serving(folder, calls) as model:
         yield model

@@ -1,4 +1,4 @@
-"""Programs of PyTorch's for tests, which skip where it is not installed."""
+"""PyTorch programs for tests, which skip if PyTorch is not installed."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class TorchFiles:
-    """What pytorch_files.py has written."""
+    """The files that pytorch_files.py has written."""
 
     folder: Path
 
     def data(self, name: str) -> bytes:
-        """Of a file by its name without the ending."""
+        """The content of a file, by its name without the ending."""
         return next(path for path in self.folder.glob(f"{name}.*") if path.suffix in (".pt", ".pt2")).read_bytes()
 
     def values(self, name: str) -> tuple[Arrays, Arrays]:
-        """What it takes, and what PyTorch itself returned for that."""
+        """The program's inputs, and the outputs that PyTorch itself returned for them."""
         with np.load(self.folder / f"{name}.npz") as stored:
             inputs, outputs = (
                 {key.partition(":")[2]: stored[key] for key in stored if key.startswith(kind)}
@@ -38,10 +38,10 @@ class TorchFiles:
 
 @pytest.fixture(scope="session")
 def torch_files(tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
-    """Made once for all processes of pytest, in a process of its own."""
+    """Written once for all pytest processes, by a separate process."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip(NO_PYTORCH)
-    from filelock import FileLock  # PyTorch brings it.
+    from filelock import FileLock  # PyTorch depends on it.
 
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "pytorch"

@@ -1,8 +1,6 @@
-"""Loads damaged files, each in a process of its own, and prints how many ended how: `... FILES SCRATCH COUNT`.
-
-served: it gives the right values; refused: a ServeError; wrong: served with other values; failed: another exception;
-crashed: by a signal; hung: it took longer than a worker's load ever should.
-"""
+"""Loads damaged files, each in a separate process, and counts the outcomes: `... FILES SCRATCH COUNT`. served: right
+values; refused: a ServeError; wrong: served with wrong values; failed: another exception; crashed: killed by a signal;
+hung: took longer than any load should."""
 
 from __future__ import annotations
 
@@ -35,16 +33,17 @@ from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
 
 MEMBERS_OF = 10
-"""Percent of the files of which a member is another one with a right checksum: PyTorch itself has to read that."""
+"""Percentage of the files in which a member is replaced, with a right checksum, so that PyTorch itself has to find the
+damage."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 16 << 30
 BOMB_BYTES = 1 << 28
-"""Of zeros."""
+"""Bytes of zeros."""
 ROUNDING = 1e-6
-"""By which what compiled code gives differs from what PyTorch returned for the program itself."""
+"""The largest difference between compiled code and PyTorch's own outputs that is mere rounding."""
 COMPILERS = ("g++", "clang++")
 READERS = ("torch.export.pt2_archive", "torch.export._trace", "torch._inductor.package", "torch.utils.cpp_extension")
-"""What loading a file imports, 1.6 s of it: once here instead of in the process of each file."""
+"""Modules that loading a file imports. They take 1.6 s, so they are imported once here instead of in each child."""
 OUTCOMES = ("served", "refused", "wrong", "failed")
 
 
@@ -60,7 +59,7 @@ def flipped(content: bytes, chance: random.Random) -> bytes:
 
 
 def with_other_member(content: bytes, chance: random.Random) -> bytes:
-    """Another member: cut, empty, noise, another's, or gone."""
+    """Replace a member: cut, empty, noise, another member, or removed."""
     written = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(written, "w") as target:
         names = source.namelist()
@@ -83,7 +82,7 @@ def with_other_member(content: bytes, chance: random.Random) -> bytes:
 
 
 class Touch:
-    """Pickled, it makes a file where it is unpickled by what calls all that pickles name."""
+    """An object whose pickle, when it is loaded by an unpickler that calls what the pickle names, makes a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,7 +92,7 @@ class Touch:
 
 
 def hostile(files: Path, touched: Path) -> Iterator[bytes]:
-    """Files whose pickles call a command, and one that unpacks to a hundred times its size."""
+    """Files whose pickles call a command, and a file that unpacks to a hundred times its size."""
     command = pickle.dumps(Touch(touched), protocol=2)
     saved = io.BytesIO()
     with zipfile.ZipFile(saved, "w") as archive:
@@ -117,7 +116,7 @@ def hostile(files: Path, touched: Path) -> Iterator[bytes]:
 
 
 def is_refused(file: Path) -> bool:
-    """By its archive alone, which is looked at before PyTorch is."""
+    """Whether the check of the archive, before PyTorch is involved, refuses the file."""
     try:
         file_kind(file)
     except ServeError:
@@ -152,7 +151,8 @@ def ended(file: Path, x: np.ndarray, expected: np.ndarray, rounding: float = 0.0
 
 
 def package_of(file: Path, package: Path) -> bytes:
-    """What AOTInductor makes of a program, by a process of its own, for what it starts would be forked here."""
+    """Compile a program with AOTInductor in a separate process, because the processes that it starts would be forked
+    from this one."""
     command = (
         "import sys, torch; torch._inductor.aoti_compile_and_package(torch.export.load(sys.argv[1]),"
         " package_path=sys.argv[2])"

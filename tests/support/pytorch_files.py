@@ -1,8 +1,6 @@
-"""Writes small programs of PyTorch's, and what they return there, into a folder: `python pytorch_files.py FOLDER`.
-
-Run in a process of its own, so that no test has PyTorch in its process. Beside each file is `<name>.npz`: what it takes
-and returns, by the names that it is served under.
-"""
+"""Writes small PyTorch programs, and the outputs that PyTorch gives for them, into a folder: `python pytorch_files.py
+FOLDER`. Runs in a separate process, so that no test imports PyTorch. Next to each file is `<name>.npz`: the inputs and
+outputs, by the names under which they are served."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from torch.export import Dim
 
 
 class Classifier(nn.Module):
-    """Rows of four values to three scores, and the best of them."""
+    """Maps rows of four values to three scores and the index of the best."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +30,7 @@ class Classifier(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Writes into what it is given."""
+    """Writes into its input."""
 
     def forward(self, left: Tensor, right: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
         left += right
@@ -55,14 +53,14 @@ class Words(nn.Module):
 
 
 class Nested(nn.Module):
-    """Takes a dict and a keyword, and returns what Triton's documentation calls RESULT[...]."""
+    """Takes a dict and a keyword argument, and returns what Triton's documentation calls RESULT[...]."""
 
     def forward(self, x: Tensor, options: dict[str, Tensor], *, bias: Tensor) -> Any:
         return x * options["scale"], {"moved": x + bias}
 
 
 class Split(nn.Module):
-    """With a part on another device, which every PyTorch has."""
+    """Has a part on the device `meta`, which every PyTorch has."""
 
     def forward(self, x: Tensor) -> Any:
         return {"double": x * 2, "elsewhere": torch.ones(x.shape[1], device="meta")}
@@ -74,7 +72,7 @@ class Sparse(nn.Module):
 
 
 class Raising(nn.Module):
-    """Refuses what is negative, in its own words."""
+    """Raises an error of its own for negative values."""
 
     def forward(self, x: Tensor) -> Dict[str, Tensor]:  # noqa: UP006
         if bool(x.min() < 0):
@@ -83,21 +81,21 @@ class Raising(nn.Module):
 
 
 class Large(nn.Module):
-    """Needs as much memory as its input says."""
+    """Allocates as much memory as its input says."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros(int(x.sum()))
 
 
 class Pair(nn.Module):
-    """Of two inputs that are as long as each other, and another with as many pairs."""
+    """Takes two inputs of equal length, and a third with as many pairs."""
 
     def forward(self, left: Tensor, right: Tensor, pairs: Tensor) -> Tensor:
         return left + right + pairs.reshape(-1, 2).sum(1)
 
 
 class LookUp(nn.Module):
-    """Finds rows of a table of ten by a position, and by a second that may count from the end."""
+    """Looks rows up in a table of ten: by one position, and by a second that may be negative (counted from the end)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,28 +106,28 @@ class LookUp(nn.Module):
 
 
 class Weighted(nn.Module):
-    """Of columns that are told apart."""
+    """Weights each column differently, so that swapped inputs are noticed."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.arange(4.0)
 
 
 class WeightedAndEverySecond(nn.Module):
-    """Of columns that are told apart; and of two more inputs, every second value of one of them."""
+    """Weights each column differently; adds two more inputs, and every second value of one of them."""
 
     def forward(self, x: Tensor, short: Tensor, long: Tensor) -> Tuple[Tensor, Tensor]:  # noqa: UP006
         return x * torch.arange(4.0), short + long[::2]
 
 
 class Named(nn.Module):
-    """With keys that are no names, or names that others are known by."""
+    """Has dict keys that are no identifiers, or that equal names of other tensors."""
 
     def forward(self, x: Tensor) -> Any:
         return {"OUTPUT__1": x + 1, "OUTPUT__0": x + 2, "": x + 3, 7: x + 4, "7": x + 5}
 
 
 class Sized(nn.Module):
-    """Takes and returns what is no tensor, too."""
+    """Takes and returns values that are not tensors, too."""
 
     def forward(self, amount: int, x: Tensor, other: Tensor | None) -> Any:
         return x.shape[0], x + amount if other is None else other, None
@@ -141,14 +139,14 @@ class Swapped(nn.Module):
 
 
 class OwnSelf(nn.Module):
-    """PyTorch saves what it cannot make a module of again."""
+    """A module that torch.jit cannot restore as a module: its method names `self` differently."""
 
     def forward(this, self: Tensor) -> Tensor:  # noqa: N805
         return self + 1
 
 
 class Corner(nn.Module):
-    """Of an input that may be larger than any memory."""
+    """Returns one element of an input, which may be larger than the memory."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:1, :1] + 1
@@ -228,10 +226,10 @@ def main(folder: Path) -> None:
 
 
 def _on_second_gpu(source: Path, target: Path) -> None:
-    """The same TorchScript as if it had been saved with its weights there."""
+    """The same TorchScript as if it had been saved with its weights on a second GPU."""
     with zipfile.ZipFile(source) as read, zipfile.ZipFile(target, "w") as written:
         for name in read.namelist():
-            # A text in a pickle: its length, then itself.
+            # A text in a pickle: its length, then its bytes.
             written.writestr(name, read.read(name).replace(b"\x03\0\0\0cpu", b"\x06\0\0\0cuda:1"))
 
 

@@ -1,8 +1,6 @@
-"""EfficientNet-Lite0's real weights as PyTorch's files, and photographs: `python real_weights.py MODEL.onnx FOLDER`.
-
-Writes exported.pt2, small.pt2 (of 32 x 32 pixels), scripted.pt, quantised.pt2, single_quantised.pt2 (which takes one
-image), and photographs.npz with the images and PyTorch's own scores of them, those of quantised.pt2, too.
-"""
+"""Writes EfficientNet-Lite0 with its real weights as PyTorch files, and photographs: `python real_weights.py MODEL.onnx
+FOLDER`. The files: exported.pt2, small.pt2 (for 32 x 32 pixels), scripted.pt, quantised.pt2, single_quantised.pt2
+(takes one image), and photographs.npz with the images, PyTorch's scores of them, and those of quantised.pt2."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ from quantisation_digits import save_program
 from quantisation_photographs import SIDE, as_network
 
 ROUND_IT = 256
-"""The shorter side before the middle is cut out."""
+"""The shorter side in pixels before the middle is cut out."""
 SMALLER = 7
-"""Every seventh pixel is left for small.pt2, which MIGraphX's reference target computes in seconds."""
+"""small.pt2 gets every seventh pixel, so that MIGraphX's reference target takes seconds."""
 
 
 def prepared(photograph: Path) -> np.ndarray:

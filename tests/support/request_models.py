@@ -1,4 +1,4 @@
-"""Models that see single requests, served by real workers without gRPC around them."""
+"""Models that see single requests, served by real workers without gRPC."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
 class Answers:
-    """A responder that keeps what it receives."""
+    """A responder that records its responses."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -84,7 +84,7 @@ class Answers:
             self._tell(lambda: None, final)
         else:
             answer.data = [bytes(data) for data in answer.data]
-            answer.slot = None  # It would keep the instance.
+            answer.slot = None  # A reference to the error would keep the instance alive.
             self._tell(lambda: self.responses.append(answer), final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
@@ -111,7 +111,7 @@ class Answers:
 
     @property
     def out(self) -> list[list[float]]:
-        """The output OUT of each response, flat."""
+        """The output OUT of each response, flattened."""
         return [self.array(index, "OUT").ravel().tolist() for index in range(len(self.responses))]
 
     def array(self, index: int, name: str) -> np.ndarray:
@@ -120,7 +120,7 @@ class Answers:
 
 
 class RequestModels:
-    """Loads models and asks them."""
+    """Loads models and sends requests to them."""
 
     def __init__(self, plane: PlaneLoop, launcher: WorkerLauncher, folder: Path) -> None:
         self.tables = ServingTableHolder()
@@ -164,7 +164,7 @@ class RequestModels:
             tuple(RequestedOutput(output) for output in outputs),
             others,
         )
-        # Heads that are alike are one, as front ends have them.
+        # Equal heads are one object, as front ends make them.
         head = self._heads.setdefault(repr(head), head)
         answers = Answers()
         request = InferRequest(head, request_id, [memoryview(array).cast("B")], sequence=sequence)

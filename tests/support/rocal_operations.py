@@ -1,4 +1,4 @@
-"""Operations made from JSON and run on small pictures."""
+"""Makes rocAL operations from JSON and runs them on small pictures."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, channels: int = 3, **keys: Any) -> Any:
-    """The operation as a pipeline file would give it, with levels of 0..255 for a mean."""
+    """The operation as a pipeline file would give it. Means are in levels of 0 to 255."""
     document = {"pipeline": [{"operation": name, **keys, "is_output": True}], "mean_std_range": "pixel"}
     return parse_pipeline(json.dumps(document), channels).images[0].call
 
 
 def picture(height: int, width: int, channels: int = 3, seed: int = 5) -> Array:
-    """Noise, smooth enough that neighbours are alike and rough enough that each pixel shows."""
+    """Noise that is smooth enough for interpolation and rough enough that each pixel matters."""
     random = np.random.default_rng(seed)
     coarse = random.integers(0, 256, (height // 4 + 2, width // 4 + 2, channels))
     smooth = np.repeat(np.repeat(coarse, 4, axis=0), 4, axis=1)[:height, :width]
@@ -94,12 +94,13 @@ def picture(height: int, width: int, channels: int = 3, seed: int = 5) -> Array:
 
 
 def seen(pixels: Array, height: int, width: int) -> Image:
-    """An image of which the next operation sees so much."""
+    """An image of which only this part is visible to the next operation."""
     return Image(pixels, ResultExtent(Extent(*pixels.shape[:2]), Extent(height, width)))
 
 
 def result(operation: Call, pixels: Array, as_float: bool = False) -> Array:
-    """The valid part of the result, the source being seen whole and left as it was."""
+    """Run the operation on a fully visible source; return the valid part of the result. Checks that the source is
+    unchanged."""
     before = pixels.copy()
     image = operation.run(Image.whole(pixels), as_float=as_float)
     np.testing.assert_array_equal(pixels, before)
@@ -109,11 +110,11 @@ def result(operation: Call, pixels: Array, as_float: bool = False) -> Array:
 
 
 def half_even(level: float) -> int:
-    """Rounded and clamped to a byte."""
+    """Round half to even, and clamp to a byte."""
     return min(max(round(level), 0), 255)
 
 
 def assert_rounded(given: Array, exact: Array, error: float = 1e-3) -> None:
-    """Each level is the nearest to the exact one, either of the two where it lies in the middle (but for `error`)."""
+    """Check that each level is the nearest to the exact one, either neighbour at a tie, within `error`."""
     assert given.shape == exact.shape
     assert np.abs(given - np.clip(exact, 0, 255)).max() <= 0.5 + error

@@ -1,9 +1,7 @@
-"""A slow, obvious restatement of what rocAL computes on the CPU, from the decoded image on.
-
-It follows RPP's x86 kernels for interleaved images of three channels to the bit, mistakes included, so that it can be
-proven against the outputs of real rocAL of which only a checksum is known. Where RPP is mistaken, `Result.mistaken`
-says in which pixels; the engine is not meant to follow there.
-"""
+"""A slow and obvious version of what rocAL computes on the CPU after decoding. It follows RPP's x86 kernels for
+interleaved images of three channels to the bit, including their mistakes, so that it can be compared with outputs of
+real rocAL of which only a checksum is known. `Result.mistaken` marks the pixels in which RPP is wrong; the engine does
+not follow RPP there."""
 
 from __future__ import annotations
 
@@ -18,18 +16,18 @@ Array = np.ndarray[Any, Any]
 Operation = dict[str, Any]
 
 VECTOR = 8
-"""Pixels that the resizing kernels write at once; what is left of a row goes through a scalar loop."""
+"""Pixels that a resizing kernel writes in one step; a scalar loop does the rest of the row."""
 
 
 @dataclass(frozen=True)
 class Result:
     pixels: Array
-    """Height x width x 3, UINT8 or FP32, as large as the buffer that the operation allocates."""
+    """Height x width x 3, UINT8 or FP32: the whole buffer that the operation allocates."""
     height: int
-    """Rows of `pixels` that are valid: all that the next operation sees."""
+    """Valid rows of `pixels`: what the next operation sees."""
     width: int
     mistaken: Array
-    """Height x width x 3, true where RPP or rocAL gives what it should not."""
+    """Height x width x 3, true where RPP or rocAL gives a wrong value."""
 
     @property
     def valid(self) -> Array:
@@ -37,7 +35,8 @@ class Result:
 
 
 def run_pipeline(operations: Sequence[Operation], decoded: Array) -> Result:
-    """The output of the last operation. `mistaken` counts what the last operation does; earlier ones have nothing."""
+    """The output of the last operation. `mistaken` describes the last operation alone; earlier ones have no
+    mistakes."""
     result = Result(decoded, *decoded.shape[:2], _nothing(decoded))
     for operation in operations:
         result = _OPERATIONS[operation["operation"]](result.valid, operation)
@@ -86,7 +85,7 @@ def resize_mirror_normalize(source: Array, operation: Operation) -> Result:
     levels = _interpolated(source, height, width, last_read=1 if as_float else 2, mirror=operation["mirror"])
     tail = _scalar_columns(width)
     if not as_float:
-        # The scalar loop cuts the level off to a whole number before it normalises.
+        # The scalar loop truncates the level to a whole number before it normalises.
         levels[:, tail] = np.trunc(levels[:, tail])
     results = (levels - mean) * inverse
     results[:, tail] = (levels[:, tail] - mean) * swapped
@@ -135,7 +134,8 @@ def _stretched(source: Array, height: int, width: int) -> Result:
 
 
 def _interpolated(source: Array, height: int, width: int, last_read: int, mirror: bool) -> Array:
-    """Bilinear levels, FP32. `last_read`: how many rows and columns before the end the last one lies that is read."""
+    """Bilinear levels, FP32. `last_read`: distance in rows and columns between the last one that is read and the
+    end."""
     rows, row_weights = _positions(source.shape[0], height)
     columns, column_weights = _positions(source.shape[1], width)
     if mirror:
@@ -143,7 +143,7 @@ def _interpolated(source: Array, height: int, width: int, last_read: int, mirror
     last_row, last_column = source.shape[0] - last_read, source.shape[1] - last_read
     tops, bottoms = np.clip(rows, 0, last_row), np.clip(rows + 1, 0, last_row)
     lefts, rights = np.clip(columns, 0, last_column), np.clip(columns + 1, 0, last_column)
-    # The vector loop bounds the right pixel only where it would read past the last column, and the left one not at all.
+    # The vector loop bounds the right pixel only if it would read past the last column, and never the left one.
     vector = slice(0, width - width % VECTOR)
     lefts[vector] = np.clip(columns[vector], 0, source.shape[1] - 1)
     rights[vector] = np.where(columns[vector] >= last_column, lefts[vector], columns[vector] + 1)
@@ -159,14 +159,12 @@ def _interpolated(source: Array, height: int, width: int, last_read: int, mirror
 
 def _positions(source_size: int, size: int) -> tuple[Array, Array]:
     """For each destination pixel the first of its two source pixels (-1 = before the image), and both weights.
-
-    Half-pixel centres: pixel d lies at (d + 0.5) * source_size / size - 0.5, in 32-bit floats.
-    """
+    Half-pixel centres: pixel d lies at (d + 0.5) * source_size / size - 0.5, in 32-bit floats."""
     ratio = np.float32(source_size) / np.float32(size)
     offset = _fused(ratio, 0.5, -1.5)
     places = _fused(np.arange(size, dtype=np.float64), ratio, offset)
     first = np.ceil(places)
-    # What the kernel calls the place lies one pixel to the left, so the distance to the next is the first's weight.
+    # The kernel's position lies one pixel to the left, so the distance to the next pixel is the first one's weight.
     first_weights = first - places
     return first.astype(np.int64), np.stack([first_weights, np.float32(1) - first_weights])
 

@@ -1,4 +1,4 @@
-"""Sequence models for the tests: an accumulator in ONNX, with its controls and with a state that the server keeps."""
+"""Sequence models for tests: an accumulator in ONNX with its control inputs, and one whose state the server keeps."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def accumulator(batches: bool = True) -> bytes:
 
 
 def growing() -> bytes:
-    """WORDS = STATE_OUT = STATE_IN with INPUT behind it: the state grows with each request."""
+    """WORDS = STATE_OUT = STATE_IN followed by INPUT: the state grows with each request."""
     text = TensorProto.STRING
     nodes = [
         helper.make_node("Concat", ["STATE_IN", "INPUT"], ["WORDS"], axis=1),
@@ -245,7 +245,7 @@ def ask(
 def run_sequence(
     client: triton.InferenceServerClient, model: str, sequence: int | str, values: Sequence[int], batches: bool = True
 ) -> list[int]:
-    """The sums that one sequence gives; what the controls said is checked."""
+    """Run one sequence; return its sums. Checks the control inputs."""
     sums: list[int] = []
     last = len(values) - 1
     for place, value in enumerate(values):
@@ -259,7 +259,7 @@ def run_sequence(
 
 
 def run_at_once(count: int, run: object) -> None:
-    """Call `run(number)` on as many threads; the first error is raised."""
+    """Call `run(number)` on that many threads; raise the first error."""
     errors: list[BaseException] = []
 
     def guarded(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The real server as a process, with its log kept for the failure's report."""
+"""Runs the real server as a process, and keeps its log for the report of a failure."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ _STARTED = re.compile(r"Started (GRPCInference|HTTP)Service at \S+?:(\d+)")
 
 
 class RocserveProcess:
-    """`rocserve serve` on a free port; a context manager that ends it.
-
-    With `outlives=False` the kernel kills it when the thread that started it ends, however that ends.
-    """
+    """`rocserve serve` on a free port; a context manager that ends it. With `outlives=False` the kernel kills the
+    server when the thread that started it ends."""
 
     default_front_ends = 0
-    """Unless a flag says otherwise; pytest's --front-ends sets it."""
+    """Used unless a flag says otherwise; pytest's --front-ends sets it."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class RocserveProcess:
             "--http-port=0",
             "--allow-metrics=false",
             "--exit-on-error=false",
-            # However many CPUs there are.
+            # The default would depend on the number of CPUs.
             f"--front-ends={self.default_front_ends}",
             *flags,
         ]
@@ -89,10 +87,10 @@ class RocserveProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            # Messages as they are, not in quotes with the quotes within them escaped.
+            # Plain messages: in JSON the quotes in them would be escaped.
             env={"TRITON_SERVER_ESCAPE_LOG_MESSAGES": "0", **os.environ, **self._environment},
             preexec_fn=self._before_exec,  # noqa: PLW1509 - one call of the C library
-            # A process group of its own, which a test may signal as a whole.
+            # A separate process group, which a test may signal as a whole.
             start_new_session=True,
         )
         threading.Thread(target=self._read_log, daemon=True).start()
@@ -111,7 +109,7 @@ class RocserveProcess:
                 self._lines.append(line)
                 if found := _STARTED.search(line):
                     self._note_port(found[1], int(found[2]))
-        # An end before the start must not make anyone wait.
+        # A server that fails at its start must not make the test wait.
         self._port_known.set()
 
     def _note_port(self, service: str, port: int) -> None:
@@ -132,7 +130,7 @@ class RocserveProcess:
 
     @property
     def printed(self) -> str:
-        """What it has written to standard output."""
+        """What the server has written to standard output."""
         return self._printed.read_text()
 
     @property
@@ -147,13 +145,13 @@ class RocserveProcess:
         wait_until(client.is_server_ready, f"readiness; the log says:\n{self.log_text}")
 
     def family(self) -> list[psutil.Process]:
-        """All processes that came of the server: they are in its session even when their parent has gone."""
+        """All processes of the server: they belong to its session even after their parent has ended."""
         assert self.process is not None
         leader = self.process.pid
         return [process for process in psutil.process_iter() if process.pid != leader and _session(process) == leader]
 
     def server_process(self) -> psutil.Process:
-        """The one that serves; the one that was started is its supervisor. Waits for it while there is none."""
+        """The process that serves; the process that was started is its supervisor. Waits while there is none."""
         assert self.process is not None
         supervisor = psutil.Process(self.process.pid)
         found: list[psutil.Process] = []
@@ -177,7 +175,7 @@ class RocserveProcess:
         return [
             process
             for process in self.family()
-            # Nobody may have taken notice yet of the end of one.
+            # A process that has just ended may not have been reaped.
             if _name(process).startswith(f"rocserve:{protocol}:") and not _has_ended(process)
         ]
 
@@ -187,10 +185,10 @@ class RocserveProcess:
         return next((process for process in children if "rocserve.workers.zygote" in _command(process)), None)
 
     def terminate(self, seconds: float = 40.0, whole_group: bool = False) -> int:
-        """SIGTERM, to the server or to its workers as well; the exit status."""
+        """Send SIGTERM to the server, or to its workers as well; return the exit status."""
         assert self.process is not None
         if whole_group:
-            # Workers have groups of their own; systemd and others signal every process.
+            # Workers have process groups of their own; systemd and other service managers signal every process.
             for worker in self.workers():
                 worker.send_signal(signal.SIGTERM)
             os.killpg(self.process.pid, signal.SIGTERM)
@@ -208,14 +206,14 @@ def _session(process: psutil.Process) -> int:
     try:
         return os.getsid(process.pid)
     except ProcessLookupError:
-        return 0  # It ended while it was looked at.
+        return 0  # The process ended meanwhile.
 
 
 def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
-        return ""  # It ended while it was looked at.
+        return ""  # The process ended meanwhile.
 
 
 def _is_worker(process: psutil.Process) -> bool:
@@ -233,8 +231,8 @@ def _name(process: psutil.Process) -> str:
     try:
         return process.name()
     except psutil.NoSuchProcess:
-        return ""  # It ended while it was looked at.
+        return ""  # The process ended meanwhile.
 
 
 Start = Callable[..., RocserveProcess]
-"""The fixture `start`: a repository and flags in, a server that is ready out."""
+"""The fixture `start`: takes a repository and flags, returns a server that is ready."""

@@ -1,4 +1,4 @@
-"""Files of POSIX shared memory, as clients make them."""
+"""Makes files of POSIX shared memory, as clients do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rocserve.plane.guarded_mapping import FaultGuard
 FOLDER = Path("/dev/shm")
 
 GUARD = FaultGuard()
-"""The tests' process has one."""
+"""The guard of the tests' process."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFile:
     key: str
-    """As clients name it: with a slash before it."""
+    """The name that clients use: with a slash in front."""
 
     @property
     def path(self) -> Path:
@@ -39,7 +39,7 @@ class SharedFile:
 
 @contextmanager
 def shared_file(nbytes: int, name: str = "") -> Iterator[SharedFile]:
-    """A file of zeros, gone after the block."""
+    """A file of zeros, removed after the block."""
     file = SharedFile(f"/rocserve_test_{os.getpid()}_{name or nbytes}")
     file.path.write_bytes(bytes(nbytes))
     try:
