@@ -1,4 +1,4 @@
-"""The models that tritonclient's own examples ask for, as their authors describe them."""
+"""The models that the examples of tritonclient ask for, as their authors describe them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _identity_control(kind: str) -> str:
 
 
 def drop_simple_models(repository: Path) -> None:
-    """All of them."""
+    """Drop all these models into a repository."""
     drop(repository, "simple", add_sub(), "max_batch_size: 8\n" + _pair("TYPE_INT32"))
     drop(repository, "custom_identity_int32", identity(TensorProto.INT32, ["batch", "length"]))
     batched = 'backend: "python"\nmax_batch_size: 8\n'

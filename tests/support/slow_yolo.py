@@ -1,4 +1,4 @@
-"""YOLO's formulas once more, cell by cell in plain Python, and OpenCV's suppression: what the fast ones are held to."""
+"""YOLO's formulas cell by cell in plain Python, and OpenCV's suppression: the reference for the fast versions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def sigmoid(raw: float) -> float:
 
 
 def slow_decode(head: np.ndarray[Any, Any], geometry: Any, score_threshold: float) -> list[Found]:
-    """In the order of the cells and anchors."""
+    """The boxes in the order of cells and anchors."""
     found = []
     for row in range(head.shape[0]):
         for column in range(head.shape[1]):
             for anchor in range(head.shape[2]):
                 x, y, width, height, is_object, *classes = (float(value) for value in head[row, column, anchor])
                 best = max(range(len(classes)), key=lambda index: classes[index])
-                # In the precision of the heads, or a tie there would be none here.
+                # In the heads' precision: otherwise ties there would not be ties here.
                 score = float(np.float32(is_object * classes[best]))
                 if score <= score_threshold:
                     continue
@@ -39,7 +39,7 @@ def slow_decode(head: np.ndarray[Any, Any], geometry: Any, score_threshold: floa
 
 
 def opencv_suppress(found: Sequence[Found], iou_threshold: float) -> list[Found]:
-    """Class by class with cv2.dnn.NMSBoxes; best score first, of equal ones the first."""
+    """Suppress class by class with cv2.dnn.NMSBoxes; best score first, of equal scores the first box first."""
     kept = []
     for number in sorted({number for _, number, _ in found}):
         of_class = [place for place, entry in enumerate(found) if entry[1] == number]

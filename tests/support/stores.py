@@ -1,4 +1,5 @@
-"""Stores elsewhere: a real S3 server (moto), its buckets, and what comes between a server and its store."""
+"""Object stores: a real S3 server (moto), emulators of others, their buckets, and a faulty proxy between a server and
+its store."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ CLIENT: Any = {"allow_http": True}
 
 
 def tool(path: str) -> str:
-    """A program that `make cluster-tools` installs; without it the test skips."""
+    """A program that `make cluster-tools` installs. The test skips without it."""
     if not (TOOLS / path).exists():
         pytest.skip(f"no cluster tools here: {Path(path).name} comes by make cluster-tools")
     return str(TOOLS / path)
 
 
 class StoreServer:
-    """A store's server as a process, on a port of its own; a context manager that ends it."""
+    """A store's server as a process on a free port; a context manager that ends it."""
 
     def __init__(self, command: list[str], port: int, environment: Mapping[str, str] | None = None) -> None:
         self.port = port
@@ -78,7 +79,7 @@ class StoreServer:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Those of a model's folder, by their names in a repository."""
+    """The files of a model's folder, by their names in a repository."""
     return {str(file.relative_to(folder.parent)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
@@ -106,7 +107,7 @@ def google_server() -> StoreServer:
 
 
 class GoogleBucket:
-    """By the JSON API, with which the emulator is written to."""
+    """A bucket that is written through the JSON API of Google's emulator."""
 
     def __init__(self, port: int, name: str) -> None:
         self._api = f"http://127.0.0.1:{port}"
@@ -123,7 +124,7 @@ class GoogleBucket:
 
 AZURE_KEYS = {
     "AZURE_STORAGE_ACCOUNT": "devstoreaccount1",
-    # The key that the emulator is documented to have.
+    # The key that the emulator's documentation gives.
     "AZURE_STORAGE_KEY": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
 }
 _MAKE_CONTAINER = """
@@ -140,7 +141,7 @@ def azure_server() -> StoreServer:
 
 
 def azure_container(port: int, name: str) -> Bucket:
-    """A new container."""
+    """Make a container."""
     account, key = AZURE_KEYS.values()
     endpoint = f"http://127.0.0.1:{port}/{account}"
     subprocess.run([tool("venv/bin/python"), "-c", _MAKE_CONTAINER, endpoint, key, name], check=True)
@@ -153,7 +154,7 @@ def s3_server() -> StoreServer:
 
 
 def s3_bucket(port: int, name: str) -> Bucket:
-    """A new bucket."""
+    """Make a bucket."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("PUT", f"/{name}", headers={"Content-Length": "0"})
     assert connection.getresponse().status == 200
@@ -163,22 +164,22 @@ def s3_bucket(port: int, name: str) -> Bucket:
 
 @dataclass
 class Faults:
-    """What becomes of requests whose path fits a pattern."""
+    """What a proxy does to requests whose path matches a pattern."""
 
     status: dict[str, int] = field(default_factory=dict)
-    """They are answered with this status."""
+    """Pattern -> the status with which they are answered."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """They are answered only after so long."""
+    """Pattern -> the delay of their answers."""
     bodies: dict[str, bytes] = field(default_factory=dict)
-    """They are answered with this."""
+    """Pattern -> the body with which they are answered."""
     before_listing: Callable[[], object] = lambda: None
     """Called before each listing."""
     asked: Counter[str] = field(default_factory=Counter)
-    """How often each object was asked for, by its path; listings count as ""."""
+    """Requests for each object, by its path; listings are counted under ""."""
 
 
 class BetweenStore:
-    """A proxy on a free port before a store, which does as `faults` say."""
+    """A proxy on a free port in front of a store, with `faults`."""
 
     def __init__(self, port: int) -> None:
         self.faults = faults = Faults()

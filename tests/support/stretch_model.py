@@ -11,7 +11,7 @@ import tritonclient.http as http_client
 from support.infer_inputs import infer_input
 from support.models import drop
 
-# Of the first three numbers of X: milliseconds to wait, bytes to answer, and 1 to end the worker.
+# The first three numbers of X: milliseconds to wait, bytes of the answer, and 1 to end the worker.
 _SOURCE = """
 import os
 import time
@@ -54,7 +54,7 @@ def grpc_inputs(values: np.ndarray) -> list[grpc_client.InferInput]:
 
 
 def http_request(values: np.ndarray, **headers: str) -> bytes:
-    """A request as a connection carries it; the answer comes in binary form."""
+    """The bytes of a request on a connection. It asks for a binary answer."""
     entry = infer_input("X", values, http_client)
     output = http_client.InferRequestedOutput("Y", binary_data=True)
     body, json_length = http_client.InferenceServerClient.generate_request_body([entry], outputs=[output])

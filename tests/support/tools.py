@@ -17,7 +17,7 @@ class Ran:
     err: str
 
     def row(self, name: str) -> list[str]:
-        """The words of the first line that begins with `name`, without it."""
+        """The words of the first line that begins with `name`, without the name."""
         for line in self.out.splitlines():
             if line.strip().startswith(name):
                 return line.strip().removeprefix(name).split()
@@ -25,7 +25,7 @@ class Ran:
 
 
 class Command:
-    """`rocserve` with a cache of its own."""
+    """`rocserve` with a cache that only this test uses."""
 
     def __init__(self, cache: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.cache = cache

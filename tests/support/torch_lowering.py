@@ -1,5 +1,5 @@
-"""A stand-in for torch_migraphx, which needs an AMD GPU: the steps of its release 1.1 (dynamo/backends.py), and PyTorch
-in the place of MIGraphX's programs."""
+"""A stand-in for torch_migraphx, which needs an AMD GPU: the steps of its release 1.1 (dynamo/backends.py), with
+PyTorch in place of MIGraphX's programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
 @dataclass
 class Shape:
-    """As far as MIGraphX's is asked."""
+    """MIGraphX's shape, as far as the code under test uses it."""
 
     own: tuple[int, ...]
 
@@ -24,8 +24,8 @@ class Shape:
 
 
 class LoweredProgram(torch.nn.Module):
-    """In the place of its MGXModule: saved with all of it, never to be traced, and it takes its inputs for laid out as
-    those were that it was made with."""
+    """Stands in for torch_migraphx's MGXModule: it is saved whole, cannot be traced, and assumes the memory layout of
+    the inputs with which it was made."""
 
     def __init__(self, program: Any, factor: float, inputs: Sequence[Any]) -> None:
         super().__init__()
@@ -44,15 +44,15 @@ class LoweredProgram(torch.nn.Module):
 
 @dataclass
 class Lowerings:
-    """What was asked of it."""
+    """Records what the stand-in was asked to lower."""
 
     options: list[Mapping[str, Any]] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
-    """Of the last input, for each that was lowered."""
+    """The shapes of the last input, for each lowered program."""
     constants: list[int] = field(default_factory=list)
-    """How many of a lowered program's inputs are weights: none where they are constants."""
+    """The number of a lowered program's inputs that are weights; none if weights are constants."""
     factor: float = 1.0
-    """Of what comes out."""
+    """Multiplies the outputs."""
 
     def compile_graph(self, graph: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
         self.options.append(options)

@@ -24,7 +24,7 @@ _LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def digits_network() -> nn.Module:
-    """`input` FP32 [n, 1, 16, 16] -> ten scores: the sample's classifier, with the weights that it was trained to."""
+    """`input` FP32 [n, 1, 16, 16] -> ten scores: the sample's classifier with its trained weights."""
     file = _ROOT / "model_repository" / "digits_classifier" / "1" / "model.onnx"
     weights = {tensor.name: tensor for tensor in onnx.load(file).graph.initializer}
     layers: list[nn.Module] = [nn.Flatten()]
@@ -39,7 +39,7 @@ def digits_network() -> nn.Module:
 
 
 def convolutions() -> nn.Module:
-    """`input` FP32 [n, 1, 16, 16] -> ten scores: convolutions with batch normalisation, of random weights."""
+    """`input` FP32 [n, 1, 16, 16] -> ten scores: convolutions with batch normalisation and random weights."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
@@ -56,13 +56,13 @@ def convolutions() -> nn.Module:
 
 
 def save_program(network: nn.Module, path: Path, *shape: int) -> None:
-    """A program that takes batches of up to 1024 rows of the shape."""
+    """Save a program that takes batches of up to 1024 rows of the shape."""
     rows = torch.export.Dim("rows", min=1, max=1024)
     torch.export.save(torch.export.export(network, (torch.zeros(2, *shape),), dynamic_shapes=({0: rows},)), path)
 
 
 def held_out_digits() -> tuple[Array, Array]:
-    """The images that the sample's classifier has never seen, FP32 [n, 1, 16, 16], and what they show."""
+    """Images that the sample's classifier was not trained with, FP32 [n, 1, 16, 16], and their digits."""
     text = (_ROOT / "model_repository" / "digits_preprocess" / "1" / "pipeline.json").read_bytes()
     pipeline = parse_pipeline(text, ColorFormat.U8.channels)
     engine = PipelineEngine(

@@ -1,4 +1,4 @@
-"""The file of traces, read while it is written."""
+"""Reads the file of traces while the server writes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TRIES = 100
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """What the array holds; read again where a trace was just being written. Nothing where there is no file yet."""
+    """The array's entries. Reads again if a trace was just being written. Empty if there is no file yet."""
     for _ in range(_TRIES):
         try:
             return json.loads(path.read_text()) if path.exists() and path.stat().st_size else []

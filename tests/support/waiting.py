@@ -1,4 +1,5 @@
-"""Waiting for what has no event. It ends as soon as the condition holds; nothing here is a promise of how soon."""
+"""Waits for conditions that have no event. A wait ends as soon as the condition holds; nothing here promises how
+soon."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 
 PATIENCE_SECONDS = 90.0
-"""Longer than anything takes on a machine that has other things to do."""
+"""Longer than anything takes on a busy machine."""
 _PAUSES_SECONDS = (0.01, 0.1)
-"""At first, and in the end. To look costs processor time, which what is waited for may want."""
+"""The first and the longest pause between two checks: a check costs processor time that the awaited work may need."""
 _PAUSE_SHARE = 0.05
-"""Of the time that has passed: what came to be is noticed so much later at the most."""
+"""A pause is this share of the time that has passed, so the end of a wait is noticed at most so much later."""
 
 
 def wait_until(condition: Callable[[], object], what: str = "the condition", seconds: float = PATIENCE_SECONDS) -> None:
-    """Look until the condition holds; an AssertionError with `what` when it does not in time."""
+    """Check until the condition holds; raise an AssertionError with `what` after the time limit."""
     for pause in _pauses(what, seconds):
         if condition():
             return
@@ -25,7 +26,7 @@ def wait_until(condition: Callable[[], object], what: str = "the condition", sec
 async def until(
     condition: Callable[[], object], what: str = "the condition", seconds: float = PATIENCE_SECONDS
 ) -> None:
-    """As `wait_until`, while the asyncio loop goes on."""
+    """As `wait_until`, while the asyncio loop runs."""
     for pause in _pauses(what, seconds):
         if condition():
             return
@@ -33,7 +34,7 @@ async def until(
 
 
 def _pauses(what: str, seconds: float) -> Iterator[float]:
-    """An AssertionError when the condition has been looked at after that time."""
+    """The pauses between checks; raises an AssertionError after the last check."""
     begun = time.monotonic()
     looked_late = False
     while not looked_late:

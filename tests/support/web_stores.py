@@ -1,5 +1,5 @@
-"""What Hugging Face's hub and any web server do for a server that takes models from them, as far as it asks: stand-ins,
-since neither can be run here. The hub's answers have the forms of its documented API."""
+"""Stand-ins for Hugging Face's hub and for a web server, as far as the server asks them: neither can be run here. The
+hub's answers have the forms of its documented API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Self
 from urllib.parse import unquote
 
 _LARGE_BYTES = 64
-"""From this size on the hub keeps a file apart and names it by its SHA-256; a real hub's limit is higher."""
+"""From this size on the hub stores a file separately and names it by its SHA-256. A real hub's limit is higher."""
 _PAGE = 2
 """Entries of a tree in one answer."""
 
@@ -27,13 +27,13 @@ class WebServer:
         self.files: dict[str, bytes] = {}
         self.hub: dict[str, bytes] = {}
         self.token = ""
-        """Without it the hub answers 401."""
+        """The hub answers 401 to requests without this token."""
         self.date = "Mon, 01 Jan 2024 00:00:00 GMT"
-        """When files were last changed."""
+        """The time of the last change of the files."""
         self.damaged = ""
-        """The hub's file whose content is another than the hub says."""
+        """The hub's file whose content differs from its digest."""
         self.pinned = ""
-        """The commit, however the files change; "" = that of the files."""
+        """The commit, whatever the files hold; "" = derived from the files."""
         self.asked: list[str] = []
         web = self
 

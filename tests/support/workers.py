@@ -1,4 +1,4 @@
-"""Groups of real workers for the tests, and batches for them."""
+"""Groups of real workers for tests, and batches for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 def on_plane(plane: PlaneLoop, call: Callable[[], _Result]) -> _Result:
-    """What the call gives on the data plane's thread, or raises."""
+    """Run the call on the data plane's thread; return or raise what the call does."""
     done = threading.Event()
     results: list[_Result] = []
     errors: list[BaseException] = []
@@ -58,7 +58,7 @@ def on_plane(plane: PlaneLoop, call: Callable[[], _Result]) -> _Result:
 
 
 def mail_of(plane: PlaneLoop) -> InstanceMail:
-    """A loop's mail of instances."""
+    """The mail of instances on a loop."""
     mail = InstanceMail(plane)
     on_plane(plane, lambda: plane.add_source(mail))
     return mail
@@ -66,18 +66,18 @@ def mail_of(plane: PlaneLoop) -> InstanceMail:
 
 @dataclass
 class Events(WorkerGroupEvents):
-    """Events that a group has reported."""
+    """Records the events of a group."""
 
     opened: list[Instance] = field(default_factory=list)
     lost: list[Instance] = field(default_factory=list)
     restarts: list[tuple[str, float]] = field(default_factory=list)
     recoveries: int = 0
     lines: list[str] = field(default_factory=list)
-    """Of progress."""
+    """Lines of progress."""
     properties: list[Mapping[str, str]] = field(default_factory=list)
     silences: list[str] = field(default_factory=list)
     changes: list[MetricChanges] = field(default_factory=list)
-    """Of the metrics that models define."""
+    """Changes of the metrics that models define."""
 
     def instance_opened(self, instance: Instance) -> None:
         self.opened.append(instance)
@@ -106,7 +106,7 @@ class Events(WorkerGroupEvents):
 
 @dataclass
 class Answer:
-    """A batch's outcome, with outputs of its own."""
+    """A batch's outcome, with copies of its outputs."""
 
     error: ServeError | None
     failures: dict[int, ServeError]
@@ -130,7 +130,7 @@ class BatchInput:
 
 @functools.cache
 def _form(heads: tuple[TensorHead, ...], requested: tuple[str, ...], rows: int) -> RequestForm:
-    """Forms are compared by identity: requests alike have the same."""
+    """Equal forms are one object: forms are compared by identity."""
     return RequestForm(RequestLayout(heads, requested, rows))
 
 
@@ -155,13 +155,13 @@ def execute(
     on_outcome: Callable[[BatchOutcome], None],
     is_grouped: bool = False,
 ) -> None:
-    """Instance.execute, with the batch as inputs."""
+    """Call Instance.execute with the batch as inputs."""
     members = members_of(inputs, requested, sizes)
     on_plane(instance.plane, lambda: instance.execute(is_grouped, members, on_outcome))
 
 
 def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
-    """The arrays of several requests as one input."""
+    """Make one input of the arrays of several requests."""
     tensors = [tensor_from_numpy(name, array) for array in arrays]
     shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:]) if arrays[0].ndim else ()
     return BatchInput(name, tensors[0].datatype, shape, [tensor.data for tensor in tensors])
@@ -174,7 +174,7 @@ def submit(
     sizes: Sequence[int],
     is_grouped: bool = False,
 ) -> asyncio.Future[Answer]:
-    """Run a batch; the answer in the test's loop."""
+    """Run a batch; its answer arrives in the test's event loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Answer] = loop.create_future()
 
@@ -187,7 +187,7 @@ def submit(
             ]
         times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answer = Answer(outcome.error, dict(outcome.failures), outputs, times)
-        # An outcome that came twice would raise InvalidStateError in the loop.
+        # A second outcome would raise InvalidStateError in the loop.
         loop.call_soon_threadsafe(future.set_result, answer)
 
     execute(instance, inputs, requested, sizes, on_outcome, is_grouped)
@@ -283,11 +283,11 @@ class Workshop:
 
 
 OwnChildren = Callable[[], list[psutil.Process]]
-"""What the fixture `own_children` is."""
+"""The type of the fixture `own_children`."""
 
 
 def pids(group: WorkerGroup) -> list[int]:
-    """The process ids of the workers that run."""
+    """The process ids of the running workers."""
     return list(group.models_of_workers)
 
 
@@ -300,11 +300,11 @@ def running(pid: int) -> bool:
 
 
 def open_descriptors() -> set[tuple[int, str]]:
-    """This process's descriptors and what each leads to. A test compares sets, not counts: what earlier tests have left
-    may be closed at any time."""
+    """This process's descriptors and their targets. A test compares sets, not counts: descriptors of earlier tests may
+    be closed at any time."""
     gc.collect()
     found = set()
     for entry in list(Path("/proc/self/fd").iterdir()):
-        with suppress(FileNotFoundError):  # The one that the folder itself was read by.
+        with suppress(FileNotFoundError):  # The descriptor through which the folder itself was read.
             found.add((int(entry.name), str(entry.readlink())))
     return found

@@ -1,1 +1,1 @@
-"""One request to a real Triton and to rocserve on the same models, and their answers side by side."""
+"""Sends one request to a real Triton and to rocserve with the same models, and compares their answers."""

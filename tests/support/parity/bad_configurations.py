@@ -1,4 +1,4 @@
-"""Configurations that must not be served, by their faults."""
+"""Configurations that must not be served, grouped by how Triton refuses them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def _python(more: str = "", tensors: str = _TENSORS, max_batch_size: int = 8) ->
 
 
 READ = "read"
-"""Triton cannot read them, or a member does not fit: its index names the folder only."""
+"""Triton cannot read the configuration, or a member does not fit: Triton's index names the folder only."""
 VERSIONS = "versions"
-"""There is no version to serve: Triton's index does not know the model."""
+"""There is no version to serve: Triton's index does not list the model."""
 LOAD = "load"
 """A version fails to load."""
 
 
 def bad_configurations() -> tuple[Configuration, ...]:
-    """All of them, each in its group."""
+    """All bad configurations, each in its group."""
     groups = {
         READ: (
             _syntax(),
@@ -215,7 +215,7 @@ ENDS = (
 
 
 def _ensembles() -> dict[str, str]:
-    """Ensembles that are wrong in themselves."""
+    """Ensembles with a mistake of their own."""
     whole = step("add_sub", *MEMBER)
     return {
         "ensemble_backend": 'backend: "python"\n' + ensemble(ENDS, whole),
@@ -241,7 +241,7 @@ def _ensembles() -> dict[str, str]:
 
 
 def _with(kind: str, name: str, dims: list[int]) -> str:
-    """The ensemble's ends with another shape of one of them."""
+    """The ensemble, with another shape for one of its inputs or outputs."""
     return ENDS.replace(tensor(kind, name, "INT32", [4]), tensor(kind, name, "INT32", dims))
 
 
@@ -343,7 +343,7 @@ def _caches_metrics_and_agents() -> dict[str, str]:
 
 
 def _folders() -> tuple[Configuration, ...]:
-    """Wrong in what lies in the folder."""
+    """Configurations that do not fit the files in their folder."""
     return (
         Configuration("bad_no_versions", _python(), versions=(), group=VERSIONS),
         Configuration("bad_version_names", _python(), versions=("first", "v1"), group=VERSIONS),
@@ -365,7 +365,7 @@ _WARM_FILE = _python(
 
 
 def _overrides() -> tuple[Configuration, ...]:
-    """Wrong in the configuration that the load request brings."""
+    """Mistakes in the configuration that a load request brings."""
     overrides = {
         "not_json": "{",
         "empty": "",

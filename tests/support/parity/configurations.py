@@ -1,4 +1,4 @@
-"""Model configurations that are dropped into both servers: their files, and the steps that ask for them."""
+"""Model configurations for both servers: their files, and the steps that ask for them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _PATIENCE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A model's folder by its files."""
+    """A model's folder as files."""
 
     name: str
     text: str | None
-    """Of config.pbtxt; None: there is none."""
+    """The text of config.pbtxt; None: there is none."""
     versions: Sequence[str] = ("1",)
     script: str = SCRIPT
-    """The stem of a file of tests/data/parity-models, put into each version; empty: the versions are empty."""
+    """The stem of a file of tests/data/parity-models that each version gets; empty: the versions are empty."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Further files by their path in the folder."""
     override: str | None = None
-    """The `config` parameter of the load."""
+    """The `config` parameter of the load request."""
     group: str = ""
-    """Of bad ones: how Triton fails."""
+    """How Triton refuses a bad configuration."""
 
     def write(self, repository: Path) -> None:
         folder = repository / self.name
@@ -64,7 +64,7 @@ class IndexRows:
         call = Call("RepositoryIndex", pb.RepositoryIndexRequest())
         outcome = call.ask(server)
         end = time.monotonic() + _PATIENCE_SECONDS
-        # Triton fails here when the folder of another model goes away while it looks.
+        # Triton fails here if the folder of another model disappears while it reads.
         while server.name == "triton" and outcome.status != "OK" and time.monotonic() < end:
             outcome = call.ask(server)
         rows = [row for row in (outcome.answer or {}).get("models", []) if row["name"] == self.model]
@@ -91,10 +91,10 @@ def described(name: str) -> list[Step]:
 
 
 def dropped(configuration: Configuration, repository: Path, asked: Sequence[Step]) -> Exchange:
-    """The folder is there while the model is loaded and asked about."""
+    """The folder exists while the model is loaded and asked."""
 
     def write(server: Asked) -> None:
-        # A Triton that crashed in the middle of its steps has left it.
+        # A Triton that crashed in the middle of its steps leaves its folder.
         if (repository / configuration.name).exists():
             configuration.remove(repository)
         configuration.write(repository)

@@ -15,7 +15,7 @@ _SETTLE_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The statistics of a model: its answers' counts, and of each duration whether it is more than nothing."""
+    """A model's statistics: the counts of its answers, and for each duration whether it is above zero."""
 
     model: str
 
@@ -23,7 +23,7 @@ class Counters:
         return self._call.digest()
 
     def ask(self, server: Asked) -> Outcome:
-        # Triton counts a batch when its requests have been answered.
+        # Triton counts a batch after it has answered the batch's requests.
         outcome, before = self._rows(server), None
         while outcome != before:
             time.sleep(_SETTLE_SECONDS)

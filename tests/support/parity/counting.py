@@ -1,4 +1,4 @@
-"""What has been compared in a run, for the line at its end."""
+"""Counts what a run has compared, for the line at its end."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from support.parity.differences import Difference
 
 @dataclass(slots=True)
 class Comparisons:
-    """Distinct requests: the same one sent twice counts once."""
+    """Counts distinct requests: the same request sent twice counts once."""
 
     recorded: bool
     """Whether Triton's answers are recorded ones."""
     requests: set[str] = field(default_factory=set)
     bad_requests: set[str] = field(default_factory=set)
-    """Those that Triton refused (rocserve, where Triton is left out)."""
+    """Requests that Triton refused (or rocserve, if Triton is not asked)."""
     configurations: set[str] = field(default_factory=set)
     differences: list[Difference] = field(default_factory=list)
-    """Those that showed."""
+    """Known differences that were seen."""
     triton_failed_at: str = ""
-    """The exchange in which a running Triton ended by itself, or gave no answer in time."""
+    """The exchange in which a running Triton ended, or gave no answer in time."""
     late: list[str] = field(default_factory=list)
     """The exchanges for which a running Triton was late."""
 

@@ -1,4 +1,5 @@
-"""Where rocserve means to answer otherwise than Triton. Both sides are asserted, so an entry can become untrue."""
+"""Known differences: where rocserve deliberately answers otherwise than Triton. A test asserts both sides, so that an
+entry that is no longer true is noticed."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from support.parity.exchange import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What Triton says and what rocserve says, as patterns that are searched in the printed outcomes."""
+    """What Triton says and what rocserve says, as patterns to find in the printed outcomes."""
 
     reason: str
     exchanges: Sequence[str]
-    """Names of the exchanges that show it: in at least one step of each, outcomes differ in this way."""
+    """Names of the exchanges that show the difference: in each of them at least one step's outcomes differ in this
+    way."""
     triton: str | None
-    """None: Triton is not asked, because the exchange crashes it, keeps it for good, or is answered by chance."""
+    """None: Triton is not asked, because the exchange crashes it, blocks it for good, or gets a random answer."""
     rocserve: str
 
     def explains(self, triton: Outcome | None, rocserve: Outcome) -> bool:
@@ -37,7 +39,7 @@ _ALL_EXTENSIONS = (
 
 
 def health_bodies(exchanges: Sequence[str]) -> Difference:
-    """Those of HTTP in these exchanges."""
+    """The differences in HTTP health answers in these exchanges."""
     return Difference(
         "Health over HTTP has Open Inference's bodies, which KServe's client reads",
         exchanges,

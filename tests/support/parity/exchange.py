@@ -14,18 +14,18 @@ GRPC_SERVICE = "/inference.GRPCInferenceService/"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a server made of one step."""
+    """A server's outcome of one step."""
 
     status: str
-    """`OK` or the name of the gRPC code; over HTTP the number; `DONE` of a step that asked no server."""
+    """`OK` or the name of the gRPC code; the number over HTTP; `DONE` for a step without a request."""
     text: str = ""
     """The error's text."""
     answer: Any = None
-    """Plain values: the message without what cannot be equal. A list of those for a stream."""
+    """Plain values: the message without fields that cannot be equal. A list of messages for a stream."""
 
     @property
     def is_bad(self) -> bool:
-        """Whether the server refused, be it in a stream's error_message."""
+        """Whether the server refused the request, also by error_message in a stream."""
         if isinstance(self.answer, list):
             return any(isinstance(entry, dict) and entry.get("error_message") for entry in self.answer)
         return self.status not in ("OK", "200", "DONE")
@@ -47,10 +47,10 @@ class Asked(Protocol):
 
 
 class Step(Protocol):
-    """One thing done with a server."""
+    """One action on a server."""
 
     def digest(self) -> str:
-        """Equal for equal requests; empty for what asks no server."""
+        """The same for equal requests; empty for a step without a request."""
 
     def ask(self, server: Asked) -> Outcome: ...
 
@@ -60,9 +60,9 @@ class Call:
     """A unary RPC."""
 
     rpc: str
-    """Its name in Triton's service, or a whole path that begins with a slash."""
+    """The name in Triton's service, or a whole path that begins with a slash."""
     message: Message | bytes = b""
-    """Bytes go out as they are, so they may be no message at all."""
+    """Bytes are sent unchanged, so they need not be a valid message."""
 
     @property
     def path(self) -> str:
@@ -77,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A ModelStreamInfer call: all messages are sent, then all responses read to the end."""
+    """A ModelStreamInfer call: sends all messages, then reads all responses."""
 
     messages: Sequence[Message | bytes]
 
@@ -107,7 +107,8 @@ class HttpCall:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Something done beside the servers: a file or a shared memory region made or read. What it gives is compared."""
+    """An action without a request, such as making or reading a file or a shared memory region. Its results are
+    compared."""
 
     action: Callable[[Asked], Any]
 
@@ -120,21 +121,21 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Steps that are taken with Triton and with rocserve; each pair of outcomes must be equal."""
+    """Steps that both servers get; each pair of outcomes must be equal."""
 
     name: str
     steps: Sequence[Step]
     ordered: bool = True
-    """Whether the order of a response's outputs counts. Triton gives those of an ensemble in none."""
+    """Whether the order of a response's outputs counts. Triton's order is undefined for ensembles."""
     at_once: bool = False
-    """Whether both servers are asked beside each other; else rocserve when Triton has answered."""
+    """Whether both servers are asked simultaneously; else rocserve is asked after Triton has answered."""
     timed: bool = False
-    """Whether the answers depend on when the requests come: on a busy machine Triton may be late for them."""
+    """Whether the answers depend on when the requests arrive: on a busy machine Triton may be late."""
     about: str = ""
-    """What a step that asks no server gives to the servers."""
+    """What a step without a request changes for the servers."""
 
     def digest(self) -> str:
-        """Equal for equal exchanges."""
+        """The same for equal exchanges."""
         steps = [f"{type(step).__name__} {step.digest()}" for step in self.steps]
         return digest_of(*(part.encode() for part in (*steps, str(self.ordered), self.about)))
 
@@ -144,7 +145,7 @@ class Exchange:
 
 
 def sort_outputs(answer: Any) -> Any:
-    """A response with its outputs, and their bytes, in the order of their names; other answers as they are."""
+    """A response with its outputs and their bytes ordered by name; other answers unchanged."""
     if not isinstance(answer, dict) or "raw_output_contents" not in answer:
         return answer
     pairs = zip(answer["outputs"], answer["raw_output_contents"], strict=True)

@@ -1,4 +1,4 @@
-"""ModelInfer requests, right ones and wrong ones."""
+"""ModelInfer requests, valid and invalid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input of the message; its fields need not fit each other."""
+    """An input of the message. Its fields may contradict each other."""
 
     name: str
     datatype: str
@@ -23,7 +23,7 @@ class Input:
     raw: bytes | None = None
     """Its entry in raw_input_contents; None: it has none."""
     contents: Mapping[str, Sequence[Any]] | None = None
-    """The typed contents, by the fields' names."""
+    """The typed contents, by the names of the fields."""
     parameters: Parameters = field(default_factory=dict)
 
 
@@ -34,7 +34,7 @@ class Output:
 
 
 def raw_input(name: str, values: Any, dtype: str = "int32", **parameters: Any) -> Input:
-    """An input of a numpy array; `object` becomes BYTES."""
+    """An input with a numpy array; `object` becomes BYTES."""
     array = np.array(values, dtype=dtype)
     data = serialize_byte_tensor(array).item() if dtype == "object" and array.size else array.tobytes()
     return Input(name, np_to_triton_dtype(array.dtype), array.shape, data, parameters=parameters)
@@ -66,7 +66,8 @@ def infer(
 
 
 def fill_parameters(target: Any, values: Parameters) -> None:
-    """Bool, int, float, bytes and str go to the field of their type; None leaves a parameter without a value."""
+    """Fill parameters: bool, int, float, bytes and str use the field of their type; None makes a parameter without a
+    value."""
     for name, value in values.items():
         parameter = target[name]
         if isinstance(value, bool):

@@ -40,7 +40,7 @@ class ParityModel:
 
 
 def tensor(kind: str, name: str, data_type: str, dims: Sequence[int] = (), more: str = "") -> str:
-    """A tensor's entry in a configuration: `kind` is `input` or `output`."""
+    """A tensor's entry in a configuration. `kind` is `input` or `output`."""
     return f'{kind} {{ name: "{name}" data_type: TYPE_{data_type} dims: {list(dims)} {more} }}\n'
 
 
@@ -62,7 +62,7 @@ def python(tensors: str, max_batch_size: int = 8, more: str = "") -> str:
 
 
 def write_model(repository: Path, model: ParityModel) -> Path:
-    """Write a model's folder; returns it."""
+    """Write a model's folder; return it."""
     folder = repository / model.name
     folder.mkdir()
     (folder / "config.pbtxt").write_text(model.config)

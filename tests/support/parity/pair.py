@@ -1,4 +1,4 @@
-"""Triton, running or recorded, and rocserve at once, on the same folders, in explicit control mode."""
+"""Runs Triton (or its recorded answers) and rocserve on the same folders, in explicit control mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TIMES = frozenset({"ns", "last_inference", "total_ns"})
 
 
 def unary_answer(path: str, data: bytes) -> Any:
-    """The response of a method by its path. Bytes of a method that is not Triton's stay bytes."""
+    """The response of a method by its path. Bytes for a method that Triton does not have."""
     response = _RESPONSES.get(path)
     return data if response is None else plain_message(response.FromString(data))
 
@@ -47,7 +47,7 @@ def stream_answer(data: bytes) -> Any:
 
 
 def plain_message(message: Message) -> Any:
-    """Dictionaries and lists under the names of the .proto file; tensors as bytes."""
+    """Dictionaries and lists with the names of the .proto file; tensors as bytes."""
     if isinstance(message, pb.ModelInferResponse):
         plain = json_format.MessageToDict(message, preserving_proto_field_name=True)
         if message.raw_output_contents:
@@ -62,7 +62,7 @@ def plain_message(message: Message) -> Any:
 
 
 def plain_values(value: Any) -> Any:
-    """JSON without times, and with the rows of an index in their order: Triton lists models in none."""
+    """JSON without times, and with an index's rows sorted: Triton's order is undefined."""
     if isinstance(value, dict):
         return {key: int(int(entry) > 0) if key in _TIMES else _ordered(key, entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -87,8 +87,8 @@ _OPTIONS = [
 
 
 class Side:
-    """A running server and its ports; a context manager that closes the connection. A server that ends, or does not
-    answer in time, is an AssertionError."""
+    """A running server and its ports; a context manager that closes the connection. Raises AssertionError if the server
+    ends, or does not answer in time."""
 
     def __init__(self, name: str, grpc_address: str, http_port: int) -> None:
         self.name = name
@@ -126,14 +126,14 @@ class Side:
         return Outcome("OK", answer=answers)
 
     def _refusal(self, error: Any) -> Outcome:
-        """An error's code and text. Triton's texts end in line breaks and spaces here and there."""
+        """An error's code and text. Some of Triton's texts end in line breaks and spaces."""
         text = (error.details() or "").rstrip()
         if any(sign in text for sign in _GONE):
             raise AssertionError(f"{self.name} gives no answer: {text}")
         return Outcome(error.code().name, text)
 
     def http(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Outcome:
-        """Answers of several events (server-sent events) stay one text; JSON and binary parts are read."""
+        """The answer over HTTP: server-sent events as one text; JSON and binary parts as values."""
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=ANSWER_SECONDS)
         try:
             connection.request(method, path, body or None, dict(headers))
@@ -159,7 +159,7 @@ def _http_outcome(status: str, headers: Mapping[str, str], data: bytes) -> Outco
     answer: Any = text
     with suppress(ValueError):
         answer = plain_values(json.loads(text))
-    # The length of the JSON depends on its spaces, which say nothing.
+    # The length of the JSON depends on its spaces, which mean nothing.
     shown = {name: value for name, value in headers.items() if name != "inference-header-content-length"}
     return Outcome(status, answer={"headers": shown, "body": answer, "binary": data[length:]})
 
@@ -167,7 +167,7 @@ def _http_outcome(status: str, headers: Mapping[str, str], data: bytes) -> Outco
 TRITON_FLAGS = (
     "--model-control-mode=explicit",
     "--exit-on-error=false",
-    # What its many models leave undone is ended with it.
+    # Processes that its models leave behind are ended with it.
     "--exit-timeout-secs=1",
     "--allow-metrics=false",
 )
@@ -176,39 +176,39 @@ ROCSERVE_FLAGS = (
     "--allow-client-shm=true",
     # Triton's default.
     "--backend-config=default-max-batch-size=4",
-    # What Triton allows to anybody.
+    # Triton allows these calls to everybody.
     "--allow-remote-files=true",
     "--allow-remote-models=true",
 )
 
 
 _HINT = re.compile(r"; ((its inputs|its outputs|served) are: |'[^']*' has no version folder ).*$", re.DOTALL)
-"""What rocserve says behind Triton's words: of an unknown name the known ones, of a misplaced file the repair."""
+"""What rocserve appends to Triton's texts: the known names after an unknown name, the repair after a misplaced file."""
 
 Answers = tuple[Sequence[Outcome] | None, Sequence[Outcome]]
-"""What Triton said, unless it was left out, and what rocserve said."""
+"""Triton's outcomes (None if it was not asked), and rocserve's."""
 _ASKED_AT_ONCE = 4
 _TRITON_STARTS = 3
-"""It crashes at times while it loads its models; a Triton that never comes up is a fault of the test."""
+"""Triton crashes at times while it loads its models. A Triton that never starts is a failure of the test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """What runs, and what it runs on."""
+    """What runs, and the files that it runs on."""
 
     triton: Side | None
     """None: the recorded outcomes replace it."""
     rocserve: Side
     folder: Path
-    """Of the model repositories."""
+    """The folder of the model repositories."""
     scratch: Path
     """A repository of both servers, into which tests write models."""
     digest: str
-    """Of the models and flags that they were started with."""
+    """A digest of the models and flags with which both were started."""
 
 
 class Pair:
-    """Triton, running or recorded, and rocserve beside it, as one test module compares them."""
+    """Compares Triton (running or recorded) with rocserve for one test module."""
 
     def __init__(
         self,
@@ -227,13 +227,13 @@ class Pair:
         recorded.depend_on(servers.digest)
 
     def dropped(self, model: Path) -> None:
-        """A model's folder has been written into `scratch`; said before the first exchange."""
+        """Record that a model's folder has been written into `scratch`. Called before the first exchange."""
         self._recorded.depend_on(folder_digest(model))
 
     @contextmanager
     def asking_ahead(self, *groups: Sequence[Exchange]) -> Iterator[None]:
-        """In the block, groups of exchanges that do not mind each other are taken beside each other, before `compare`
-        wants them: Triton is slow to start a model's process. The exchanges of a group are taken in their order."""
+        """A context in which groups of independent exchanges run concurrently, before `compare` asks for them: Triton
+        is slow to start a model's process. The exchanges of one group run in order."""
         self._ahead = {exchange.name: Future() for group in groups for exchange in group}
         answers = [[(exchange, self._ahead[exchange.name]) for exchange in group] for group in groups]
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
@@ -268,7 +268,7 @@ class Pair:
             return expected.result(), found
 
     def _of_triton(self, exchange: Exchange) -> Sequence[Outcome]:
-        """Its outcomes, or the recorded ones once it has given no answer: loads beside each other crash it at times."""
+        """Triton's outcomes, or the recorded ones after it has failed to answer: concurrent loads crash it at times."""
         if not self._comparisons.triton_failed_at:
             try:
                 return self.triton.take(exchange)
@@ -279,7 +279,8 @@ class Pair:
         return self._recorded.take(exchange)
 
     def _confirmed(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """Triton's outcomes, which must equal the recorded ones; these replace those of a Triton that was late."""
+        """Triton's outcomes, which must equal the recorded ones. The recorded outcomes replace those of a Triton that
+        was late."""
         try:
             self._recorded.confirm(exchange, outcomes)
         except AssertionError:
@@ -290,11 +291,8 @@ class Pair:
         return outcomes
 
     def compare(self, exchange: Exchange, configuration: str = "") -> None:
-        """Take the exchange's steps with both servers; an AssertionError where outcomes differ without a reason.
-
-        Args:
-            configuration: names the model configuration that the exchange is about, to count it.
-        """
+        """Run the exchange's steps on both servers. Raises AssertionError if outcomes differ without a known
+        difference. `configuration`: the name of the model configuration that the exchange tests, for counting."""
         known = self._known(exchange)
         ahead = self._ahead.pop(exchange.name, None)
         expected, found = self._ask(exchange) if ahead is None else ahead.result()
@@ -331,32 +329,30 @@ def _answer_without_hints(value: Any) -> Any:
 def _explained(
     name: str, index: int, triton: Outcome | None, rocserve: Outcome, known: Sequence[Difference]
 ) -> list[Difference]:
-    """The differences that explain the outcomes of a step; none where they are equal."""
+    """The known differences that explain a step's outcomes; none if they are equal."""
     if triton in (rocserve, _without_hints(rocserve)):
         return []
     fitting = [entry for entry in known if entry.explains(triton, rocserve)]
-    # Where Triton is left out, the steps that lead to the one in question have nothing to be compared with.
+    # If Triton is not asked, the steps that lead to the one in question cannot be compared.
     assert fitting or triton is None, f"{name}, step {index}:\n{contrast(triton, rocserve)}"
     return fitting
 
 
 Paired = Callable[[Servers, Sequence[Difference]], AbstractContextManager[Pair]]
-"""Makes the pair of a test module on running servers, given the known differences."""
+"""Makes a test module's pair on running servers, with the known differences."""
 
 
 @contextmanager
 def running_servers(
     peer: TritonPeer | None, repositories: Sequence[Path], folder: Path, both: Sequence[str] = ()
 ) -> Iterator[Servers]:
-    """The servers, ready; gone after the block.
+    """A context with both servers, ready.
 
-    Args:
-        peer: None: rocserve runs alone.
-        repositories: model repositories of both, in `folder`; the last one is `Servers.scratch`.
-        folder: for the logs too.
-        both: further flags, which both understand. In them `<folder>` means that folder, `<server>` for the name
-            of the one that is started.
-    """
+        Args:
+            peer: None: rocserve runs alone.
+            repositories: model repositories of both, in `folder`; the last one is `Servers.scratch`.
+            folder: also for the logs.
+    X"""
     flags = [*TRITON_FLAGS, *both]
     digest = digest_of(*(part.encode() for part in (*flags, *map(folder_digest, repositories))))
     http_port = free_port()
@@ -367,7 +363,7 @@ def running_servers(
     with ExitStack() as running:
         ours = [*ROCSERVE_FLAGS, *http_flags(http_port), *filled("rocserve", both)]
         rocserve = running.enter_context(RocserveProcess(repositories, *ours, log=folder / "rocserve.log"))
-        # Entering Triton waits until it is ready; rocserve starts meanwhile.
+        # Entering Triton's context waits until it is ready; rocserve starts meanwhile.
         triton = peer and running.enter_context(_running_triton(peer, repositories, folder, filled("triton", flags)))
         rocserve.wait_until_ready()
         side = running.enter_context(Side("rocserve", rocserve.address, http_port))

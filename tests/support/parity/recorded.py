@@ -1,4 +1,4 @@
-"""Triton's outcomes as files of tests/data/triton keep them, so that rocserve can be compared without a Triton."""
+"""Triton's outcomes as files of tests/data/triton hold them, so that rocserve can be compared without a Triton."""
 
 from __future__ import annotations
 
@@ -15,23 +15,18 @@ from support.parity.exchange import Exchange, Outcome, digest_of
 ANSWERS = Path(__file__).parents[2] / "data" / "triton"
 AGAIN = "record again: make record-triton"
 _FOLDER = "<folder>"
-"""Stands in the file for the folder of the servers' models, which is another in each run."""
+"""Stands for the folder of the servers' models, which is another in each run."""
 _BYTES = "base64"
 _DIGEST_DIGITS = 16
 
 
 class RecordedTriton:
-    """Triton's part in the exchanges of one test module: it gives the outcomes that a running Triton once had.
-
-    An outcome is recorded together with a digest of all that it depends on. Where that has changed, it is refused.
-    """
+    """Plays Triton in the exchanges of one test module, with outcomes that a running Triton once had. An outcome is
+    recorded together with a digest of all that it depends on, and is refused when that has changed."""
 
     def __init__(self, file: Path, folder: Path, anew: bool = False) -> None:
-        """
-        Args:
-            folder: of the servers' models in this run.
-            anew: confirmed outcomes are recorded, and replace all that the file had.
-        """
+        """`folder`: of the servers' models in this run. `anew`: record confirmed outcomes, and replace all that the
+        file held."""
         self._file = file
         self._folder = json.dumps(str(folder))[1:-1]
         self.is_recording = anew
@@ -40,11 +35,11 @@ class RecordedTriton:
         self._entries = {} if anew else self._before
 
     def depend_on(self, digest: str) -> None:
-        """All outcomes depend on what has this digest. Said before the first exchange."""
+        """Make all outcomes depend on what has this digest. Called before the first exchange."""
         self._depends_on.append(digest)
 
     def take(self, exchange: Exchange) -> list[Outcome]:
-        """The recorded outcomes of the exchange's steps; an AssertionError where there are none."""
+        """The recorded outcomes of the exchange's steps. Raises AssertionError if there are none."""
         entry = self._entries.get(exchange.name)
         assert entry, f"{exchange.name!r} is not in {self._file}; {AGAIN}"
         assert entry["digest"] == self._digest(exchange), (
@@ -53,7 +48,7 @@ class RecordedTriton:
         return [Outcome(**outcome) for outcome in entry["outcomes"]]
 
     def confirm(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> None:
-        """Record what Triton has made of an exchange, or assert that it is what has been recorded."""
+        """Record Triton's outcomes of an exchange, or assert that they equal the recorded ones."""
         if self.is_recording:
             self._keep(exchange, outcomes)
             return
@@ -64,7 +59,7 @@ class RecordedTriton:
             )
 
     def write(self) -> None:
-        """An outcome a line, exchanges by their names."""
+        """Write an outcome a line, exchanges sorted by name."""
         entries = [self._written(name) for name in sorted(self._entries)]
         self._file.parent.mkdir(exist_ok=True)
         self._file.write_text("{\n" + ",\n".join(entries) + "\n}\n")
@@ -74,7 +69,8 @@ class RecordedTriton:
         assert name not in self._entries, f"there are two exchanges {name!r} in {self._file.stem}"
         kept = [{key: value for key, value in asdict(entry).items() if value not in ("", None)} for entry in outcomes]
         entry = {"digest": self._digest(exchange), "outcomes": kept}
-        # Triton names the entries of a map in any order; those of before stay, so that a diff shows what counts.
+        # The order of Triton's maps is undefined. An unchanged outcome keeps its old text, so that a diff shows real
+        # changes only.
         self._entries[name] = self._before[name] if self._before.get(name) == entry else entry
         back = self._read("{" + self._written(name) + "}")[name]["outcomes"]
         assert [Outcome(**entry) for entry in back] == list(outcomes), (
@@ -100,7 +96,7 @@ class RecordedTriton:
 
 
 def folder_digest(folder: Path) -> str:
-    """Of all files below a folder, their paths and contents."""
+    """A digest of the paths and contents of all files below a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return digest_of(*(part for path in files for part in (str(path.relative_to(folder)).encode(), path.read_bytes())))
 

@@ -34,7 +34,7 @@ def unload(model: str, repository: str = "", **parameters: Any) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class HttpIndex:
-    """The rows of the repository index over HTTP about some models; other tests may have put more there."""
+    """The rows of the repository index over HTTP about some models; other tests may have added models."""
 
     models: Sequence[str]
 
@@ -53,8 +53,8 @@ class HttpIndex:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The rows of the repository index about some models, once none of them is on its way from one state to another;
-    other tests may have put more there."""
+    """The rows of the repository index about some models, once none of them changes its state any more; other tests may
+    have added models."""
 
     models: Sequence[str]
     ready: bool = False

@@ -1,5 +1,5 @@
-"""A pytest plugin: which Triton tests/parity compares with, and at the end how many requests were compared, whichever
-process compared them."""
+"""A pytest plugin: which Triton tests/parity compares with, and at the end the number of compared requests over all
+processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    # A process that died has no output.
+    # A process that crashed has no output.
     node.config.stash[SUMMARY] += getattr(node, "workeroutput", {}).get("parity", ())
 
 

@@ -1,1 +1,1 @@
-"""A package of its own, as rocAL's is: without this file an installed `amd` would be found in its place."""
+"""A regular package, as rocAL's is: without this file Python would import an installed `amd` instead."""

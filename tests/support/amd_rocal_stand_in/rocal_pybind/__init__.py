@@ -1,4 +1,4 @@
-"""rocal_pybind: the native part of amd.rocal, in Python. See the README beside the packages."""
+"""rocal_pybind: the native part of amd.rocal, in Python. See the README next to the packages."""
 
 # ruff: noqa: F401, F403, F405
 
@@ -15,7 +15,7 @@ from rocal_pybind.memory import Address
 from rocal_pybind.nodes import *
 
 contexts: list[Context] = []
-"""For tests: all that were made."""
+"""All contexts that were made, for tests."""
 
 
 class ROIxywh:
@@ -42,7 +42,7 @@ def rocalCreate(batch_size, mode, gpu, threads, depth, datatype):  # noqa: N802
     if type(batch_size) is not int or batch_size < 1 or not isinstance(mode, types.RocalProcessMode):
         return None
     if depth < 2 or mode is types.GPU:
-        return None  # Here is no GPU.
+        return None  # There is no GPU here.
     context = Context(batch_size, depth, threads)
     contexts.append(context)
     return context
@@ -145,10 +145,11 @@ def rocalRelease(context):  # noqa: N802
 
 
 def slip(context: Context) -> None:
-    """For tests: the next batch has an image twice, and what comes after it too late, as when rocAL wakes too early."""
+    """For tests: the next batch repeats an image, and the images after it are late by one, as when rocAL wakes too
+    early."""
     context.slips = True
 
 
 def break_after(context: Context, batches: int) -> None:
-    """For tests: the pipeline's processing thread dies when it has done so many more batches."""
+    """For tests: the pipeline's processing thread dies after this many more batches."""
     context.batches_until_death = batches

@@ -1,4 +1,4 @@
-"""A rocAL pipeline as far as it can be seen from outside: its queue of images, its ring of results, its habits."""
+"""A rocAL pipeline as far as its callers see it: its queue of images, its ring of results, its habits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits,
 from rocserve.backends.rocal.image import Image
 
 GARBAGE = 173
-"""What stands in memory that nobody has written."""
+"""The value of memory that nobody has written."""
 
 _NUMPY_TYPES = {types.UINT8: np.dtype(np.uint8), types.FLOAT: np.dtype(np.float32)}
 
 
 class Hang(BaseException):
-    """Where rocAL would wait for ever, with Python's global lock held."""
+    """Raised where rocAL would wait for ever with Python's global lock held."""
 
 
 class RocalError(Exception):
@@ -39,7 +39,7 @@ def hang(why: str) -> None:
 
 @dataclass
 class Tensor:
-    """A node's image in the graph; of the largest size."""
+    """A node's image in the graph, of the largest size."""
 
     context: Context
     height: int
@@ -48,10 +48,10 @@ class Tensor:
     layout: types.RocalTensorLayout
     datatype: types.RocalTensorOutputType
     compute: Callable[[list[Image]], Image] | None
-    """From the sources' images to this one's, for each image of a batch; None for the loader's."""
+    """From the sources' images to this node's, for each image of a batch; None for the loader's."""
     sources: tuple[Tensor, ...] = ()
     regions: np.ndarray | None = None
-    """Of the loader's: the images that were loaded last."""
+    """The regions of the images that were loaded last; the loader's tensor alone has them."""
 
     def copy_roi(self, array: np.ndarray) -> None:
         assert self.regions is not None and array.nbytes == self.regions.nbytes
@@ -67,7 +67,7 @@ class Tensor:
 
 @dataclass
 class OutputTensor:
-    """rocalTensor, as getOutputTensors gives it: of what the ring's front holds."""
+    """rocalTensor, as getOutputTensors gives it: it shows the ring's front."""
 
     tensor: Tensor
     data: np.ndarray
@@ -83,7 +83,7 @@ class OutputTensor:
         return self.tensor.layout.name
 
     def copy_data(self, array: np.ndarray) -> None:
-        # rocAL writes so many bytes to the array's address, whatever it is.
+        # rocAL writes this many bytes to the array's address, whatever the array is.
         assert isinstance(array, np.ndarray), "copy_data takes an array"
         assert array.flags.c_contiguous and array.flags.writeable, "copy_data writes beside a strided array"
         assert array.shape == self.data.shape, f"copy_data writes {self.data.shape}, the array is {array.shape}"
@@ -118,7 +118,7 @@ class Context:
     queue: deque[Feed] = field(default_factory=deque)
     eos: bool = False
     ended: bool = False
-    """All that there was before the end has been worked on."""
+    """Whether all images before the end of the feed have been processed."""
     ring: deque[list[OutputTensor]] = field(default_factory=deque)
     last: list[OutputTensor] = field(default_factory=list)
     """What the memory behind the ring still holds."""
@@ -128,7 +128,7 @@ class Context:
     slips: bool = False
     labels: Address | None = None
     memory: np.ndarray | None = None
-    """The loader's, which is used again and again."""
+    """The loader's memory, which each batch uses again."""
 
     def verify(self) -> None:
         if self.loader is None:
@@ -165,14 +165,14 @@ class Context:
     def _wait_for_output(self) -> None:
         while len(self.ring) < self.depth and len(self.queue) >= self.batch_size and self.processing and not self.ended:
             self._process()
-            # Whatever is fed after the end, nothing is worked on any more.
+            # Images that are fed after the end are never processed.
             self.ended = self.eos and not self.queue
         if not self.ring and self.processing and not self.ended:
             hang(f"{len(self.queue)} of {self.batch_size} images are fed, and nobody feeds more")
 
     def _process(self) -> None:
         if self.batches_until_death == 0:
-            # The processing thread has thrown; the reader is let go and finds what is there.
+            # The processing thread has thrown; the reader wakes and finds what is there.
             self.processing = False
             return
         if self.batches_until_death is not None:
@@ -207,7 +207,8 @@ class Context:
             data[index, :height, :width] = pixels[: tensor.height, : tensor.width]
             regions[index, 2:] = image.valid.shape[1::-1]
         if self.threads != 1:
-            # RPP's kernels write past an image's end, into the next one, which another thread may have done already.
+            # RPP's kernels write past an image's end into the next image, which another thread may already have
+            # finished.
             data[1:, 0, :3] = GARBAGE
         if tensor.layout is types.NCHW:
             data = np.ascontiguousarray(data.transpose(0, 3, 1, 2))
@@ -228,7 +229,7 @@ class Context:
         return Image.whole(memory[:height, :width].copy())
 
     def _decode(self, encoded: np.ndarray, memory: np.ndarray) -> tuple[int, int]:
-        """Into `memory`; a bad image leaves it as it is, and counts as the largest one."""
+        """Decode into `memory`. A bad image leaves the memory unchanged, and counts as the largest image."""
         formats = {types.RGB: ColorFormat.RGB24, types.BGR: ColorFormat.BGR24, types.GRAY: ColorFormat.U8}
         limits = DecoderLimits(memory.shape[1], memory.shape[0])
         try:

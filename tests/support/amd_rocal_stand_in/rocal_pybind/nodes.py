@@ -28,7 +28,7 @@ NativeFunction = Callable[..., Tensor | None]
 
 
 def _expect(kind: Any, *values: Any) -> None:
-    """pybind11's refusal of an argument of another type."""
+    """Raise pybind11's error for an argument of a wrong type."""
     for value in values:
         is_number = kind is float and isinstance(value, int | float)
         is_bool_for_number = isinstance(value, bool) and kind is not bool
@@ -51,7 +51,7 @@ def _numbers(*lists: Any) -> None:
 
 
 def native(body: Callable[..., Tensor]) -> NativeFunction:
-    """rocAL keeps what goes wrong as the pipeline's error, and gives None."""
+    """As rocAL does, keep an exception as the pipeline's error and return None."""
 
     def call(context: Context, *arguments: Any) -> Tensor | None:
         _expect(Context, context)
@@ -75,7 +75,7 @@ def _add(
     datatype: Any = None,
     size: tuple[int, int] | None = None,
 ) -> Tensor:
-    """A node that does what our operation `name` does. `size` is the largest result's height and width."""
+    """Add a node that runs our operation `name`. `size`: the largest result's height and width."""
     for source in sources:
         if source is None:
             raise RocalError("Null values passed as input")
@@ -106,7 +106,7 @@ def _add(
 
 
 _WRITES_FLOATS = ("resize_mirror_normalize", "CropMirrorNormalize")
-"""The kernels from UINT8 to FP32 that RPP has. Others leave the tensor as it was, and say nothing."""
+"""RPP's kernels from UINT8 to FP32. Others silently leave the tensor unchanged."""
 
 
 def _number(parameter: Any) -> float:
@@ -241,7 +241,7 @@ def cropMirrorNormalize(  # noqa: N802
 
 
 def _cut(image: Image, height: int, width: int, x: float, y: float) -> Image:
-    """As rocAL does it: the part is not moved back into the image, what stands out is other memory."""
+    """Cut as rocAL does: a part that stands out of the image is not moved back, and shows other memory."""
     valid = image.valid
     height, width = min(height, valid.shape[0]), min(width, valid.shape[1])
     top, left = (int(y) if y < valid.shape[0] else 0), (int(x) if x < valid.shape[1] else 0)
@@ -318,14 +318,14 @@ def normalize(context, source, axes, mean, std, is_output, scale, shift, datatyp
 
 @native
 def brightnessFixed(context, source, factor, shift, is_output, layout, datatype):  # noqa: N802
-    # pybind11 takes False for 0.0, and 0.0 for False.
+    # pybind11 converts a bool to a float and a float to a bool.
     factor, shift = float(factor), float(shift)
     values = {"brightness": factor, "brightness_shift": shift}
     return _add("brightness_fixed", values, (source,), layout, datatype)
 
 
 def _of_parameters(name: str, **read: Callable[[Any], Any]) -> NativeFunction:
-    """A node that takes parameters between is_output and its formats, each read so as the key of that name."""
+    """A node with parameters between is_output and its formats. Each is read as the operation's key of that name."""
 
     def body(context, source, is_output, *arguments):
         *parameters, layout, datatype = arguments
@@ -395,7 +395,7 @@ def blur(context, source, is_output, layout, datatype):
     compute = node.compute
 
     def moved(images: list[Image]) -> Image:
-        """RPP is handed the image 12 bytes late."""
+        """RPP gets the image 12 bytes late."""
         result = compute(images)
         result.pixels[...] = np.roll(result.pixels, -12 // source.channels, axis=1)
         return result
