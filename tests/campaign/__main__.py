@@ -1,4 +1,4 @@
-"""Makes what tests share importable, as pytest does, and runs the campaign."""
+"""Runs the campaign, after it has made the tests' shared modules importable as pytest does."""
 
 import sys
 from pathlib import Path

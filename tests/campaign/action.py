@@ -16,18 +16,18 @@ SEED_BITS = 32
 @dataclass(frozen=True, slots=True)
 class Kind:
     name: str
-    """`subject.what`: campaigns may be restricted to a subject."""
+    """`subject.what`: a campaign may be restricted to a subject."""
     run: Callable[[Stage, random.Random], None]
-    """Does it, leaves the stage as it was, and raises an AssertionError where the server did not do its part."""
+    """Runs the action, restores the stage, and raises an AssertionError if the server did not do its part."""
     weight: int = 4
-    """How often it is drawn, compared with the others."""
+    """How often the kind is drawn, relative to the others."""
     is_alone: bool = False
-    """No other action is under way meanwhile: it would not know of the server's end."""
+    """Whether no other action may run meanwhile, because others cannot expect the server's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One of a kind, with a seed of its own: it does the same again wherever it is repeated."""
+    """An action of one kind with its own seed: it does the same in each repetition."""
 
     kind: str
     seed: int
@@ -42,7 +42,7 @@ class Action:
 
 
 def drawn(seed: int, kinds: Sequence[Kind]) -> Iterator[Action]:
-    """Actions without end, the same ones for the same seed and kinds."""
+    """Endless actions, the same for the same seed and kinds."""
     generator = random.Random(seed)
     weights = [kind.weight for kind in kinds]
     while True:

@@ -1,4 +1,5 @@
-"""Canaries: files outside the repositories that the servers must neither open nor change, nor tell clients of."""
+"""Canaries: files outside of the repositories that the servers must neither open nor change, and never reveal to
+clients."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from campaign.findings import Findings
 
 
 class Canaries(FileSystemEventHandler):
-    """Lays files out in a folder, and is told by the system when anybody opens or changes one."""
+    """Writes canary files into a folder, and watches by inotify whether anybody opens or changes them."""
 
     def __init__(self, folder: Path, findings: Findings) -> None:
         self.folder = folder
@@ -57,21 +58,21 @@ class Canaries(FileSystemEventHandler):
 
     @property
     def ran(self) -> Path:
-        """Is there when the program ran."""
+        """Exists if the program has run."""
         return self.folder / "ran"
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        # A folder that is opened or read was only looked for.
+        # Opening or reading the folder itself is harmless.
         if not event.is_directory:
             self._findings.add("canary touched", f"{event.event_type}: {event.src_path!r}")
 
     def search(self, where: str, answer: bytes) -> None:
-        """Look for the secret in what a client was told."""
+        """Find the secret in what a client has received."""
         if self.secret.encode() in answer:
             self._findings.add("secret told", f"{where} answered with what {self.text} holds")
 
     def check(self) -> None:
-        """Whatever the system has told, the files must be what they were."""
+        """Check that the files are unchanged, whatever inotify has reported."""
         if (now := self._look()) != self._sizes:
             self._findings.add("canary touched", f"{self._sizes} became {now}")
 

@@ -1,4 +1,4 @@
-"""The catalogue of all kinds of actions."""
+"""Lists all kinds of actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: tuple[Kind, ...] = (
 
 
 def chosen(names: Sequence[str]) -> tuple[Kind, ...]:
-    """The kinds of the subjects or of the names that are given; all without any."""
+    """The kinds with these subjects or names; all kinds if none are given."""
     kinds = tuple(kind for kind in KINDS if not names or {kind.name, kind.name.partition(".")[0]} & set(names))
     if unknown := [name for name in names if not any(f"{kind.name}.".startswith(f"{name}.") for kind in KINDS)]:
         raise ValueError(f"no actions are called {', '.join(unknown)}; there are {', '.join(k.name for k in KINDS)}")

@@ -19,7 +19,7 @@ from campaign.run import Options, run
 
 COMMAND = "python -m tests.campaign"
 REPETITION_SECONDS = 300.0
-"""Within it all of a list of actions begin."""
+"""All actions of a repeated list begin within this time."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _given(arguments: argparse.Namespace) -> list[Action]:
-    """The actions of a repetition."""
+    """The actions to repeat."""
     if arguments.only:
         return [Action.parse(text) for text in arguments.only.split(",")]
     if arguments.replay:

@@ -1,4 +1,4 @@
-"""The course of actions: several at a time, each recorded, until the time is over or the list is done."""
+"""Runs actions, several at a time, and records them, until the time is over or the list ends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from campaign.findings import Finding
 from campaign.stage import Stage
 
 AFTERMATH_SECONDS = 5.0
-"""An action that ended so long before a finding may have to do with it."""
+"""An action that ended at most this long before a finding may have caused it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An action that was carried out, and when."""
+    """An action that has run, and its times."""
 
     action: Action
     begun: float
@@ -29,7 +29,7 @@ class Done:
 
 
 class Course:
-    """Takes one action after the other from the list on each lane, and writes each down as it begins."""
+    """Takes actions from the list on several lanes, and records each as it begins."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Course:
         self._rest = rest_seconds
         self._lanes = lanes
         self._places = threading.Semaphore(lanes)
-        """An action has one of them, and one that has to be alone all."""
+        """An action takes one of the places; an action that must run alone takes all."""
         self._taking_places = threading.Lock()
         self._threads = [threading.Thread(target=self._lane, name=f"lane {number}") for number in range(lanes)]
 
     def run(self, seconds: float) -> None:
-        """No action begins later than after `seconds`; those under way end by themselves."""
+        """Start no action after `seconds`; wait for those that run."""
         for thread in self._threads:
             thread.start()
         end = time.monotonic() + seconds
@@ -67,7 +67,7 @@ class Course:
             thread.join()
 
     def suspects(self, finding: Finding) -> list[Action]:
-        """Those that were under way, or had just ended, when something was found, in the order of their beginning."""
+        """The actions that were running or had just ended when something was found, in the order of their start."""
         return [
             done.action
             for done in sorted(self.done, key=lambda done: done.begun)

@@ -1,4 +1,4 @@
-"""Findings: promises that were broken; and the tally of requests, with what was lost and why."""
+"""Findings: broken promises; and the tally of requests, with the lost ones and their reasons."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _INSIDE = re.compile(
     r"worker of model '([^']+)' version \d+ ended unexpectedly"
     r" \((?:killed by signal 9|its exit status is not known)\); the request was in it"
 )
-"""How a worker ended only its parent knows: nobody, once the zygote has been killed too."""
+"""Only its parent knows how a worker ended: nobody, if the zygote has been killed too."""
 _NO_WORKER = re.compile(r"model '([^']+)' has no worker: restarting: worker ended unexpectedly")
-"""A request waits for the next worker, and not for ever: on a loaded machine it may be refused."""
+"""A request waits for the next worker, but not for ever: on a busy machine it may be refused."""
 _SEQUENCE = re.compile(r"sequence \S+ of model '([^']+)' has been lost with the worker that ran it")
 _UNKNOWN_MODEL = re.compile("Request for unknown model: ")
 _REGION = re.compile(r"Unable to find shared memory region")
 _NOT_BEGUN = re.compile(r"inference request for sequence \S+ to model \S+ must specify the START flag")
 CUT_OFF = (OSError, EOFError, HTTPException)
-"""What clients raise whose connection has ended."""
+"""What clients raise when their connection has ended."""
 
 KILL_SECONDS = 20.0
-"""From a kill until the last request that it cost must have been told: a sequence's next request may come late."""
+"""From a kill until the last request that it cost must have failed: a sequence's next request may come late."""
 RECONNECT_SECONDS = 1.0
-"""After a server is back its clients are too."""
+"""After a server is back, its clients have reconnected within this time."""
 INSIDE_EACH_KILL = 12
-"""Requests that the honest clients of one model have under way at most, each sequence counted once more."""
+"""The most requests that the honest clients of one model have under way; each sequence counts once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Finding:
     kind: str
     text: str
     moment: float
-    """Of time.monotonic()."""
+    """time.monotonic()."""
 
 
 class Findings:
-    """Keeps what was found; may be told by all threads."""
+    """Collects findings from all threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,29 +72,29 @@ class Findings:
 
 
 class Damage:
-    """What actions have done that may cost honest requests, and which it has cost."""
+    """What actions have done that may cost honest requests, and the requests that it has cost."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kills: defaultdict[str, list[float]] = defaultdict(list)
         self._unregistered: list[float] = []
         self._outages: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-        """Name of the server -> from when until when connections to it may end."""
+        """Server -> the intervals in which connections to it may end."""
         self.lost: Counter[str] = Counter()
-        """Name of the killed processes -> requests that were inside."""
+        """Killed process -> requests that were inside it."""
 
     def killed(self, model: str) -> None:
         with self._lock:
             self._kills[process_name(model)].append(time.monotonic())
 
     def unregistered(self) -> None:
-        """Clients' regions of shared memory may have been unregistered by somebody else."""
+        """Another action may have unregistered the clients' shared memory regions."""
         with self._lock:
             self._unregistered.append(time.monotonic())
 
     @contextmanager
     def outage(self, server: str) -> Iterator[None]:
-        """Within the block a process dies that clients are connected to, and another takes its place."""
+        """A context in which a process that clients are connected to is killed and replaced."""
         began = time.monotonic()
         with self._lock:
             self._outages[server].append((began, inf))
@@ -107,7 +107,7 @@ class Damage:
             return any(since <= ended and begun <= until for since, until in self._outages[server])
 
     def excuse(self, server: str, error: Exception, begun: float, ended: float) -> str | None:
-        """Why a request to the server was lost by design; None when nothing explains it."""
+        """Why a request to the server was lost by design; None if no action explains it."""
         text = str(error)
         if _is_cut_off(error) and self.was_out(server, begun, ended):
             return "connection to a killed process"
@@ -125,7 +125,7 @@ class Damage:
         return None
 
     def excess(self) -> list[str]:
-        """Workers with which more was lost than was inside."""
+        """Workers that lost more requests than were inside."""
         with self._lock:
             return [
                 f"{count} requests were lost in {len(self._kills[name])} kills of {name}"
@@ -135,7 +135,7 @@ class Damage:
 
 
 def _is_cut_off(error: Exception) -> bool:
-    """The connection has ended, or could not be made, or the server is not back with all of its models."""
+    """Whether the connection ended, could not be made, or the server has not reloaded all its models yet."""
     if isinstance(error, InferenceServerException | RocserveError):
         status = error.status if isinstance(error, RocserveError) else error.status()
         if status in (None, StatusCode.UNKNOWN):
@@ -150,7 +150,7 @@ def _hit(moments: list[float], begun: float, ended: float) -> bool:
 
 
 class Tally:
-    """Counts tries by who made them, and what became of them."""
+    """Counts tries by client, and their outcomes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Minimising: the fewest of the actions around a finding that bring it about again."""
+"""Minimises: finds the fewest actions around a finding that cause it again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from campaign.action import Action
 from campaign.run import Options, run
 
 SECONDS = 120.0
-"""Within it all actions of one trial begin."""
+"""All actions of one trial begin within this time."""
 
 
 def smallest(suspects: Sequence[Action], is_found_with: Callable[[Sequence[Action]], bool]) -> list[Action]:
-    """Leaves out one action after the other while the rest brings it about; nothing when all of them do not."""
+    """Leave out one action after another while the rest still causes the finding. Returns nothing if all together do
+    not cause it."""
     actions = list(suspects)
     if not actions or not is_found_with(actions):
         return []
@@ -30,7 +31,7 @@ def smallest(suspects: Sequence[Action], is_found_with: Callable[[Sequence[Actio
 
 
 def trials(options: Options, kind: str, console: Console) -> Callable[[Sequence[Action]], bool]:
-    """Whether actions bring about a kind of finding, by a run of them alone."""
+    """Makes the function that runs actions alone and returns whether they cause a finding of this kind."""
 
     def is_found_with(actions: Sequence[Action]) -> bool:
         with tempfile.TemporaryDirectory(prefix="campaign-") as folder:

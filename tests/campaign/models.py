@@ -1,4 +1,4 @@
-"""The models that a campaign's servers serve, as their users would lay them out."""
+"""The models that a campaign's servers serve, laid out as users would."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FUZZED, PACED, LARGE = "fuzzed", "paced", "large"
 COPIED = ("first", "second")
 """Swapped by copies, renames and rsync."""
 MOUNTED, CHECKED_OUT = "mounted", "checked_out"
-"""Swapped by a ConfigMap's link, and by git."""
+"""Swapped through a ConfigMap's link, and by git."""
 SWAPPED = (*COPIED, MOUNTED, CHECKED_OUT)
 FIRST = 7.0
-"""What each model that adds a constant adds at first."""
+"""The constant that each model adds at first."""
 
 CONSTANT_CONFIG = ADD_CONSTANT_CONFIG + 'parameters { key: "intra_op_thread_count" value { string_value: "1" } }\n'
 LARGE_CONFIG = """
@@ -36,11 +36,11 @@ BATCHES = "oldest { max_candidate_sequences: 16 } max_sequence_idle_microseconds
 GIT = ("git", "-c", "user.name=campaign", "-c", "user.email=campaign@localhost", "-c", "gc.auto=0")
 
 PROCESS_NAME_BYTES = 15
-"""At which the kernel cuts the names of processes."""
+"""The length at which the kernel cuts process names."""
 
 
 def process_name(model: str) -> str:
-    """Of the model's workers; models whose names begin alike may share it."""
+    """The name of the model's workers. Models whose names begin alike may share it."""
     return f"rocserve:{model}"[:PROCESS_NAME_BYTES]
 
 
@@ -53,7 +53,7 @@ def drop_constant(repository: Path, name: str, constant: float = FIRST, more: st
 
 
 def fill_copied(repository: Path) -> None:
-    """The repository that files are copied into."""
+    """Fill the repository into which files are copied."""
     for name in (STEADY, FUZZED, *COPIED):
         drop_constant(repository, name)
     drop_constant(repository, CACHED, more=CACHE)
@@ -67,14 +67,14 @@ def fill_copied(repository: Path) -> None:
 
 
 def fill_mounted(repository: Path) -> None:
-    """A volume of Kubernetes: everything behind the link `..data`."""
+    """Fill a volume of Kubernetes: everything lies behind the link `..data`."""
     drop_constant(repository / "..first", MOUNTED)
     (repository / "..data").symlink_to("..first")
     (repository / MOUNTED).symlink_to(f"..data/{MOUNTED}")
 
 
 def fill_checked_out(repository: Path) -> None:
-    """The work tree of a git repository."""
+    """Fill the work tree of a git repository."""
     drop_constant(repository, CHECKED_OUT)
     git(repository, "init", "--quiet", "--initial-branch=main")
     git(repository, "add", "--all")
@@ -82,7 +82,7 @@ def fill_checked_out(repository: Path) -> None:
 
 
 def fill_explicit(repository: Path) -> None:
-    """The repository of the server in explicit mode."""
+    """Fill the repository of the server in explicit mode."""
     for name in (STEADY, FUZZED, CALLED):
         drop_constant(repository, name)
     shutil.copytree(PYTHON_MODELS / PYTHON, repository / PYTHON)

@@ -1,4 +1,4 @@
-"""The report: what was tried, what was lost and why, what was found, and how to repeat it."""
+"""Reports what was tried, what was lost and why, what was found, and how to repeat it."""
 
 from __future__ import annotations
 

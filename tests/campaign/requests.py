@@ -1,4 +1,4 @@
-"""Plain requests that actions send: by gRPC with any bytes, by HTTP with any bytes, by sockets."""
+"""Plain requests of actions: gRPC and HTTP with arbitrary bytes, and sockets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tritonclient.grpc import service_pb2 as messages
 
 SERVICE = "/inference.GRPCInferenceService"
 SECONDS = 10.0
-"""One request of an action; what is not answered then is given up by this side."""
+"""Timeout of one request of an action."""
 MOST_BYTES = 1 << 22
-"""Of an answer that are read."""
+"""Bytes of an answer that are read at most."""
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
 
@@ -26,7 +26,7 @@ def channel(address: str) -> Iterator[grpc.Channel]:
 
 
 def call(opened: grpc.Channel, method: str, request: bytes, seconds: float = SECONDS) -> tuple[str, str, bytes]:
-    """Name of the status, its text, and the answer's bytes."""
+    """The name of the status, its text, and the answer's bytes."""
     try:
         answer = opened.unary_unary(f"{SERVICE}/{method}")(request, timeout=seconds)
     except grpc.RpcError as error:
@@ -35,7 +35,7 @@ def call(opened: grpc.Channel, method: str, request: bytes, seconds: float = SEC
 
 
 def infer_message(model: str, rows: int = 1) -> messages.ModelInferRequest:
-    """To a model that adds a constant."""
+    """A request to a model that adds a constant."""
     request = messages.ModelInferRequest(model_name=model)
     request.inputs.add(name="X", datatype="FP32", shape=[rows, 2])
     request.raw_input_contents.append(np.arange(2 * rows, dtype=np.float32).tobytes())
@@ -53,7 +53,7 @@ def connected(port: int, seconds: float = SECONDS) -> Iterator[socket.socket]:
 
 
 def exchange(port: int, data: bytes, seconds: float = 0.5) -> bytes:
-    """What the server says to the bytes until it closes, or says no more for so long."""
+    """What the server answers to the bytes, until it closes or is silent for so long."""
     with connected(port, seconds) as opened:
         try:
             opened.sendall(data)

@@ -1,4 +1,4 @@
-"""A run of the campaign: the stage is set, clients ask, actions hurt, and at the end everything is looked at."""
+"""Runs a campaign: starts the servers, the clients and the actions, and checks everything at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from campaign.watch.health import HealthWatch, health_watches
 from campaign.watch.resources import ResourceWatch, look
 
 SETTLING_SECONDS = 3.0
-"""The clients have connected, everything has been used once."""
+"""Seconds until the clients have connected and everything has been used once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class Options:
     seed: int
     lanes: int = 2
     rest_seconds: float = 0.2
-    """Of each lane between two actions."""
+    """Pause of each lane between two actions."""
     pace_seconds: float = 0.1
     """Mean pause of each honest client between two requests."""
     health_seconds: float = 5.0
     most_mib: float = 2048.0
-    """Of each server with its workers."""
+    """Memory limit of each server with its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def run(options: Options, actions: Iterable[Action], kinds: Sequence[Kind], folder: Path) -> Outcome:
-    """`folder` is empty; what the run leaves there tells of it: logs, repositories and the record of the actions."""
+    """`folder`: empty; the run leaves its logs, its repositories and the record of the actions there."""
     findings = Findings()
     shared_before = ending.shared_files()
     with open_stage(folder, findings) as stage:
@@ -87,7 +87,7 @@ def run(options: Options, actions: Iterable[Action], kinds: Sequence[Kind], fold
 
 
 def _look_again(stage: Stage, indexes: dict[str, ending.IndexRows], resources: Sequence[ResourceWatch]) -> None:
-    """No action runs any more, the clients still ask."""
+    """Check the servers again: no action runs any more, the clients still ask."""
     for watch in resources:
         if stage.servers[watch.name].process.poll() is None:  # type: ignore[union-attr]
             ending.check_recovery(stage, watch.name, indexes[watch.name])

@@ -1,4 +1,4 @@
-"""Running: clients and watches that go on beside the actions for the time of a block."""
+"""Runs clients and watches next to the actions while a block lasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage: two servers, their repositories, and what is known of both while they are hurt."""
+"""The stage: two servers, their repositories, and what the campaign knows of both."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ COMMON = (
     "--drain-timeout-secs=10",
     *METRICS,
 )
-"""Models that are being restarted make the server unready unless told otherwise; here it must always be ready."""
+"""A model that is being restarted makes the server unready by default; here it must always be ready."""
 FRONT_ENDS = 1
-"""Of each protocol, of the server under explicit control; the other one serves its clients itself."""
+"""Of each protocol, for the server under explicit control; the other one serves its clients itself."""
 
 
 @dataclass
@@ -41,12 +41,12 @@ class Stage:
     damage: Damage = field(default_factory=Damage)
     tally: Tally = field(default_factory=Tally)
     ending: threading.Event = field(default_factory=threading.Event)
-    """No further action begins."""
+    """Set: no further action begins."""
     constants: dict[str, Constants] = field(
         default_factory=lambda: {name: Constants(models.FIRST) for name in models.SWAPPED}
     )
     locks: defaultdict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
-    """One for each thing that only one action at a time may change."""
+    """A lock for each thing that only one action at a time may change."""
 
     @property
     def copied(self) -> Path:
@@ -62,7 +62,7 @@ class Stage:
 
     @property
     def staging(self) -> Path:
-        """On the repositories' file system, and none of them."""
+        """A folder on the repositories' file system, outside of all repositories."""
         return self.folder / "staging"
 
     @property
@@ -72,7 +72,7 @@ class Stage:
 
 @contextmanager
 def open_stage(folder: Path, findings: Findings) -> Iterator[Stage]:
-    """Lays out the repositories and starts the servers; kills what is left of them at the end."""
+    """Lay out the repositories and start the servers; at the end kill what is left of them."""
     for name, fill in (
         ("copied", models.fill_copied),
         ("mounted", models.fill_mounted),
@@ -83,7 +83,7 @@ def open_stage(folder: Path, findings: Findings) -> Iterator[Stage]:
         fill(folder / name)
     for name in ("staging", "outside", "temporary"):
         (folder / name).mkdir()
-    # What the servers write to the usual places is then seen.
+    # Makes files visible that the servers write to the usual temporary folders.
     environment = {"TMPDIR": str(folder / "temporary"), "HOME": str(folder / "temporary")}
     repositories = [folder / name for name in ("copied", "mounted", "checked_out")]
     settling = (f"--repository-settle-secs={SETTLE_SECONDS}", "--repository-poll-secs=1")

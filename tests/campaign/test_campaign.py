@@ -1,4 +1,4 @@
-"""The campaign itself: a short one keeps all promises, and a promise that is broken on purpose is reported."""
+"""The campaign itself: a short run keeps all promises, and a deliberately broken promise is reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEFT_BEHIND = SHARED_MEMORY / "left_by_a_campaign_on_purpose"
 
 
 def wrong_answer(stage: Stage, random: random.Random) -> None:
-    """Files that nobody was told of, for as long as somebody gets their answer; then the right ones again."""
+    """Swap files without a record until a client gets their answer; then restore the right ones."""
     file = file_of(stage, models.COPIED[0])
     file.write_bytes(add_constant(123.0))
     wait_until(lambda: stage.findings.counts["wrong answer"], "the report of a wrong answer")
@@ -57,8 +57,8 @@ def is_replaced(stage: Stage, gone: psutil.Process) -> bool:
 
 
 def killed_worker(stage: Stage, random: random.Random) -> None:
-    """With a request inside, and nobody was told. What a worker has not taken yet runs elsewhere, so that its model
-    becomes slow first: nearly every moment is one inside a request."""
+    """Kill a worker with a request inside, without a record. Requests that the worker has not taken yet run elsewhere,
+    so the model is made slow first: then a request is inside at nearly every moment."""
     script = stage.copied / models.PYTHON / "1" / "model.py"
     quick, slow = "responses = []", "time.sleep(0.5)\n        responses = []"
     assert quick in script.read_text()
@@ -113,7 +113,7 @@ def test_what_is_broken_on_purpose_is_reported(tmp_path: Path, monkeypatch: pyte
     texts = [finding.text for finding in outcome.findings.kept]
     for part in ("first added [123.0], expected one of [7.0]", "killed by signal 9", "on purpose"):
         assert any(part in text for text in texts), part
-    # Each names the action that it came of.
+    # Each finding names the action that caused it.
     suspects = {finding.kind: outcome.course.suspects(finding) for finding in outcome.findings.kept}
     assert Action("break.failing", 1) in suspects["action failed"]
     assert Action("break.wrong_answer", 1) in suspects["wrong answer"]
@@ -134,7 +134,7 @@ def test_a_short_campaign_keeps_all_promises(tmp_path: Path):
     asked = {who: outcomes for who, _, outcomes in outcome.tally.rows()}
     assert all(asked[client.name].get("right", 0) > 5 for client in outcome.clients)
     assert len(outcome.course.done) >= 3
-    # What was recorded can be repeated.
+    # Recorded actions can be repeated.
     assert {str(done.action) for done in outcome.course.done} == {
         str(action) for action in read_record(tmp_path / "actions.jsonl")
     }

@@ -1,4 +1,5 @@
-"""The campaign's parts: what is drawn, which answers are right, what is excused, how a list of actions gets shorter."""
+"""The campaign's parts: the drawing of actions, the right answers, the excuses, and how a list of actions gets
+shorter."""
 
 from __future__ import annotations
 

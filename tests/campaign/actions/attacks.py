@@ -1,5 +1,5 @@
-"""Attacks on explicit control and on files: names that lead elsewhere, configurations that name code, endpoints for any
-file. Each is refused, and what the server says holds nothing of the files outside."""
+"""Attacks on explicit control and on files: names that lead outside, configurations that name code, endpoints for any
+file. The server refuses each, and its answers contain nothing of the files outside."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _outside_names(stage: Stage) -> list[str]:
 
 
 def outside_names(stage: Stage, random: random.Random) -> None:
-    """Loads of what lies beside the repository, and every other method asked about it."""
+    """Load models outside of the repository, and call every other method for them."""
     with channel(stage.explicit.address) as opened:
         for name in _outside_names(stage):
             _refused(stage, opened, "RepositoryModelLoad", messages.RepositoryModelLoadRequest(model_name=name))
@@ -73,7 +73,7 @@ def _refused(stage: Stage, opened: Any, method: str, request: Any) -> None:
 
 
 def _hostile_configs(stage: Stage) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
-    """A configuration, and files that come with it."""
+    """Hostile configurations, and the files that come with them."""
     base = {"name": models.FUZZED, "backend": "onnxruntime", "max_batch_size": 8}
     program = str(stage.canaries.program)
     outside = f"../../outside/{stage.canaries.text.name}"
@@ -104,7 +104,7 @@ def _hostile_configs(stage: Stage) -> Iterator[tuple[dict[str, Any], Mapping[str
 
 
 def hostile_configs(stage: Stage, random: random.Random) -> None:
-    """Every one of them is refused, and what served goes on."""
+    """The server refuses each configuration, and goes on serving."""
     cases = list(_hostile_configs(stage))
     with stage.locks["explicit fuzzed"], channel(stage.explicit.address) as opened:
         for config, files in random.sample(cases, 6):
@@ -115,14 +115,15 @@ def hostile_configs(stage: Stage, random: random.Random) -> None:
             _refused(stage, opened, "RepositoryModelLoad", request)
         status, text, _ = call(opened, "ModelInfer", infer_message(models.FUZZED).SerializeToString())
         assert status == "OK", f"{models.FUZZED} after refused loads: {status} {text}"
-        # What is in the repository serves: the index then says no more of what was refused.
+        # A model of the repository is served: then the index no longer lists what was refused.
         plain = messages.RepositoryModelLoadRequest(model_name=models.FUZZED)
         status, text, _ = call(opened, "RepositoryModelLoad", plain.SerializeToString(), 30.0)
         assert status == "OK", f"a plain load of {models.FUZZED} after refused ones: {status} {text}"
 
 
 def endpoints(stage: Stage, random: random.Random) -> None:
-    """WorkerLoad of files outside, and of a good file where it is not allowed. Where it is, it comes and goes again."""
+    """WorkerLoad for files outside, and for a good file if the server does not allow endpoints. If it does, the file is
+    loaded and unloaded."""
     hidden = stage.canaries.model / "1" / "model.onnx"
     with stage.locks["endpoints"], channel(stage.explicit.address) as opened:
         relative = f"../outside/{stage.canaries.model.name}/1/model.onnx"
@@ -152,7 +153,7 @@ def _endpoints(opened: Any) -> list[str]:
 
 
 def urls(stage: Stage, random: random.Random) -> None:
-    """Paths of HTTP that lead out of where models are."""
+    """Ask for HTTP paths that lead out of the models' folders."""
     parts = ("..", "%2e%2e", "..%2f..", "%2e%2e%2f", "....//", "..;", "%252e%252e", "")
     for server in stage.servers.values():
         for _ in range(20):
@@ -168,7 +169,7 @@ def urls(stage: Stage, random: random.Random) -> None:
 
 
 def regions(stage: Stage, random: random.Random) -> None:
-    """Shared memory whose key is a file elsewhere."""
+    """Register shared memory whose key is a file outside."""
     with channel(stage.poll.address) as opened:
         for key in (
             f"/../..{stage.canaries.text}",
@@ -185,7 +186,7 @@ def regions(stage: Stage, random: random.Random) -> None:
 
 
 def settings(stage: Stage, random: random.Random) -> None:
-    """Log and traces into files elsewhere."""
+    """Send the log and traces into files outside."""
     target = str(stage.canaries.folder / "planted")
     with stage.poll.client() as client:
         for name, change in (
@@ -201,7 +202,7 @@ def settings(stage: Stage, random: random.Random) -> None:
 
 
 def links(stage: Stage, random: random.Random) -> None:
-    """A folder of the repository that is a link to one elsewhere is not served."""
+    """Link a folder of the repository to a folder outside: it is not served."""
     name = f"link_{random.getrandbits(32):x}"
     link = stage.copied / name
     if random.random() < 0.5:

@@ -1,5 +1,5 @@
-"""Broken drops: files that no model can be made of. What served goes on, the reason is there to read, and when the
-files are right again everything is as before."""
+"""Broken drops: files that are no model. The served versions go on, the index shows the reason, and when the files are
+right again everything is as before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from campaign.stage import Stage
 
 NOTICED_SECONDS = 30.0
 SEEN_SECONDS = 1.5
-"""Long enough that the server has looked, where there is nothing to wait for."""
+"""Long enough for the server to scan, if the test has nothing to wait for."""
 MANY_FOLDERS = 40
 
 
@@ -55,7 +55,7 @@ def typo(stage: Stage, random: random.Random) -> None:
 
 
 def cut_config(stage: Stage, random: random.Random) -> None:
-    """Of a Python model, whose file does not tell its inputs: empty, or cut where some copy stopped."""
+    """Cut or empty the config.pbtxt of a Python model, whose file does not tell its inputs."""
     with stage.locks[models.PYTHON]:
         config = stage.copied / models.PYTHON / "config.pbtxt"
         content = config.read_text()
@@ -65,7 +65,7 @@ def cut_config(stage: Stage, random: random.Random) -> None:
 
 
 def cut_version(stage: Stage, random: random.Random) -> None:
-    """A higher version whose file is cut, empty or none; it goes again."""
+    """Add a higher version with a cut file, an empty one or none; remove it."""
     model = random.choice(models.COPIED)
     with stage.locks[model]:
         folder = stage.copied / model
@@ -86,7 +86,7 @@ def cut_version(stage: Stage, random: random.Random) -> None:
 
 
 def cut_file(stage: Stage, random: random.Random) -> None:
-    """The served file itself is cut for a while."""
+    """Cut the served file for a while."""
     model = random.choice(models.COPIED)
     with stage.locks[model]:
         file = file_of(stage, model)
@@ -98,7 +98,7 @@ def cut_file(stage: Stage, random: random.Random) -> None:
 
 
 def vanished(stage: Stage, random: random.Random) -> None:
-    """A folder that is moved away and back before anybody may have missed it."""
+    """Move a folder away and back before the server may have noticed."""
     model = random.choice(models.COPIED)
     with stage.locks[model]:
         (stage.copied / model).rename(stage.staging / model)
@@ -107,7 +107,7 @@ def vanished(stage: Stage, random: random.Random) -> None:
 
 
 def no_model(stage: Stage, random: random.Random) -> None:
-    """Many folders in which there is nothing to serve, and one good model among them, which is soon served."""
+    """Add many folders without a model, and one good model among them, which is soon served."""
     prefix = f"none_{random.getrandbits(32):x}"
     folders = [stage.copied / f"{prefix}_{number}" for number in range(MANY_FOLDERS)]
     for folder in folders:
@@ -128,7 +128,7 @@ def no_model(stage: Stage, random: random.Random) -> None:
 
 
 def odd_name(stage: Stage, random: random.Random) -> None:
-    """A folder whose name is no text hurts only itself."""
+    """Add a folder whose name is not valid UTF-8: only this folder is not served."""
     path = os.fsencode(stage.copied) + b"/odd_\xff\xfe" + random.randbytes(4).hex().encode()
     os.mkdir(path)  # noqa: PTH102 - a name of bytes
     os.mkdir(path + b"/1")  # noqa: PTH102

@@ -1,4 +1,4 @@
-"""Floods: more connections, halves of requests, unread answers and lines of a log than any honest client makes."""
+"""Floods: more connections, half requests, unread answers and log lines than any honest client makes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ -1, 2 ] }
 
 
 def connections(stage: Stage, random: random.Random) -> None:
-    """Many at once that say nothing, on one of three ports, and go all together."""
+    """Open many silent connections to one of three ports, and close all together."""
     port = random.choice((stage.poll.port, stage.poll.http_port, port_of(stage.poll)))
     with ExitStack() as opened:
         for _ in range(random.randint(50, MOST_CONNECTIONS)):
@@ -58,7 +58,7 @@ def connections(stage: Stage, random: random.Random) -> None:
 
 
 def churn(stage: Stage, random: random.Random) -> None:
-    """Connections that are closed as soon as they are made, half of them with a reset."""
+    """Close connections as soon as they are made, half of them with a reset."""
     port = random.choice((stage.poll.port, stage.poll.http_port))
     for number in range(MOST_CONNECTIONS):
         with suppress(OSError), connected(port) as opened:
@@ -67,7 +67,7 @@ def churn(stage: Stage, random: random.Random) -> None:
 
 
 def half_requests(stage: Stage, random: random.Random) -> None:
-    """Heads and bodies over HTTP that never end, on the port for requests and on the one for metrics."""
+    """Send headers and bodies over HTTP that never end, to the ports for requests and for metrics."""
     port = random.choice((stage.poll.http_port, port_of(stage.poll)))
     whole = http_request("POST", f"/v2/models/{models.FUZZED}/infer", b"{", {"Content-Length": "100000"})
     with ExitStack() as opened:
@@ -85,7 +85,7 @@ def half_requests(stage: Stage, random: random.Random) -> None:
 
 
 def _small_receiver(port: int) -> socket.socket:
-    """Whose kernel takes little on its behalf."""
+    """A socket for which the kernel buffers little."""
     opened = socket.socket()
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     opened.settimeout(HELD_SECONDS)
@@ -94,7 +94,7 @@ def _small_receiver(port: int) -> socket.socket:
 
 
 def unread_http(stage: Stage, random: random.Random) -> None:
-    """Large answers that nobody reads."""
+    """Ask for large answers over HTTP and read none of them."""
     body = np.zeros((LARGE_ROWS, 2), np.float32).tobytes()
     said = (
         f'{{"inputs":[{{"name":"X","shape":[{LARGE_ROWS},2],"datatype":"FP32","parameters":'
@@ -110,7 +110,7 @@ def unread_http(stage: Stage, random: random.Random) -> None:
 
 
 def unread_grpc(stage: Stage, random: random.Random) -> None:
-    """Calls whose client gives the server no window to answer in."""
+    """Make calls that give the server no flow-control window for its answers."""
     whole = infer_message(models.LARGE, 2048).SerializeToString()
     data = b"\0" + struct.pack(">I", len(whole)) + whole
     with ExitStack() as opened:
@@ -126,7 +126,7 @@ def unread_grpc(stage: Stage, random: random.Random) -> None:
 
 
 def large_requests(stage: Stage, random: random.Random) -> None:
-    """Sixteen times a MiB at once, of which every answer is right."""
+    """Send sixteen requests of 1 MiB simultaneously; every answer is right."""
     values = np.arange(2 * LARGE_ROWS, dtype=np.float32).reshape(LARGE_ROWS, 2)
     entry = infer_input("X", values)
     told: list[object] = []
@@ -141,7 +141,7 @@ def large_requests(stage: Stage, random: random.Random) -> None:
 
 
 def log(stage: Stage, random: random.Random) -> None:
-    """A new model that writes megabytes to its output, asked some times, then taken away."""
+    """Add a model that writes megabytes to its output, call it a few times, and remove it."""
     name = f"talker_{random.getrandbits(32):x}"
     staged = drop(stage.staging, name, LOG_MODEL, LOG_CONFIG)
     folder = staged.rename(stage.copied / name)
@@ -154,7 +154,7 @@ def log(stage: Stage, random: random.Random) -> None:
 
 
 def remove_model(stage: Stage, name: str) -> None:
-    """Away with its folder; nobody must be told of it any more."""
+    """Remove the model's folder, and wait until the index no longer lists the model."""
     (stage.copied / name).rename(stage.staging / f"{name}.gone")
 
     def is_gone() -> bool:

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2, byte by byte: what no client library would send to the gRPC port."""
+"""HTTP/2 frames byte by byte: what no client library sends to the gRPC port."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 METHOD = b"/inference.GRPCInferenceService/ModelInfer"
 MOST_STREAMS = 100
-"""Of a connection: gRPC's own limit is higher."""
+"""Streams of a connection: gRPC's own limit is higher."""
 HELD_SECONDS = 8.0
-"""How long what is unfinished stays so: longer than health may take to answer."""
+"""Seconds for which a call stays unfinished: longer than a health answer may take."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -29,7 +29,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A header in HPACK, neither indexed nor Huffman-coded; lengths below 127."""
+    """A header in HPACK, neither indexed nor Huffman-coded; for lengths below 127."""
     return bytes([0, len(name)]) + name + bytes([len(value)]) + value
 
 
@@ -46,7 +46,7 @@ def head(path: bytes = METHOD) -> bytes:
 
 
 def message(model: str = models.FUZZED) -> bytes:
-    """gRPC's five bytes before a message, and the message."""
+    """gRPC's prefix of five bytes, and the message."""
     body = infer_message(model).SerializeToString()
     return b"\0" + struct.pack(">I", len(body)) + body
 
@@ -56,7 +56,7 @@ def opening(*settings: tuple[int, int]) -> bytes:
 
 
 def send(opened: socket.socket, data: bytes) -> bool:
-    """Whether the server still listens."""
+    """Send bytes; return whether the server still reads."""
     try:
         opened.sendall(data)
     except (ConnectionError, TimeoutError):
@@ -65,7 +65,7 @@ def send(opened: socket.socket, data: bytes) -> bool:
 
 
 def drain(opened: socket.socket, seconds: float) -> bytes:
-    """What comes within that time."""
+    """Read what arrives within that time."""
     received = bytearray()
     end = time.monotonic() + seconds
     with suppress(ConnectionError, TimeoutError):
@@ -82,7 +82,7 @@ def streams_of(first: int = 1) -> list[int]:
 
 
 def headers_without_data(stage: Stage, random: random.Random) -> None:
-    """Calls whose messages never come, on one connection or on several."""
+    """Begin calls whose messages never come, on one connection or on several."""
     with ExitStack() as connections:
         for _ in range(random.randint(1, 3)):
             opened = connections.enter_context(connected(stage.poll.port))
@@ -92,7 +92,7 @@ def headers_without_data(stage: Stage, random: random.Random) -> None:
 
 
 def half_messages(stage: Stage, random: random.Random) -> None:
-    """A connection each with the first half of a message."""
+    """Send the first half of a message, on a connection for each."""
     half = message()[: random.randint(1, 30)]
     with ExitStack() as connections:
         for _ in range(random.randint(80, 130)):
@@ -102,7 +102,7 @@ def half_messages(stage: Stage, random: random.Random) -> None:
 
 
 def resets(stage: Stage, random: random.Random) -> None:
-    """Streams that are opened and reset at once, with a whole request or none."""
+    """Open streams and reset them immediately, with a whole request or none."""
     whole = random.random() < 0.5
     with connected(stage.poll.port) as opened:
         if not send(opened, opening()):
@@ -120,7 +120,7 @@ def resets(stage: Stage, random: random.Random) -> None:
 
 
 def control_frames(stage: Stage, random: random.Random) -> None:
-    """Floods of SETTINGS, PING, PRIORITY or empty DATA and CONTINUATION frames."""
+    """Flood the server with SETTINGS, PING, PRIORITY or empty DATA and CONTINUATION frames."""
     unit = random.choice(
         (
             frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65535)),
@@ -140,7 +140,7 @@ def control_frames(stage: Stage, random: random.Random) -> None:
 
 
 def windows(stage: Stage, random: random.Random) -> None:
-    """Answers that may not be sent: windows of nothing, of one byte, beyond the highest, shrunk below zero."""
+    """Forbid answers by flow-control windows: of zero, of one byte, beyond the maximum, shrunk below zero."""
     size = random.choice((0, 1, 2**31 - 1))
     with connected(stage.poll.port) as opened:
         requests = [
@@ -155,7 +155,7 @@ def windows(stage: Stage, random: random.Random) -> None:
 
 
 def nonsense(stage: Stage, random: random.Random) -> None:
-    """Frames of any kind, flags, stream and length, also cut; and what is no HTTP/2 at all."""
+    """Send frames with random types, flags, streams and lengths, some of them cut, and bytes that are no HTTP/2."""
     for _ in range(20):
         with connected(stage.poll.port) as opened:
             parts = [opening()] if random.random() < 0.8 else [random.randbytes(random.randint(1, 60))]
@@ -169,7 +169,7 @@ def nonsense(stage: Stage, random: random.Random) -> None:
 
 
 def upgraded_heads(stage: Stage, random: random.Random) -> None:
-    """Whole calls with odd heads: other paths, far too long, names that nobody may send."""
+    """Send whole calls with odd headers: other paths, very long ones, forbidden names."""
     odd: Sequence[Callable[[], bytes]] = (
         lambda: head(b"/" + b"x" * 100),
         lambda: head(b""),

@@ -1,4 +1,5 @@
-"""Fuzz of gRPC: messages of all methods, mutated. Every one is answered in words, none by an inner failure."""
+"""Fuzzes gRPC: mutated messages of all methods. The server answers each with an error text, none with an internal
+failure."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from campaign.stage import Stage
 
 MESSAGES_EACH = 60
 CHANGES = (0, 0, 1, 1, 2, 6)
-"""Few, so that most messages come far."""
+"""Few changes, so that most messages are parsed far."""
 INNER = ("UNKNOWN", "INTERNAL")
-"""Statuses that say that the server did not know what to do."""
+"""Statuses of failures that the server did not foresee."""
 INNER_BY_TRITON = "shared memory region|failed to register|shared memory size specified|failed to load"
-"""What Triton says with INTERNAL."""
+"""What Triton, too, reports with INTERNAL."""
 NUMBERS = (0, 1, -1, 127, 128, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 TEXTS = ("", "..", "/", "\x00", "a" * 300, "INPUT0", "sequence_id", "binary_data_output", "shared_memory_region")
 
@@ -77,7 +78,7 @@ TEMPLATES: dict[str, tuple[Callable[[], Message], ...]] = {
 
 
 def mutated(data: bytes, random: random.Random) -> bytes:
-    """With bytes changed, cut out, doubled or put in."""
+    """A message with bytes changed, removed, doubled or inserted."""
     changed = bytearray(data)
     for _ in range(random.choice(CHANGES)):
         place = random.randint(0, len(changed))
@@ -104,13 +105,13 @@ def _varint(value: int) -> bytes:
 
 
 def spoilt(request: Message, random: random.Random) -> Message:
-    """With a field that says something else: messages that are whole, and make no sense."""
+    """A valid message with a senseless value in one field."""
     field = random.choice(request.DESCRIPTOR.fields) if request.DESCRIPTOR.fields else None
     if field is None or field.message_type is not None or field.is_repeated:
         return request
     if field.cpp_type == field.CPPTYPE_STRING:
         value = random.choice(TEXTS) if field.type == field.TYPE_STRING else random.randbytes(9)
-        # Without a name all regions are meant, the honest clients' too.
+        # Without a name the call would unregister all regions, the honest clients' too.
         if not (field.name == "name" and not value):
             setattr(request, field.name, value)
     elif field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
@@ -134,7 +135,7 @@ def messages_of_all_methods(stage: Stage, random: random.Random) -> None:
 
 
 def streams(stage: Stage, random: random.Random) -> None:
-    """Mutated requests among good ones: each is answered, or the stream is ended in words."""
+    """Send mutated requests among good ones on a stream: each is answered, or the stream ends with an error text."""
     with channel(stage.poll.address) as opened:
         method = opened.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         for _ in range(4):

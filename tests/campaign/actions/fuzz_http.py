@@ -1,4 +1,4 @@
-"""Fuzz of HTTP: mutated heads and bodies, JSON of the wrong kind, sizes that are not true."""
+"""Fuzzes HTTP: mutated headers and bodies, JSON of wrong types, wrong sizes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WRONG_VALUES: tuple[Any, ...] = (
 TRITONS = re.compile(
     b"Unable to parse|failed to parse the request JSON buffer|failed to get request params|" + INNER_BY_TRITON.encode()
 )
-"""What Triton says with 500."""
+"""What Triton, too, answers with 500."""
 BINARY = "Inference-Header-Content-Length"
 
 
@@ -69,7 +69,7 @@ def http_request(verb: str, path: str, body: bytes, headers: dict[str, str]) -> 
 
 
 def wrong_json(random: random.Random) -> bytes:
-    """A good body with a value of another kind somewhere, or many brackets."""
+    """A good body with a value of another type somewhere, or with many brackets."""
     if random.random() < 0.1:
         return b"[" * random.randint(1, 200_000)
     body = json_body(models.FUZZED)
@@ -80,7 +80,8 @@ def wrong_json(random: random.Random) -> bytes:
 
 
 def judge(stage: Stage, server: RocserveProcess, where: str, answer: bytes, sent: bytes) -> None:
-    """An answer is a status line, if the server did not hang up; 500 says that it did not know what to do."""
+    """An answer must have a status line unless the server closed the connection. 500 is a failure that the server did
+    not foresee."""
     stage.canaries.search(where, answer)
     status = answer.split(b" ", 2)[1].decode(errors="replace") if answer.startswith(b"HTTP/1.") else "hung up"
     stage.tally.count(f"fuzz: {where}", status)
@@ -105,7 +106,7 @@ def bodies(stage: Stage, random: random.Random) -> None:
 
 
 def heads(stage: Stage, random: random.Random) -> None:
-    """Of the HTTP port and of the one for metrics."""
+    """Mutate headers for the HTTP port and the metrics port."""
     server = random.choice((stage.poll, stage.explicit))
     port = random.choice((server.http_port, port_of(server)))
     for _ in range(REQUESTS_EACH):
@@ -118,7 +119,7 @@ def heads(stage: Stage, random: random.Random) -> None:
 
 
 def wrong_sizes(stage: Stage, random: random.Random) -> None:
-    """Bodies that are shorter or longer than their heads say, chunks that lie, requests one behind the other."""
+    """Send bodies shorter or longer than announced, chunks of wrong lengths, and pipelined requests."""
     server = random.choice((stage.poll, stage.explicit))
     path = f"/v2/models/{models.FUZZED}/infer"
     body = json.dumps(json_body(models.FUZZED)).encode()
@@ -127,7 +128,7 @@ def wrong_sizes(stage: Stage, random: random.Random) -> None:
         chunked = {"Transfer-Encoding": "chunked"} if random.random() < 0.3 else {"Content-Length": str(said)}
         sent = http_request("POST", path, body, chunked) * random.randint(1, 3)
         judge(stage, server, "HTTP sizes", exchange(server.http_port, sent), sent)
-    # And one that goes away in the middle of its answer.
+    # And a client that closes in the middle of its answer.
     with connected(server.http_port) as opened:
         opened.sendall(http_request("POST", path, body, {"Content-Length": str(len(body))}))
     with connected(server.http_port) as opened:

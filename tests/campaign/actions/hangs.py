@@ -1,5 +1,5 @@
-"""Hangs: Python models that never get done, at import or with a request. Whoever asks them is told in time, others
-notice nothing, and nothing of them is left when their folder goes."""
+"""Hangs: Python models that never return, from their import or from a request. Their clients get an error in time,
+other models are not affected, and nothing is left of them once their folder is removed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _drop(stage: Stage, name: str, imported: str, executed: str) -> None:
 
 
 def imported(stage: Stage, random: random.Random) -> None:
-    """As many as may load at a time hang at import: what is dropped then is served all the same."""
+    """Models hang at import, as many as may load concurrently: a model that is dropped then is served all the same."""
     count = random.randint(1, 4)
     names = [f"{random.getrandbits(24):06x}_import" for _ in range(count)]
     for name in names:
@@ -89,7 +89,7 @@ def executed(stage: Stage, random: random.Random) -> None:
 
 
 def remove_hung(stage: Stage, name: str) -> None:
-    """Its worker is gone as well when the time for the drain has passed."""
+    """Remove the model: its worker is gone once the drain timeout has passed."""
     remove_model(stage, name)
     wait_until(lambda: not workers_of(stage.poll, name), f"the end of {name}'s worker", seconds=NOTICED_SECONDS)
 

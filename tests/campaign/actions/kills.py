@@ -1,5 +1,5 @@
-"""Kills: processes that end or stop without a word. With a worker what was inside is lost, with a front end or the
-server's process its clients' connections; everything else goes on."""
+"""Kills: processes that end or stop without notice. With a worker the requests inside it are lost; with a front end or
+the server's process, its clients' connections. Everything else goes on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def choose(stage: Stage, random: random.Random) -> tuple[RocserveProcess, str]:
 
 
 def wait_until_served(server: RocserveProcess, model: str) -> None:
-    """The index has no warning of the version that serves."""
+    """Wait until the index shows no warning for the served version."""
 
     def is_well() -> bool:
         return ("READY", "") in index_of(server, model).values() and bool(workers_of(server, model))
@@ -67,7 +67,7 @@ def worker(stage: Stage, random: random.Random) -> None:
 
 
 def zygote(stage: Stage, random: random.Random) -> None:
-    """Workers go on without it, and what is loaded next has another."""
+    """Kill the zygote: workers go on, and the next load starts another zygote."""
     server = random.choice((stage.poll, stage.explicit))
     if found := server.zygote():
         found.kill()
@@ -82,7 +82,7 @@ def zygote_and_worker(stage: Stage, random: random.Random) -> None:
 
 
 def stop(stage: Stage, random: random.Random) -> None:
-    """SIGSTOP, for a moment: requests wait, others' do not."""
+    """Stop a worker (SIGSTOP) for a moment: its requests wait, other models' requests do not."""
     server, model = choose(stage, random)
     stopped = workers_of(server, model)
     for each in stopped:
@@ -114,13 +114,13 @@ def has_front_ends(stage: Stage) -> bool:
 
 
 def kill_server(stage: Stage, name: str) -> None:
-    """Another process of the server serves in its place, with the models that it had, in their workers."""
+    """Kill the server's process: another one serves the same models, in the same workers."""
     server = stage.servers[name]
     killed, holder, rows = server.server_process(), server.zygote(), index_rows(server)
-    # A zygote holds the workers that it has started; those of one that was killed, and those that have not started
-    # yet, end with their server.
+    # A zygote keeps the workers that it has started. Workers of a killed zygote, and those that have not started yet,
+    # end with their server.
     held = set() if holder is None else {each for each in serving_workers(server, rows) if each.ppid() == holder.pid}
-    # Whatever was killed before is to be served again too.
+    # Models whose processes were killed before must be served again, too.
     models = {place: ("READY", "") for place, state in rows.items() if state != UNLOADED}
     with stage.damage.outage(name):
         killed.kill()
@@ -149,7 +149,7 @@ def server(stage: Stage, random: random.Random) -> None:
 
 
 def server_and_swap(stage: Stage, random: random.Random) -> None:
-    """Just as the files of a model have changed."""
+    """Kill the server's process just after the files of a model have changed."""
     model = random.choice(models.COPIED)
     with new_constant(stage, model, random) as constant:
         file_of(stage, model).write_bytes(add_constant(constant))

@@ -1,5 +1,5 @@
-"""Overload: more is offered than a model can do, by clients that wait a fifth of a second. What is answered is right
-and in time, and the model goes on doing much of what it could."""
+"""Overload: clients with a deadline of 0.2 s send more than a model can do. Each answer is right and in time, and the
+model still does much of what it can."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MODEL_MS = 10
 DEADLINE_SECONDS = 0.2
 LASTS_SECONDS = 3.0
 LEAST_SHARE = 0.2
-"""Of what the model could do in that time: a bound for the worst machine, far below what it does on an idle one."""
+"""The share of the model's capacity that it must still serve: a bound for the worst machine, far below what it does on
+an idle one."""
 BY_DESIGN = ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE")
 
 
@@ -40,7 +41,7 @@ def offered(stage: Stage, random: random.Random) -> None:
 
 
 def _offer(stage: Stage, rate: float, count: int) -> Counter[str]:
-    """Sends at the rate, whatever comes back; what came back."""
+    """Send at the rate, whatever the server answers; return the outcomes."""
     entry = infer_input("MS", np.array([MODEL_MS], np.int32))
     outcomes: Counter[str] = Counter()
     lock = threading.Lock()

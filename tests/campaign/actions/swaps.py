@@ -1,5 +1,5 @@
-"""Swaps: newer files of a served model, in all ways that files come. Who asks meanwhile gets the old answer or the new
-one, and soon the new one."""
+"""Swaps: newer files of a served model, in all ways in which files arrive. Clients get the old answer or the new one
+meanwhile, and soon only the new one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from campaign.action import Kind
 from campaign.stage import SETTLE_SECONDS, Stage
 
 SERVED_SECONDS = 60.0
-"""From the last byte until the new files answer, on a machine that does much else."""
+"""From the last byte until the new files answer, on a busy machine."""
 HIGHEST_CONSTANT = 1 << 22
 """FP32 holds its sums with the clients' values exactly."""
 SLOWEST_COPY_SECONDS = 2.0
@@ -30,8 +30,8 @@ SLOWEST_COPY_SECONDS = 2.0
 
 @contextmanager
 def new_constant(stage: Stage, model: str, random: random.Random) -> Iterator[float]:
-    """Holds the model against other swaps and draws a constant. The block brings files with it; then the model must
-    answer by them."""
+    """Lock the model against other swaps, and draw a constant. The block writes files with the constant; afterwards the
+    model must answer by it."""
     constant = float(random.randrange(1, HIGHEST_CONSTANT))
     with stage.locks[model]:
         stage.constants[model].offer(constant)
@@ -50,7 +50,7 @@ def wait_until_added(stage: Stage, model: str, constant: float) -> None:
             try:
                 added = float(client.infer(model, [entry], client_timeout=SERVED_SECONDS).as_numpy("Y")[0, 0])
             except triton.InferenceServerException as error:
-                added = error  # Its worker may have been killed meanwhile.
+                added = error  # The model's worker may have been killed meanwhile.
             time.sleep(0.02)
 
 
@@ -64,7 +64,7 @@ def file_of(stage: Stage, model: str) -> Path:
 
 
 def rename(stage: Stage, random: random.Random) -> None:
-    """A file beside it, renamed over it."""
+    """Write a new file, and rename it over the old one."""
     model = random.choice(models.COPIED)
     with new_constant(stage, model, random) as constant:
         file = file_of(stage, model)
@@ -74,7 +74,7 @@ def rename(stage: Stage, random: random.Random) -> None:
 
 
 def version(stage: Stage, random: random.Random) -> None:
-    """A folder of a higher version, moved in as a whole; the one before goes afterwards."""
+    """Move in a complete folder of a higher version; then remove the previous version."""
     model = random.choice(models.COPIED)
     with new_constant(stage, model, random) as constant:
         folder = stage.copied / model
@@ -88,7 +88,7 @@ def version(stage: Stage, random: random.Random) -> None:
 
 
 def slow_copy(stage: Stage, random: random.Random) -> None:
-    """Chunk by chunk into a file that is cut to nothing first; no pause lasts as long as the settle time."""
+    """Truncate the file and write it chunk by chunk; no pause is as long as the settle time."""
     model = random.choice(models.COPIED)
     with new_constant(stage, model, random) as constant:
         content = add_constant(constant)
@@ -102,7 +102,7 @@ def slow_copy(stage: Stage, random: random.Random) -> None:
 
 
 def in_place(stage: Stage, random: random.Random) -> None:
-    """The bytes over those that are there, and now and then the old modification time put back."""
+    """Overwrite the bytes in place; sometimes restore the old modification time."""
     model = random.choice(models.COPIED)
     with new_constant(stage, model, random) as constant:
         file = file_of(stage, model)
@@ -116,7 +116,7 @@ def in_place(stage: Stage, random: random.Random) -> None:
 
 
 def config_map(stage: Stage, random: random.Random) -> None:
-    """As kubelet does: a new folder, a link to it renamed over `..data`, the old folder removed."""
+    """Update as kubelet does: a new folder, a link to it renamed over `..data`, the old folder removed."""
     with new_constant(stage, models.MOUNTED, random) as constant:
         volume = stage.mounted
         old = volume / (volume / "..data").readlink()
@@ -128,7 +128,7 @@ def config_map(stage: Stage, random: random.Random) -> None:
 
 
 def git_checkout(stage: Stage, random: random.Random) -> None:
-    """A commit on a branch made elsewhere, checked out in the repository."""
+    """Check out a commit that was made on a branch elsewhere."""
     with new_constant(stage, models.CHECKED_OUT, random) as constant:
         branch = f"b{random.getrandbits(40):x}"
         clone = stage.staging / branch
@@ -141,7 +141,7 @@ def git_checkout(stage: Stage, random: random.Random) -> None:
 
 
 def rsync(stage: Stage, random: random.Random) -> None:
-    """rsync in one of its ways: beside and renamed, all renamed at the end, or in place."""
+    """Run rsync in one of its modes: rename each file, rename all at the end, or in place."""
     model = random.choice(models.COPIED)
     with new_constant(stage, model, random) as constant:
         folder = stage.copied / model
@@ -155,7 +155,7 @@ def rsync(stage: Stage, random: random.Random) -> None:
 
 
 def copy_by_rsync(source: Path, target: Path, options: list[str]) -> None:
-    """Where rsync is not installed, what it does by itself: a hidden file beside each one, renamed over it."""
+    """Do what rsync does, if it is not installed: write a hidden file, and rename it over the old one."""
     if shutil.which("rsync"):
         words = ["rsync", "--archive", "--checksum", *options, f"{source}/", f"{target}/"]
         subprocess.run(words, check=True, capture_output=True, timeout=30)

@@ -1,4 +1,4 @@
-"""Honest clients: each asks in a thread of its own and checks every answer by value."""
+"""Honest clients: each sends requests in its own thread and checks every answer by value."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from campaign.stage import Stage
 from rocserve_client import RocserveError
 
 ANSWER_SECONDS = 30.0
-"""An honest request that nothing excuses is answered within it, however loaded the machine is."""
+"""Seconds within which an unexcused honest request is answered, on the busiest machine."""
 
 
 ANEW_PAUSE_SECONDS = 0.1
-"""Between two tries to begin anew."""
+"""Seconds between two tries to reopen."""
 
 
 class WrongAnswer(Exception):
-    """The answer came and its values are not right."""
+    """An answer with wrong values."""
 
 
 class Asker(Protocol):
     """What one client asks, over and over."""
 
     def ask(self, random: random.Random) -> None:
-        """Ask once. Raises WrongAnswer, or the error of the client library."""
+        """Send one request. Raises WrongAnswer, or the error of the client library."""
 
     def reopen(self) -> None:
-        """Begin anew after an error: streams, sequences, regions."""
+        """Reopen streams, sequences and regions after an error."""
 
     def close(self) -> None: ...
 
 
 class HonestClient:
-    """Runs an asker until it is stopped: counts, and reports what no action explains."""
+    """Runs an asker until it is stopped, counts the outcomes, and reports failures that no action explains."""
 
     def __init__(self, name: str, server: str, asker: Asker, stage: Stage, pace_seconds: float, seed: int) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class HonestClient:
         self._thread.start()
 
     def stop(self) -> None:
-        """No further request; the one under way is waited for."""
+        """Send no further request, and wait for the current one."""
         self._stopping.set()
         self._thread.join(2 * ANSWER_SECONDS)
         if self._thread.is_alive():
@@ -74,8 +74,8 @@ class HonestClient:
         self._do(self._asker.close)
 
     def _do(self, step: Callable[[], None]) -> bool:
-        """What fails beside the requests is told; a client that had ended without a word would find nothing more.
-        False: the server is gone for a moment, and the step is to be tried again."""
+        """Run a step beside the requests, and report its failure: a client that ended silently would find nothing more.
+        Returns False if the server is gone for a moment and the step must be tried again."""
         begun = time.monotonic()
         try:
             step()
@@ -86,7 +86,7 @@ class HonestClient:
         return True
 
     def _ask_once(self, begun: float) -> str:
-        """What became of it: "right", or what was lost and why."""
+        """Send one request. Returns "right", or what was lost and why."""
         findings = self._stage.findings
         try:
             self._asker.ask(self._random)

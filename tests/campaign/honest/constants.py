@@ -20,7 +20,7 @@ from campaign.truth import Constants
 
 MOST_ROWS = 3
 FEW_VALUES = 4
-"""So few that a cached model has seen them before."""
+"""Few values, so that a cached model has seen them before."""
 PIPELINED = 5
 
 
@@ -31,7 +31,7 @@ def draw_values(random: random.Random, highest: int = 1000) -> np.ndarray:
 
 
 class Model:
-    """A model Y = X + c, and which answers of it are right."""
+    """A model Y = X + c, and its right answers."""
 
     def __init__(self, name: str, constants: Constants) -> None:
         self.name = name
@@ -55,7 +55,7 @@ def swapped(constants: Mapping[str, Constants]) -> list[Model]:
 
 
 class _Asker(ABC):
-    """Draws a model and values, has them asked, checks the answer."""
+    """Draws a model and values, sends the request, checks the answer."""
 
     highest = 1000
 
@@ -70,7 +70,7 @@ class _Asker(ABC):
 
     @abstractmethod
     def infer(self, model: str, values: np.ndarray, random: random.Random) -> np.ndarray | None:
-        """What the model answered to the values."""
+        """The model's answer to the values."""
 
     def reopen(self) -> None:  # noqa: B027 - nothing is open between two requests
         ...
@@ -90,7 +90,7 @@ class ByTritonGrpc(_Asker):
 
 
 class ByTritonHttp(_Asker):
-    """Tensors as bytes or as JSON."""
+    """Sends tensors as bytes or as JSON."""
 
     def __init__(self, address: str, models: Sequence[Model]) -> None:
         super().__init__(models)
@@ -109,7 +109,7 @@ class ByTritonHttp(_Asker):
 
 
 class ByRocserveStream:
-    """Several requests at once on one stream, whose answers come in their order."""
+    """Sends several concurrent requests on one stream; the answers come in their order."""
 
     def __init__(self, address: str, models: Sequence[Model]) -> None:
         self._models = models

@@ -1,5 +1,5 @@
-"""Clients of every other kind of model: Python models, decoupled ones, an ensemble for photos, sequences; and one whose
-tensors are in shared memory."""
+"""Clients of every other kind of model: Python models, decoupled models, an ensemble for photos, sequences; and a
+client with its tensors in shared memory."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MOST_PHOTOS = 3
 LONGEST_SEQUENCE = 6
 MOST_RESPONSES = 20
 TOLERANCE = 1e-4
-"""Of probabilities: the size of a batch may change their last bits."""
+"""Tolerance of probabilities: the batch size may change their last bits."""
 
 
 class PythonModel:
-    """Sums and differences by Triton's HTTP client."""
+    """Asks for sums and differences with Triton's HTTP client."""
 
     def __init__(self, address: str) -> None:
         self._client = triton_http.InferenceServerClient(
@@ -57,7 +57,7 @@ class PythonModel:
 
 
 class Photos:
-    """Digits in JPEGs through the sample's ensemble; what each shows was asked before anything happened."""
+    """Sends digits in JPEGs to the sample's ensemble. The right answers were recorded before any action."""
 
     def __init__(self, address: str) -> None:
         self._client = rocserve_client.Client(address, channel_options=tuple(RETURNS_SOON))
@@ -87,7 +87,7 @@ class Photos:
 
 
 class Decoupled:
-    """As many responses as the request has numbers, on a stream of tritonclient's."""
+    """Asks a decoupled model, on a stream of tritonclient, for as many responses as the request has numbers."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -102,7 +102,7 @@ class Decoupled:
     def ask(self, random: random.Random) -> None:
         values = np.array([random.randrange(1 << 30) for _ in range(random.randint(0, MOST_RESPONSES))], np.int32)
         entry = infer_input("IN", values)
-        with suppress(InferenceServerException):  # A stream that has ended has told why in its callback.
+        with suppress(InferenceServerException):  # The callback has received the reason why a stream ended.
             self._client.async_stream_infer(models.DECOUPLED, [entry], enable_empty_final_response=True)
         answered = []
         while not (result := self._receive()).get_response().parameters["triton_final_response"].bool_param:
@@ -129,7 +129,7 @@ class Decoupled:
 
 
 class Sequences:
-    """Sums of a sequence, which the server keeps between its requests."""
+    """Asks for the sums of a sequence, which the server keeps between requests."""
 
     def __init__(self, address: str) -> None:
         self._client = triton.InferenceServerClient(address, channel_args=RETURNS_SOON)
@@ -162,7 +162,7 @@ class Sequences:
 
 
 class SharedTensors:
-    """X and Y of a steady model in one region of the machine's shared memory."""
+    """Has X and Y of a steady model in one region of the machine's shared memory."""
 
     NBYTES = 8
 

@@ -1,4 +1,4 @@
-"""The population: which honest clients ask which server."""
+"""The honest clients of each server."""
 
 from __future__ import annotations
 

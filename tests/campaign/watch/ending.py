@@ -1,4 +1,5 @@
-"""The end: what serves again, how the servers end, what they leave behind, and what their logs say."""
+"""The end of a campaign: which models serve again, how the servers end, what they leave behind, and what their logs
+say."""
 
 from __future__ import annotations
 
@@ -25,15 +26,15 @@ RECOVERY_SECONDS = 60.0
 END_SECONDS = 40.0
 LEFT_SECONDS = 10.0
 PROCESS_NUMBER = re.compile(r"(?<![0-9a-f])\d+(?![0-9a-f])")
-"""Programs beside this one put theirs into the names of what they share."""
+"""Other programs use process numbers in the names of what they share."""
 HEAD_OF_LINE = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ")
-"""Of what the server logs: level and day, time, process, place."""
+"""The head of a log line: level and day, time, process, place."""
 TIME_OF_DAY = re.compile(r"\b(\d\d):(\d\d):(\d\d\.\d+)")
 DAY_SECONDS = 86400
 USERS_CODE = "model.py"
-"""A traceback that goes through a model's own file is what the log is for."""
+"""A traceback through a model's own file belongs in the log."""
 UNLOADED = ("UNAVAILABLE", "unloaded")
-"""Of versions that were there before."""
+"""The index's state and reason for earlier versions."""
 
 IndexRows = dict[tuple[str, str], tuple[str, str]]
 
@@ -44,7 +45,7 @@ def index_rows(server: RocserveProcess) -> IndexRows:
 
 
 def check_recovery(stage: Stage, name: str, before: IndexRows) -> None:
-    """Every model is as it was before the first action, whatever version serves now."""
+    """Check that every model is as it was before the first action, whichever version serves now."""
     server = stage.servers[name]
     expected = _states(before)
     now: IndexRows | str = ""
@@ -73,7 +74,7 @@ def _states(rows: IndexRows) -> dict[str, set[tuple[str, str]]]:
 
 
 def end(stage: Stage, watch: ResourceWatch) -> None:
-    """SIGTERM; the exit status, and what is left."""
+    """Send SIGTERM; check the exit status and what is left."""
     server = stage.servers[watch.name]
     assert server.process is not None
     if server.process.poll() is not None:
@@ -103,7 +104,7 @@ def shared_files() -> set[str]:
 
 
 def check_files(stage: Stage, shared_before: set[str], watches: Sequence[ResourceWatch]) -> None:
-    """Nothing new in /dev/shm, nothing in the servers' folder for temporary files."""
+    """Check that nothing new is in /dev/shm and nothing in the servers' temporary folder."""
     servers = [server.process.pid for server in stage.servers.values() if server.process is not None]
     ours = {os.getpid(), *servers, *(process.pid for watch in watches for process in watch.family)}
     if new := {name for name in shared_files() - shared_before if not _is_others(name, ours)}:
@@ -129,7 +130,7 @@ def check_log(stage: Stage, name: str) -> None:
 
 
 def moment_of(line: str) -> float | None:
-    """Of time.monotonic(), by the time of day (UTC) in a line of the log."""
+    """time.monotonic() for the time of day (UTC) in a log line."""
     if (found := TIME_OF_DAY.search(line)) is None:
         return None
     hours, minutes, seconds = (float(part) for part in found.groups())
@@ -138,8 +139,8 @@ def moment_of(line: str) -> float | None:
 
 
 def tracebacks(log: str) -> Iterator[str]:
-    """Each from its first line to its error, with the line of the log that it belongs to. The lines of a worker's have
-    the log's head and the model's name, and others may stand between them."""
+    """The tracebacks, each from its first line to its error, with the log line that it belongs to. The lines of a
+    worker's traceback have the log's head and the model's name, and other lines may stand between them."""
     lines = log.splitlines()
     for index, line in enumerate(lines):
         before, found, _ = line.partition("Traceback (most recent call last)")

@@ -1,4 +1,5 @@
-"""Health: live and ready, gRPC and HTTP, asked on connections of their own, answer within a bound."""
+"""Watches health: probes for live and ready, over gRPC and HTTP, on separate connections, must be answered within a
+bound."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from campaign.stage import Stage
 
 PAUSE_SECONDS = 0.25
 GIVEN_UP_AFTER = 30.0
-"""A probe that is not answered ends then, so that the next one may find the server again."""
+"""Timeout of a probe, after which the next one may find the server again."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1), *RETURNS_SOON]
-"""Else gRPC lets all clients of a process share one."""
+"""Otherwise gRPC lets all clients of a process share one connection."""
 
 
 class HealthWatch:
-    """One probe after the other; keeps the slowest answers."""
+    """Sends one probe after another, and keeps the slowest answers."""
 
     def __init__(self, name: str, server: str, probe: Callable[[], bool], bound_seconds: float, stage: Stage) -> None:
         self.name = name
@@ -62,7 +63,7 @@ class HealthWatch:
 
 
 def _by_http(server: RocserveProcess, path: str) -> Callable[[], bool]:
-    """A connection each, as kubelet does."""
+    """Probe by HTTP on a new connection, as kubelet does."""
 
     def probe() -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=GIVEN_UP_AFTER)
@@ -76,7 +77,7 @@ def _by_http(server: RocserveProcess, path: str) -> Callable[[], bool]:
 
 
 def _by_grpc(server: RocserveProcess) -> Callable[[], bool]:
-    """One connection that stays."""
+    """Probe by gRPC on one lasting connection."""
     client = triton.InferenceServerClient(server.address, channel_args=OWN_CONNECTION)
     return lambda: bool(
         client.is_server_live(client_timeout=GIVEN_UP_AFTER) and client.is_server_ready(client_timeout=GIVEN_UP_AFTER)
@@ -84,7 +85,7 @@ def _by_grpc(server: RocserveProcess) -> Callable[[], bool]:
 
 
 def _by_new_grpc(server: RocserveProcess) -> Callable[[], bool]:
-    """A connection each."""
+    """Probe by gRPC on a new connection."""
 
     def probe() -> bool:
         with triton.InferenceServerClient(server.address, channel_args=OWN_CONNECTION) as client:

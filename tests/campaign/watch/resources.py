@@ -1,4 +1,4 @@
-"""Resources: memory and descriptors of the servers, sampled all along, and bounded in all."""
+"""Watches resources: memory and descriptors of the servers, sampled during the whole run and bounded."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from campaign.stage import Stage
 PAUSE_SECONDS = 2.0
 MIB = 1 << 20
 MOST_PROCESSES = 120
-"""Of one server; some thirty serve the models and what is being swapped."""
+"""Of one server; about thirty serve the models and their swaps."""
 MOST_DESCRIPTORS = 4000
-"""Of a server process: some hundreds, and one for each connection that a flood makes."""
+"""Of a server process: some hundreds, and one for each connection of a flood."""
 QUIET_SECONDS = 30.0
-"""Within it the servers have given back what the last action took."""
+"""Seconds within which the servers have released what the last action took."""
 
 GROWTH = 0.15
 MEMORY_SLACK_MIB = 48.0
-"""The server process may be larger by both at the end than after settling: glibc keeps an arena for each thread."""
+"""What the server process may have more at the end than after settling: glibc keeps an arena for each thread."""
 WORKERS_SLACK_MIB = 96.0
-"""Workers share what their zygote has imported; those of another zygote do not share it with them."""
+"""Workers share what their zygote has imported; workers of a later zygote do not share it with them."""
 DESCRIPTOR_SLACK = 8
-"""Connections of clients that are about to go."""
+"""Connections of clients that are about to close."""
 WORKER_DESCRIPTORS = 8
-"""That a worker's memory takes before Python 3.13 once it has had all its batches under way at once."""
+"""Descriptors of a worker's memory, before Python 3.13, once all its batches have been under way together."""
 TREND_SAMPLES = 60
-"""Fewer say nothing of a trend; that is two minutes."""
+"""Fewer samples (two minutes) show no trend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     moment: float
     server_mib: float
-    """Unique to the server process."""
+    """Memory that only the server process has."""
     all_mib: float
     """The server and its workers, shared memory counted once."""
     descriptors: int
@@ -57,7 +57,7 @@ def look(server: RocserveProcess) -> Sample:
 
 
 def _proportional(process: psutil.Process) -> int:
-    """Bytes, of shared pages a part; 0 of a process that has gone."""
+    """Bytes, with the process's share of shared pages; 0 for a process that has ended."""
     try:
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
     except OSError:
@@ -70,7 +70,8 @@ def _descriptor_slack(sample: Sample) -> int:
 
 
 class ResourceWatch:
-    """Samples one server; a finding, and the campaign's end, when it takes more than the machine has to give."""
+    """Samples one server. Reports a finding, and ends the campaign, if the server takes more than the machine may
+    give."""
 
     def __init__(self, name: str, server: RocserveProcess, stage: Stage, most_mib: float) -> None:
         self.name = name
@@ -78,7 +79,7 @@ class ResourceWatch:
         self.settled: Sample | None = None
         self.final: Sample | None = None
         self.family: set[psutil.Process] = set()
-        """All processes that were ever seen of it."""
+        """All processes of the server that were ever seen."""
         self._server = server
         self._stage = stage
         self._most_mib = most_mib
@@ -118,7 +119,7 @@ class ResourceWatch:
             self._stage.ending.set()
 
     def compare(self) -> None:
-        """What was there after settling against what is there now that no action runs."""
+        """Compare the resources after settling with those after the last action."""
         settled = self.settled
         assert settled is not None
         bound = settled.server_mib * (1 + GROWTH) + MEMORY_SLACK_MIB
@@ -144,7 +145,7 @@ class ResourceWatch:
             )
 
     def check_trend(self) -> None:
-        """Medians of the second and the last quarter: what leaks slowly grows between them."""
+        """Compare the medians of the second and the last quarter: a slow leak grows between them."""
         if len(self.samples) < TREND_SAMPLES:
             return
         quarter = len(self.samples) // 4
