@@ -1,4 +1,4 @@
-"""What tests of several kinds share."""
+"""Fixtures and the order of tests, for all kinds of tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 pytest_plugins = ("support.migraphx", "support.pytorch", "support.parity.summary")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # As under nohup, or in a shell's background: what the tests start would inherit it, and pass over Ctrl-C.
+    # Under nohup, or in a shell's background, SIGINT is ignored: the processes that tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -39,18 +39,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def folder_of(path: Path) -> str:
-    """The folder of this one that it is in."""
+    """The folder of tests/ in which the file lies."""
     return path.parts[len(HERE.parts)]
 
 
 def is_quick(path: Path, config: pytest.Config) -> bool:
-    """Of a file, or a folder below this one, which does not mark its tests as long."""
+    """Whether the file, or its folder, has no tests marked as long."""
     folder = folder_of(path)
     return folder in ("unit", "smoke") or (folder == "parity" and config.getoption("triton") == "recorded")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Each process imports all that it collects: the files without a test for `-m` are half of that."""
+    """Skip files without a test for `-m`, half of all: each process imports all that it collects."""
     if HERE not in collection_path.parents:
         return None
     wanted = config.getoption("markexpr")
@@ -64,9 +64,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if HERE in item.path.parents and not is_quick(item.path, config):
             item.add_marker(pytest.mark.long)
-    # What takes longest begins first, so that no process is left alone with it in the end: tests/parity, which one
-    # process runs; files whose tests have limits of their own, by the longest; then folders by the servers they start.
-    # Of these tests/unit computes, and the others wait for most of their time: each has its share from then on.
+    # The longest tests begin first, so that no process is left alone with them at the end: tests/parity, which one
+    # process runs; files whose tests have their own time limits, longest first; then folders by the number of servers
+    # that they start. tests/unit computes and the others mostly wait: from then on each kind has its share of the
+    # processes.
     folders = {name: place for place, name in enumerate(("campaign", "faults", "docs", "e2e", "security"))}
     counts = Counter(item.path for item in items)
     limits = dict.fromkeys(counts, 0.0)
@@ -87,14 +88,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # A million objects that stay; the garbage collector need not look at them each time that a test calls it.
+    # A million objects that stay: the garbage collector need not visit them each time a test calls it.
     gc.collect()
     gc.freeze()
 
 
 class FilesTogether(LoadFileScheduling):
-    """Hands whole files to the processes of `make test` in their order, and all of tests/parity to one, which starts
-    Triton once."""
+    """Hands whole files to the processes of `make test` in their order, and all of tests/parity to one process, which
+    starts Triton once."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -117,7 +118,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts a server on a repository with further flags, which the tests of a file share."""
+    """Starts a server on a repository with further flags, for all tests of a file."""
     with ExitStack() as running:
 
         def start(repository: Path, *flags: str) -> RocserveProcess:
@@ -131,7 +132,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 @pytest.fixture(scope="session")
 def untrained_resnet50(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that `rocserve get resnet50 --untrained` makes, made once: it takes seconds."""
+    """The file that `rocserve get resnet50 --untrained` writes. Made once, because it takes seconds."""
     from rocserve.tools.networks import resnet50
 
     file = tmp_path_factory.mktemp("resnet50") / "model.onnx"

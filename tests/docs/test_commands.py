@@ -1,10 +1,8 @@
-"""What the pages have people type, typed: blocks of `sh`, and of `python` that ask a server, a page after the other.
-
-A page's blocks run in one shell, in order, in a copy of the sample's files, with a network of their own: so commands
-and ports are those that stand there; only `rocserve get` has the world's, before all others. `rocserve serve` goes on
-beside what follows it, until the next one. A block after a file's name is that file. Blocks of `console` need what a
-machine for tests lacks: root, an AMD GPU, a container engine, minutes.
-"""
+"""Runs what the pages have people type: blocks of `sh`, and blocks of `python` that ask a server, page by page. A
+page's blocks run in one shell, in order, in a copy of the sample's files and in a separate network namespace, so
+commands and ports are those of the page. Only `rocserve get` has network access; it runs before all other blocks.
+`rocserve serve` runs next to the blocks that follow it, until the next `rocserve serve`. A block after a file's name is
+that file. Blocks of `console` need what a machine for tests lacks: root, an AMD GPU, a container engine, minutes."""
 
 from __future__ import annotations
 
@@ -26,7 +24,8 @@ COMMAND = re.compile(r"^(\$ |sudo |pip |make |docker |curl |python3? |(\.venv/bi
 CLIENT = re.compile(r"^(from|import) (rocserve_client|tritonclient).*^with [\w.]*Client\(", re.DOTALL | re.MULTILINE)
 PHOTO = PHOTOGRAPHS / "flower.jpg"
 
-# Alone in a network, so that the ports are free; the loopback device is there, but down (SIOCSIFFLAGS, IFF_UP).
+# A separate network namespace, so that the ports are free. Its loopback device exists but is down (SIOCSIFFLAGS,
+# IFF_UP).
 NETWORK = ("unshare", "--net") if os.geteuid() == 0 else ("unshare", "--user", "--map-root-user", "--net")
 LOOPBACK = """
 import fcntl, os, socket, struct, sys
@@ -56,7 +55,7 @@ set -x
 @dataclass(frozen=True, slots=True)
 class Block:
     file: str
-    """Which it is; "" = none."""
+    """The name of the file that the block is; "" = none."""
     language: str
     text: str
 
@@ -82,7 +81,7 @@ def test_each_command_is_marked(page: Path) -> None:
             )
 
 
-@pytest.mark.timeout(600)  # servers are started, and on a small machine beside other tests
+@pytest.mark.timeout(600)  # Servers are started here, on small machines next to other tests.
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in _blocks(page))], ids=_name)
 def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
     for folder in ("model_repository", "clients", "tests/data/digits", "tests/data/shapes"):
@@ -94,7 +93,7 @@ def test_commands_work_as_they_stand_there(page: Path, tmp_path: Path) -> None:
             (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / block.file).write_text(block.text)
         elif block.runs and block.language == "python":
-            asked += block.text  # later blocks use what earlier ones have made
+            asked += block.text  # Later blocks use what earlier ones have made.
             script += f"python - <<'PYTHON'\n{asked}PYTHON\n"
         elif block.runs:
             script += block.text

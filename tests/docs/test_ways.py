@@ -1,4 +1,4 @@
-"""CONTRIBUTING's ways of a request and of a drop: the files and functions that they name are there."""
+"""Checks that the files and functions in CONTRIBUTING's ways of a request and of a drop exist."""
 
 from __future__ import annotations
 

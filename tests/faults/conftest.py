@@ -1,4 +1,4 @@
-"""A repository that is changed, and a server that is hurt, under load."""
+"""Fixtures for servers under load whose repository changes and whose processes fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.server import RocserveProcess
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., RocserveProcess]]:
-    """Start a server on a repository with further flags; it is ended with the test."""
+    """Start a server on a repository with further flags; it ends with the test."""
     with ExitStack() as running:
 
         def start(repository: Path, *flags: str) -> RocserveProcess:

@@ -1,4 +1,5 @@
-"""Configurations and folders that ask too much: refused at once, in words, and nobody else notices."""
+"""Configurations and folders that ask too much: the server refuses them immediately with an error text, and other
+models are not affected."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 SETTLE = "--repository-settle-secs=0.1"
 REFUSED_SECONDS = 5.0
-"""A refusal takes milliseconds; machines that run tests are busy."""
+"""Seconds. A refusal takes milliseconds, but test machines are busy."""
 MODEL = """
 platform: "onnx_onnxv1"
 max_batch_size: 8
@@ -31,7 +32,7 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
 PYTHON = MODEL.replace('platform: "onnx_onnxv1"', 'backend: "python"')
 SCRIPT = answering("X", "Y", "x + 1")
 MEMORY = 200 << 20
-"""Bytes by which the server may grow while it does what is asked here."""
+"""Bytes by which the server may grow during these tests."""
 
 
 def rows_of(server: RocserveProcess) -> dict[str, tuple[str, str]]:
@@ -43,7 +44,7 @@ def rows_of(server: RocserveProcess) -> dict[str, tuple[str, str]]:
 
 
 def refusal(server: RocserveProcess, model: str, config: dict[str, object]) -> str:
-    """What a load with this configuration is told, beside the index."""
+    """The error of a load with this configuration, and the index's reason."""
     client = server.client()
     begun = time.monotonic()
     with pytest.raises(InferenceServerException) as caught:
@@ -172,7 +173,7 @@ def test_names_that_cannot_be_printed_are_refused_by_themselves(serve, repositor
     for name in (*ODD_BUT_GOOD, "good"):
         assert rows[name] == ("READY", ""), name
     assert r"model\udce9.onnx" in rows["lacking"][1]
-    # One that comes later, too, and goes again.
+    # A later one is served too, and unloaded again.
     late = drop(repository, os.fsdecode(b"late\xff"), add_constant(1.0), MODEL)
     wait_until(lambda: r"late\xff" in rows_of(server), "the late folder")
     late.rename(repository / "late")
@@ -189,13 +190,13 @@ def test_many_folders_that_lack_their_files_cost_next_to_nothing(serve, reposito
     server = serve(repository, SETTLE, "--strict-readiness=false")
     states = [state for state, _ in rows_of(server).values()]
     assert states == ["UNAVAILABLE"] * 400
-    # Whatever the machine does: one retry a second, and the eight of the beginning.
+    # However fast the machine is: one retry a second, and eight at the beginning.
     begun, tried = time.monotonic(), server.log_text.count("failed to load 'broken")
     time.sleep(5.0)
     retries, elapsed = server.log_text.count("failed to load 'broken") - tried, time.monotonic() - begun
     assert retries <= 8 + elapsed + 1
     drop(repository, "good", add_constant(1.0), MODEL)
     wait_until(lambda: rows_of(server).get("good") == ("READY", ""), "the good model among the broken ones")
-    # The files are brought at last: a change, which waits for no retry.
+    # The files arrive at last: a change, which waits for no retry.
     (repository / "broken399" / "1" / "model.onnx").write_bytes(add_constant(1.0))
     wait_until(lambda: rows_of(server)["broken399"] == ("READY", ""), "the model whose file was brought")

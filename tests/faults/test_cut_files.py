@@ -1,4 +1,5 @@
-"""Files of a served model that are cut in place, at every line: the old answers go on, and the index says why."""
+"""Files of a served model that are cut in place, at every line: the old version goes on answering, and the index shows
+the reason."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def reason(server: RocserveProcess) -> str:
 
 
 def write_and_wait(server: RocserveProcess, path: Path, content: bytes) -> None:
-    """In place, as an editor or a full disk would do it; until the server has taken it up."""
+    """Write in place, as an editor or a full disk would, and wait until the server has read the file."""
     taken = len(_TAKEN.findall(server.log_text))
     path.write_bytes(content)
     wait_until(lambda: len(_TAKEN.findall(server.log_text)) > taken, f"the server's word on {path.name}")
@@ -101,7 +102,7 @@ def test_a_configuration_that_is_cut_takes_nothing_away(serve, repository: Path,
         time.sleep(1.0)
         assert reason(server)
         assert load.answered[2.0] == 0
-        # Repaired, it is taken at once.
+        # After the repair the server serves it at once.
         if write is write_python_model:
             write_and_wait(server, path, whole.replace(b'"1"', b'"2"'))
         else:
@@ -111,7 +112,7 @@ def test_a_configuration_that_is_cut_takes_nothing_away(serve, repository: Path,
     assert load.failures == []
     assert load.wrong == []
     assert reason(server) == ""
-    # What has no part in what clients see may be left out on purpose: here the batcher, behind all others.
+    # Settings that clients do not see may be removed on purpose: here the dynamic batcher, at the end of the file.
     assert unexplained == [len(lines) - 1]
 
 
@@ -151,7 +152,7 @@ def test_a_pipeline_that_is_cut_takes_nothing_away(serve, repository: Path) -> N
 
 
 def test_a_model_that_names_no_tensor_is_refused_with_its_reason(serve, repository: Path) -> None:
-    """Nothing is served yet that it could take away; but it could answer nothing either."""
+    """No version is served yet that could lose its tensors, but the model could answer nothing either."""
     drop(repository, "m", SCRIPT, "")
     drop(repository, "good", add_constant(1.0))
     server = serve(repository, SETTLE, "--strict-readiness=false")

@@ -1,4 +1,4 @@
-"""Models that come and go, and fail, leave nothing behind in the server."""
+"""Models that are loaded, unloaded, and fail to load leave nothing behind in the server."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ ensemble_scheduling {
 
 @pytest.fixture(autouse=True)
 def eager_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let glibc give freed memory back at once instead of keeping it for later, in an arena for each thread: what is
-    measured is then what the server holds."""
+    """Make glibc return freed memory immediately instead of keeping it in an arena for each thread, so that the
+    measured memory is what the server holds."""
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "65536")
@@ -49,7 +49,7 @@ def ask(client: triton.InferenceServerClient, model: str, constant: float) -> No
 
 
 def measure(server: RocserveProcess) -> tuple[int, int]:
-    """Descriptors, and bytes of memory that are the process's alone, once all workers have ended."""
+    """Descriptors, and bytes of private memory, once all workers have ended."""
     assert server.process is not None
     wait_until(lambda: not server.workers(), "the end of the workers")
     time.sleep(0.3)
@@ -58,7 +58,7 @@ def measure(server: RocserveProcess) -> tuple[int, int]:
 
 
 def check_growth(server: RocserveProcess, cycle: Callable[[], None]) -> None:
-    """Look again and again: what is left for the garbage collector must not pile up between its visits either."""
+    """Measure repeatedly: garbage must not pile up between the garbage collector's runs either."""
     repeat(cycle, 5)
     descriptors, memory = measure(server)
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""A server that is told to end goes on serving while its clients leave, and finishes what they have begun."""
+"""A server that is ending goes on serving while its clients leave, and finishes their requests."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_a_draining_server_is_not_ready_and_serves(
         assert not client.is_server_ready()
         assert not client.is_model_ready("m")
         assert client.is_server_live()
-        # Who comes now is served as well; over HTTP once a connection.
+        # New clients are served as well; over HTTP one request a connection.
         wait_until(lambda: ready(before) == (400, "close"), "an answer that ends its connection")
         assert ready(http.client.HTTPConnection(server.http_address, timeout=20)) == (400, "close")
-        # A second signal ends it at once.
+        # A second signal ends the server immediately.
         assert server.terminate(20) == 1
         for each in told:
             with pytest.raises(grpc.RpcError):

@@ -1,4 +1,4 @@
-"""Whatever is dropped into the repository, what served before goes on serving without one failed request."""
+"""Whatever is dropped into the repository, the served versions go on without one failed request."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
     with ConstantLoad(server.address, "m", {1.0, 2.0, 3.0, 5.0, 6.0}) as load:
         load.wait_until_answered_by(1.0)
 
-        # A good version, written at once.
+        # A good version, written in one go.
         drop(repository, "m", add_constant(2.0), version=2)
         wait_until_state(server, "2", "READY")
         load.wait_until_answered_by(2.0)
 
-        # A broken ONNX file as version 3: the reason is there to read, version 2 goes on.
+        # A broken ONNX file as version 3: the index shows the reason, version 2 goes on.
         drop(repository, "m", b"this is no ONNX file", version=3)
         wait_until_state(server, "3", "UNAVAILABLE")
         assert index_of(server, "m")["3"][1]
         load.wait_until_answered_by(2.0)
         shutil.rmtree(model / "3")
 
-        # A typo in the config: named with its line and column.
+        # A typo in the configuration: the reason names its line and column.
         (model / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG.replace("max_batch_size", "max_batchsize"))
         wait_until(lambda: "max_batchsize" in reason_of(server, "m"), "the reason of the typo")
         assert "3:" in reason_of(server, "m")
@@ -47,7 +47,7 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
         (model / "config.pbtxt").write_text(ADD_CONSTANT_CONFIG)
         wait_until(lambda: "max_batchsize" not in reason_of(server, "m"), "the end of the typo")
 
-        # A version copied byte by byte over 2 s: nothing half is ever loaded.
+        # A version that is copied byte by byte over 2 s: no partial file is ever loaded.
         content = add_constant(5.0)
         (model / "4").mkdir()
         with (model / "4" / "model.onnx").open("wb", buffering=0) as file:
@@ -64,7 +64,7 @@ def test_drops_under_load_hurt_nobody(serve, repository: Path, tmp_path: Path):
         time.sleep(2 * SETTLE_SECONDS + 0.5)
         assert server.log_text.count("successfully loaded 'm'") == loads
 
-        # A folder renamed out and in again within the settle time is no change either.
+        # A folder that is renamed and renamed back within the settle time is no change either.
         shutil.move(model, tmp_path / "elsewhere")
         time.sleep(SETTLE_SECONDS / 4)
         shutil.move(tmp_path / "elsewhere", model)

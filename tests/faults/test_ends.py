@@ -1,4 +1,5 @@
-"""Every way in which a server is asked to end, or loses its processes: nothing is left, and the status says how."""
+"""Every way in which a server is told to end, or loses its processes: nothing is left behind, and the exit status says
+how it ended."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ from support.workers import running
 from tritonclient.utils import InferenceServerException
 
 STORMS = int(os.environ.get("STORMS", "4"))
-"""Each meets the end at another moment of its first second; `STORMS=50 pytest tests/faults/test_ends.py` at fifty."""
+"""Ends that are tried, each at another moment of the server's first second; `STORMS=50 pytest
+tests/faults/test_ends.py` tries fifty."""
 PORTS = ("--grpc-port=0", "--http-port=0")
 
-# Starts a process, writes its number beside the repository, and stays in `execute` once it is asked.
+# Starts a process, writes its number next to the repository, and stays in `execute` when it gets a request.
 STAYS = """
 import pathlib
 import subprocess
@@ -68,7 +70,7 @@ def ask_in_background(server: RocserveProcess, model: str, errors: list[str]) ->
 
 
 def rename_without_pause(repository: Path, elsewhere: Path, stop: threading.Event) -> None:
-    """Folders go, others come under their names, and are renamed again: what was watched is then known by no name."""
+    """Rename folders all the time, so that watched folders lose their names."""
     while not stop.is_set():
         for index in range(10):
             here, there = repository / f"m{index}", repository / f"n{index}"
@@ -143,7 +145,7 @@ def test_sighup_reloads_and_disturbs_nobody(serve, repository: Path):
     family = [server.process.pid, *(process.pid for process in server.family())]
     with ConstantLoad(server.address, "m", {1.0}, threads=2) as load:
         load.wait_until_answered_by(1.0)
-        # As the end of a terminal would, it goes to all of them.
+        # Like the end of a terminal, the signal goes to all processes.
         for pid in family:
             os.kill(pid, signal.SIGHUP)
         wait_until(lambda: "SIGHUP: scanning the model repositories" in server.log_text, "the line of the log")

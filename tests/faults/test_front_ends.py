@@ -1,4 +1,4 @@
-"""Front ends that die, stand still, or lose their server: their own clients notice, and nobody else."""
+"""Front ends that die, stand still, or lose their server: only their own clients notice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fill(repository: Path) -> None:
 
 @pytest.fixture(scope="module")
 def lasting_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    """Whatever happens to its front ends, it goes on."""
+    """A server that survives whatever happens to its front ends."""
     repository = tmp_path_factory.mktemp("front-ends")
     fill(repository)
     return start(repository, *FLAGS)
@@ -62,14 +62,14 @@ def server(lasting_server: RocserveProcess) -> RocserveProcess:
 
 @pytest.fixture
 def ending_server(serve, repository: Path) -> RocserveProcess:
-    """For a test that ends it; it serves HTTP as well."""
+    """A server that serves HTTP as well, for a test that ends it."""
     fill(repository)
     server: RocserveProcess = serve(repository, *BOTH)
     return server
 
 
 def own_client(server: RocserveProcess) -> triton.InferenceServerClient:
-    """One with a connection of its own, and so with a front end that chance gives it."""
+    """A client with a separate connection, and so with a random front end."""
     return triton.InferenceServerClient(server.address, channel_args=[("grpc.use_local_subchannel_pool", 1)])
 
 
@@ -78,7 +78,7 @@ def values() -> triton.InferInput:
 
 
 class Client:
-    """Asks without pause, and counts."""
+    """Sends requests without a pause, and counts outcomes."""
 
     def __init__(self, server: RocserveProcess, stop: threading.Event) -> None:
         self.answers = 0
@@ -124,7 +124,7 @@ def test_a_killed_front_end_takes_its_own_clients_along(server: RocserveProcess)
             kill_and_wait(server, victim)
             wait_for_more(asking)
             failed = [client for client in asking if client.failures]
-            # A request that had not left its client goes to another by itself.
+            # gRPC retries a request by itself if the request had not left its client.
             assert len(failed) <= hit, "others than its clients have noticed"
             for client in failed:
                 assert all(failure.startswith("StatusCode.UNAVAILABLE") for failure in client.failures)
@@ -186,7 +186,7 @@ def test_the_server_ends_without_those_that_stand_still(ending_server: RocserveP
 
 
 def begun(server: RocserveProcess) -> list[psutil.Process]:
-    """The processes that are, or are to be, its front ends of gRPC."""
+    """The processes that are front ends of gRPC, or are about to be."""
     with suppress(psutil.NoSuchProcess):
         return [child for child in server.server_process().children() if "grpc" in child.cmdline()]
     return []
@@ -196,7 +196,8 @@ def test_one_that_dies_again_and_again_has_to_wait(server: RocserveProcess) -> N
     before = len(server.log_text)
 
     def has_to_wait() -> bool:
-        # Long before they listen, however slow their start is: who has lived for long is started at once.
+        # Long before they listen, however slow their start is: a front end that has lived for long is restarted
+        # immediately.
         for front_end in begun(server):
             with suppress(psutil.NoSuchProcess):
                 front_end.kill()
@@ -216,7 +217,7 @@ def test_one_that_dies_before_all_others_listen_is_started_again(server: Rocserv
     wait_until(lambda: len(begun(server)) == 2, "the next server's front ends")
     late, early = begun(server)
     late.suspend()
-    # The server knows that it listens: it has answered this.
+    # The front end has answered this, so the server knows that it listens.
     wait_until(lambda: is_ready(server), "one that serves")
     early.kill()
     end = "front end 1 of gRPC has ended (killed by SIGKILL)"
@@ -267,7 +268,7 @@ def test_a_killed_server_leaves_nothing_behind(
 
 def test_a_port_that_somebody_else_has_is_an_error(tmp_path: Path, repository: Path) -> None:
     with socket.socket() as other:
-        # Whoever asks for it shares the port with this one.
+        # Several servers share the port if they ask for it.
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -1,4 +1,5 @@
-"""HTTP requests whose deadline passes: told so in time, not run where they wait, and nothing kept of them."""
+"""HTTP requests whose deadline passes: the client gets an error in time, a queued request is not run, and nothing of it
+is kept."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ OVERDUE = 504, {"error": "Deadline Exceeded"}
 def test_a_request_that_runs_is_answered_at_its_deadline_and_cancelled(server: RocserveProcess, header: str) -> None:
     began = time.monotonic()
     assert infer(server, 60.0, **{header: "300"}) == OVERDUE
-    # The model has been told, and is free for the next.
+    # The model has received the cancellation, and is free for the next request.
     assert infer(server, 0.0)[0] == 200
     assert time.monotonic() - began < 5.0, "the server's own limit ended it"
     wait_until(lambda: counted(server, "rocserve_request_memory_bytes") == 0, "a free memory")

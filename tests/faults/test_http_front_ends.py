@@ -1,4 +1,4 @@
-"""Front ends of HTTP that die or stand still: their own clients notice, and nobody else."""
+"""Front ends of HTTP that die or stand still: only their own clients notice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def body(number: float) -> bytes:
 
 
 def infer(client: http.client.HTTPConnection, model: str, number: float) -> float:
-    """What the model makes of the number. Raises: OSError, http.client.HTTPException: the connection has ended."""
+    """The model's answer to the number. Raises OSError or http.client.HTTPException if the connection has ended."""
     client.request("POST", f"/v2/models/{model}/infer", body(number))
     response = client.getresponse()
     answer = json.loads(response.read())
@@ -47,7 +47,7 @@ def infer(client: http.client.HTTPConnection, model: str, number: float) -> floa
 
 
 class Client:
-    """Asks without pause by one connection, and counts."""
+    """Sends requests without a pause on one connection, and counts outcomes."""
 
     def __init__(self, server: RocserveProcess, number: int, stop: threading.Event) -> None:
         self.answers = 0

@@ -1,4 +1,4 @@
-"""Models that hang: in their load, in a version that is replaced, in a batch. Nobody else waits for them."""
+"""Models that hang: while they load, in a version that is replaced, in a batch. Other models do not wait for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print("about to wait for a licence", flush=True)
 time.sleep(600)
 """
 
-# -1 stays in `execute` for good, everything else is answered with what the file `constant` beside the model says.
+# -1 stays in `execute` for ever; other values are answered with the content of the file `constant` next to the model.
 STAYS = """
 import pathlib
 import time
@@ -70,7 +70,7 @@ def ask(client: triton.InferenceServerClient, model: str, value: int) -> int:
 
 
 class Asking:
-    """A request on a thread of its own, and how it ended."""
+    """A request on a separate thread, and its outcome."""
 
     def __init__(self, server: RocserveProcess, model: str, value: int) -> None:
         self._outcome = ""
@@ -159,7 +159,7 @@ def test_a_flood_of_log_lines_fills_no_disk_and_keeps_nobody_waiting(serve, repo
         assert ask(server.client(), "good", value) == value + 1
     time.sleep(1)
     grown = (tmp_path / "server.log").stat().st_size - before
-    # Each may write 32 KiB a second; before that there are 256 KiB at once.
+    # Each may write 32 KiB a second, after the first 256 KiB.
     assert grown < 2 * (256 + 64 * (time.monotonic() - began)) * 1024
 
 
@@ -168,7 +168,7 @@ def limit(name: str, seconds: float) -> str:
 
 
 def test_a_batch_that_is_not_answered_in_time_ends_its_worker(serve, repository: Path):
-    # The index has the reason from half of it on: as long as this test needs to look there beside others.
+    # The index has the reason after half of the timeout: as long as this test may need on a busy machine.
     drop(repository, "m", stays(1), limit("request_timeout_secs", 6))
     drop(repository, "other", stays(2))
     server = serve(repository)
@@ -185,9 +185,9 @@ def test_a_batch_that_is_not_answered_in_time_ends_its_worker(serve, repository:
         "worker of model 'm' version 1 was killed: it had not answered for 6 s (request_timeout_secs); the request was"
         " in it; the model is being restarted" in text
     )
-    # What had not begun waits for the new worker.
+    # Requests that had not begun wait for the new worker.
     assert waiting.outcome() == "6"
-    # An instance of it may answer a moment before the server has taken note of all of them.
+    # An instance may answer a moment before the server has recorded all of them as ready.
     wait_until(lambda: row(server, "m") == ("READY", ""), "the end of the reason")
     after = {worker.name(): worker.pid for worker in server.workers()}
     assert after["rocserve:other"] == before["rocserve:other"]
@@ -200,10 +200,10 @@ def test_a_stopped_worker_is_killed_once_it_owes_an_answer(serve, repository: Pa
     client = server.client()
     (worker,) = server.workers()
     worker.suspend()
-    # Nobody asks it anything.
+    # Nobody sends it a request.
     time.sleep(1.5)
     assert worker.is_running()
-    # It has not taken what it is asked, which the next worker answers.
+    # It has not taken its request, which the next worker answers.
     assert Asking(server, "m", 5).outcome() == "6"
     text = "worker of model 'm' version 1 was killed: its process was stopped for 1 s (hang_timeout_secs)"
     assert text in server.log_text
@@ -246,7 +246,7 @@ class TritonPythonModel:
 
 
 def test_who_streams_and_who_waits_for_a_call_is_not_hung(serve, repository: Path):
-    """A batch of three seconds, where one second without an answer is a hang."""
+    """A batch of three seconds, with a limit of one second without an answer."""
     drop(repository, "streams", STREAMS, "model_transaction_policy { decoupled: true }")
     drop(repository, "calls", CALLS)
     server = serve(repository, "--hang-timeout-secs=1", "--request-timeout-secs=1")

@@ -1,4 +1,4 @@
-"""A worker that is killed takes the requests inside it along, and nothing else."""
+"""A killed worker loses the requests inside it, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_fifty_kills_under_load(serve, repository: Path):
         after = measure(process)
     assert load.wrong == []
     assert load.failures, "fifty kills under load hit no request: the test did not test"
-    # At most what was inside: a batch of all clients' requests a kill.
+    # At most the requests inside: a batch of all clients' requests for each kill.
     assert len(load.failures) <= (KILLS + 1) * THREADS
     for status, text in load.failures:
         assert status == "StatusCode.UNAVAILABLE"
@@ -47,11 +47,11 @@ def test_fifty_kills_under_load(serve, repository: Path):
 
 
 def kill_and_wait(server, load: ConstantLoad) -> None:
-    """Kill the worker, until another answers."""
+    """Kill the worker, and wait until another one answers."""
     (worker,) = server.workers()
     worker.kill()
     wait_until(lambda: {each.pid for each in server.workers()} - {worker.pid}, "the new worker")
-    # Each client may still have an answer of the old one to count.
+    # Each client may still count one answer of the old worker.
     load.wait_until_answered_by(1.0, times=THREADS + 1)
     wait_until(lambda: len(server.workers()) == 1, "the end of the old worker")
 

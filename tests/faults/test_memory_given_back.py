@@ -1,4 +1,4 @@
-"""What large traffic takes of the server's memory is given back when it is over."""
+"""The server returns the memory that large requests took when they are over."""
 
 from __future__ import annotations
 

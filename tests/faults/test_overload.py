@@ -1,4 +1,4 @@
-"""A model that is asked for far more than it can do goes on answering as much as it can, in time."""
+"""A model that gets far more requests than it can serve goes on answering as many as it can, in time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE_SECONDS = 0.2
 
 
 MODELS = {
-    # Seconds of a batch, what is added, and what else the configuration says.
+    # Seconds of a batch, the constant, and the rest of the configuration.
     "single": ("0.010", 1, ""),
     "before": ("0.005", 0, ""),
     "batched": ("0.040", 1, "dynamic_batching { }"),
@@ -68,7 +68,7 @@ def clients() -> Iterator[LineProcess]:
 
 
 def offer(clients: LineProcess, server: RocserveProcess, model: str, per_second: float) -> dict[str, float]:
-    """What becomes of requests that come whether or not others have been answered."""
+    """The outcomes of requests that are sent at a rate, whether or not earlier ones have been answered."""
     run = {
         "address": server.address,
         "model": model,
@@ -95,8 +95,8 @@ def rate_of_one_client(server: RocserveProcess, model: str) -> float:
 def test_four_times_the_load_leaves_more_than_half_of_the_answers(
     server: RocserveProcess, clients: LineProcess, model: str, rows_at_once: int
 ):
-    # Other tests take CPU time from whatever is measured here: they do so from one of three measurements, too much work
-    # for late requests takes it from all.
+    # Other tests take CPU time from a measurement: they disturb one of three, while needless work for late requests
+    # disturbs all.
     for _ in range(3):
         peak = rate_of_one_client(server, model) * rows_at_once
         answers = offer(clients, server, model, 4 * peak)

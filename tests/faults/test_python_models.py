@@ -1,4 +1,4 @@
-"""Models whose requests stay open, hurt while they are: nobody waits for ever, nothing is left behind."""
+"""Models with open requests, under faults: no client waits for ever, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ output { name: "OUT" data_type: TYPE_INT32 dims: [ -1 ] }
 """
 DECOUPLED = CONFIG + "model_transaction_policy { decoupled: true }"
 
-# One response at once, the next when the file `release` turns up beside the repository, or an error once the client has
-# left. For each request it writes a file there.
+# One response immediately, the next when the file `release` appears next to the repository, or an error once the client
+# has left. The model writes a file there for each request.
 HELD = """
 import pathlib
 import threading
@@ -131,7 +131,7 @@ class Stream:
 
 
 def counters(client: triton.InferenceServerClient, model: str) -> tuple[int, int]:
-    """How many requests have succeeded, and failed."""
+    """How many requests have succeeded, and how many failed."""
     (row,) = client.get_inference_statistics(model).model_stats
     return row.inference_stats.success.count, row.inference_stats.fail.count
 
@@ -153,13 +153,13 @@ def test_a_kill_fails_the_open_requests_and_nothing_else(serve, repository: Path
         for _ in range(5):
             text = stream.error()
             assert "worker of model 'held' version 1 ended unexpectedly (killed by signal 9)" in text
-        # The stream is whole, and so is the model.
+        # The stream is intact, and so is the model.
         stream.ask("echo", 7)
         assert stream.value() == 7
         (repository.parent / "release").touch()
         stream.ask("held", 8)
         assert [stream.value(), stream.value()] == [8, 9]
-    # The model ends its request after the last response, which the client need not wait for.
+    # The model ends its request after the last response; the client need not wait for that.
     client = server.client()
     wait_until(lambda: counters(client, "held") == (1, 5), "the end of the request")
 
@@ -170,13 +170,13 @@ def test_a_kill_on_either_side_of_a_call(serve, repository: Path):
     server = serve(repository)
     client = server.client()
     with Stream(server) as stream:
-        # The called one: the call fails with the reason, and the caller goes on.
+        # Kill the called model: the call fails with the reason, and the caller goes on.
         caller = worker_of(server, "caller")
         stream.ask("caller", 1)
         wait_until((repository.parent / "held-1").exists, "the call")
         worker_of(server, "held").kill()
         assert "worker of model 'held' version 1 ended unexpectedly (killed by signal 9)" in stream.error()
-        # The caller: its call is cancelled in the called one, which goes on.
+        # Kill the caller: the called model sees its call cancelled, and goes on.
         stream.ask("caller", 2)
         wait_until(lambda: len(server.workers()) == 2, "the new worker")
         held = worker_of(server, "held")
@@ -226,7 +226,7 @@ def test_two_hundred_open_streams(serve, repository: Path):
         (repository.parent / "release").touch()
         assert [stream.value() for stream in streams[STREAMS // 2 :]] == list(range(STREAMS // 2 + 1, STREAMS + 1))
         wait_until(lambda: counters(client, "held") == (STREAMS // 2, STREAMS // 2), "the end of all requests")
-    # Besides some for clients: the memory of batches that were under way at once, eight before Python 3.13.
+    # Besides descriptors for clients: the memory of concurrent batches, eight before Python 3.13.
     wait_until(lambda: process.num_fds() <= descriptors + 12, "as many descriptors as before")
 
 
@@ -241,7 +241,7 @@ def test_a_flood_is_bounded_and_holds_nobody_up(serve, repository: Path):
             assert int(client.infer("echo", [tensor(value)]).as_numpy("OUT")[0]) == value
         assert [stream.value() for _ in range(5_000)] == list(range(5_000))
     wait_until(lambda: counters(client, "flood") == (1, 0), "the end of the flood")
-    # One whose client leaves in the middle goes on to its own end, and is thrown away.
+    # A batch whose client has left runs to its end, and its answer is discarded.
     with Stream(server) as stream:
         stream.ask("flood", 5_000)
         assert stream.value() == 0

@@ -1,4 +1,4 @@
-"""The server's memory for requests: bounded as a whole, and given back however requests end."""
+"""The server's memory for requests: bounded in total, and released however a request ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLIENTS = 12
 REQUESTS = 12
 
 
-# The tensor between its steps is as large as a request asks for.
+# A request says how large the tensor between the ensemble's steps is.
 WEIGH = answering("IN", "SIZE", "np.array([x.size], np.int32)", "time.sleep(0.05)")
 WEIGH_CONFIG = """
 backend: "python"
@@ -66,7 +66,7 @@ def wait_until_free(server: RocserveProcess) -> None:
 
 
 def connect(server: RocserveProcess, small_window: bool = False) -> socket.socket:
-    """`small_window`: little comes as long as nothing is read."""
+    """`small_window`: the client receives little as long as it reads nothing."""
     connection = socket.socket()
     if small_window:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -94,7 +94,7 @@ def test_beyond_the_limit_requests_are_refused_at_once(server: RocserveProcess) 
         answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 503 "), answer
     assert time.monotonic() - began < 2.0
-    # There is room for a small one beside them, and for those that were taken.
+    # There is room for a small request next to them, and for the waiting ones.
     assert server.client().infer("stretch", grpc_inputs(stretch_values(answer_bytes=7))).as_numpy("Y").size == 7
     assert [ends.get(timeout=20) for _ in clients] == [None] * len(clients)
     wait_until_free(server)
@@ -125,7 +125,7 @@ def test_an_answer_without_room_is_refused_and_its_client_told(server: RocserveP
 
 
 def test_small_requests_that_grow_large_within_an_ensemble_are_bounded(server: RocserveProcess) -> None:
-    """40 of 12 bytes, 4 MiB each between the steps, of which the second is slow."""
+    """40 requests of 12 bytes that have 4 MiB each between the steps; the second step is slow."""
     ends: queue.Queue[str] = queue.Queue()
 
     def note(result: grpc_client.InferResult | None, error: InferenceServerException | None) -> None:
@@ -139,7 +139,7 @@ def test_small_requests_that_grow_large_within_an_ensemble_are_bounded(server: R
         most = max(most, use(server)[1])
     told = Counter(ends.get() for _ in range(40))
     assert 4 * MIB <= most <= LIMIT // 2 + MIB
-    # As many as fit at once, and those that followed when they had gone.
+    # As many as have room run together, the rest when these have ended.
     assert told.pop(str(4 * MIB)) >= LIMIT // 2 // (4 * MIB)
     assert list(told) == [
         "in ensemble 'chain', tensors between the steps of ensembles may take 16.0 MiB together, half of the server's"
@@ -159,7 +159,7 @@ def test_however_requests_end_the_memory_is_free_again(server: RocserveProcess) 
         thread.join()
     assert ends.total() == CLIENTS * REQUESTS, ends
     wait_until_free(server)
-    # The workers that were ended come back, and all is as before.
+    # The killed workers come back, and everything is as before.
     wait_until(lambda: len(server.workers()) == 3, "all workers")
     assert server.client().infer("stretch", grpc_inputs(stretch_values(answer_bytes=5))).as_numpy("Y").size == 5
     wait_until_free(server)
@@ -243,7 +243,7 @@ def test_http_answers_that_nobody_reads_are_bounded_and_given_up(server: Rocserv
         connections = [clients.enter_context(connect(server, small_window=True)) for _ in range(20)]
         for connection in connections:
             connection.sendall(http_request(stretch_values(answer_bytes=8 * MIB)))
-        # Four of them have room, and the others are told so.
+        # Four of them have room; the others are refused with that reason.
         wait_until(lambda: use(server)[1] >= 24 * MIB, "answers that wait to be read")
         assert use(server)[1] <= LIMIT
         heads = [connection.recv(12) for connection in connections]

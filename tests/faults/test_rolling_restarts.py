@@ -1,7 +1,5 @@
-"""Servers that come and go under load: no client notices, directly or behind nginx.
-
-`ROUNDS=10 pytest -s tests/faults/test_rolling_restarts.py` restarts each of the three ten times, and tells the figures.
-"""
+"""Servers that are restarted under load: no client notices, directly or behind nginx. `ROUNDS=10 pytest -s
+tests/faults/test_rolling_restarts.py` restarts each of three servers ten times, and prints figures."""
 
 from __future__ import annotations
 
@@ -40,18 +38,19 @@ ROUND_ROBIN: list[tuple[str, str | int]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 THREADS = 2
-"""Of each client, and so its requests in flight."""
+"""Threads of each client, and so its requests in flight."""
 PAUSE_SECONDS = 0.0 if ROUNDS > 1 else 0.01
-"""After each request: of a drain of 0.3 s each client sees dozens all the same."""
+"""The pause after each request: within a drain of 0.3 s each client still sends dozens."""
 SECONDS = 60
-"""A request that has no answer by then counts as failed."""
+"""A request without an answer by then has failed."""
 X = np.array([[1, 2]], np.float32)
 Way = Callable[[], float]
-"""Asks once."""
+"""Sends one request."""
 
 
 class Clients:
-    """Each asks all the time, in threads of its own; `failures` says by its name how often and why it failed."""
+    """Clients that send requests all the time in separate threads. `failures`: by the client's name, how often requests
+    failed and why."""
 
     def __init__(self, ways: Mapping[str, Callable[[], Way]]) -> None:
         self.answers: Counter[str] = Counter()
@@ -70,7 +69,7 @@ class Clients:
             thread.join()
 
     def wait(self) -> None:
-        """Until each has had another twenty answers."""
+        """Wait until each client has received another twenty answers."""
         before = self.answers.copy()
         wait_until(lambda: all(self.answers[name] >= before[name] + 20 for name in before), "answers of all clients")
 
@@ -87,7 +86,7 @@ class Clients:
 
 @contextmanager
 def nginx(folder: Path, grpc_servers: Sequence[str], http_servers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The addresses, of gRPC and HTTP, of an nginx before the servers, as docker/ configures it."""
+    """Run nginx in front of the servers, as docker/ configures it; return its gRPC and HTTP addresses."""
     program = shutil.which("nginx") or pytest.skip("no nginx here: Debian's nginx-light brings it")
     own = [f"127.0.0.1:{free_port()}" for _ in range(2)]
 
@@ -126,7 +125,7 @@ def http_way(address: str) -> Way:
 
 
 def connections_to(port: int) -> int:
-    """Those of this process: a channel a thread of tritonclient, and one of rocserve_client."""
+    """This process's connections to a server: one for each thread of tritonclient, and one of rocserve_client."""
     found = psutil.Process().net_connections("tcp")
     return sum(each.status == psutil.CONN_ESTABLISHED and each.raddr.port == port for each in found if each.raddr)
 
@@ -158,7 +157,7 @@ def test_restarts_lose_no_request_and_a_kill_only_those_in_hand(repository: Path
                 port, http_port = servers[index].port, servers[index].http_port
                 assert servers[index].terminate() == 0
                 servers[index] = start(port, http_port)
-                # Channels come back to it after a pause of their own; the next restart may not find them with none.
+                # Channels reconnect after a pause; at the next restart each must have connections again.
                 wait_until(lambda port=port: connections_to(port) > THREADS, "connections of all channels")
             load.wait()
             print(f"{ROUNDS} x 3 restarts: {dict(load.answers)}, failed: {load.failures}")
@@ -166,10 +165,10 @@ def test_restarts_lose_no_request_and_a_kill_only_those_in_hand(repository: Path
             servers[0].kill()
             load.wait()
         print(f"one killed: {dict(load.answers)}, failed: {load.failures}")
-        # Who tries again loses none; nginx does so over HTTP.
+        # Clients that retry lose no request; nginx retries over HTTP.
         failed = Counter(name for name, _ in load.failures)
         assert set(failed) <= {"tritonclient", "nginx"}
-        # nginx also has kept connections to it.
+        # nginx also keeps connections to the server open.
         assert failed["tritonclient"] <= THREADS
         assert failed["nginx"] <= 4 * THREADS
 

@@ -1,4 +1,4 @@
-"""The server's process dies: another takes its place, and clients only see their connections break."""
+"""The server's process dies: another one takes its place, and clients only lose their connections."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from tritonclient.utils import InferenceServerException
 DEATHS = 9
 MOST_SUPERVISOR_BYTES = 15 << 20
 SLACK = 8
-"""Descriptors of clients' connections that come and go, and of workers that have had many batches; fewer than one for
-each death."""
+"""Descriptors of clients' connections and of workers that have had many batches: fewer than one for each death."""
 VALUES = np.array([[1.0, 2.0]], np.float32)
 PYTHON_CONFIG = """
 backend: "python"
@@ -54,7 +53,7 @@ ensemble_scheduling {
   }
 }
 """
-# Stays in `execute`, once it is asked for a negative number, until a file is there or for ever.
+# After a negative number it stays in `execute` until a file exists, or for ever.
 STAYS = """
 import pathlib
 import time
@@ -78,7 +77,7 @@ class TritonPythonModel:
 
 
 def kill_and_wait(server: RocserveProcess, number: int = signal.SIGKILL) -> float:
-    """Seconds until it is ready again."""
+    """Kill the server's process; return the seconds until it is ready again."""
     killed = server.server_process()
     began = time.monotonic()
     killed.send_signal(number)
@@ -114,7 +113,7 @@ def pids(server: RocserveProcess) -> set[int]:
 
 
 def holdings(server: RocserveProcess) -> dict[str, int]:
-    """Of all processes: how many there are, their descriptors and their memory, shared pages in parts."""
+    """The number of all processes, their descriptors and their memory with shared pages in parts."""
     family = server.family()
     return {
         "processes": len(family),
@@ -124,7 +123,7 @@ def holdings(server: RocserveProcess) -> dict[str, int]:
 
 
 def steady(server: RocserveProcess) -> dict[str, int]:
-    """Once front ends have started, and connections of clients that have gone are closed."""
+    """Measure once front ends have started and connections of former clients are closed."""
     last: dict[str, int] = {}
     while (now := holdings(server)) != last:
         last = now
@@ -132,7 +131,7 @@ def steady(server: RocserveProcess) -> dict[str, int]:
     return now
 
 
-@pytest.mark.timeout(600)  # 30 s alone, six times that on a machine that has ten times as much to do.
+@pytest.mark.timeout(600)  # 30 s on an idle machine, six times that on a machine with ten times the work.
 @pytest.mark.parametrize("front_ends", [0, 1])
 def test_deaths_under_load(serve, repository: Path, front_ends: int) -> None:
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
@@ -187,7 +186,7 @@ def test_the_end_while_another_is_being_started(serve, repository: Path, seconds
     family = server.family()
     server.server_process().kill()
     time.sleep(seconds)
-    # The signal may come before the supervisor knows of the death: then that is what the server ended with.
+    # If the signal comes before the supervisor knows of the death, the server has ended with that status.
     assert server.terminate() in (0, 128 + signal.SIGKILL)
     assert psutil.wait_procs([*family, *server.family()], timeout=30)[1] == []
 
@@ -235,7 +234,7 @@ def ask_in_background(server: RocserveProcess, model: str, values: np.ndarray = 
 
 @pytest.mark.parametrize("is_released", [True, False])
 def test_a_worker_that_is_at_a_request(serve, repository: Path, is_released: bool) -> None:
-    """It is taken over once it has ended that, and ended where that does not come to be."""
+    """It is taken over once its request has ended, and killed if the request does not end."""
     drop(repository, "stays", STAYS, PYTHON_CONFIG)
     server: RocserveProcess = serve(repository)
     workers = pids(server)
@@ -246,7 +245,7 @@ def test_a_worker_that_is_at_a_request(serve, repository: Path, is_released: boo
         wait_until(lambda: "this one takes its place" in server.log_text, "the next server")
         (repository.parent / "go").touch()
     else:
-        # It listens before it is served again, and does not say that there is no such model.
+        # It listens before the model is served again, and must not answer that there is no such model.
         wait_until(lambda: refusal(server, "stays").endswith("unknown model: 'stays' has no available versions"))
     wait_until(lambda: is_ready(server), "readiness")
     assert (pids(server) == workers) == is_released
@@ -297,7 +296,7 @@ def test_models_that_requests_loaded_make_room_for_each_other_afterwards_too(ser
 
 @pytest.mark.timeout(300)
 def test_models_that_share_a_process_under_load(serve, repository: Path) -> None:
-    """The process outlives the server, with each of its models that is still the same."""
+    """The process outlives the server, with each of its models that has not changed."""
     names = ("same", "other", "changed", "gone")
     for name in names:
         drop(repository, name, add_constant(1.0), ADD_CONSTANT_CONFIG)
@@ -326,7 +325,7 @@ def test_models_that_share_a_process_under_load(serve, repository: Path) -> None
     assert [wrong for load in loads for wrong in load.wrong] == []
     assert {status for load in loads for status, _ in load.failures} == {"StatusCode.UNAVAILABLE"}
     assert pids(server) == workers
-    # That of its session, and of its instance.
+    # The descriptors of its session and of its instance.
     wait_until(lambda: server.workers()[0].num_threads() == threads - 2, "the end of the model that is gone")
 
 

@@ -1,5 +1,5 @@
-"""Triton, recorded or running (`--triton`), and rocserve beside it, started once for most tests here. Where a running
-Triton is wanted and cannot be had, they skip."""
+"""Triton, recorded or running (`--triton`), and rocserve next to it, started once for most tests here. The tests skip
+if a running Triton is wanted and cannot be installed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            # The first test waits until pip has brought Triton and both servers have loaded all models.
+            # The first test waits until pip has installed Triton and both servers have loaded all models.
             item.add_marker(pytest.mark.timeout(PROVISION_SECONDS))
 
 
 @pytest.fixture(scope="session")
 def peer(pytestconfig: pytest.Config) -> TritonPeer | None:
-    """What pairs are made with, brought by pip when it is not there; None where recorded answers stand for Triton."""
+    """The Triton to compare with, installed by pip if it is missing; None if recorded answers replace it."""
     if pytestconfig.getoption("triton") == "recorded":
         return None
     try:
@@ -43,7 +43,7 @@ def peer(pytestconfig: pytest.Config) -> TritonPeer | None:
 
 @pytest.fixture(scope="session")
 def servers(peer: TritonPeer | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """On the models of `support.parity.models`."""
+    """Both servers on the models of `support.parity.models`."""
     folder = tmp_path_factory.mktemp("parity")
     models, scratch = folder / "models", folder / "scratch"
     models.mkdir()
@@ -55,7 +55,7 @@ def servers(peer: TritonPeer | None, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def paired(request: pytest.FixtureRequest, comparisons: Comparisons) -> Paired:
-    """Makes the pair of a test module, whose recorded answers are in the file of its name."""
+    """Makes the pair of a test module. The module's recorded answers are in the file of its name."""
     file = ANSWERS / f"{request.path.stem.removeprefix('test_')}.json"
     anew = request.config.getoption("triton") == "record"
 
@@ -71,6 +71,6 @@ def paired(request: pytest.FixtureRequest, comparisons: Comparisons) -> Paired:
 
 @pytest.fixture(scope="module")
 def pair(servers: Servers, paired: Paired) -> Iterator[Pair]:
-    """The pair of a module that needs no servers of its own."""
+    """The pair of a module that needs no special servers."""
     with paired(servers, DELIBERATE_DIFFERENCES) as pair:
         yield pair

@@ -1,4 +1,4 @@
-"""Queues and batches: the same requests at the same times make the same batches, and the same are refused."""
+"""Queues and batches: the same requests at the same times form the same batches, and the same ones are refused."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ class Arrival:
 
     rows: int = 1
     run_ms: int = 1
-    """How long the model takes for it; `HELD`: until all that follows without a pause waits in the server's queue."""
+    """How long the model takes for it; `HELD`: until all requests that follow without a pause are in the server's
+    queue."""
     width: int = 1
     after_ms: int = 0
-    """How long after the request before it, or after the end of the held run."""
+    """The time after the previous request, or after the end of the held run."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 HELD = 0
 HELD_SECONDS = 0.35
-"""How long a run is held once all that waits behind it has come. Time-outs of less are over then."""
+"""How long a run is held after all requests behind it have arrived. Shorter timeouts have passed then."""
 
 
 @dataclass(frozen=True, slots=True)
 class PacedStream:
-    """All requests on one stream, so that they come in their order. What waits behind a held run is sent once the model
+    """Sends all requests on one stream, so that they arrive in order. Those behind a held run are sent once the model
     runs it."""
 
     model: str
@@ -77,13 +78,13 @@ class PacedStream:
                     run, _ = gate.accept()
                     held.enter_context(run)
                     held.callback(time.sleep, HELD_SECONDS)
-                    # A call behind the messages on their connection: its answer comes when the server has read them.
+                    # A call after the messages on the same connection: its answer comes when the server has read them.
                     held.callback(Counters(self.model).ask, server)
             held.close()
 
 
 def _run_or_error(answer: Mapping[str, Any]) -> Any:
-    """The error; or in which run the request was, and how many were in it."""
+    """The error; or the number of the request's run, and the number of requests in that run."""
     if answer.get("error_message"):
         return answer["error_message"]
     data = answer["infer_response"]["raw_output_contents"][0]
@@ -95,12 +96,12 @@ TENSORS = tensor("input", "IN", "INT32", [-1]) + tensor("output", "OUT", "INT32"
 PRESERVE_ORDERING = ("true", "false")
 RUNNING = Arrival(run_ms=HELD)
 NO_PREFETCH = "default_queue_policy { max_queue_size: 100 }"
-"""With it Triton forms a batch when an instance is free; else it fills the next batches while all are busy, and what
-comes when two are waiting may miss the second."""
+"""Makes Triton form a batch only when an instance is free. Otherwise it fills the next batches while all instances are
+busy, and a request that comes when two wait may miss the second."""
 
 
 def waiting(*rows: int, **more: object) -> list[Arrival]:
-    """Requests that come while one runs."""
+    """Requests that arrive while one runs."""
     return [Arrival(rows=count, **more) for count in rows]
 
 
@@ -108,7 +109,7 @@ def waiting(*rows: int, **more: object) -> list[Arrival]:
 class Case:
     name: str
     batching: str
-    """What stands in dynamic_batching; "-" = there is none."""
+    """The text of dynamic_batching; "-" = there is none."""
     arrivals: Sequence[Arrival]
     max_batch_size: int = 8
 
@@ -134,7 +135,7 @@ class Case:
 
 
 REQUEST = {"timeout": 50_000}
-# Triton may look at its queue half a second after the model is free; under load a second after.
+# Triton may check its queue half a second after the model is free; under load a second after.
 LATE_POLICY = "timeout_action: DELAY default_timeout_microseconds: 5000000 allow_timeout_override: true"
 LATE = f"default_queue_policy {{ {LATE_POLICY} }}"
 
@@ -165,7 +166,7 @@ CASES = [
     ),
     Case(
         "a delay that has not passed when the model is free",
-        # However late Triton looks, it has not passed; the last two make the rest a preferred size too.
+        # However late Triton checks, this time has not passed; the last two requests complete a preferred size.
         f"preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 20000000 {NO_PREFETCH}",
         [Arrival(4, run_ms=HELD), *waiting(*[1] * 6), Arrival(after_ms=850), Arrival()],
     ),
@@ -206,7 +207,7 @@ CASES = [
     Case(
         "time-outs of the policy",
         "default_queue_policy { default_timeout_microseconds: 200000 }",
-        # The last comes when Triton has looked again and waits for requests.
+        # The last request comes after Triton has checked again and waits for requests.
         [RUNNING, *waiting(1, 1), Arrival(after_ms=1200)],
     ),
     Case(
@@ -254,8 +255,8 @@ def dropped(pair: Pair) -> None:
 
 @pytest.fixture(scope="module")
 def loaded(pair: Pair) -> Iterator[None]:
-    """All models are loaded before the first request comes: starting a model takes processor time, which would move the
-    times of the others' requests."""
+    """All models are loaded before the first request: starting a model takes processor time, which would move the other
+    requests."""
     with pair.asking_ahead(*([case.loading] for case in CASES)):
         for case in CASES:
             pair.compare(case.loading)

@@ -1,4 +1,4 @@
-"""What both servers make of configurations, good ones and bad ones, each in a folder of its own."""
+"""What both servers make of good and bad configurations, each in its own folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.triton_peer import TritonPeer
 
 @dataclass(frozen=True, slots=True)
 class SaysMore(Difference):
-    """The same status, and Triton's text is within rocserve's; so too in the rows of the index."""
+    """The status is the same, and rocserve's text contains Triton's; also in the index."""
 
     def explains(self, triton: Outcome | None, rocserve: Outcome) -> bool:
         """See Difference."""
@@ -391,7 +391,7 @@ def _overrides() -> tuple[Configuration, ...]:
 
 
 MEMBERS = ("add_sub", "add_sub_whole")
-"""Of the comparisons' models, those that the ensembles here are made of."""
+"""The models of the comparisons that are members of these ensembles."""
 FLOATS = ParityModel(
     "floats",
     python(tensor("input", "INPUT_FP32", "FP32", [-1]) + tensor("output", "OUTPUT_FP32", "FP32", [-1])),
@@ -406,7 +406,7 @@ def members(
     paired: Paired,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
-    """Both servers on what the ensembles here need, so that the index holds little else."""
+    """Both servers with the members of these ensembles only, so that the index holds little else."""
     folder = tmp_path_factory.mktemp("configurations")
     models, scratch = folder / "models", folder / "scratch"
     models.mkdir()

@@ -1,4 +1,4 @@
-"""The REST protocol: KServe's with Triton's extensions, asked by plain HTTP/1.1."""
+"""The REST protocol: KServe's with Triton's extensions, over plain HTTP/1.1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def get(path: str, **headers: str) -> HttpCall:
 
 
 def post(path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> HttpCall:
-    """Bytes go out as they are, all else as JSON."""
+    """Post a body: bytes unchanged, other values as JSON."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     return HttpCall("POST", path, data, headers or {})
 
@@ -34,7 +34,7 @@ def one(name: str, *calls: Step) -> Exchange:
 
 
 def tensor(name: str = "INPUT0", data: Any = ROW, **more: Any) -> dict[str, Any]:
-    """None leaves an entry out."""
+    """A tensor's JSON; None leaves an entry out."""
     entries = {"name": name, "shape": [1, 4], "datatype": "INT32", "data": data, **more}
     return {key: value for key, value in entries.items() if value is not None}
 

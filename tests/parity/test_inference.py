@@ -1,4 +1,4 @@
-"""Requests that are answered: all datatypes, shapes, optional inputs, chosen outputs, versions, ids, ensembles."""
+"""Successful requests: all datatypes, shapes, optional inputs, chosen outputs, versions, ids, ensembles."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _EXTREMES: dict[str, list[object]] = {
 
 
 def every_type(datatype: str, shape: list[int]) -> Input:
-    """Four values in this shape, raw."""
+    """Four values of each datatype in this shape, raw."""
     name = f"INPUT_{datatype}"
     if datatype == "BF16":
         return Input(name, "BF16", shape, bytes(range(8)))
@@ -64,7 +64,7 @@ def every_type(datatype: str, shape: list[int]) -> Input:
 
 
 def typed(datatype: str, shape: list[int]) -> Input:
-    """The same four values in the field for them."""
+    """The same four values in the typed contents."""
     values = [b"one", b"", b"\x00\xff", b"x"] if datatype == "BYTES" else _EXTREMES[datatype]
     return Input(f"INPUT_{datatype}", datatype, shape, contents={_TYPED_FIELDS.get(datatype, "bytes_contents"): values})
 

@@ -1,4 +1,4 @@
-"""What is asked of the server and of models beside inference."""
+"""The methods that ask about the server and its models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of one name in two repositories, and methods for clients with a header: a pair with flags of its own."""
+"""Models of one name in two repositories, and methods restricted by a header: a pair with special flags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODELS = ("member", "one", "two", "same")
 
 
 def chain(swapped: bool) -> str:
-    """An ensemble of `member`; `swapped` tells that of one repository from that of the other."""
+    """An ensemble of `member`; `swapped` distinguishes the two repositories' ensembles."""
     names = {f"INPUT{index}": f"INPUT{index}" for index in (0, 1)}
     outputs = {f"OUTPUT{index}": f"OUTPUT{1 - index if swapped else index}" for index in (0, 1)}
     return ensemble(add_sub_tensors(), step("member", names, outputs))

@@ -1,4 +1,4 @@
-"""When a server calls itself ready: a pair of its own, since one failed load is remembered."""
+"""Server readiness. A separate pair, because one failed load changes readiness for good."""
 
 from __future__ import annotations
 

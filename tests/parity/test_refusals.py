@@ -1,4 +1,4 @@
-"""Inference requests that are refused: wrong names, shapes, types, sizes, versions, parameters, and no messages."""
+"""Refused inference requests: wrong names, shapes, types, sizes, versions, parameters, and invalid messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading and unloading by request: what the calls answer, and what the index says afterwards."""
+"""Loading and unloading by request: the answers of the calls, and the index afterwards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CONTROLLED = [
 def scratch(pair: Pair) -> Iterator[Path]:
     for model in CONTROLLED:
         pair.dropped(write_model(pair.scratch, model))
-    # rocserve's index shows what its last look has found; Triton looks when it is asked.
+    # rocserve's index shows the result of its last scan; Triton scans when it is asked.
     shown = Index([model.name for model in CONTROLLED])
     wait_until(lambda: len(shown.ask(pair.rocserve).answer) == len(CONTROLLED), "the look that finds the models")
     alone = [[exchange] for exchange in (*LIFE_CASES, *GOOD_LOADS)]

@@ -1,4 +1,4 @@
-"""Sequences: the same requests make the same batches, controls and errors, and the same counts."""
+"""Sequences: the same requests give the same batches, controls, errors and counts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Case:
     counts: bool = True
     """Whether the statistics are compared."""
     seconds_apart: float = 0
-    """How long to wait behind each answer."""
+    """The pause after each answer."""
 
     @property
     def model(self) -> ParityModel:
@@ -159,7 +159,7 @@ CASES = [
         "iterative",
         f"{CONTROLS} iterative_sequence: true {IDLE}",
         [Ask(None, value=2, name="a"), Ask(None, name="b")],
-        # Triton frees a sequence's slot behind its last answer.
+        # Triton frees a sequence's slot after its last answer.
         seconds_apart=0.5,
     ),
     Case("iterative, oldest", f"{ALL} iterative_sequence: true oldest {{ }}", [Ask(None, value=1, name="a")]),
@@ -169,7 +169,7 @@ CASES = [
         f"{CONTROLS} iterative_sequence: true {IDLE}",
         [Ask(5, start=True, value=1, name="a"), Ask(5), Ask(5, start=True, end=True)],
         counts=False,
-        # Triton ends the sequence behind its last answer, by a request of its own.
+        # Triton ends the sequence after its last answer, by a request of its own.
         seconds_apart=0.5,
     ),
 ]

@@ -1,4 +1,4 @@
-"""The settings of traces and of the log: read, changed, refused. Each exchange puts back what it changed."""
+"""The settings of traces and of the log: read, changed, refused. Each exchange restores what it changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 
 def trace(model: str = "", **settings: str | list[str] | None) -> Call:
-    """None clears a setting."""
+    """Set trace settings; None clears one."""
     request = pb.TraceSettingRequest(model_name=model)
     for name, value in settings.items():
         values = [] if value is None else [value] if isinstance(value, str) else value

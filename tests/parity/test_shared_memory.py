@@ -1,4 +1,4 @@
-"""The extension of system shared memory; both servers are given the same regions."""
+"""The extension of system shared memory; both servers get the same regions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tritonclient.grpc import service_pb2 as pb
 KEY = "rocserve_parity"
 SIZE = 8192
 PAGE = 4096
-"""Triton maps from the beginning of a page on."""
+"""Triton maps whole pages."""
 ROW = np.arange(4, dtype=np.int32)
 BYTES = b"\x03\0\0\0one\x05\0\0\0three"
 
 
 @pytest.fixture(scope="module")
 def memory() -> Iterator[SharedMemory]:
-    """Two pages: a row of INT32 at 0 and at 16, elements of BYTES at 32; results go to 128 and behind. The second page
-    begins as the first."""
+    """Two pages: a row of INT32 at 0 and at 16, BYTES elements at 32; results are written from 128 on. The second page
+    begins like the first."""
     region = SharedMemory(KEY, create=True, size=SIZE)
-    # Servers map it on their own; its life is this fixture's.
+    # The servers map the file themselves; this fixture removes it.
     resource_tracker.unregister(f"/{KEY}", "shared_memory")
     yield region
     region.close()
@@ -65,7 +65,7 @@ def ask(first: Input, second: Input, *outputs: Output | str, **more: Any) -> Cal
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """All regions are let go, once Triton has let go of the request that was answered before."""
+    """Unregister all regions, once Triton has released the previous request."""
 
     def digest(self) -> str:
         return unregister().digest()
@@ -78,7 +78,7 @@ class LetGo:
 
 
 def exchange(name: str, *steps: Step) -> Exchange:
-    """Whatever is left of other exchanges is let go before and after."""
+    """An exchange that unregisters all regions before and after its steps."""
     return Exchange(name, [LetGo(), *steps, LetGo()])
 
 
@@ -245,7 +245,7 @@ CUDA = [
 
 
 def results() -> bytes:
-    """What lies in the second half, which is cleared for the next server."""
+    """The content of the second half, which is cleared for the next server."""
     region = SharedMemory(KEY)
     try:
         found = bytes(region.buf[128:PAGE])

@@ -1,4 +1,4 @@
-"""Statistics: what a known series of requests adds to the counters of its model. Durations are there or not, alike."""
+"""Statistics: what known requests add to their model's counters. Both servers have the same durations above zero."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def repeat(model: str, *counts: int) -> Stream:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model of its own for each case, so that counters begin at nothing."""
+    """A case with a separate model, so that its counters begin at zero."""
 
     name: str
     model: ParityModel

@@ -1,4 +1,4 @@
-"""ModelStreamInfer: what comes back for the requests of a stream, in their order."""
+"""ModelStreamInfer: the responses to the requests of a stream, in order."""
 
 from __future__ import annotations
 

@@ -69,11 +69,12 @@ ASKED: dict[str, list[Step]] = {
     "streamed": [Stream([add_sub("plain", "streamed")])],
     "many": [Stream([infer("repeat", raw_input("IN", [3]), request_id="many")])],
 }
-"""What brings about the trace of a request, by the request's id."""
+"""Request id -> the steps that cause its trace."""
 
 
 def written(prefix: Path) -> dict[str, list[dict[str, Any]]]:
-    """By the client's id: its request and those that came of it, each with its head, moments and tensors."""
+    """By the client's id: the traces of its request and of the requests that it caused, each with head, timestamps and
+    tensors."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in prefix.parent.glob(f"{prefix.name}.*"):
         text = path.read_text()

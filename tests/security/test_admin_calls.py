@@ -1,4 +1,4 @@
-"""Calls that change the server: from where they are taken, over gRPC and HTTP, and with which secrets."""
+"""Calls that change the server: which client addresses may make them, over gRPC and HTTP, and with which secrets."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rocserve.services.access import ADMIN_METHODS
 
 
 class Forwarder:
-    """Listens on a free port of the loopback; a context manager."""
+    """Forwards connections from a free port of the loopback; a context manager."""
 
     def __init__(self, port: int, source: str = "127.0.0.6") -> None:
-        """`source`: where the server sees the connections come from."""
+        """`source`: the address from which the server sees the connections come."""
         self._target = ("127.0.0.1", port)
         self._source = (source, 0)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -69,7 +69,7 @@ class Forwarder:
 
 
 FOREIGN = "127.0.0.6"
-"""Not loopback as the server sees it: service meshes deliver strangers' calls from there."""
+"""Not loopback for the server: service meshes deliver other clients' calls from this address."""
 SHARED = ("--model-control-mode=explicit", "--load-model=net", "--allow-client-shm=true")
 
 Headers = tuple[tuple[str, str], ...]
@@ -231,7 +231,7 @@ def test_protected_calls_come_from_anywhere_and_secrets_from_files(
             assert call(forwarder.port, *load, ((key, "first"),))[0] == "OK"
             assert call(forwarder.port, *load, ((key, f"@file={secret}"),))[0] == "UNAVAILABLE"
             assert call(running.port, *load)[0] == "UNAVAILABLE"
-            # The others are not protected.
+            # The other methods are not protected.
             assert (
                 call(forwarder.port, "LogSettings", CALLS["LogSettings"], ((key, "first"),))[0] == "PERMISSION_DENIED"
             )
@@ -241,7 +241,7 @@ def test_protected_calls_come_from_anywhere_and_secrets_from_files(
             assert ask(running.http_port, "POST", url, {}, header, source=FOREIGN) == 200
             assert ask(running.http_port, "POST", url, {}, source=FOREIGN) == 403
 
-            # Renewed as certificates are.
+            # Replaced as certificates are renewed.
             new = folder / "secret.new"
             new.write_text("second")
             new.replace(secret)

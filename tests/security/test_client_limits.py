@@ -1,4 +1,4 @@
-"""One client's requests: in flight, and a second, over gRPC, streams and HTTP together."""
+"""Limits of one client: requests in flight, and requests a second, over gRPC, streams and HTTP together."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_requests_in_flight(server: RocserveProcess) -> None:
     with grpc.insecure_channel(server.address) as channel:
         infer, live = (channel.unary_unary(SERVICE + name) for name in ("ModelInfer", "ServerLive"))
         calls = [infer.future(paced(3000), timeout=20) for _ in range(8)]
-        # Six are refused at once, while two are in the model.
+        # Six are refused immediately, while two are in the model.
         wait_until(lambda: sum(call.done() for call in calls) == 6)
         refused = [call for call in calls if call.done()]
         assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -66,7 +66,8 @@ def test_requests_a_second(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("rate")
     (folder / "repository").mkdir()
     drop_paced(folder / "repository", "paced")
-    # A rate that a slow machine passes too: within the test hardly any come to those of the first second.
+    # A rate that works on a slow machine, too: within the test hardly any requests are added to those of the first
+    # second.
     flags = ("--max-request-rate-per-client=3",)
     with RocserveProcess([folder / "repository"], *flags, log=folder / "server.log") as server:
         server.wait_until_ready()

@@ -1,4 +1,5 @@
-"""Endpoints that clients ask for (AMD Inference Server's worker_load): who may, and how many there get to be."""
+"""Endpoints that clients ask for (AMD Inference Server's worker_load): which clients may, and how many endpoints there
+may be."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_by_default_no_client_starts_workers(default: RocserveProcess) -> None:
         json.dumps({"error": text}, separators=(",", ":")),
     )
     assert len(default.workers()) == before
-    # What only looks goes on working, and so does the load of what is served.
+    # Reading calls still work, and so does loading what is already served.
     assert ask(default, "ModelLoad", pb.ModelLoadRequest(name="net"))[0] == "OK"
     assert ask(default, "ModelUnload", pb.ModelUnloadRequest(name="net"))[0] == "UNAVAILABLE"
     assert ask(default, "WorkerUnload", pb.WorkerUnloadRequest(name="none"))[0] == "OK"

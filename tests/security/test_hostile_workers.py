@@ -1,5 +1,5 @@
-"""Workers that are not what they should be: models whose code writes what it likes to every descriptor that it holds.
-The server ends such a worker with a reason, and serves the others as before."""
+"""Hostile workers: models whose code writes arbitrary bytes to every descriptor that it holds. The server ends such a
+worker with a reason, and serves the others as before."""
 
 from __future__ import annotations
 
@@ -227,14 +227,14 @@ def infer(client: triton.InferenceServerClient, model: str, attack: str = "none"
 
 
 def wait_until_served(client: triton.InferenceServerClient) -> None:
-    """The model has a worker again, which has been asked once."""
+    """Wait until the model has a worker again, and has answered a request."""
 
     def is_served() -> bool:
         entries = {entry.name: entry for entry in client.get_model_repository_index().models}
         return entries["hostile"].state == "READY" and not entries["hostile"].reason
 
     wait_until(is_served, "a worker of the hostile model")
-    # One that has answered a request is restarted at once when it ends.
+    # A worker that has answered a request is restarted immediately when it ends.
     with pytest.raises(InferenceServerException, match="done"):
         infer(client, "hostile", "none")
 
@@ -261,7 +261,7 @@ def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProces
     answers: list[InferenceServerException | None] = []
     client.async_infer("hostile", [entry], lambda result, error: answers.append(error), client_timeout=60)
     while not answers and time.monotonic() - started < 5:
-        # The index is told by the loop that reads the flood.
+        # The loop that reads the flood updates the index.
         other.get_model_repository_index(client_timeout=30)
         infer(other, "honest")
     wait_until(lambda: answers, "the end of the flood")

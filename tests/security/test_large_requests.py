@@ -1,4 +1,4 @@
-"""One HTTP client asks what takes long to read; another's small requests are answered meanwhile."""
+"""One HTTP client sends requests that take long to read; another client's small requests are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from support.models import add_sub, answering, drop
 from support.server import RocserveProcess, Start
 
 MOST_CPU_SECONDS = 0.3
-"""Of the server's process while it answers one small request, which takes milliseconds. Most of the large ones below
-would take a second and more there. What others on the machine take does not count."""
+"""CPU seconds of the server's process while it answers one small request, which takes milliseconds. Most of the large
+requests below would take a second and more there. CPU time of other processes does not count."""
 SCRIPT = answering("X", "COUNT", "np.array([x.size])")
 CONFIG = """
 backend: "python"
@@ -52,7 +52,7 @@ def parameters() -> bytes:
 
 
 Case = tuple[str, bytes, Mapping[str, str], int, str]
-"""What is asked for, the body, headers; the status and a part of the answer."""
+"""Path, body, headers; the status and a part of the answer."""
 CASES: Mapping[str, Callable[[], Case]] = {
     "numbers": lambda: ("models/numbers/infer", tensor("INT32", b"123456789", 3_000_000), {}, 200, "3000000"),
     "texts": lambda: ("models/texts/infer", tensor("BYTES", b'""', 750_000), {}, 200, "750000"),

@@ -1,4 +1,4 @@
-"""What clients send never decides which code or which program runs: loads by request, in explicit mode."""
+"""Clients never decide which code or program runs: loads by request, in explicit mode."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RocserveProcess]:
-    """One that takes from clients all that it ever does."""
+    """A server that accepts everything that any server accepts from clients."""
     repository = folder / "repository"
     drop(repository, "net", add_constant(1))
     (repository / "net" / "1" / "model.py").write_text(f"open({str(folder / 'changed')!r}, 'w')\n")
@@ -99,7 +99,7 @@ def told(client: triton.InferenceServerClient) -> str:
 
 
 def library(folder: Path, mark: Path) -> bytes:
-    """A shared library that writes a file as soon as it is loaded; without a compiler any other that can be loaded."""
+    """A shared library that writes a file as soon as it is loaded; without a compiler any other library."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         found = ctypes.util.find_library("c")
@@ -258,7 +258,7 @@ def test_files_and_new_models_want_their_flags(tmp_path: Path, repository: Path)
 
 
 def test_the_interpreter_of_the_repository_stays(tmp_path: Path, repository: Path) -> None:
-    """A request that does not name it must not have the model run by another."""
+    """A request that does not name the interpreter must not run the model with another one."""
     own = repository / "own"
     (own / "1").mkdir(parents=True)
     (own / "1" / "model.py").write_text(

@@ -1,4 +1,4 @@
-"""Bytes that are no messages, or nearly are, to every method of a real server."""
+"""Bytes that are no messages, or almost are, to every method of a real server."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def inference() -> pb.ModelInferRequest:
 
 
 def seeds() -> list[bytes]:
-    """Whole messages, to be damaged: of each method's fields one can be read as another's."""
+    """Valid messages to damage: some fields of each method can be read as another's."""
     load = pb.RepositoryModelLoadRequest(model_name="none")
     load.parameters["config"].string_param = "{}"
     trace = pb.TraceSettingRequest()
@@ -71,7 +71,7 @@ def seeds() -> list[bytes]:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A message with bytes changed, put in or cut off."""
+    """A message with bytes changed, inserted or cut off."""
     data = bytearray(draw(st.sampled_from(seeds())))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))
@@ -106,7 +106,7 @@ def test_no_message_is_the_servers_own_fault(channel: grpc.Channel, data: bytes)
         assert code_of(call) not in SERVERS_OWN_FAULTS, f"{name}: {call.details()}"
     for name, stream in streams.items():
         if name.endswith("Watch"):
-            # It goes on for as long as its client wants.
+            # This stream lasts as long as its client wants.
             try:
                 next(stream)
             except grpc.RpcError:

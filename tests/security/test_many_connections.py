@@ -1,4 +1,4 @@
-"""Clients that open connections without end: others are served, and the server keeps the descriptors that it needs."""
+"""Clients that open endless connections: others are served, and the server keeps the descriptors that it needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.server import RocserveProcess
 from support.waiting import wait_until
 
 MOST_FILES = 256
-"""That the servers of these tests may have open. A quarter is kept for the server itself."""
+"""Open files that the servers of these tests may have. A quarter is reserved for the server itself."""
 POLL = ("--repository-poll-secs=1", "--repository-settle-secs=0.2")
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
@@ -86,7 +86,7 @@ def get(port: int, path: str, tls: ssl.SSLContext | None = None) -> int:
 
 
 def half_hello() -> bytes:
-    """Of a client's handshake of TLS."""
+    """Half a client's TLS handshake."""
     outgoing = ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
@@ -124,7 +124,7 @@ def test_handshakes_that_never_end_take_no_descriptors_that_are_kept(
 
 
 def is_answered(server: RocserveProcess) -> bool:
-    """Of gRPC, on a new connection."""
+    """Whether gRPC answers on a new connection."""
     with grpc.insecure_channel(server.address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
         try:
             channel.unary_unary(LIVE)(b"", timeout=5)
@@ -134,7 +134,7 @@ def is_answered(server: RocserveProcess) -> bool:
 
 
 def test_connections_of_grpc_leave_descriptors_for_http_and_models(tmp_path: Path, python: str) -> None:
-    """And for other clients once they have idled."""
+    """And for other clients, after the connections have been idle."""
     repository = tmp_path / "repository"
     repository.mkdir()
     flags = (*POLL, "--grpc-max-connection-idle=6000")

@@ -1,4 +1,5 @@
-"""TLS on all three ports with one set of certificates: for whom, with what, renewed, and no door left open beside."""
+"""TLS on all three ports with one set of certificates: accepted and refused clients, renewal, and no unprotected
+port."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from support.waiting import wait_until
 ALL_PORTS = ("--grpc-use-ssl", "--http-use-ssl", "--metrics-use-ssl", "--front-ends=0", *METRICS)
 ALL_MUTUAL = ("--grpc-use-ssl-mutual", "--http-use-ssl-mutual", "--metrics-use-ssl-mutual", "--front-ends=2", *METRICS)
 CONNECTIONS = 16
-"""So many that no front end is without one, but once in 30,000 times."""
+"""So many that each front end has a connection, except once in 30,000 times."""
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 
@@ -36,7 +37,7 @@ LIVE = "/inference.GRPCInferenceService/ServerLive"
 class Served:
     server: RocserveProcess
     files: Authority
-    """What the server was told; a test may put others in their place."""
+    """The files that the server uses; a test may replace them."""
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -79,7 +80,7 @@ def served(
 
 
 def put(source: Authority, target: Authority) -> None:
-    """Each file at once, as a renewal does."""
+    """Replace each file atomically, as a renewal does."""
     for name in ("root", "certificate", "key"):
         new = getattr(target, name).with_suffix(".new")
         shutil.copy(getattr(source, name), new)
@@ -135,7 +136,7 @@ def test_clients_without_or_with_a_foreign_certificate(served: Served, ours: Aut
     for port, path in ports(served):
         for shown in (None, theirs):
             if is_mutual(served):
-                # The refusal may come when the first bytes are read, or as a connection that is closed.
+                # The refusal may come when the first bytes are read, or as a closed connection.
                 with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
                     get(port, path, ours, shown)
             else:
@@ -216,7 +217,7 @@ def test_a_renewed_certificate_is_used_for_new_connections_and_a_broken_one_is_n
     open_connection.request("GET", "/v2/health/live")
     assert open_connection.getresponse().read() == b'{"live":true}'
     try:
-        # A certificate without its key, none, and what is no certificate: the earlier pair goes on.
+        # A certificate without its key, a missing one, and an invalid one: the previous pair stays in use.
         for break_one in (
             lambda: shutil.copy(theirs.certificate, served.files.certificate),
             served.files.key.unlink,

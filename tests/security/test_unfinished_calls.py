@@ -1,4 +1,4 @@
-"""Clients that begin calls and do not go on: nobody else notices, and they are told."""
+"""Clients that begin calls and do not finish them: other clients are not affected, and these get an error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def infer(server: RocserveProcess) -> Iterator[grpc.UnaryUnaryMultiCallable]:
-    """An honest client with a connection of its own."""
+    """An honest client with a separate connection."""
     with grpc.insecure_channel(server.address, (("grpc.use_local_subchannel_pool", 1),)) as channel:
         yield channel.unary_unary(INFER)
 
@@ -65,7 +65,7 @@ def test_calls_without_a_message_keep_nobody_waiting(
         for _ in range(200):
             last = connection.begin(method)
         assert infer(inference(), timeout=30)
-        # It did not wait for the end of these.
+        # The server did not wait for these to end.
         assert not is_over(connection, last)
 
 
@@ -124,7 +124,7 @@ def test_slow_uploads_of_many_clients_end_well_beside_fast_ones(
 
 @pytest.fixture(scope="module")
 def small_server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    """With 64 MiB for requests."""
+    """A server with 64 MiB for requests."""
     folder = tmp_path_factory.mktemp("small")
     (folder / "repository").mkdir()
     drop(folder / "repository", "large", add_sub(1 << 18))
@@ -139,7 +139,7 @@ def held(server: RocserveProcess) -> float:
 
 @pytest.mark.parametrize("method", [INFER, SERVICE + "ModelStreamInfer"])
 def test_half_messages_count_against_the_memory_for_requests(small_server: RocserveProcess, method: str) -> None:
-    """80 of 4 MiB on four connections in four seconds: 320 MiB."""
+    """80 calls of 4 MiB on four connections in four seconds: 320 MiB."""
     half = struct.pack("!BI", 0, 8 << 20) + bytes(4 << 20)
     large = pb.ModelInferRequest(model_name="large", raw_input_contents=[bytes(1 << 20)] * 2)
     for name in ("INPUT0", "INPUT1"):
@@ -157,7 +157,7 @@ def test_half_messages_count_against_the_memory_for_requests(small_server: Rocse
                 max(most_held, held(small_server)),
                 max(most_resident, small_server.resident_bytes()),
             )
-            # They have the other half.
+            # The clients hold the other half.
             assert infer(large.SerializeToString(), timeout=30)
 
         def answered() -> list[Answer]:
@@ -166,7 +166,7 @@ def test_half_messages_count_against_the_memory_for_requests(small_server: Rocse
             answers = [connection.answers[stream] for connection, stream in sent]
             return [answer for answer in answers if answer.status is not None]
 
-        # What is left fits, in half of the memory.
+        # The rest fits, in half of the memory.
         wait_until(lambda: len(answered()) >= 72, "the refusals")
         refused = answered()
         print(f"held {most_held / 2**20:.0f} MiB, grown by {(most_resident - before) / 2**20:.0f} MiB")
@@ -174,14 +174,14 @@ def test_half_messages_count_against_the_memory_for_requests(small_server: Rocse
         assert {answer.status for answer in refused} == {StatusCode.RESOURCE_EXHAUSTED}
         assert "(--max-request-memory)" in refused[0].text
         assert most_held <= LIMIT
-        # The limit, what comes within a second, and what the heap keeps of both: under load a little more comes before
-        # it is counted. Without the limit it would be 320 MiB, five times as much.
+        # The limit, what arrives within a second, and what the heap keeps of both: under load a little more arrives
+        # before it is counted. Without the limit it would be 320 MiB, five times as much.
         assert most_resident - before <= 4.5 * LIMIT
     wait_until(lambda: held(small_server) == 0, "free memory")
 
 
 def test_slow_uploads_within_the_memory_for_requests_end_well(small_server: RocserveProcess) -> None:
-    """16 of 2 MiB over two seconds, two on a connection, beside a stream that is idle."""
+    """16 calls of 2 MiB over two seconds, two on a connection, next to an idle stream."""
     request = pb.ModelInferRequest(model_name="large", raw_input_contents=[bytes(1 << 20)] * 2)
     for name in ("INPUT0", "INPUT1"):
         request.inputs.add(name=name, datatype="INT32", shape=[1, 1 << 18])
@@ -199,7 +199,7 @@ def test_slow_uploads_within_the_memory_for_requests_end_well(small_server: Rocs
             time.sleep(0.2)
         answers = [connection.wait(stream)[0] for connection, stream in uploads]
         assert {(answer.status, answer.text) for answer in answers} == {(StatusCode.OK, "")}
-        # More than any one of them: what they have in common is what has not come whole.
+        # More than any single call: the sum of what has not fully arrived.
         assert 16 << 20 <= most <= 40 << 20
         wait_until(lambda: held(small_server) < 1 << 20, "memory that is free but for an idle stream")
     wait_until(lambda: held(small_server) == 0, "free memory")

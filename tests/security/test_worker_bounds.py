@@ -1,7 +1,6 @@
-"""Models that take more than they may: memory, processes. They are ended with a reason, others are served as before.
-
-The server looks at their processes or, where it may make cgroups, has the kernel keep the bounds. What they take is
-bounded by the models themselves, should that fail."""
+"""Models that take more memory or processes than they may: they are ended with a reason, and other models are served as
+before. The server checks their processes or, if it may make cgroups, lets the kernel keep the bounds. The models limit
+themselves in case the bounds fail."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.int32))]) for _ in requests]
 """
 
-# Up to 120 processes, each the child of the last one's parent or of nobody any more; they end after half a minute.
+# Up to 120 processes, some of them orphans; they end after half a minute.
 BOMB = """
 import os
 import time
@@ -82,25 +81,25 @@ class TritonPythonModel:
 
 @pytest.fixture(scope="module")
 def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    """A server that looks at the processes of its models."""
+    """A server that checks the processes of its models."""
     with serving(tmp_path_factory.mktemp("bounds"), "--worker-cgroups=false") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def grouping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    """A server that has the kernel keep the bounds. It leaves no cgroup of a worker behind."""
+    """A server that lets the kernel keep the bounds. It leaves no worker's cgroup behind."""
     place = tmp_path_factory.mktemp("bounds")
     with delegated_cgroup() as folder:
         with serving(place, python=python_within(folder, place / "python")) as server:
             assert f"are kept by the kernel, in cgroups below {folder}" in server.log_text
             assert len(worker_groups(folder)) == 3
             yield server
-            # The ends of workers have been tidied up after, and new ones have come in their places.
+            # Ended workers have been cleaned up, and new ones have taken their places.
             wait_until(lambda: len(worker_groups(folder)) == 3, "a cgroup for each worker")
             server.terminate()
         assert worker_groups(folder) == []
-        # The zygote ended with the server, and whoever was its child a moment later.
+        # The zygote ended with the server, and its children a moment later.
         wait_until(lambda: "populated 0" in (folder / "cgroup.events").read_text(), "the end of all processes")
 
 
@@ -118,7 +117,7 @@ def worker_groups(folder: Path) -> list[Path]:
 def serving(place: Path, *flags: str, python: str = sys.executable) -> Iterator[RocserveProcess]:
     drop(place / "models", "hog", HOG, CONFIG)
     drop(place / "models", "bomb", BOMB, CONFIG + PARAMETER.format("worker_tasks", TASKS))
-    # More than the flag says.
+    # More than the flag allows.
     drop(place / "models", "other", HOG, CONFIG + PARAMETER.format("worker_memory_bytes", 10**12))
     with RocserveProcess(
         [place / "models"],
@@ -136,7 +135,7 @@ def infer(client: triton.InferenceServerClient, model: str) -> None:
 
 
 def fails_while_others_are_served(server: RocserveProcess, model: str) -> str:
-    """What a request to a model fails with that takes too much; another model answers meanwhile."""
+    """The error of a request to a model that takes too much; another model answers meanwhile."""
     client, other = server.client(), server.client()
     entry = infer_input("TAKES", np.array([1], np.int32))
     answers: list[InferenceServerException | None] = []
@@ -184,7 +183,7 @@ def test_the_kernel_keeps_a_worker_in_a_cgroup_of_its_own(grouping: RocserveProc
 
 
 def test_processes_that_a_model_leaves_behind_end_with_its_cgroup(grouping: RocserveProcess):
-    """Also those in sessions of their own, of a model that is killed for another reason."""
+    """Also processes in separate sessions, of a model that is killed for another reason."""
     client = grouping.client()
     entry = infer_input("TAKES", np.array([1], np.int32))
     client.async_infer("bomb", [entry], lambda result, error: None, client_timeout=60)

@@ -1,4 +1,4 @@
-"""What models' processes may do: whom they run as, what they see of the server, and what is refused to them."""
+"""What models' processes may do: their user, what they see of the server, and what they are denied."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ input { name: "CODE" data_type: TYPE_STRING dims: [ 1 ] }
 output { name: "VALUE" data_type: TYPE_STRING dims: [ 1 ] }
 """
 
-# Gives the value of a Python expression, or the error that it ends with.
+# Returns the value of a Python expression, or the error that it raises.
 TELLS = """
 import ctypes
 import os
@@ -88,7 +88,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start p
 
 
 class Asked:
-    """A served model that tells what its process may do."""
+    """A served model that reports what its process may do."""
 
     def __init__(self, server: RocserveProcess) -> None:
         self._client = server.client()
@@ -101,7 +101,8 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def public_python() -> tuple[str, Mapping[str, str]]:
-    """A Python that user nobody may run, with all that the server needs, and the variables that it takes."""
+    """A Python that user nobody may run, with all that the server needs, and the environment variables that it
+    takes."""
     packages = [Path(rocserve.__file__).parents[1], Path(triton.__file__).parents[2], Path(np.__file__).parents[1]]
     variables = {"PYTHONPATH": ":".join(map(str, packages))}
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -115,7 +116,7 @@ def public_python() -> tuple[str, Mapping[str, str]]:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder that all users may read; pytest's own are for root only."""
+    """A folder that all users may read; pytest's own folders are for root only."""
     folder = Path(tempfile.mkdtemp(prefix="rocserve-isolation-"))
     folder.chmod(0o755)
     yield folder
@@ -124,7 +125,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server(place: Path, public_python: tuple[str, Mapping[str, str]]) -> Iterator[RocserveProcess]:
-    """With two models, as user nobody without a flag that says so."""
+    """A server with two models, which runs them as user nobody without a flag."""
     python, variables = public_python
     for name in ("tells", "other"):
         drop(place / "models", name, TELLS, CONFIG)
@@ -214,7 +215,7 @@ def test_a_file_beyond_the_bound_ends_the_model_alone(server: RocserveProcess):
     ask = Asked(server)
     file = tempfile.mktemp()
     assert ask(f"open('{file}', 'wb').write(bytes(3_000_000))") == 3_000_000
-    # Python passes the signal over, and the write fails.
+    # Python ignores the signal, and the write fails.
     assert ask(f"open('{file}', 'wb').write(bytes(5_000_000))") == "File too large"
     assert ask("os.getuid()", "other") == NOBODY
     Path(file).unlink()
@@ -281,7 +282,7 @@ def test_root_is_kept_where_that_is_asked_for(tmp_path: Path):
         server.wait_until_ready()
         ask = Asked(server)
         assert ask("os.getuid()") == 0
-        # As any user without capabilities.
+        # Like any user without capabilities.
         assert ask(f"read('{theirs}')") == DENIED
         assert "run as root" not in server.log_text
 

@@ -1,4 +1,5 @@
-"""One real server for what must never be broken: answers, a model that comes while it runs, and a worker that dies."""
+"""One real server for what must never break: answers, a model that is added while the server runs, and a worker that
+dies."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def test_a_version_that_is_dropped_takes_over_without_a_failure(
 ) -> None:
     drop(models, "m", add_constant(2.0), version=2)
     load.wait_until_answered_by(2.0, times=100)
-    # A half one hurts nothing, and says why it does not serve.
+    # A partial model harms nothing, and its reason says why it is not served.
     drop(models, "m", add_constant(3.0)[:40], version=3)
 
     def is_reported() -> bool:
