@@ -1,4 +1,4 @@
-"""A real server process a test, and some that tests share."""
+"""Real server processes: one for a test, or shared by several."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HTTP_MODELS = ("add_sub", "types", "seen", "repeat", "faults", "labelled")
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., RocserveProcess]]:
-    """Start a server on repositories with further flags; it is ended with the test."""
+    """Start a server on repositories with further flags; it ends with the test."""
     with ExitStack() as running:
         count = 0
 
@@ -40,7 +40,7 @@ def rocserve_server(start: Start) -> RocserveProcess:
 
 @pytest.fixture(scope="session", params=[0, 2], ids=["one-process", "front-ends"])
 def http_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    """A server for the tests of HTTP that leave it as they found it: once all in one process, once with front ends."""
+    """A server for HTTP tests that change nothing: once as one process, once with front ends."""
     folder = tmp_path_factory.mktemp("http")
     repository = folder / "repository"
     repository.mkdir()

@@ -1,4 +1,4 @@
-"""AMD Inference Server's methods and requests, in the way its clients make them."""
+"""AMD Inference Server's methods and requests, as its clients send them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Value = bool | int | float | str
 
 
 class AmdClient:
-    """Calls and requests as those of that server's client library."""
+    """Makes calls and requests like that server's client library."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)
@@ -80,7 +80,7 @@ class AmdClient:
         return self.ask("HasHardware", pb.HasHardwareRequest(name=name, num=count), pb.HasHardwareResponse).found
 
     def infer(self, model: str, values: np.ndarray, name: str = "input0") -> pb.ModelInferResponse:
-        """One item: without a batch dimension, its values in the contents."""
+        """Send one item: without a batch dimension, with its values in the contents."""
         request = pb.ModelInferRequest(model_name=model)
         tensor = request.inputs.add(name=name, datatype="FP32", shape=values.shape)
         tensor.contents.fp32_contents.extend(values.ravel().tolist())
@@ -102,7 +102,7 @@ def values_of(response: pb.ModelInferResponse) -> list[float]:
 
 
 def double() -> bytes:
-    """Z = 2 W, FP32 [batch, 2]: another name than what comes before gives."""
+    """Z = 2 W, FP32 [batch, 2]: its input has another name than the previous stage's output."""
     spec = (TensorProto.FLOAT, ["batch", 2])
     return graph([helper.make_node("Add", ["W", "W"], ["Z"])], {"W": spec}, {"Z": spec})
 
@@ -162,7 +162,7 @@ def test_workers(serve, connect, repository: Path, tmp_path: Path) -> None:
     assert values_of(response) == [2, 3]
     assert values_of(client.infer("migraphx-0", ITEM)) == [11, 12]
 
-    # Each load is to be unloaded; who asks once more is answered all the same.
+    # Each load needs an unload; a further unload succeeds all the same.
     client.worker_unload("migraphx")
     client.worker_unload("migraphx")
     client.model_unload("migraphx-0")
@@ -187,7 +187,7 @@ def test_workers(serve, connect, repository: Path, tmp_path: Path) -> None:
 
 
 def test_a_pipeline_before_a_network(serve, connect) -> None:
-    """Its JSON says neither layout nor datatype: it gives what comes next takes."""
+    """Its JSON gives neither layout nor datatype: the pipeline uses those of the next stage."""
     client = connect(serve(SAMPLES, flags=("--model-control-mode=explicit",)))
     pipeline = {"model": "digits_preprocess/1/pipeline.json", "batch": 4, "color_format": "U8"}
     network = {"model": "digits_classifier/1/model.onnx", "batch": 4}
@@ -257,7 +257,7 @@ def test_a_further_instance_of_a_chain(serve, connect, repository: Path) -> None
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(ask_on)
         assert client.worker_load("onnx", given) == chain
-        # One that cannot be had leaves what there is, and is wanted no more.
+        # A failed load changes nothing, and is not retried.
         file.write_bytes(b"no model")
         code, text = refusal(lambda: client.worker_load("onnx", given))
         assert (code, "cannot load first.onnx" in text) == ("INVALID_ARGUMENT", True)
@@ -325,7 +325,7 @@ def test_workers_that_cannot_be_had(serve, connect, repository: Path, tmp_path: 
         ({"next": "none"}, "NOT_FOUND", "No next endpoint found at: none"),
     ):
         assert refusal(lambda more=more: client.worker_load("migraphx", {"model": model, **more})) == (code, text)
-    # What failed left nothing behind.
+    # The failed load left nothing behind.
     assert client.model_list() == []
     assert client.worker_load("migraphx", {"model": model}) == "migraphx"
 
@@ -360,7 +360,7 @@ def test_models_that_the_server_itself_follows(serve, connect, repository: Path)
         "UNAVAILABLE",
         "explicit model load / unload is not allowed if polling is enabled",
     )
-    # A name of the repository is not taken by an endpoint.
+    # An endpoint cannot take the name of a model in the repository.
     drop(repository, "onnx", add_constant(5))
     wait_until(lambda: client.model_ready("onnx"))
     model = str(repository / "plain" / "1" / "model.onnx")

@@ -183,7 +183,7 @@ def test_the_status_verb(rocserve_server: RocserveProcess):
 
 
 def test_the_demo(tmp_path: Path):
-    """On the sample as a clone has it; without a network it shows no photographs, and says so."""
+    """On the sample as a clone has it. Without a network the demo shows no photographs, and says so."""
     script = ROOT / "clients" / "examples" / "demo.py"
     sample = tmp_path / "sample"
     shutil.copytree(ROOT / "model_repository", sample)

@@ -1,4 +1,4 @@
-"""Fields of a configuration that need a whole server: host policies, checksums, samples of ensembles."""
+"""Configuration fields that need a whole server: host policies, checksums, samples of ensembles."""
 
 from __future__ import annotations
 

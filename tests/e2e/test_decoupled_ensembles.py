@@ -1,4 +1,4 @@
-"""Ensembles with members that answer any number of times, and with tensors that may be left out."""
+"""Ensembles with decoupled members, and with optional tensors."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def number(name: str, value: int) -> triton.InferInput:
 
 
 def streamed(server: RocserveProcess, model: str, output: str, *counts: int) -> list[list[int] | str]:
-    """For each request the values that came, up to its final response; or its error."""
+    """For each request the values that arrived, up to its final response; or its error."""
     answers: queue.Queue = queue.Queue()
     with server.client() as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
@@ -171,7 +171,7 @@ def test_what_is_behind_a_decoupled_member_runs_for_each_answer(server: Rocserve
 
 def test_streams_within_streams(server: RocserveProcess) -> None:
     (values,) = streamed(server, "count_squares", "NUMBER", 4)
-    # 0, 1, 4 and 9 numbers, whichever of them comes first.
+    # 0, 1, 4 and 9 numbers, in any order.
     assert sorted(values) == sorted([0, *range(4), *range(9)])
 
 

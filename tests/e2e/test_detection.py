@@ -1,4 +1,4 @@
-"""JPEG bytes in, boxes out: the shape detector through the real server, and the clients that ask it."""
+"""JPEG bytes in, boxes out: the shape detector on the real server, and its clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POSTPROCESS = ROOT / "model_repository" / "detect_shapes_postprocess"
 
 @pytest.fixture(scope="module")
 def examples():
-    """The modules of the examples that measure a detector."""
+    """The example modules that measure a detector."""
     sys.path.insert(0, str(EXAMPLES))
     try:
         import average_precision
@@ -44,7 +44,8 @@ def ask(client: triton.InferenceServerClient, image: bytes) -> dict[str, np.ndar
 
 
 def test_shapes_in_fresh_pictures_are_found(rocserve_server, examples):
-    """Pictures that no training has seen, drawn here: a mean average precision of 0.9 at least, as the README says."""
+    """Newly drawn pictures that were not in the training: a mean average precision of at least 0.9, as the README
+    says."""
     shapes, average_precision = examples
     pictures = shapes.draw_pictures(seed=141421, count=60)
     client = rocserve_server.client()
@@ -101,7 +102,7 @@ def test_a_bad_image_is_refused(rocserve_server):
 
 
 def empty_heads(height: int, width: int) -> list[triton.InferInput]:
-    """What the network would say of an image of this size without shapes."""
+    """What the network would return for an image of this size without shapes."""
     inputs = []
     for name, shape in (("HEAD_0", (24, 24, 3, 8)), ("HEAD_1", (12, 12, 3, 8))):
         inputs.append(triton.InferInput(name, shape, "FP32"))
@@ -156,12 +157,12 @@ def test_a_wrong_parameter_is_the_reason_in_the_index(repository, serve):
 
 
 def copied(repository: Path, name: str = "detect_shapes_postprocess") -> Path:
-    """The post-processing in a repository of its own."""
+    """A repository with a copy of the post-processing."""
     return Path(shutil.copytree(POSTPROCESS, repository / name))
 
 
 def test_the_network_s_own_words_agree_with_the_post_processing(rocserve_server):
-    """What train_shapes.py wrote into the model, against the parameters that stand in the configuration."""
+    """What train_shapes.py wrote into the model must equal the configuration's parameters."""
     import onnx
 
     model = onnx.load(ROOT / "model_repository" / "detect_shapes_network" / "1" / "model.onnx")
@@ -202,7 +203,7 @@ def test_the_command_prints_and_draws(rocserve_server, tmp_path):
 
 
 def test_yolov4_s_heads_become_boxes_by_the_published_numbers(rocserve_server):
-    """The served post-processing against the zoo's formulas, written out cell by cell, and OpenCV's suppression."""
+    """The served post-processing against the model zoo's formulas, cell by cell, and OpenCV's suppression."""
     anchors = (
         ((12, 16), (19, 36), (40, 28)),
         ((36, 75), (76, 55), (72, 146)),

@@ -1,7 +1,5 @@
-"""A GPU that MIGraphX cannot use: who serves the model instead, who does not, and where it is said.
-
-HIP_VISIBLE_DEVICES tells the server of a GPU; the MIGraphX of the tests has no target for one.
-"""
+"""A GPU that MIGraphX cannot use: which models are served otherwise, which are refused, and where the reason is shown.
+HIP_VISIBLE_DEVICES makes the server see a GPU; the tests' MIGraphX has no target for one."""
 
 from __future__ import annotations
 

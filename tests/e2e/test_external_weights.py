@@ -1,4 +1,4 @@
-"""ONNX models with weights in files of their own, dropped into a running server."""
+"""ONNX models with external weights, dropped into a running server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLAGS = ("--repository-poll-secs=1", "--repository-settle-secs=0.1")
 
 
 def write_model(folder: Path, value: float) -> None:
-    """Y = X + value, FP32 [batch, 2], the value in weights.bin. Written as exporters do: first the weights."""
+    """Y = X + value, FP32 [batch, 2], the value in weights.bin. Written like exporters do: first the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = helper.make_tensor("weights", TensorProto.FLOAT, [2], np.full(2, value, "<f4").tobytes(), raw=True)
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 2]) for name in ("X", "Y")]

@@ -1,4 +1,4 @@
-"""gRPC served by processes of their own: what a client may ask is answered as by one process."""
+"""gRPC served by front-end processes: clients get the same answers as from one process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
 
 
 def own_client(server: RocserveProcess) -> triton.InferenceServerClient:
-    """One with a connection of its own, and so with a front end that chance gives it."""
+    """A client with a separate connection, and so with a random front end."""
     any_size = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
     arguments = [("grpc.use_local_subchannel_pool", 1), *any_size]
     return triton.InferenceServerClient(server.address, channel_args=arguments)
@@ -76,7 +76,7 @@ def own_client(server: RocserveProcess) -> triton.InferenceServerClient:
 
 @pytest.fixture
 def clients(server: RocserveProcess) -> Iterator[list[triton.InferenceServerClient]]:
-    """So many that no front end is without one, but once in 30,000 times."""
+    """So many that each front end has a connection, except once in 30,000 times."""
     made = [own_client(server) for _ in range(16)]
     yield made
     for client in made:
@@ -186,7 +186,7 @@ def test_large_tensors(clients: list[triton.InferenceServerClient]) -> None:
 def test_a_model_that_comes_with_a_call_and_a_question_meanwhile(
     server: RocserveProcess, clients: list[triton.InferenceServerClient]
 ) -> None:
-    """The call is many times what the control socket holds, and is left out of nobody's turn."""
+    """The call is many times as large as the control socket's buffer, and must not delay others."""
     longest = 0.0
     done = threading.Event()
 
@@ -253,7 +253,7 @@ def test_restricted_methods(clients: list[triton.InferenceServerClient]) -> None
 
 
 def test_the_log_tells_of_requests(server: RocserveProcess, clients: list[triton.InferenceServerClient]) -> None:
-    """What is wanted of requests is switched while they come."""
+    """The log's request settings change while requests come."""
     values = tensor("X", np.zeros((1, 2), np.float32), "FP32")
     settings = {"log_verbose_level": 1}
     clients[0].update_log_settings(settings, headers=dict([SECRET]))
@@ -291,7 +291,7 @@ def test_what_nobody_waits_for_is_not_run(clients: list[triton.InferenceServerCl
 
 
 def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
-    """A front end tells of what it holds: here a stream whose client does not read."""
+    """A front end reports the memory that it holds: here for a stream whose client does not read."""
     port = port_of(server)
 
     def answers() -> float:

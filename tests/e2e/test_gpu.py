@@ -1,4 +1,4 @@
-"""A GPU: its memory that clients share, tensors that stay on it, and memory that an unloaded model frees."""
+"""A GPU: clients' shared GPU memory, tensors that stay on the GPU, and memory that an unloaded model frees."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ instance_group { kind: %s gpus: [ 0 ] }
 
 
 def free_bytes() -> int:
-    """Of the first GPU; asked by a process of its own, as a process that has used a GPU keeps some of its memory."""
+    """Free bytes of the first GPU. A separate process asks, because a process that has used a GPU keeps some of its
+    memory."""
     if not has_file("torch", ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")):
         return 0
     found = subprocess.run([sys.executable, "-c", FREE], capture_output=True, text=True, check=False)
@@ -88,7 +89,7 @@ def refused(call: Callable[[], Any]) -> str:
 
 
 def ask(client: triton.InferenceServerClient, model: str, x: np.ndarray, outputs: int) -> None:
-    """With the input in region "in", the output "scores" in "out"."""
+    """Send a request with its input in region "in" and its output "scores" in "out"."""
     given = triton.InferInput("x", x.shape, "FP32")
     given.set_shared_memory("in", x.nbytes)
     wanted = triton.InferRequestedOutput("scores")
@@ -265,7 +266,8 @@ ensemble_scheduling { %s }
 
 @pytest.fixture(scope="module")
 def chains(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Client]:
-    """A Python model before the network and one behind it: "on" all on the GPU, "off" with a last one that is not."""
+    """Ensembles of a Python model, the network, and another Python model: "on" all on the GPU, "off" with the last one
+    on the CPU."""
     repository = server.repositories[0]
     for model, forced in (("by_1", "no"), ("by_100", "no"), ("by_200", "yes")):
         drop(repository, model, ON_GPU.encode(), ON_GPU_CONFIG % forced, filename="model.py")
@@ -338,7 +340,7 @@ def test_a_worker_that_dies_takes_no_other_along(
             before.kill()
             wait(asked)
         wait_until(lambda: _worker(server, "by_1").pid != before.pid, seconds=LOAD_SECONDS)  # noqa: B023
-        # Ready it stays for a while, so that one restart is no outage; the index says what is wrong meanwhile.
+        # It stays ready for a while, so that one restart is no outage; the index shows the reason meanwhile.
         wait_until(lambda: not _reason(chains, "by_1"), seconds=LOAD_SECONDS)
         answer = chains.infer("on", {"x": inputs["x"][:2] - 1})
         np.testing.assert_allclose(answer["scores"], expected["scores"][:2] + 100, atol=1e-4)

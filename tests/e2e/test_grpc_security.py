@@ -1,4 +1,4 @@
-"""Restricted protocols, forwarded headers, limits, and messages that nobody should send."""
+"""Restricted protocols, forwarded headers, limits, and hostile messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def repository(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    """Everything but `health` and `model-repository` is restricted."""
+    """A server that restricts everything except `health` and `model-repository`."""
     folder = tmp_path_factory.mktemp("security")
     others = ",".join(sorted({*PROTOCOLS.values()} - {"health", "model-repository", "inference"}))
     flags = (
@@ -178,7 +178,7 @@ def broken_messages(random_source: random.Random, seed: bytes) -> Iterator[bytes
 
 
 def seed_of(method: str) -> bytes:
-    """A message that names things that are there."""
+    """A message that names existing models."""
     if method == "ModelInfer":
         return inference(given="x")
     name = "ModelMetadata" if method == "ModelReady" else method
@@ -204,7 +204,7 @@ def test_broken_messages_leave_the_server_serving(server: RocserveProcess, chann
         send = channel.unary_unary(method)
         seed = seed_of(method.rpartition("/")[2])
         pending = [send.future(message, timeout=30, metadata=KEYS) for message in broken_messages(source, seed)]
-        # Each has an answer, whatever it is; none takes the server down or hangs.
+        # Each message gets an answer; none ends the server, none hangs.
         codes = {outcome.code() for outcome in pending}
         assert not codes & {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN}, (method, codes)
     stream = channel.stream_stream(INFERENCE + "ModelStreamInfer")

@@ -1,4 +1,4 @@
-"""The HTTP front end of a real server, asked by Triton's own clients and by plain HTTP."""
+"""The HTTP front end of a real server, with Triton's own clients and plain HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that are large, in pieces, nonsense, or that nobody waits for, and the server behind them."""
+"""HTTP bodies that are large, chunked or nonsense, or whose client has left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.waiting import wait_until
 
 
 def test_a_large_tensor(triton_http: http_client.InferenceServerClient) -> None:
-    """Only JSON is bound by --http-max-input-size."""
+    """--http-max-input-size bounds JSON only."""
     array = np.random.default_rng(1).random((1, 1_500_000), dtype=np.float32)
     entry = http_client.InferInput("INPUT_FP32", array.shape, "FP32").set_data_from_numpy(array)
     wanted = [http_client.InferRequestedOutput("OUTPUT_FP32")]

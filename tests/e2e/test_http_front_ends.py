@@ -1,4 +1,4 @@
-"""HTTP served by processes of their own: what no one of them knows alone. The tests of test_http.py run with them
+"""HTTP served by front-end processes: state that all of them share. The tests of test_http.py run with front ends,
 too."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CLIENTS = 16
-"""With a connection each: no front end is without one, but once in 30,000 times."""
+"""With a connection each, so many that each front end has one, except once in 30,000 times."""
 BODY = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
 
 
@@ -47,7 +47,7 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
 
 
 def infer(server: RocserveProcess, model: str = "m", **more: Any) -> tuple[int, Any]:
-    """By a connection of its own, and so by a front end that chance gives it."""
+    """Infer on a new connection, and so through a random front end."""
     return ask(server, "POST", f"/v2/models/{model}/infer", {**BODY, **more})
 
 
@@ -71,7 +71,7 @@ def test_what_one_has_changed_all_know(server: RocserveProcess) -> None:
             status, answer = infer(server)
             assert (status, answer["error"][:31]) == (404, "Request for unknown model: 'm' ")
             assert ask(server, "POST", "/v2/models/m/generate", {"X": [1, 2]})[0] == 404
-        # In turns with batches and without: what a body without shapes means changes with it.
+        # Alternately with and without batching, which changes what a body without shapes means.
         batch_size = 8 if turn % 2 else 0
         dims = "[2]" if batch_size else "[-1, 2]"
         config = (
@@ -130,7 +130,7 @@ def test_the_log_and_traces_tell_of_requests(server: RocserveProcess, tmp_path: 
 
 
 def test_memory_of_requests_is_counted_in_all(server: RocserveProcess) -> None:
-    """A front end tells of what it holds: here half a body."""
+    """A front end reports the memory that it holds: here half a body."""
     port = port_of(server)
 
     def requests() -> float:

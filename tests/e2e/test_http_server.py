@@ -1,4 +1,4 @@
-"""The HTTP front end's start, its end, its flags, and what stands beside it."""
+"""The HTTP front end's start, its end, its flags, and the other ports."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) 
     server: RocserveProcess = serve(repository, flags=("--exit-timeout-secs=30",))
     server.wait_until_ready()
     body = {"inputs": [{"name": "WAIT", "shape": [1], "datatype": "BOOL", "data": [False]}]}
-    # A client whose request is under way, and one whose connection is open.
+    # A client with a running request, and a client with an idle connection.
     idle = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=20)
     idle.request("GET", "/v2/health/ready")
     assert json.loads(idle.getresponse().read()) == {"ready": True}
@@ -70,7 +70,7 @@ def test_requests_in_hand_are_finished_at_the_end(serve: Any, repository: Path) 
     wait_until(lambda: "finishing the work in flight" in server.log_text, "the end's beginning")
     idle.request("POST", "/v2/models/patient/infer", data)
     answer = idle.getresponse()
-    # Both have been let in before.
+    # Both were accepted earlier.
     assert (answer.status, answer.headers["Connection"]) == (200, "close")
     sending.sendall(data)
     assert sending.recv(65536).startswith(b"HTTP/1.1 200")

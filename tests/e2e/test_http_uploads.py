@@ -153,7 +153,7 @@ def test_scripts_of_other_origins(serve: Callable[..., RocserveProcess], tmp_pat
     for origin in ("https://evil.example.com", "https://app.example.com.evil.com", "null"):
         asked = _answer(server, "OPTIONS", path, Origin=origin, Access_Control_Request_Method="POST")
         assert (asked.status, asked.headers["Access-Control-Allow-Origin"]) == (405, None)
-    # What is an admin call stays one.
+    # An admin call stays an admin call.
     assert _answer(server, "POST", "/v2/repository/models/add_sub/load", Origin=mine).status == 403
 
 

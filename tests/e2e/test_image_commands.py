@@ -1,4 +1,4 @@
-"""`rocserve classify` and `rocserve detect`: what they say when all is well, and what when something is wrong."""
+"""`rocserve classify` and `rocserve detect`: their output, and their errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def command(verb: str, *arguments: object) -> list[str]:
 
 
 def run(verb: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Into a pipe, in which no line is broken."""
+    """Run the command with its output in a pipe, in which no line is wrapped."""
     return subprocess.run(command(verb, *arguments), capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -89,7 +89,7 @@ def test_who_cannot_be_asked_is_told_with_what_to_do(rocserve_server, verb):
 
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
-    """Takes connections and says nothing."""
+    """Accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(20.0)
         yield listening

@@ -1,4 +1,4 @@
-"""Every form in which images can be sent, through the real server and Triton's client."""
+"""Every form in which clients can send images, through the real server and Triton's client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIRROR = {
     "is_output": True,
 }
 SIZE = {"operation": "ImageSize", "is_output": True}
-# A limit of the images' own size: the decoder leaves PNGs and JPEGs as they are.
+# The limit is the images' own size, so the decoder does not scale PNGs and JPEGs.
 DECODER = {"max_width": 60, "max_height": 40}
 OUTPUT = "output { name: 'IMAGE' data_type: TYPE_UINT8 dims: [ 24, 32, 3 ] }"
 MODELS: Mapping[str, tuple[dict[str, Any], str]] = {
@@ -141,7 +141,7 @@ def sent(server: RocserveProcess, model: str, *inputs: triton.InferInput, output
 
 @pytest.fixture(scope="module")
 def expected(server: RocserveProcess) -> np.ndarray[Any, Any]:
-    """The images of FILES, each sent by itself."""
+    """The answers for the images of FILES, each sent alone."""
     return np.stack(
         [sent(server, "one_file", tensor("FILE", "UINT8", np.frombuffer(file, np.uint8))) for file in FILES]
     )
@@ -258,7 +258,7 @@ def test_every_output_has_its_own_type_and_layout(server: RocserveProcess) -> No
     image = result.as_numpy("image").transpose(0, 2, 3, 1)
     np.testing.assert_array_equal(result.as_numpy("image_1"), image)
     np.testing.assert_array_equal(result.as_numpy("image_2"), image[:, :, ::-1])
-    # Blue comes first: of this picture it grows less where red grows more.
+    # Blue comes first: in this picture blue grows less where red grows more.
     assert image[0, 12, 0, 0] > image[0, 12, -1, 0]
     assert image[0, 12, 0, 2] < image[0, 12, -1, 2]
 
@@ -302,7 +302,7 @@ def test_damaged_files_by_the_hundred_harm_no_other_request(
     damage = random.random(300)
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(ask, range(300)))
-    # Requests travelled together, so that there were others to be harmed.
+    # Several requests were batched, so the bad image had others to harm.
     (statistics,) = server.client().get_inference_statistics("files", as_json=True)["model_stats"]
     assert int(statistics["execution_count"]) < int(statistics["inference_count"])
     assert any(int(one["batch_size"]) > 1 for one in statistics["batch_stats"])

@@ -1,4 +1,4 @@
-"""`preprocess` in a model's configuration: encoded images to labels or boxes, by networks whose answers are known."""
+"""`preprocess` in a model's configuration: encoded images to labels or boxes, with networks whose answers are known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHAPES = Path(__file__).parents[2] / "model_repository" / "detect_shapes_networ
 _SIDE = 192
 YOLOV4_ANCHORS = np.array([12, 16, 19, 36, 40, 28, 36, 75, 76, 55, 72, 146], dtype=np.float32).reshape(2, 3, 2)
 COLOURS = ("red\u2028", "gr\x85e\x0ben", "blue")
-"""Names may hold what other programs take for the end of a line."""
+"""Names may contain characters that other programs take for the end of a line."""
 
 
 def shapes_like_yolov8(batch: int | str = "N") -> bytes:
@@ -48,7 +48,7 @@ def shapes_like_yolov8(batch: int | str = "N") -> bytes:
 
 
 def shapes_like_yolov4(batch: int | str = "N") -> bytes:
-    """The same with YOLOv4's three outputs: raw sides for its anchors, and nothing in the coarsest cells."""
+    """The same detector with YOLOv4's three outputs: raw sides for its anchors, and nothing in the coarsest cells."""
     network = _Shapes(batch)
     outputs = {}
     for (head, cells, _, anchors, _), others in zip(network.heads, YOLOV4_ANCHORS, strict=True):
@@ -61,7 +61,7 @@ def shapes_like_yolov4(batch: int | str = "N") -> bytes:
 
 
 class _Shapes:
-    """The sample's network, with nodes behind it."""
+    """Builds the sample's network with further nodes at its end."""
 
     def __init__(self, batch: int | str) -> None:
         self._model = onnx.load(_SHAPES)
@@ -126,7 +126,7 @@ def colour_classifier(
     side: int = 32,
     softmax: bool = False,
 ) -> bytes:
-    """Scores of red, green and blue: the means of the three channels as they come, behind a softmax if wanted."""
+    """Scores of red, green and blue: the means of the three channels, through a softmax if wanted."""
     dims = [batch, 3, side, side] if is_nchw else [batch, side, side, 3]
     nodes = [
         helper.make_node("Cast", ["pixels"], ["numbers"], to=TensorProto.FLOAT),
@@ -169,7 +169,7 @@ def examples(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture(scope="module")
 def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    """On all networks that find shapes or name colours."""
+    """A server on all networks that find shapes or name colours."""
     repository = tmp_path_factory.mktemp("networks")
     for name, (preset, network) in FINDERS.items():
         put(repository, name, network, preset, SHAPES)
@@ -247,7 +247,7 @@ def printed_config(folder: Path, *flags: str) -> str:
 
 
 def test_what_config_prints_serves_the_same(repository: Path, tmp_path: Path, serve) -> None:
-    """Saved as files beside the model, which then needs no `preprocess` any more."""
+    """Saved as files next to the model, which then needs no `preprocess`."""
     put(repository, "shapes", shapes_like_yolov8(), "yolov8", SHAPES)
     printed = printed_config(repository / "shapes", "--save", str(tmp_path / "saved"))
     for model in ("shapes_preprocess", "shapes_postprocess", "shapes_image"):
@@ -270,7 +270,7 @@ def test_what_config_prints_serves_the_same(repository: Path, tmp_path: Path, se
 
 
 def test_it_follows_its_model(repository: Path, serve) -> None:
-    """Another network, other labels, another preset, none: as with files that are dropped."""
+    """Another network, other labels, another preset, none: as with dropped files."""
     folder = put(repository, "colours", colour_classifier(), "imagenet")
     server = serve(repository)
     server.wait_until_ready()
@@ -354,7 +354,7 @@ id = ""
 
 
 def as_they_come() -> bytes:
-    """The second network of the chain."""
+    """The second network of the chain: it returns its input."""
     graph = helper.make_graph(
         [helper.make_node("Identity", ["pixels"], ["same"])],
         "again",
@@ -365,7 +365,7 @@ def as_they_come() -> bytes:
 
 
 def test_a_name_is_free_once_its_folder_of_several_models_has_it_no_more(repository: Path, serve) -> None:
-    """The folder itself stays, and the other models of it."""
+    """The folder itself stays, with its other models."""
     chain = repository / "shop"
     (chain / "1").mkdir(parents=True)
     for name, network in (
@@ -402,7 +402,7 @@ def test_it_comes_and_goes_with_loads_and_unloads(repository: Path, serve) -> No
     with Client(server.address) as client:
         client.load_model("colours")
         assert client.model_ready("colours_image")
-        # Another server has them with the model, and misses no folders of theirs.
+        # Another server has them with the model, and does not miss folders for them.
         server.server_process().kill()
         wait_until(lambda: "colours_image" in {entry.name for entry in indexed(client) if entry.state == "READY"})
         assert "failed to load" not in server.log_text
@@ -416,7 +416,7 @@ def test_it_comes_and_goes_with_loads_and_unloads(repository: Path, serve) -> No
 
 @pytest.mark.parametrize("labels", ["beside", "named"])
 def test_a_file_is_served_for_images(tmp_path: Path, labels: str) -> None:
-    """`rocserve serve FILE --preprocess`, as somebody types it who has a network and the names of its classes."""
+    """`rocserve serve FILE --preprocess`, typed by a user who has a network and the names of its classes."""
     (tmp_path / "shapes.onnx").write_bytes(shapes_like_yolov8(batch=1))
     names = tmp_path / ("labels.txt" if labels == "beside" else "names")
     names.write_text(SHAPES)

@@ -1,4 +1,4 @@
-"""deploy/kserve, and KServe's own Python clients and types, from an environment of their own."""
+"""deploy/kserve, with KServe's own Python clients and types from a separate environment."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Question:
 
 
 def answers(kserve: Environment, *questions: Question) -> list[Mapping[str, Any]]:
-    """What models answer to KServe's clients: over REST the same as over gRPC."""
+    """The models' answers to KServe's clients, which are the same over REST and gRPC."""
     words = [word for each in questions for word in (each.grpc_address, each.http_address, each.model, each.data)]
     ran = subprocess.run(
         [kserve.programs / "python", SUPPORT / "kserve_calls.py", *words],
@@ -122,7 +122,7 @@ def test_what_inference_services_name_is_served(kserve: Environment, tmp_path: P
 
 @pytest.mark.timeout(300)
 def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
-    """Its clients stay connected to it, as behind a Service's one address, until it has them look for another."""
+    """Clients stay connected to the ending pod, as behind a Service's address, until it makes them reconnect."""
     require_containers()
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -133,7 +133,7 @@ def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
     ):
         for pod in (ending, staying):
             pod.wait_until_ready()
-        # Clients stay with the first that they reach.
+        # Clients stay with the first pod that they reach.
         addresses = "ipv4:" + ",".join(f"127.0.0.1:{pod.ports['grpc']}" for pod in (ending, staying))
         with ConstantLoad(addresses, "m", {1.0}, threads=4, pause_seconds=0.01) as load:
             load.wait_until_answered_by(1.0, times=20)
@@ -145,14 +145,14 @@ def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
 
 
 def runtime(name: str, service: str) -> dict[str, Any]:
-    """The spec of a runtime's pod, for an InferenceService of this name, which KServe fills in."""
+    """The pod spec of a runtime, filled in for an InferenceService of this name as KServe does."""
     spec: dict[str, Any] = the("ClusterServingRuntime", rendered("kserve"), name)["spec"]
     return json.loads(json.dumps(spec).replace("{{.Name}}", service))  # type: ignore[no-any-return]
 
 
 def pod_of(service: Mapping[str, Any], folder: Path) -> Pod:
-    """What KServe makes of an InferenceService and its runtime: names filled in, the service's arguments behind the
-    runtime's, and the model where its storage initializer puts it."""
+    """The pod that KServe makes of an InferenceService and its runtime: names filled in, the service's arguments after
+    the runtime's, and the model at the storage initializer's place."""
     wanted = service["spec"]["predictor"]["model"]
     spec = runtime(wanted["runtime"], service["metadata"]["name"])
     assert wanted["modelFormat"]["name"] in [entry["name"] for entry in spec["supportedModelFormats"]]

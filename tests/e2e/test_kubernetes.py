@@ -1,5 +1,5 @@
-"""deploy/kustomize: its objects by the schemas of their kinds, its rules by promtool, its pod by an OCI runtime, and
-what it asks of the metrics by a Prometheus that scrapes that pod."""
+"""deploy/kustomize: its objects against the schemas of their kinds, its rules with promtool, its pod on an OCI runtime,
+and its metric queries on a Prometheus that scrapes that pod."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from benchmarks.server_process import free_port
 
 
 def program(name: str) -> str:
-    """prometheus or promtool; without it the test skips."""
+    """prometheus or promtool. The test skips without it."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"no {name} here: apt-get install prometheus")
@@ -41,7 +41,7 @@ def program(name: str) -> str:
 
 
 class Prometheus:
-    """A context manager. It scrapes and evaluates each second."""
+    """A context manager: a Prometheus that scrapes and evaluates each second."""
 
     def __init__(self, targets: Mapping[str, Mapping[str, str]], rules: Mapping[str, Any], folder: Path) -> None:
         """`targets`: an address -> the labels that the Prometheus Operator gives; `rules`: the spec of a
@@ -84,7 +84,7 @@ class Prometheus:
         self._process.wait(10)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that there are now, without those that are no number."""
+        """The current series, without those whose value is not a number."""
         words = urllib.parse.urlencode({"query": expression})
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/api/v1/query?{words}", timeout=10) as answer:
             series = json.load(answer)["data"]["result"]
@@ -130,7 +130,7 @@ output { name: "Y" data_type: TYPE_FP32 dims: [ 1 ] }
 SOONER = ("--drain-seconds=5", "--max-connection-age-secs=4")
 CLIENTS = 8
 ELEMENTS = 115_000
-"""Of 460 KB: what the clients send is 88 % of --max-request-memory=4 MiB."""
+"""460 KB: the clients' concurrent requests take 88 % of --max-request-memory=4 MiB."""
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -212,7 +212,7 @@ class Monitored:
 
 @pytest.fixture(scope="module")
 def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
-    """A pod under more load than it can do, and the Prometheus that looks at it."""
+    """A pod under more load than it can serve, and the Prometheus that scrapes it."""
     require_containers()
     program("prometheus")
     folder = tmp_path_factory.mktemp("pod")
@@ -268,7 +268,7 @@ def test_every_query_has_data(monitored: Monitored) -> None:
     # As prometheus-adapter asks for a metric of pods.
     asked = 'sum by (pod) ({}{{namespace="serving", pod=~"rocserve-0"}})'
     queries += [asked.format(metric["pods"]["metric"]["name"]) for metric in pods]
-    # Only AMD's GPUs tell these.
+    # Only AMD GPUs have these.
     assert [query for query in queries if "nv_gpu_" in query] == [
         'nv_gpu_utilization{namespace="serving"}',
         'nv_gpu_memory_used_bytes{namespace="serving"} / nv_gpu_memory_total_bytes{namespace="serving"}',
@@ -276,14 +276,14 @@ def test_every_query_has_data(monitored: Monitored) -> None:
     for query in queries:
         if "nv_gpu_" not in query:
             wait_until(lambda query=query: monitored.prometheus.query(query), f"data of {query}")
-    # One at a time, of 0.2 s each; seven wait meanwhile.
+    # One at a time, 0.2 s each; seven wait meanwhile.
     (waiting,) = monitored.prometheus.query('max_over_time(nv_inference_pending_request_count{model="slow"}[1m])')
     assert waiting["value"][1] == "7"
     wait_until(lambda: monitored.prometheus.query("rocserve_requests_offered > 0.5"), "requests offered")
 
 
 def test_a_pod_that_ends_loses_no_request(tmp_path: Path) -> None:
-    """Clients ask the pods of a list, which a pod leaves when the probe's period is over, as it leaves endpoints."""
+    """Clients ask the pods of a list, which a pod leaves after the probe's period, as it leaves the endpoints."""
     require_containers()
     drop(tmp_path / "models", "m", add_constant(1.0))
     with (
@@ -319,7 +319,7 @@ def folder_in(parent: Path, name: str) -> Path:
 
 
 def follow(endpoints: list[Pod], stop: threading.Event, failures: list[str]) -> None:
-    """Ask all that are in the list, one after the other."""
+    """Ask all pods of the list, one after another."""
     entry = infer_input("X", np.ones((1, 2), np.float32))
     clients: dict[int, triton.InferenceServerClient] = {}
     while not stop.is_set():

@@ -1,4 +1,4 @@
-"""Tensors that are copied in steps, on each of their ways, with tritonclient against a real server."""
+"""Tensors that are copied in steps, on each path, with tritonclient against a real server."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_through_a_stream(client: triton.InferenceServerClient) -> None:
 
 
 def test_responses_of_a_decoupled_model_in_their_order(client: triton.InferenceServerClient) -> None:
-    """Large and small ones, which take different ways."""
+    """Large and small responses, which take different paths."""
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
     client.async_stream_infer("many", [tensor(FLOATS)], enable_empty_final_response=True)

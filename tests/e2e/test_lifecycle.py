@@ -1,4 +1,4 @@
-"""The server's start and end, health that is watched, explicit control, and flags."""
+"""The server's start and end, health watches, explicit control, and flags."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_single_requests_are_told_of_when_asked_for(server: RocserveProcess) -> 
     empty = triton.InferInput("X", [1, 2], "FP32")
     with pytest.raises(InferenceServerException):
         client.infer("m", [empty], request_id="empty")
-    # gRPC's thread writes it once it has answered; the next is HTTP's.
+    # gRPC's thread writes its line after it has answered; the next line is HTTP's.
     wait_until(lambda: "[request id: empty]" in server.log_text, "the words on the empty one")
     refused = {"id": "refused", "inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP32", "data": ["a", "b"]}]}
     connection = http.client.HTTPConnection(server.http_address, timeout=20)
@@ -108,7 +108,8 @@ def test_the_form_and_the_levels_are_changed_at_once(server: RocserveProcess) ->
     assert (changed["log_format"], changed["log_verbose_level"]) == ("ISO8601", 1)
     http.close()
     ask(server, request_id="iso")
-    # Its last line comes beside its answer: waited for, so that it is not taken for one of the next request.
+    # Its last line is written concurrently with its answer. The test waits for it, so that it is not taken for a line
+    # of the next request.
     line = (
         r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ \w+\.py:\d+\]"
         r""" "\[request id: iso\] inference of model 'm' version 1 ends"""
@@ -138,7 +139,7 @@ def test_a_running_model_is_told_of_details(serve: Any, repository: Path) -> Non
 
     assert words() == ["a word"]
     client.update_log_settings({"log_verbose_level": 1})
-    # It is told beside the requests.
+    # It is written outside of the request.
     wait_until(lambda: words() == ["a detail", "a word"], "the model's detail")
     (worker,) = server.workers()
     worker.kill()

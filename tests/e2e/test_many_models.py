@@ -1,4 +1,4 @@
-"""More models than are loaded at once: loads and unloads under load, through all that asks models for something."""
+"""More models than are loaded at the same time: loads and unloads under load, through every kind of request."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def infer(client: triton.InferenceServerClient, model: str) -> float:
-    """What the model adds."""
+    """The constant that the model adds."""
     given = infer_input("X", np.zeros((1, 2), np.float32))
     return float(client.infer(model, [given], client_timeout=30).as_numpy("Y")[0, 0])
 
@@ -107,7 +107,7 @@ def test_a_refusal_tells_when_to_ask_again(serve, repository: Path, front_ends: 
     flags = ("--max-loaded-models=3", "--wait-for-model=false", f"--front-ends={front_ends}")
     server: RocserveProcess = serve(repository, flags=flags)
     server.wait_until_ready()
-    # Without what the server says, all five attempts were made within milliseconds.
+    # Without the pause that the server asks for, all five attempts were made within milliseconds.
     policy = {
         "maxAttempts": 5,
         "initialBackoff": "0.001s",

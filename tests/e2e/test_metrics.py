@@ -39,13 +39,13 @@ def test_requests_are_counted(serve, repository: Path) -> None:
         ask(client, [1, 3])
     except InferenceServerException:
         pass
-    # The numbers are written after the answers have gone.
+    # The server updates the counters after it has answered.
     wait_until(lambda: scrape(port)['nv_inference_request_success{model="m",version="1"}'] == "3", "the count")
     samples = scrape(port)
     labels = '{model="m",version="1"}'
     assert samples[f"nv_inference_count{labels}"] == "6"
     assert samples[f"nv_inference_exec_count{labels}"] == "3"
-    # What does not fit the model never came to it.
+    # A request that does not fit the model never reached it.
     for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
         assert samples[f'nv_inference_request_failure{{model="m",version="1",reason="{reason}"}}'] == "0"
     assert samples[f"nv_inference_pending_request_count{labels}"] == "0"
@@ -65,7 +65,7 @@ def test_what_is_told_before_the_first_request(serve, repository: Path) -> None:
     for model in ("m", "e"):
         for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
             assert samples[f'nv_inference_request_failure{{model="{model}",version="1",reason="{reason}"}}'] == "0"
-    # The model asks for a cache that the server has not.
+    # The model asks for a cache that the server does not have.
     assert not [name for name in samples if name.startswith("nv_cache")]
 
 
@@ -139,7 +139,7 @@ def test_metrics_of_python_models(serve, repository: Path) -> None:
     for rows in (1, 2, 3, 4):
         ask(client, [rows, 2])
     wait_until(lambda: scrape(port)['seen_rows{model="m"}'] == "10.0", "the sum over both instances")
-    # What a worker counted stays when it has crashed; the other instance goes on.
+    # A worker's counts stay after its crash; the other instance goes on.
     crashed = server.workers()[0]
     crashed.kill()
     crashed.wait(10)

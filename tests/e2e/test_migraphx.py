@@ -1,4 +1,4 @@
-"""Models that MIGraphX's reference target serves through gRPC, against ONNX Runtime."""
+"""Models that MIGraphX's reference target serves over gRPC, compared with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NETWORKS = {
 
 @pytest.fixture(scope="module")
 def server(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess]:
-    """Serves every network at batch sizes 1 and 4, all of them compiled."""
+    """Serves every network at batch sizes 1 and 4, all compiled."""
     repository = tmp_path_factory.mktemp("repository")
     for name, model in NETWORKS.items():
         place(repository, name, "model.onnx", model, config(4, batch_sizes="1, 4"))
@@ -146,8 +146,8 @@ Serve = Callable[..., RocserveProcess]
 
 @pytest.fixture
 def serve_migraphx(serve, migraphx_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """A server on repositories, with a cache of this test's own."""
-    # What others have compiled while their caches were full lies among the temporary files, and would be found there.
+    """A server on repositories, with a cache that only this test uses."""
+    # Programs that others compiled while their cache was full are among the temporary files, and would be found there.
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
 
@@ -178,7 +178,7 @@ class TestWhatGoesWrong:
         assert re.search(
             r"took longer than compile_timeout_secs \(3 s\) and was stopped while (reading the model|starting)", reason
         )
-        # The other model's compile may be under way.
+        # The other model's compile may be running.
         wait_for_state(client, "mlp", "READY")
         wait_until(lambda: not compiles(server))
         inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
@@ -267,7 +267,7 @@ class TestSharedPrograms:
 
 
 def compiles(server: RocserveProcess) -> list[psutil.Process]:
-    """The processes that compile. The kernel keeps 15 letters of a name."""
+    """The processes that compile. The kernel keeps 15 bytes of a name."""
     running = [process for process in server.workers() if process.status() != psutil.STATUS_ZOMBIE]
     return [process for process in running if process.name() == "rocserve:compil"]
 

@@ -1,4 +1,4 @@
-"""What config.pbtxt can ask of MIGraphX and the kinds of files that there are, on a real server (target ref)."""
+"""What config.pbtxt can ask of MIGraphX, and all kinds of model files, on a real server (target ref)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def accelerated(**parameters: str) -> str:
 
 
 def quantised() -> bytes:
-    """`x` FP32 [batch, 3] -> `y` FP32 [batch, 2]: whole numbers, and the scales beside them (QDQ)."""
+    """`x` FP32 [batch, 3] -> `y` FP32 [batch, 2]: integer weights with their scales (QDQ)."""
     constants = [
         helper.make_tensor("scale", TensorProto.FLOAT, [], [0.02]),
         helper.make_tensor("zero", TensorProto.INT8, [], [0]),
@@ -98,7 +98,7 @@ PIPELINE = {
 
 
 def place_calibrated(repository: Path) -> None:
-    """int8 with pictures that go through the model's own pipeline, fp8 with arrays."""
+    """Calibrate int8 with pictures that pass the model's own pipeline, and fp8 with arrays."""
     pictures = config(2, batch_sizes="2", precision="int8", calibration_data="pictures")
     folder = place(repository, "by_pictures", "model.onnx", RESNET, pictures)
     (folder / "pipeline.json").write_text(json.dumps(PIPELINE))
@@ -250,9 +250,9 @@ def title(pid: int) -> str:
 
 
 def test_what_cannot_fit_into_memory_is_refused_with_numbers(server: RocserveProcess) -> None:
-    """22 TiB of input and as much of output, before anything is compiled."""
+    """22 TiB of input and as much output, refused before anything is compiled."""
     _, reason = index_entry(server.client(), "too_large")
-    # The prefix is another while the next attempt runs.
+    # The prefix changes while the next attempt runs.
     assert (
         reason.removeprefix("failed before: ")
         .removeprefix("Unavailable: ")

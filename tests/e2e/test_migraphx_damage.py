@@ -1,7 +1,5 @@
-"""Damaged model files, dropped one folder after the other into a server that answers another model all the while.
-
-$ROCSERVE_DAMAGED_FILES says how many; the default is for every day.
-"""
+"""Damaged model files, dropped one after another into a server that answers another model meanwhile.
+$ROCSERVE_DAMAGED_FILES gives their number; the default is for every day."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ from support.waiting import wait_until
 
 FILES = int(os.environ.get("ROCSERVE_DAMAGED_FILES", "12"))
 AT_ONCE = 6
-"""Folders that are there at the same time."""
+"""Folders that exist at the same time."""
 
 SERVED = migraphx_models.mlp()
 VICTIMS = (migraphx_models.two_in_two_out(), migraphx_models.mini_resnet(), migraphx_models.reshaped_to_free())
 ENDS = ("READY", "UNAVAILABLE")
-"""What a damaged file may come to: with another bit in a weight it is a model still."""
+"""The possible outcomes of a damaged file: with another bit in a weight it is still a model."""
 
 
 def damaged(content: bytes, generator: np.random.Generator) -> bytes:
-    """The content with one of the things that happen to files."""
+    """The content, damaged in one of the ways in which files are damaged."""
     data = bytearray(content)
     start, length = int(generator.integers(len(data))), int(generator.integers(1, 64))
     kind = int(generator.integers(6))
@@ -52,7 +50,7 @@ def damaged(content: bytes, generator: np.random.Generator) -> bytes:
 
 
 class Asker:
-    """Asks the good model without a pause, and keeps what was wrong with the answers."""
+    """Sends requests to the good model without a pause, and records wrong answers."""
 
     def __init__(self, server: RocserveProcess) -> None:
         self.answers = 0
@@ -84,7 +82,7 @@ class Asker:
 
 @pytest.fixture
 def originals(migraphx_root: Path, tmp_path: Path) -> Iterator[list[tuple[str, str, bytes]]]:
-    """Platforms, filenames and contents of sound models."""
+    """Platforms, filenames and contents of intact models."""
     models = [("onnx_onnxv1", "model.onnx", model) for model in VICTIMS]
     programs = [("migraphx_mxr", "model.mxr", compiled(migraphx_root, model, tmp_path)) for model in VICTIMS]
     yield [*models, *programs]
@@ -131,7 +129,7 @@ def test_each_gets_a_reason_and_nothing_else_notices(
 
 
 def processes(server: RocserveProcess) -> set[int]:
-    """All that the server has started and that still run."""
+    """All processes that the server has started and that still run."""
     assert server.process is not None
     return {child.pid for child in psutil.Process(server.process.pid).children(recursive=True)}
 

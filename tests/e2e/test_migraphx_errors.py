@@ -1,4 +1,4 @@
-"""What docs/reference/migraphx-errors.md says an operator or a client sees is what a server says."""
+"""Checks that operators and clients see on a server what docs/reference/migraphx-errors.md says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tritonclient.utils import InferenceServerException
 from rocserve.cli import main
 
 pytestmark = pytest.mark.timeout(300)
-"""The first test waits for all the models to be loaded, for which there may be one slow processor."""
+"""The first test waits until all models are loaded, perhaps on one slow processor."""
 
 MLP = migraphx_models.mlp()
 INPUTS = migraphx_models.random_inputs(MLP, 2)
@@ -32,7 +32,7 @@ CRASHING = "flipped bytes that crash MIGraphX"
 SLOW = "a compile that takes minutes or hours"
 
 WITHOUT_A_SERVER = {"the same, loaded again", "another GPU architecture", "a GPU that MIGraphX does not find"}
-"""The first is below, the others need a GPU; tests/unit/backends/migraphx/test_documented_errors.py has them."""
+"""The first is tested below, the others need a GPU; tests/unit/backends/migraphx/test_documented_errors.py has them."""
 
 
 def rows(count: int, width: int = 16) -> Mapping[str, Array]:
@@ -74,7 +74,7 @@ def served(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     place(repository, "picking", "model.onnx", migraphx_models.picking(), config(1))
     place(repository, "slow", "model.onnx", slow(), config(1))
     folder = tmp_path_factory.mktemp("server")
-    # Explicit: what fails is not tried again by itself.
+    # Explicit mode: a failed load is not retried.
     flags = ("--model-control-mode=explicit", f"--migraphx-root={migraphx_root}", f"--cache-directory={folder}/cache")
     # The pool ends last: the slow load ends with the server.
     with ThreadPoolExecutor(50) as pool, RocserveProcess([repository], *flags, log=folder / "server.log") as server:
@@ -89,13 +89,13 @@ def served(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def load(client: triton.InferenceServerClient, name: str) -> None:
-    """What it comes to, the index says."""
+    """Load the model; the index shows the outcome."""
     with suppress(InferenceServerException):
         client.load_model(name)
 
 
 def answers(client: triton.InferenceServerClient) -> bool:
-    """Whether the good model answers, and rightly."""
+    """Whether the good model answers correctly."""
     return np.allclose(ask(client, "mlp", INPUTS)["scores"], SCORES, atol=1e-4)
 
 
@@ -186,10 +186,10 @@ def test_the_log_says_it_once_and_without_tracebacks(served: Served) -> None:
         name = served.names[case]
         errors = [line for line in log.splitlines() if line.startswith("E") and f"'{name}'" in line]
         assert all(f"] failed to load '{name}' version 1: " in line for line in errors), errors
-        # That of the crashing one is loaded twice.
+        # The crashing model's reason: it is loaded twice.
         assert len(errors) == (2 if case == CRASHING else 1), errors
 
 
 def is_logged(server: RocserveProcess, documented: page.Text) -> bool:
-    """Whether it ends a line of the log."""
+    """Whether a line of the log ends with it."""
     return any(documented.fits(line[line.find(documented.start) :]) for line in server.log_text.splitlines())

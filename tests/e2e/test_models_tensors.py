@@ -1,4 +1,4 @@
-"""Tensors on a GPU that Python models hand to each other: by calls, by responses of decoupled models, in ensembles."""
+"""Tensors on a GPU that Python models pass to each other: in calls, in responses of decoupled models, in ensembles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Repositories as namespaces: models of one name in several of them, and the ensembles that they are members of."""
+"""Repositories as namespaces: models of one name in several repositories, and their ensembles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ensemble_scheduling { step { model_name: "member" model_version: -1
 
 @pytest.fixture
 def repositories(tmp_path: Path) -> tuple[Path, Path]:
-    """Each has a model `member`, an ensemble of its own of it, and an ensemble `same`."""
+    """Each repository has a model `member`, an ensemble of it, and an ensemble `same`."""
     first, second = tmp_path / "first", tmp_path / "second"
     for folder, value, name in ((first, 1, "one"), (second, 2, "two")):
         drop(folder, "member", add_constant(value))
@@ -36,7 +36,7 @@ def repositories(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def infer(client: triton.InferenceServerClient, model: str) -> float:
-    """What the model adds."""
+    """The constant that the model adds."""
     return float(client.infer(model, [infer_input("X", np.zeros((1, 2), np.float32))]).as_numpy("Y")[0, 0])
 
 
@@ -50,7 +50,7 @@ def test_ensembles_take_the_members_of_their_own_repository(serve, repositories:
         counts = {(stats.name, stats.inference_count) for stats in client.get_inference_statistics().model_stats}
         assert counts >= {("member", 1), ("one", 1), ("two", 1)}
 
-        # The other repository's member takes the place of one that goes, and leaves it when it comes back.
+        # The other repository's member replaces a removed one, until that comes back.
         aside = repositories[0].parent / "aside"
         shutil.move(repositories[0] / "member", aside)
         wait_until(lambda: client.is_model_ready("member") and infer(client, "one") == 2)

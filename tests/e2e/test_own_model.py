@@ -1,4 +1,4 @@
-"""`rocserve serve WHAT` as somebody types it who has a model and nothing else."""
+"""`rocserve serve WHAT`, typed by a user who has a model and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def asked(server: RocserveProcess, model: str, values: list[list[float]]) -> lis
 
 
 def replace(file: Path, model: bytes) -> None:
-    """As a careful copy does it."""
+    """Replace the file atomically."""
     part = file.with_name(f"{file.name}.part")
     part.write_bytes(model)
     part.replace(file)
@@ -221,7 +221,7 @@ def test_a_table_tells_what_is_served_and_why_not(tmp_path: Path) -> None:
 
 
 def pasted(server: RocserveProcess) -> tuple[str, str]:
-    """The line for the shell, and those for Python, that the server has printed."""
+    """The shell line and the Python lines that the server has printed."""
     wait_until(lambda: "print(result" in server.printed, "what can be pasted")
     _, _, shell, _, python, _ = server.printed.split("\n\n")[-6:]
     return shell, python

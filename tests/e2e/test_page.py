@@ -1,4 +1,4 @@
-"""What the page of the HTTP port asks: its files, the overview, events as they happen, OpenAPI; and who may."""
+"""What the page of the HTTP port loads: its files, the overview, live events, OpenAPI; and who may load them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_overview(http_server: RocserveProcess) -> None:
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one-process", "front-ends"])
 def followed(request: pytest.FixtureRequest, start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocserveProcess:
-    """With a model `good`; the last test of it ends it."""
+    """A server with a model `good`; the last test of it ends it."""
     repository = tmp_path_factory.mktemp("page")
     drop(repository, "good", add_constant(1.0))
     return start(repository, f"--front-ends={request.param}")
@@ -154,7 +154,7 @@ def test_events_as_they_happen_and_a_worker_that_is_started_again(followed: Rocs
     with events(followed, Last_Event_ID=str(number)) as next_event:
         first = next_event()
         assert first["number"] == number + 1
-        # Whoever listens does not hold up the end.
+        # Listeners do not delay the server's end.
         began = time.monotonic()
         assert followed.terminate() == 0
         assert time.monotonic() - began < 15

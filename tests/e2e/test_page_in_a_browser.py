@@ -52,13 +52,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """Fails when anything is refused by the policy, or a script meets a fault."""
+    """Fails if the content security policy refuses anything, or a script raises an error."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     faults: list[str] = []
 
     def note(said: Any) -> None:
-        # What the server refuses is told as an error too.
+        # The browser reports requests that the server refuses as errors, too.
         if said.type == "error" and not said.text.startswith("Failed to load resource"):
             faults.append(said.text)
 
@@ -100,7 +100,7 @@ def server_with_front_ends(models: Path) -> Iterator[RocserveProcess]:
 
 @pytest.fixture(params=["server", "server_with_front_ends"])
 def either(request: pytest.FixtureRequest) -> RocserveProcess:
-    """For what the page follows, and what it sends; what it makes of them is the same."""
+    """The URL for events, and the URL for requests; the page behaves the same."""
     running: RocserveProcess = request.getfixturevalue(request.param)
     return running
 

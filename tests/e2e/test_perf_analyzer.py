@@ -19,17 +19,17 @@ from benchmarks.environments import PeerUnavailable, folder_lock
 from benchmarks.triton_peer import default_cache_folder, provision
 
 WHEEL = "tritonclient==2.50.0"
-"""The last one that carries it."""
+"""The last version that contains it."""
 _MEMBER = "bin/perf_analyzer"
 _LIBRARIES = {"libb64.so.0d": "libb64-*.so.0d", "libcudart.so.12": "libcudart-*.so.12*"}
-"""What the binary asks for -> what the wheel calls it."""
+"""The library that the binary needs -> the wheel's name for it."""
 
 _ANY_STABILITY = "99999"
-"""Per cent by which windows may differ: of a level that stays unstable it writes no row, and on a loaded machine one
-window may take a hundred times another's."""
+"""Allowed difference between windows, in percent: for an unstable level perf_analyzer writes no row, and on a busy
+machine one window may take a hundred times as long as another."""
 
 Row = dict[str, float]
-"""One level of a sweep, by the names of perf_analyzer's table."""
+"""One level of a sweep, by the names in perf_analyzer's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PerfAnalyzer:
     libraries: tuple[Path, ...]
 
     def run(self, url: str, protocol: str, model: str, *options: str, table: Path) -> list[Row]:
-        """Measure for a short while; what it printed is in the AssertionError when it fails."""
+        """Measure for a short time. A failure shows what perf_analyzer printed."""
         command = [str(self.binary), "-m", model, "-i", protocol, "-u", url, "-p", "400", "-s", _ANY_STABILITY]
         command += ["--max-trials", "3", "-f", str(table), "--verbose-csv", *options]
         environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(map(str, self.libraries))}
@@ -49,11 +49,8 @@ class PerfAnalyzer:
 
 
 def provision_perf_analyzer() -> PerfAnalyzer:
-    """Install it beside Triton unless it is there.
-
-    Raises:
-        PeerUnavailable: this machine cannot run it, or pip could not get it.
-    """
+    """Install perf_analyzer next to Triton unless it is there. Raises PeerUnavailable if this machine cannot run it, or
+    pip cannot install it."""
     cache = default_cache_folder()
     peer = provision(cache)
     folder = cache / "perf-analyzer"
@@ -151,7 +148,7 @@ def test_a_run(
 
 
 def check_level(row: Row) -> None:
-    """The server's own figures are there, and are parts of what the client has seen."""
+    """The server's own figures are there, and are parts of the client's."""
     assert row["Inferences/Second"] > 0
     assert row["Server Compute Infer"] > 0
     assert sum(row[name] for name in SERVER_SIDE) <= row["Avg latency"]

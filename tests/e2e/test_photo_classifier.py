@@ -1,4 +1,4 @@
-"""The sample repository as a clone has it: ready without the weights that are fetched, and serving with them."""
+"""The sample repository as a clone has it: ready without the downloaded weights, and serving with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODELS = ("resnet50_preprocess", "resnet50", "resnet50_probabilities", "classify
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """The models that classify photos, without what `rocserve get` may have brought."""
+    """The models that classify photos, without files that `rocserve get` may have downloaded."""
     for name in MODELS:
         shutil.copytree(ROOT / "model_repository" / name, tmp_path / "models" / name)
     shutil.rmtree(tmp_path / "models" / "resnet50" / "1", ignore_errors=True)

@@ -1,5 +1,4 @@
-"""The served RPCs over a real connection, with tritonclient's own messages, in both ways to hear of gRPC's
-events."""
+"""The served RPCs over a real connection, with tritonclient's own messages, in both ways of receiving gRPC's events."""
 
 from __future__ import annotations
 

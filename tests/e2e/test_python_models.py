@@ -1,4 +1,4 @@
-"""Models as users write them for Triton's Python backend, served by the real server to Triton's own client."""
+"""Models written for Triton's Python backend, served by the real server to Triton's own client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
 
 
 def _make_environment(folder: Path) -> None:
-    """An environment with nothing of its own but one module; numpy comes from this one's packages."""
+    """An environment with one module of its own, and numpy from the tests' packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = (folder / "lib").glob("python*/site-packages")
     (packages / "numpy_from_outside.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
@@ -69,7 +69,7 @@ class Stream:
         self.client.start_stream(lambda result, error: self._answers.put((result, error)))
 
     def infer(self, model: str, *inputs: triton.InferInput) -> tuple[list, list[str]]:
-        """The responses to a request that carry outputs, and the errors, until the final flag."""
+        """The responses with outputs, and the errors, up to the final flag."""
         self.client.async_stream_infer(model, list(inputs), enable_empty_final_response=True)
         results, errors = [], []
         while True:
@@ -167,7 +167,7 @@ def test_a_model_completes_its_configuration(server):
 
 
 def test_errors_for_some_requests_of_a_batch(server):
-    """They meet in the dynamic batcher."""
+    """The requests are batched together."""
     codes = {
         "NOT_FOUND": "NOT_FOUND",
         "INVALID_ARG": "INVALID_ARGUMENT",
@@ -283,7 +283,7 @@ def test_dlpack_and_bfloat16(server):
 def test_a_batch_works_in_the_memory_that_the_one_before_has_freed(server):
     client = server.client()
     faults = [int(client.infer("images_joined", [one("COUNT", 64)]).as_numpy("FAULTS")[0]) for _ in range(4)]
-    # 64 images, all in one array, and that mirrored are 29 MB, 7,000 pages: half of them glibc alone makes anew.
+    # 64 images in one array and mirrored take 29 MB, 7,000 pages: glibc alone maps half of them again each time.
     assert faults[-1] < 1000, faults
 
 

@@ -1,4 +1,4 @@
-"""What models found in the wild do to the process they run in: all of it works, or hurts nobody but themselves."""
+"""What published models do to their process: all of it works, or hurts only these models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asked(requests):
 """
 MODELS = MappingProxyType(
     {
-        # A fresh interpreter for each child, as GPU libraries want it, with a function that model.py defines.
+        # A new interpreter for each child, as GPU libraries need it, with a function of model.py.
         "spawning": """
 import multiprocessing
 
@@ -193,7 +193,7 @@ def test_a_model_that_configures_logging_keeps_the_servers_log(server):
 def test_a_model_without_standard_streams_goes_on(server):
     pids = {worker.pid for worker in server.workers()}
     assert "message: ValueError: told without standard streams" in fault(server, "muting")[1]
-    # The streams are gone by now, and the process is the same.
+    # The streams are closed by now, and the process is the same.
     assert "Failed to process the request(s) for model 'muting_0'" in fault(server, "muting")[1]
     assert {worker.pid for worker in server.workers()} == pids
     wait_until(lambda: 'raise ValueError("told without' in server.log_text, "the traceback in the log")
@@ -223,7 +223,7 @@ def test_processes_that_a_model_leaves_behind_end_with_it(serve, tmp_path):
 
 
 def has_ended(pid: int) -> bool:
-    """Whether it is gone, or is a zombie that nobody has waited for."""
+    """Whether it has ended, or is a zombie that nobody has reaped."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -239,7 +239,7 @@ def test_modules_of_one_name_and_a_change_of_one_of_them(serve, tmp_path):
     server.wait_until_ready()
     assert (infer(server, "first", 1), infer(server, "second", 1)) == ([2], [3])
     helper = repository / "second" / "1" / "helper.py"
-    # Moved into place, of the same size: nothing but the file itself tells of the change.
+    # Renamed into place, with the same size: only the file's identity shows the change.
     helper.with_suffix(".tmp").write_text("FACTOR = 5\n")
     helper.with_suffix(".tmp").replace(helper)
     wait_until(lambda: infer(server, "second", 1) == [5], "the changed module")

@@ -1,4 +1,4 @@
-"""PyTorch's files in a repository: dropped, converted from an archive, replaced under load, refused, taken away."""
+"""PyTorch files in a repository: dropped, converted from an archive, replaced under load, refused, removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rocserve import cli
 from rocserve_client import Client, Internal, Unavailable
 
 LOAD_SECONDS = 120
-"""To import PyTorch takes a second, and many where several models load beside other tests."""
+"""Importing PyTorch takes a second, or many if several models load next to other tests."""
 TRACED = """
 platform: "pytorch_libtorch"
 max_batch_size: 8
@@ -115,7 +115,7 @@ output [
 
 
 def test_what_a_program_may_do_hurts_its_own_request_only(server: RocserveProcess, torch_files: TorchFiles) -> None:
-    """It raises, asks for all memory, or gives what has no rows of its own, and none: views, and its inputs."""
+    """It raises, allocates all memory, or returns tensors without rows or no tensors: also views, and its inputs."""
     repository = server.repositories[0]
     large = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "o" data_type: TYPE_FP32 dims: -1 }'
     sparse = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "o" data_type: TYPE_FP32 dims: 4 }'
@@ -151,7 +151,7 @@ def test_a_pickle_is_refused_with_what_to_do(server: RocserveProcess) -> None:
 
         wait_until(lambda: "pickle" in reason(), seconds=LOAD_SECONDS)
         assert "model.pt holds a pickle of weights or of a module, not a program" in reason()
-    shutil.rmtree(server.repositories[0] / "weights")  # PyTorch would be imported again at each of the retries.
+    shutil.rmtree(server.repositories[0] / "weights")  # Each retry would import PyTorch again.
 
 
 def test_the_server_itself_has_no_pytorch(server: RocserveProcess) -> None:

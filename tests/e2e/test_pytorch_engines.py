@@ -1,4 +1,4 @@
-"""A program of torch.export on each engine that compiles it, and the package that came of it as a model of its own."""
+"""A program of torch.export on each engine that compiles it, and the resulting package as a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.waiting import wait_until
 from rocserve_client import Client, Internal, InvalidArgument, Unavailable
 
 COMPILE_SECONDS = 400
-"""A compile takes half a minute where nothing else runs."""
+"""A compile takes half a minute on an idle machine."""
 pytestmark = pytest.mark.timeout(COMPILE_SECONDS + 60)
 
 needs_compiler = pytest.mark.skipif(
@@ -47,7 +47,7 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
 def check(
     server: RocserveProcess, torch_files: TorchFiles, model: str, names: tuple[str, str, str] = ("x", "scores", "best")
 ) -> None:
-    """It gives what PyTorch gave. `names`: of the input and the outputs."""
+    """Check that the model returns what PyTorch returned. `names`: of the input and the outputs."""
     inputs, expected = torch_files.values("classifier")
     with Client(server.address) as client:
         client.wait_until_ready(COMPILE_SECONDS, model=model)
@@ -58,7 +58,7 @@ def check(
 
 
 def wait_until_refused(server: RocserveProcess, model: str, why: str) -> None:
-    """Then it goes: PyTorch would be imported again at each of the retries."""
+    """Wait for the reason, and remove the model: each retry would import PyTorch again."""
     wait_until(
         lambda: any(f"'{model}' version" in line and why in line for line in server.log_text.splitlines()),
         f"why {model} is refused",
@@ -82,7 +82,7 @@ def test_inductor_compiles_once_and_its_package_is_a_model_too(
     drop(repository, "package", package.read_bytes(), PACKAGE, filename="model.pt2")
     check(server, torch_files, "package", ("ARGS[0]", "RESULT[scores]", "RESULT[best]"))
     drop(repository, "single", package.read_bytes(), PACKAGE.replace("size: 8", "size: 1"), filename="model.pt2")
-    # It would read its rows beyond their ends.
+    # The compiled code would read beyond the ends of its rows.
     narrow = PACKAGE.replace("FP32 dims: 4", "FP32 dims: 3")
     drop(repository, "narrow", package.read_bytes(), narrow, filename="model.pt2")
     wait_until_refused(server, "narrow", "compiled for another (FP32 [-1, 4]); write that there, or compile")
@@ -113,7 +113,7 @@ input [ {{ name: "ARGS[0]" data_type: TYPE_FP32 dims: {} }}, {{ name: "ARGS[1]" 
 
 @needs_compiler
 def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torch_files: TorchFiles) -> None:
-    """Compiled, it would read beyond the end of the shorter one; so would the package that came of it."""
+    """The compiled program, and the package of it, would read beyond the end of the shorter input."""
     (repository,) = server.repositories
     drop(repository, "pair", torch_files.data("pair"), ENGINE.format("inductor"), filename="model.pt2")
     own = ("left", "right", "pairs")
@@ -153,7 +153,7 @@ def test_sizes_that_do_not_go_together_are_refused(server: RocserveProcess, torc
 
 @pytest.fixture(scope="module")
 def of_columns(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Callable[..., Any]]:
-    """Asks a compiled program, whose example of `x` was a transposed tensor."""
+    """Ask a compiled program whose example of `x` was a transposed tensor."""
     drop(
         server.repositories[0], "columns", torch_files.data("columns"), ENGINE.format("inductor"), filename="model.pt2"
     )
@@ -170,7 +170,7 @@ def of_columns(server: RocserveProcess, torch_files: TorchFiles) -> Iterator[Cal
 
 @needs_compiler
 def test_conditions_that_compiled_code_leaves_out_are_checked(of_columns: Callable[..., Any]) -> None:
-    """Of two lengths that are numbers of their own, one has to be half of the other, rounded up."""
+    """One of two independent lengths must be half of the other, rounded up."""
     x = np.ones((1, 4), np.float32)
     assert of_columns(x, 3, 6)[1] == of_columns(x, 3, 5)[1] == [1, 3, 5]
     with pytest.raises(InvalidArgument) as refused:
@@ -185,7 +185,7 @@ def test_conditions_that_compiled_code_leaves_out_are_checked(of_columns: Callab
 def test_inputs_are_laid_out_in_memory_as_compiled_code_reads_them(
     server: RocserveProcess, torch_files: TorchFiles, of_columns: Callable[..., Any]
 ) -> None:
-    """The example was a transposed tensor, and a part of another one."""
+    """The example was a transposed tensor, and a slice of another one."""
     inputs, expected = torch_files.values("columns")
     for rows in (5, 1):
         np.testing.assert_array_equal(of_columns(inputs["x"][:rows])[0], expected["OUTPUT__0"][:rows])
@@ -204,7 +204,7 @@ output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 1 reshape {} }
 
 @needs_compiler
 def test_an_index_out_of_range_reads_nothing(server: RocserveProcess, torch_files: TorchFiles) -> None:
-    """Compiled code looks at each, and ends its process, or answers with an error."""
+    """Compiled code checks each index, and ends its process or answers with an error."""
     (repository,) = server.repositories
     settings = ENGINE.format("inductor") + "max_batch_size: 4096\n"
     drop(repository, "look_up", torch_files.data("look_up"), settings, filename="model.pt2")

@@ -1,4 +1,4 @@
-"""Quantised programs in a repository: served, they read as many of the digits as bare."""
+"""Quantised programs in a repository: served, they recognise as many digits as bare ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rocserve import cli
 from rocserve_client import Client
 
 COMPILE_SECONDS = 400
-"""A compile takes half a minute where nothing else runs."""
+"""A compile takes half a minute on an idle machine."""
 LOAD_SECONDS = 90
-"""PyTorch takes many seconds to import where several models load beside other tests."""
+"""Importing PyTorch takes many seconds if several models load next to other tests."""
 
 
 def quantised(folder: Path, method: str, out: str, model: str = "digits.pt2", data: str = "images.npy") -> bytes:
@@ -55,7 +55,7 @@ def test_served_as_bare(serve: Callable[..., RocserveProcess], migraphx_root: Pa
                 client.infer(model, {"input": batch})["OUTPUT__0"] for batch in np.split(images, len(images) // 30)
             ]
             read = (np.concatenate(answers).argmax(1) == labels).sum()
-            # What is halfway between two whole numbers may be rounded to either by another engine.
+            # Another engine may round a tie to the other whole number.
             assert abs(read - right) <= (0 if engine == "eager" else 1)
 
 
@@ -79,7 +79,7 @@ def test_fixed_sizes_have_int8_kernels_by_inductor(serve: Callable[..., Rocserve
         for batch in batches:
             with torch.no_grad():
                 right = bare(torch.from_numpy(batch)).numpy()
-            # Of scores up to 20; halfway between two whole numbers a value may be rounded to either.
+            # Scores go up to 20. A tie may be rounded to either whole number.
             np.testing.assert_allclose(client.infer("fixed", {"input": batch})["OUTPUT__0"], right, atol=0.1)
     (package,) = (tmp_path / "cache" / "pytorch").glob("inductor-*/program.pt2")
     with zipfile.ZipFile(package) as archive:

@@ -1,4 +1,4 @@
-"""Time-outs, orders and limits of models that are at something else for a long time."""
+"""Timeouts, orders and limits of models that are busy for a long time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def milliseconds(value: int, model: str) -> triton.InferInput:
 
 
 class Stuck:
-    """A model at work on one request for two seconds."""
+    """A model that works on one request for two seconds."""
 
     def __init__(self, server: RocserveProcess, model: str) -> None:
         self._client = server.client()
@@ -65,7 +65,7 @@ class Stuck:
 @pytest.mark.parametrize("model", ["strict", "plain"])
 def test_a_time_out_is_answered_when_it_passes(server: RocserveProcess, model: str) -> None:
     client = server.client()
-    # Such a quick model is sent requests ahead.
+    # The server sends requests ahead to such a fast model.
     for _ in range(100):
         client.infer(model, [milliseconds(0, model)])
     with Stuck(server, model) as stuck:
@@ -97,7 +97,7 @@ def test_what_waits_is_counted_wherever_it_waits(server: RocserveProcess) -> Non
 
 
 def spans(server: RocserveProcess, models: Sequence[str]) -> list[tuple[int, int]]:
-    """When each ran, of requests that come at once."""
+    """The run of each of several concurrent requests: its begin and end."""
     answers: queue.Queue = queue.Queue()
     client = server.client()
     for model in models:

@@ -1,4 +1,5 @@
-"""Requests of different shapes in one batch: their tensors, what is made for them, and their parts of the outputs."""
+"""Requests of different shapes in one batch: their tensors, the generated batch inputs, and their parts of the
+outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ batch_output { target_name: "DOUBLED" kind: BATCH_SCATTER_WITH_INPUT_SHAPE sourc
 
 
 def ragged_model() -> bytes:
-    """All that RAGGED_CONFIG names; the longest of the batch stands at each request."""
+    """The tensors of RAGGED_CONFIG; each request gets the longest length of the batch."""
     numbers = {
         "first": [0],
         "last": [-1],
@@ -177,7 +178,7 @@ def server(start: Start, tmp_path_factory) -> RocserveProcess:
 
 
 def ask_all(server: RocserveProcess, model: str, arrays: list[np.ndarray], datatype: str, name: str = "X") -> list:
-    """Their answers; they are sent at once, each on a connection of its own."""
+    """The answers to concurrent requests, each on a separate connection."""
 
     def ask(array: np.ndarray) -> triton.InferResult:
         return server.client().infer(model, [infer_input(name, array)], client_timeout=30)
@@ -201,7 +202,7 @@ def test_each_request_gets_its_part_and_the_model_what_tells_them_apart(server: 
         assert answer.as_numpy("ITEM_SHAPES").tolist() == [list(array.shape[1:])]
         assert answer.as_numpy("ITEM_SIZES").tolist() == [list(array.shape[1:])]
         bounds.append((int(answer.as_numpy("STARTS")[0, 0]), int(answer.as_numpy("ENDS")[0, 0])))
-    # In whichever order they came, one begins where another ends.
+    # In whatever order they arrived, each begins where another ends.
     assert sorted(end - start for start, end in bounds) == [1, 6, 10]
     ordered = sorted(bounds)
     assert ordered[0][0] == 0

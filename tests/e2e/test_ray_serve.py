@@ -1,7 +1,5 @@
-"""Servers as the replicas of a Ray Serve application, in a real cluster of several nodes on this machine.
-
-The tests share the cluster and use it in their order; the last one leaves it with a node less.
-"""
+"""Servers as the replicas of a Ray Serve application, in a real cluster of several nodes on this machine. The tests
+share the cluster and run in order; the last one removes a node."""
 
 from __future__ import annotations
 
@@ -32,11 +30,11 @@ input { name: "X" data_type: TYPE_FP32 dims: [ 1, 2 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 1, 2 ] }
 """
 RETRIED = ("StatusCode.UNAVAILABLE", "StatusCode.INTERNAL")
-"""The latter is what Serve's proxy says of a replica that has died."""
+"""INTERNAL is what Serve's proxy answers for a replica that has died."""
 SCALING = {
     "min_replicas": 1,
     "max_replicas": 3,
-    "target_ongoing_requests": 1000,  # It is the queues that decide.
+    "target_ongoing_requests": 1000,  # The queues decide.
     "upscale_delay_s": 0,
     "downscale_delay_s": 5,
     "metrics_interval_s": 0.2,
@@ -62,7 +60,7 @@ def deploy(cluster: RayCluster, repository: Path, **scaling: object) -> None:
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """In the second one `plus` adds 2."""
+    """Two repositories. In the second one `plus` adds 2."""
     first, second = (tmp_path_factory.mktemp("models") for _ in range(2))
     drop(first, "plus", adding(1), CONFIG)
     drop(second, "plus", adding(2), CONFIG)
@@ -100,7 +98,7 @@ def test_grpc_goes_through_to_the_server_and_so_do_its_refusals(cluster: RayClus
         with pytest.raises(InferenceServerException, match="unknown model: 'none'") as refused:
             client.infer("none", x(tritonclient.grpc.InferInput))
         assert refused.value.status() == "StatusCode.NOT_FOUND"
-        # Serve's clients are not on the server's machine, even where its proxy is.
+        # Serve's clients are on other machines than the server, even if its proxy is not.
         with pytest.raises(InferenceServerException, match="RepositoryModelUnload is an admin call"):
             client.unload_model("plus")
 
@@ -149,7 +147,7 @@ def test_models_are_loaded_by_their_multiplexed_ids_and_those_not_asked_for_go(c
             assert answer.as_numpy("Y").tolist() == [[constant, constant]]
         headers = {"serve_multiplexed_model_id": "twelve"}
         assert http.infer("twelve", x(tritonclient.http.InferInput), headers=headers).as_numpy("Y")[0, 0] == 12
-        # Two models in a replica at most; what is loaded from the start is not among them.
+        # Two models a replica at most; the model that is loaded from the start does not count.
         assert not client.is_model_ready("eleven")
         assert client.is_model_ready("plus")
         with pytest.raises(InferenceServerException, match="'thirteen'"):
@@ -220,7 +218,7 @@ def test_a_server_that_does_not_start_or_dies_is_told_of(repositories: tuple[Pat
 
 
 def kill_node(node: psutil.Process) -> list[psutil.Process]:
-    """End a node and what Ray runs on it at once, as a power cut does; the servers' processes, which are left."""
+    """Kill a node and Ray's processes on it, as a power cut does. Returns the servers' processes, which are left."""
     family = node.children(recursive=True)
     servers = [process for process in family if "rocserve.cli" in " ".join(process.cmdline())]
     assert servers

@@ -1,5 +1,5 @@
-"""`rocserve get efficientnet_lite0`, whose real weights are downloaded: PyTorch's numbers, and photographs, also by
-PyTorch's own files of it."""
+"""`rocserve get efficientnet_lite0`, which downloads real weights: it gives PyTorch's numbers, and labels for
+photographs, also as PyTorch's own files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ max_batch_size: 8
 input { name: "images" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] }
 """
 LOAD_SECONDS = 400
-"""PyTorch takes many seconds to import where three models load beside other tests."""
+"""Importing PyTorch takes many seconds if three models load next to other tests."""
 TORCH_SCORES = {21: 7.22874, 92: 6.56386, 23: 6.50631, 22: 6.44024, 127: 6.05531, 128: 5.91956}
-"""The best of efficientnet-lite-pytorch 0.1.0 on PyTorch 2.15, for the input below."""
+"""The best scores of efficientnet-lite-pytorch 0.1.0 on PyTorch 2.15, for the input below."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_photographs_get_their_labels(repository: Path, serve) -> None:
 
 @pytest.fixture(scope="module")
 def files(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What real_weights.py writes."""
+    """The files that real_weights.py writes."""
     if not all(map(importlib.util.find_spec, ("torch", "torchao", "skimage"))):
         pytest.skip(NO_PYTORCH)
     model = repository / "efficientnet_lite0" / "1" / "model.onnx"
@@ -79,11 +79,11 @@ def files(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check_labels(found: np.ndarray, scores: np.ndarray) -> None:
-    """A quantised network's. `scores`: those of fp32."""
+    """Check the labels of a quantised network. `scores`: those of FP32."""
     best = scores.argsort(1)[:, ::-1]
     labels = found.argmax(1)
     same = labels == best[:, 0]
-    # Of a portrait the two best scores are as close to each other as rounding moves them.
+    # The two best scores of a portrait differ by no more than rounding.
     assert same.sum() >= len(scores) - 1
     assert (labels == best[:, 1])[~same].all()
 
@@ -135,7 +135,7 @@ def test_inductor_gives_photographs_the_same_labels_in_int8(files: Path, serve, 
             given = [client.infer(name, {metadata.inputs[0].name: batch}) for batch in batches]
             found = np.concatenate([answer[metadata.outputs[0].name] for answer in given])
             check_labels(found, stored["scores"])
-            # Of scores up to 12; halfway between two whole numbers a value may be rounded to either.
+            # Scores go up to 12. A tie may be rounded to either whole number.
             np.testing.assert_allclose(found, stored["rounded"], atol=0.5)
     packages = (tmp_path / "cache" / "pytorch").glob("inductor-*/program.pt2")
     assert sorted(map(has_int8_convolutions, packages)) == [False, True]

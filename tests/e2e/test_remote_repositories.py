@@ -1,4 +1,4 @@
-"""Repositories in buckets: a real server before a real S3 server, and all that may come between them."""
+"""Repositories in buckets: a real server, a real S3 server, and all that may go wrong between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def store() -> Iterator[StoreServer]:
 
 
 class Elsewhere:
-    """A bucket of its own, what comes between it and the servers, and those."""
+    """A bucket, the faulty proxy in front of it, and the servers."""
 
     def __init__(self, store: StoreServer, folder: Path) -> None:
         name = f"bucket-{uuid4().hex}"
@@ -42,7 +42,7 @@ class Elsewhere:
         self._servers: list[RocserveProcess] = []
 
     def serve(self, *flags: str, more: tuple[Path, ...] = ()) -> RocserveProcess:
-        """Ready or not."""
+        """Start a server, which need not become ready."""
         server = RocserveProcess(
             [self.url, *more],
             f"--cache-directory={self.folder / 'cache'}",
@@ -57,13 +57,13 @@ class Elsewhere:
         return server
 
     def put(self, name: str, constant: float, version: int = 1, config: str = "") -> None:
-        """A model that adds a constant."""
+        """Put a model that adds a constant."""
         folder = drop(self.folder / f"made-{constant}", name, add_constant(constant), config, version)
         for key, content in files_of(folder).items():
             self.bucket.put(key, content)
 
     def put_empty(self, key: str) -> None:
-        """By HTTP, as the library cannot name an object with a "/" at its end."""
+        """Put an empty object by HTTP, because the library cannot name an object with a "/" at its end."""
         connection = http.client.HTTPConnection("127.0.0.1", self.between.port)
         connection.request("PUT", f"{self.listing[1:-1]}/models/{key}", headers={"Content-Length": "0"})
         assert connection.getresponse().status == 200
@@ -76,7 +76,7 @@ class Elsewhere:
 
 @pytest.fixture
 def elsewhere(store: StoreServer, tmp_path: Path) -> Iterator[Elsewhere]:
-    """With a model m, which adds 1."""
+    """A bucket with a model m, which adds 1."""
     found = Elsewhere(store, tmp_path)
     found.put("m", 1.0)
     yield found
@@ -85,7 +85,7 @@ def elsewhere(store: StoreServer, tmp_path: Path) -> Iterator[Elsewhere]:
 
 @pytest.fixture(scope="module")
 def polled(store: StoreServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Elsewhere, RocserveProcess]]:
-    """One server for the tests that only change the bucket; each has models of its own."""
+    """One polling server for the tests that only change the bucket; each test has its own models."""
     found = Elsewhere(store, tmp_path_factory.mktemp("polled"))
     found.put("m", 1.0)
     local = drop(tmp_path_factory.mktemp("local"), "local", add_constant(5.0)).parent
@@ -110,7 +110,7 @@ def wait_for(server: RocserveProcess, name: str, constant: float) -> None:
 
 
 def store_row(elsewhere: Elsewhere, server: RocserveProcess) -> str:
-    """What the index says of the store; "": nothing."""
+    """The index's row for the store; "": none."""
     return "".join(row.reason for row in rows_of(server) if row.name == elsewhere.url)
 
 
@@ -235,7 +235,7 @@ def test_an_upload_that_goes_on_is_waited_for(polled: tuple[Elsewhere, RocserveP
             for key, content in files_of(folder).items():
                 elsewhere.bucket.put(key, content)
 
-    # No two listings are the same until all is there.
+    # No two listings are equal until all objects are there.
     elsewhere.between.faults.before_listing = put_next
     wait_for(server, "slowly", 1.0)
     assert "taking 'slowly': 9 files" in server.log_text
@@ -244,7 +244,7 @@ def test_an_upload_that_goes_on_is_waited_for(polled: tuple[Elsewhere, RocserveP
 def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewhere: Elsewhere):
     server = elsewhere.serve()
     server.wait_until_ready()
-    # A second server of the machine finds what the first has taken.
+    # A second server of the machine finds the first one's copy.
     asked = elsewhere.between.faults.asked
     taken = asked.total() - asked[""]
     second = elsewhere.serve()
@@ -336,10 +336,10 @@ def test_a_model_is_taken_when_it_is_loaded(elsewhere: Elsewhere):
             client.load_model("none")
         elsewhere.between.faults.status["."] = 403
         client.unload_model("m")
-        # What was taken before is there without the store.
+        # Copied models are served without the store.
         client.load_model("m")
         assert answer(server, "m") == [3.0, 4.0]
-    # A server that takes another's place waits for no store.
+    # A server that replaces another one waits for no store.
     server.server_process().kill()
     wait_until(lambda: "this one takes its place" in server.log_text, "another server")
     wait_for(server, "m", 2.0)

@@ -1,4 +1,4 @@
-"""Stores of the other kinds beside each other: Azure by Azurite, Google by fake-gcs-server, the hub and a web server by
+"""Stores of the other kinds together: Azure by Azurite, Google by fake-gcs-server, the hub and a web server by
 stand-ins."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The response cache in a real server, seen by its answers and by the statistics."""
+"""The response cache of a real server, seen by its answers and its statistics."""
 
 from __future__ import annotations
 

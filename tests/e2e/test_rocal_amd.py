@@ -1,4 +1,4 @@
-"""A pipeline on amd.rocal through the real server: its worker finds the stand-in where it would find rocAL."""
+"""A pipeline on amd.rocal through the real server: its worker finds the stand-in where rocAL would be."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def jpeg(seed: int) -> bytes:
 
 
 def one(image: bytes) -> list[triton.InferInput]:
-    """For a model without batches."""
+    """A tensor for a model without batching."""
     return [infer_input("ENCODED", np.array([image], dtype=object))]
 
 
@@ -137,14 +137,14 @@ WHOLE_GOLDEN = Path(
     os.environ.get("ROCSERVE_ROCAL_GOLDEN", Path(__file__).resolve().parents[3] / "shared" / "rocal-golden")
 )
 LARGEST_MEAN_DIFFERENCE = 0.02
-"""In grey levels before they are normalised: an RPP that another compiler made rounds some a level up or down."""
+"""In grey levels before normalisation: an RPP built by another compiler rounds some levels up or down."""
 LARGEST_SHARE_BEYOND_ONE_LEVEL = 0.001
 FIXED_SIZE = ("Resize", "ResizeMirrorNormalize")
 """Operations after which all images have one size."""
 
 
 def add_golden_model(repository: Path, name: str, operations: list[dict[str, Any]]) -> bool:
-    """Whether it takes batches."""
+    """Add a golden model; return whether it batches."""
     (repository / name / "1").mkdir(parents=True)
     document = {"mean_std_range": "pixel", "pipeline": operations}
     (repository / name / "1" / "pipeline.json").write_text(json.dumps(document))
@@ -154,12 +154,13 @@ def add_golden_model(repository: Path, name: str, operations: list[dict[str, Any
 
 
 def differences(given: np.ndarray, expected: rocal_reference.Result, deviation: Any) -> np.ndarray:
-    """Of the valid part, in grey levels; without what RPP mistakes, where ours is right and `expected` is not."""
+    """Differences in the valid part, in grey levels, without pixels in which RPP is wrong: there ours is right and
+    `expected` is not."""
     height, width = expected.valid.shape[:2]
     given, right = given[:height, :width], expected.valid
     assert (given.shape, given.dtype) == (right.shape, right.dtype)
     if given.dtype == np.uint8:
-        # What normalises to less than a level still rounds to one.
+        # A level that normalises to less than one is still rounded to one.
         deviation = np.minimum(deviation, 1)
     return (np.abs(given.astype(np.float64) - right) * deviation)[~expected.mistaken[:height, :width]]
 
@@ -175,7 +176,7 @@ def test_the_installed_amd_rocal_against_the_golden_outputs(repository: Path, se
     pipelines = manifest["pipelines"]
     batching = {name for name, operations in pipelines.items() if add_golden_model(repository, name, operations)}
     client = serve(repository).client()
-    # Not until the server is ready: it never is where a model fails, and the reason is what one wants to see.
+    # The server is not ready if a model fails, and the index shows the reason.
     states = client.get_model_repository_index
     wait_until(
         lambda: (
@@ -191,7 +192,7 @@ def test_the_installed_amd_rocal_against_the_golden_outputs(repository: Path, se
         entries = [entry for entry in manifest["entries"] if entry["pipeline"] == name]
         encoded = [(data / entry["image"]).read_bytes() for entry in entries]
         results: list[np.ndarray] = []
-        # Three fill no batch of rocAL's: one is padded.
+        # Three images do not fill a batch of rocAL's: one is padded.
         for chunk in (encoded[start : start + 3] for start in range(0, len(encoded), 3)):
             if name in batching:
                 results.extend(client.infer(name, entry_of(*chunk)).as_numpy("image"))

@@ -1,4 +1,4 @@
-"""JPEG bytes in, the right label out: the sample repository through the real server."""
+"""JPEG bytes in, the right label out: the sample repository on the real server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_answer_does_not_depend_on_the_company(rocserve_server):
 
 @pytest.mark.parametrize("fault", ["not a JPEG", "truncated", "empty"])
 def test_one_bad_image_among_31_good_ones(rocserve_server, fault):
-    """32 requests at once, one of them corrupt: 31 right answers and one INVALID_ARGUMENT that names the fault."""
+    """32 concurrent requests, one of them corrupt: 31 right answers and one INVALID_ARGUMENT that names the fault."""
     images = [path.read_bytes() for path in IMAGES[:32]]
     bad = 13
     images[bad] = {"not a JPEG": b"GIF89a" + bytes(200), "truncated": images[bad][:300], "empty": b""}[fault]

@@ -1,4 +1,4 @@
-"""Sequences over gRPC, with clients of Triton: their sums must be right to the bit, whoever else is there."""
+"""Sequences over gRPC with Triton's clients: their sums must be exact whatever other clients do."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_states_of_text_grow_as_the_model_says(server: RocserveProcess) -> None:
                     "growing", [given], sequence_id=f"s{number}", sequence_start=place == 0, sequence_end=last
                 )
                 seen = [entry.decode() for entry in result.as_numpy("WORDS")[0]]
-                # It begins with one empty text: a dimension of any size is 1 then.
+                # It begins with one empty text: a dimension of any size starts as 1.
                 assert seen == ["", *words[: place + 1]]
 
     run_at_once(20, run)
@@ -173,7 +173,7 @@ def test_a_crash_ends_the_sequences_that_were_there(client: triton.InferenceServ
     with pytest.raises(InferenceServerException) as caught:
         ask(client, "crashing", -1, 1)
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
-    # The other sequence was there as well: what the model knew of it is gone.
+    # The other sequence was in the same worker: the model's state of it is lost.
     wait_until(lambda: _starts_again(client), "the model's new worker")
     with pytest.raises(InferenceServerException) as caught:
         ask(client, "crashing", 1, 2)
@@ -241,7 +241,7 @@ def test_a_second_start_begins_anew(client: triton.InferenceServerClient) -> Non
 
 def test_an_idle_sequence_gives_its_slot_away(server: RocserveProcess, client: triton.InferenceServerClient) -> None:
     ask(client, "hasty", 5, 1, start=True)
-    # There is one slot: the second sequence waits for it until the first is idle for too long.
+    # There is one slot: the second sequence waits until the first has been idle for too long.
     assert run_sequence(client, "hasty", 2, [8, 9]) == [8, 17]
     with pytest.raises(InferenceServerException, match="for sequence 1 to model 'hasty' must specify the START flag"):
         ask(client, "hasty", 5, 1)

@@ -26,7 +26,7 @@ LEFT = np.arange(16, dtype=np.int32).reshape(1, 16)
 RIGHT = np.full((1, 16), 3, np.int32)
 NBYTES = LEFT.nbytes
 LARGE = 3 << 20
-"""Elements of the model that takes many."""
+"""Elements of the model with large tensors."""
 WIDE = 50_000
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
 PYTHON_IDENTITY = """
@@ -197,7 +197,7 @@ def test_each_response_of_a_stream_is_left_in_the_region(client, file):
 
 
 class Answers:
-    """What asynchronous requests were answered, in their order."""
+    """The answers to asynchronous requests, in order."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[InferenceServerException | None] = queue.Queue()
@@ -212,7 +212,7 @@ class Answers:
 def test_a_file_that_is_cut_fails_its_own_requests_and_harms_nobody(client, server, file):
     client.register_system_shared_memory("r", file.key, 4 * NBYTES)
     answers = Answers()
-    # It waits in the queue for others to join it, while its file is cut.
+    # It waits in the queue for a larger batch while its file is truncated.
     client.async_infer("patient", shared_inputs(), callback=answers, outputs=[shared_output("OUTPUT0")])
     wait_until(lambda: waits(server))
     file.cut(NBYTES)

@@ -1,4 +1,4 @@
-"""Small models that share a process, as a client and an operator see them."""
+"""Small models that share a process, seen by a client and by an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command and the log of a server say: at its start, of a start that fails, of a drop that fails."""
+"""What the command prints and logs: at its start, when a start fails, when a drop fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.waiting import wait_until
 
 
 def run(*arguments: str) -> str:
-    """What a server that ends by itself writes."""
+    """The output of a server that ends by itself."""
     command = [sys.executable, "-m", "rocserve.cli", "serve", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 1
@@ -71,7 +71,7 @@ def test_a_broken_drop_takes_nothing_from_others_and_is_told_everywhere(serve, r
     status = [sys.executable, "-m", "rocserve.cli", "status", f"--url={server.address}", "--once"]
 
     def is_told() -> bool:
-        """Between two tries; within one it is LOADING."""
+        """Between two tries; during a try the state is LOADING."""
         shown = subprocess.run(status, capture_output=True, text=True, timeout=60, check=False).stdout
         assert ": ready" in shown
         return re.search(r"^bad .* UNAVAILABLE .*Protobuf parsing failed", shown, re.MULTILINE) is not None
@@ -110,11 +110,11 @@ def test_a_start_whose_table_nobody_reads_holds_nothing_up(repository: Path, tmp
     log = tmp_path / "server.log"
     os.mkfifo(log.with_suffix(".out"))
     reader = os.open(log.with_suffix(".out"), os.O_RDONLY | os.O_NONBLOCK)
-    # The smallest that there is: 64 KiB take hundreds of broken models.
+    # The smallest output buffer: 64 KiB take the lines of hundreds of broken models.
     held = fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
     with RocserveProcess([repository], log=log) as server:
         wait_until(lambda: "0 models served" in server.log_text)
-        # What follows is the work of the loop that prints.
+        # The rest is printed by the loop.
         drop(repository, "good", add_constant(1.0))
         wait_until(lambda: server.client().is_model_ready("good"))
         read = os.read(reader, 1 << 20)

@@ -1,4 +1,4 @@
-"""Traces of a real server's requests, asked for by Triton's own clients over both front ends."""
+"""Traces of a real server's requests, configured by Triton's own clients over both front ends."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TraceFile:
         return read_entries(self.path)
 
     def wait_for(self, request_id: str) -> list[dict[str, Any]]:
-        """A client's request and those that came of it, once they are there: the head of each, `stamps` by name,
+        """Wait for a client's request and the requests that it caused: the head of each, `stamps` by name,
         `tensors`."""
         wait_until(lambda: self._number(request_id), f"the trace of {request_id}")
         found: dict[int, dict[str, Any]] = {}
@@ -100,7 +100,7 @@ class TraceFile:
         return [found[number] for number in family]
 
     def _number(self, request_id: str) -> int:
-        """0: it is not there."""
+        """0 if it is missing."""
         heads = [entry for entry in self.entries if "model_name" in entry and "parent_id" not in entry]
         return next((entry["id"] for entry in heads if entry.get("request_id") == request_id), 0)
 

@@ -1,4 +1,4 @@
-"""JPEG -> ResNet-50 -> labels and JPEG -> YOLOv4 -> boxes, whole, with untrained weights of the real size."""
+"""JPEG -> ResNet-50 -> labels and JPEG -> YOLOv4 -> boxes, complete, with untrained weights of the real size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GEOMETRIES = (
     SimpleNamespace(stride=16, xy_scale=1.1, anchors=((36, 75), (76, 55), (72, 146))),
     SimpleNamespace(stride=32, xy_scale=1.05, anchors=((142, 110), (192, 243), (459, 401))),
 )
-"""As published."""
+"""The published anchors and strides."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def server(
 
 
 def test_boxes_are_those_of_the_network_s_heads(server: RocserveProcess, untrained_yolov4: Path) -> None:
-    """Against Pillow's resize, ONNX Runtime itself, the published formulas written out, and OpenCV's suppression."""
+    """Compared with Pillow's resize, ONNX Runtime itself, the published formulas, and OpenCV's suppression."""
     with Image.open(PHOTO) as image:
         width, height = image.size
         pixels = np.asarray(image.convert("RGB").resize((416, 416), Image.Resampling.BILINEAR), dtype=np.float32) / 255

@@ -1,4 +1,4 @@
-"""Requests that wait: for their time-out, their client, their turn."""
+"""Waiting requests: their timeout, their client, their turn."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def executed(server: RocserveProcess, model: str) -> int:
 
 
 class Busy:
-    """Keeps a model at work with requests one behind the other until the block ends."""
+    """Keeps a model busy with one request after another until the block ends."""
 
     def __init__(self, server: RocserveProcess, model: str) -> None:
         self._client = server.client()

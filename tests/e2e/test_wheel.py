@@ -1,4 +1,4 @@
-"""What `make dist` builds, installed into an environment that has none of the checkout."""
+"""The packages that `make dist` builds, installed into an environment without the checkout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*command: str | Path, folder: Path) -> str:
 
 
 def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path) -> None:
-    # The wheel is built from the source distribution, which must have all of it.
+    # The wheel is built from the source distribution, which must be complete.
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist", folder=ROOT)
     wheel, sdist = sorted((tmp_path / "dist").iterdir(), key=lambda path: path.suffix, reverse=True)
     assert sdist.name.endswith(".tar.gz")
@@ -34,7 +34,7 @@ def test_the_wheel_serves_an_image_with_what_get_brings(tmp_path: Path) -> None:
     python = environment / "bin" / "python"
     run(sys.executable, "-m", "venv", "--without-pip", environment, folder=tmp_path)
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, folder=tmp_path)
-    # Dependencies are those of this environment, but not the checkout that is installed there as editable.
+    # Dependencies come from this environment, without the editable checkout in it.
     packages = next(environment.glob("lib/python*/site-packages"))
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     printed = run(environment / "bin" / "rocserve", "get", "resnet50", "--untrained", folder=tmp_path)

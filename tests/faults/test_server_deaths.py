@@ -330,7 +330,8 @@ def test_models_that_share_a_process_under_load(serve, repository: Path) -> None
 
 
 def test_models_that_share_a_process_that_is_at_a_request(serve, repository: Path) -> None:
-    """One that is at it while the next server comes is loaded anew beside it, and goes when it is done."""
+    """A process that is busy when the next server comes is loaded again next to the old one, which ends when it has
+    finished."""
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     drop(repository, "slow", slow_sum(2000), SLOW_CONFIG)
     server: RocserveProcess = serve(repository, "--shared-workers=1")
@@ -352,7 +353,7 @@ def test_a_zygote_that_dies_with_the_server(serve, repository: Path) -> None:
     zygote.kill()
     wait_until(lambda: "the zygote, which starts workers, has ended" in server.log_text, "the zygote's end")
     for _ in range(2):
-        # Nobody holds the first one's workers; those of the next are held by its own zygote.
+        # Nobody holds the first server's workers; the next server's workers are held by its own zygote.
         kill_and_wait(server)
         assert ask(server, "m") == [[2.0, 3.0]]
         wait_until(lambda: not pids(server) & workers, "the end of the first one's workers")
@@ -360,7 +361,7 @@ def test_a_zygote_that_dies_with_the_server(serve, repository: Path) -> None:
 
 
 def test_a_worker_that_was_taken_over_is_watched(serve, repository: Path) -> None:
-    """Its end is noticed, its last words are in the log, and another takes its place."""
+    """Its end is noticed, its last output is in the log, and another worker takes its place."""
     source = ADDS.replace(
         "    def execute", "    def initialize(self, args):\n        print('ready to add')\n\n    def execute"
     )
@@ -407,7 +408,7 @@ def test_models_that_requests_loaded_and_unloaded(serve, repository: Path) -> No
     with server.client() as client:
         ready = [name for name in ("kept", "at_start", "asked", "gone") if client.is_model_ready(name)]
     assert ready == ["kept", "asked"]
-    # So does the next but one.
+    # So does the server after that.
     kill_and_wait(server)
     with server.client() as client:
         assert client.is_model_ready("asked")
@@ -417,7 +418,8 @@ def test_models_that_requests_loaded_and_unloaded(serve, repository: Path) -> No
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("flag", ["--front-ends=1", "--shared-workers=2"])
 def test_more_models_than_are_loaded_at_once(serve, repository: Path, flag: str) -> None:
-    """What is pinned is taken over, and what is asked for before the next server serves; all other workers end."""
+    """Pinned models, and models that are asked for before the next server serves, are taken over; all other workers
+    end."""
     most, names = 4, [f"m{number}" for number in range(12)]
     pinned = 'parameters { key: "pinned" value { string_value: "true" } }'
     for number, name in enumerate(names):
@@ -429,7 +431,7 @@ def test_more_models_than_are_loaded_at_once(serve, repository: Path, flag: str)
         return int(float(scrape(port_of(server))["rocserve_models_resident"]))
 
     def ask_all(seed: int) -> None:
-        """Without trying again."""
+        """Send requests without retries."""
         order = np.random.default_rng(seed).permutation(len(names)).tolist()
         assert [ask(server, names[number]) for number in order] == [[[1.0 + n, 2.0 + n]] for n in order]
 

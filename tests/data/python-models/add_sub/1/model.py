@@ -4,7 +4,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, in the datatypes that config.pbtxt says."""
+    """OUTPUT0 = INPUT0 + INPUT1, OUTPUT1 = INPUT0 - INPUT1, in the datatypes of config.pbtxt."""
 
     def initialize(self, args):
         model_config = json.loads(args["model_config"])

@@ -3,7 +3,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Sums up all the responses that the decoupled model `repeat` gives to one call."""
+    """Sums all the responses that the decoupled model `repeat` gives to one call."""
 
     def execute(self, requests):
         responses = []

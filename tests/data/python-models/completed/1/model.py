@@ -2,7 +2,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Needs no config.pbtxt but its backend: the model says what its inputs and outputs are."""
+    """Needs no config.pbtxt but its backend: the model itself declares its inputs and outputs."""
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config):

@@ -2,7 +2,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Asks two models of the server for the digit on an image: a chain of two, and the ensemble of the same two."""
+    """Asks for the digit on an image in two ways: two models one after the other, and the ensemble of the same two."""
 
     def execute(self, requests):
         responses = []

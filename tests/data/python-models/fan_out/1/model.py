@@ -5,7 +5,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Calls add_sub for every row at once and a model that is not there, and waits for all of them."""
+    """Calls add_sub for all rows concurrently, and a model that does not exist, and waits for all calls."""
 
     async def execute(self, requests):
         responses = []

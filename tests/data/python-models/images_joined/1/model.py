@@ -5,7 +5,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Joins and mirrors images of 150 KB, and says how many pages had to be made for that."""
+    """Joins and mirrors images of 150 KB, and returns the number of page faults that this took."""
 
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("FAULTS", self.join(request))]) for request in requests]

@@ -7,7 +7,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Tells what it sees: of itself, of each request, and how many came together."""
+    """Returns what it sees: of itself, of each request, and the number of requests in the batch."""
 
     def initialize(self, args):
         self.args = args

@@ -7,7 +7,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Refuses negative numbers one by one, and takes some words badly."""
+    """Refuses negative numbers one by one, and fails on some words."""
 
     def execute(self, requests):
         responses = []

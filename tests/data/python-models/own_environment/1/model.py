@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Runs only where its own environment is: nobody else has the module that it imports."""
+    """Imports a module that only its own environment has."""
 
     def execute(self, requests):
         told = [only_in_this_environment.GREETING, sys.executable, sys.prefix]

@@ -5,7 +5,8 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Waits for a request's client to give up, if it is told to; the next request is told how many did."""
+    """Waits for a request's client to give up, if the request asks for it; the next answer has the number of clients
+    that did."""
 
     def initialize(self, args):
         self.cancelled = 0

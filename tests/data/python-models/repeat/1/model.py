@@ -7,7 +7,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Answers each request with as many responses as IN has elements, from a thread of its own."""
+    """Answers each request with as many responses as IN has elements, from a separate thread."""
 
     def initialize(self, args):
         model_config = json.loads(args["model_config"])

@@ -5,7 +5,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """Answers a request for n with n responses of n * n, each awaited; other requests go on meanwhile."""
+    """Answers a request for n with n responses of n * n, awaiting each; other requests run meanwhile."""
 
     async def execute(self, requests):
         await asyncio.gather(*[self.respond(request) for request in requests])

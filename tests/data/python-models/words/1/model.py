@@ -6,7 +6,7 @@ from .casing import shout
 
 
 class TritonPythonModel:
-    """Text in, the same text in capitals out, and how many bytes each had."""
+    """Returns a text in capitals, and its length in bytes."""
 
     def execute(self, requests):
         logger = pb_utils.Logger
