@@ -1,4 +1,4 @@
-"""Models and images as a worker would be given them."""
+"""Models and images as a worker receives them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rocal() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def model_source(tmp_path: Path) -> SourceMaker:
-    """Writes a version folder with one file and describes it."""
+    """Write a version folder with one file, and describe it as a model source."""
 
     def make(
         filename: str,

@@ -1,4 +1,4 @@
-"""--backend-config: what it changes, and what is said of the rest."""
+"""--backend-config: the settings that it changes, and the warnings about others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Fixed batch sizes: which there are, and how batches of any size run at them. How many rows fit, found by runs that
-take real memory in a process of their own: in the tests' process, what earlier tests have left may be freed between two
-runs."""
+"""Fixed batch sizes, and batches of any size that run at them; and the search for the number of rows that fit into
+memory. Its runs take real memory in a separate process: in the tests' process, memory of earlier tests may be freed
+between two runs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_pieces(rows: int, sizes: tuple[int, ...], expected: list[Piece]) -> Non
 
 
 class Doubling:
-    """A session that doubles and remembers what it was given."""
+    """A session that doubles, and records its inputs."""
 
     def __init__(self) -> None:
         self.given: list[np.ndarray[Any, Any]] = []
@@ -127,7 +127,7 @@ def test_an_output_without_the_batch_is_refused() -> None:
 
 
 ROW = 64 << 20
-"""Far more than whatever else a fresh process takes meanwhile."""
+"""Bytes: far more than anything else that a new process takes meanwhile."""
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def host(tmp_path: Path, free: int) -> Host:
 
 
 def rows_of_an_engine_that_keeps_its_memory(batches: int, further_bytes: int, host: Host) -> int | None:
-    """The process may have so many bytes more than it has; 0 = any."""
+    """`further_bytes`: bytes that the process may take in addition; 0 = any."""
     kept: list[np.ndarray] = []
 
     def run(rows: int) -> None:

@@ -1,4 +1,4 @@
-"""The onnx backend on ONNX Runtime's CPU provider; of the others see test_onnx_installed_providers.py."""
+"""The onnx backend on ONNX Runtime's CPU provider; test_onnx_installed_providers.py tests the others."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_add_sub(model_source: SourceMaker) -> None:
 def test_on_a_gpu_there_is_a_session_for_each_size_and_two_batches_are_under_way(
     model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The CPU's provider in the place of a GPU's.
+    # The CPU provider in the place of a GPU's.
     monkeypatch.setattr(ProviderPlan, "on_gpu", True)
     source = model_source("model.onnx", add_sub())
     model = load(replace(source, config=replace(source.config, max_batch_size=4)))
@@ -144,7 +144,7 @@ def test_memory_that_is_read_only_and_not_aligned(model_source: SourceMaker) -> 
 
 
 LARGE = 100_000
-"""Elements that take less time to be written in place than to be copied."""
+"""So many elements that writing them in place is faster than copying them."""
 
 
 def batch_with_room(rows: int, wanted: Sequence[str], room: dict[str, Any], **inputs: np.ndarray[Any, Any]) -> Batch:
@@ -241,7 +241,7 @@ def test_strings(model_source: SourceMaker) -> None:
         b"\x00\x80\x00",
         bytes(range(256)),
         "\udcff".encode(errors="surrogatepass"),
-        # A stand-in for a byte is itself sent, alone and beside such a byte.
+        # The character that stands in for a byte is itself sent, alone and next to such a byte.
         "\U0010f7ff".encode(),
         "a\U0010f780".encode() + b"\x80",
         "\U0010f800 \U0010f77f grün 漢字".encode(),
@@ -473,7 +473,7 @@ def test_session_options_follow_the_parameters() -> None:
 
 
 def square_of_four() -> bytes:
-    """Y = matmul(X, constant 4 x 4), X FP32 [batch, length]: only a length of 4 suits it."""
+    """Y = matmul(X, constant 4 x 4), X FP32 [batch, length]: it works for a length of 4 only."""
     weights = helper.make_tensor("weights", FLOAT, [4, 4], np.eye(4, dtype=np.float32).tobytes(), raw=True)
     constant = helper.make_node("Constant", [], ["W"], value=weights)
     return graph(

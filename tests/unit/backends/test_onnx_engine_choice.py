@@ -1,4 +1,4 @@
-"""Which engine runs an ONNX model, and which one a compiled program: by configuration and machine."""
+"""The engine that runs an ONNX model, and the engine of a compiled program: by configuration and machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX models whose weights lie in other files: where these may be, and what is said when they are not."""
+"""ONNX models with external weights: where the files may be, and the errors when they are missing or elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def adding(location: str) -> bytes:
 
 
 def adding_within_a_branch(location: str) -> bytes:
-    """The same where a node's graph has the weights."""
+    """The same, with the weights in the subgraph of a node."""
     inner = helper.make_graph(
         [helper.make_node("Add", ["X", "weights"], ["sum"])],
         "then",
@@ -93,7 +93,7 @@ def test_weights_that_are_written_to_while_the_model_runs(
     source = model_source("model.onnx", model(location))
     write_weights(source.version_folder / location)
     loaded = load(source)
-    # To a process that has mapped the file this would be the end.
+    # Truncating a mapped file would kill the process.
     os.truncate(source.version_folder / location, 0)
     ones = tensor_from_numpy("X", np.ones((1, 1000), np.float32))
     outputs = loaded.execute(Batch({"X": ones}, ("Y",), (1,))).outputs

@@ -1,5 +1,5 @@
-"""Models on providers that compile each shape: a session for each batch size. Here the sessions are the CPU provider's,
-which takes fixed dimensions as the others do."""
+"""Models on providers that compile each shape: a session for each batch size. The sessions here are the CPU provider's,
+which takes fixed dimensions like the others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLOAT = TensorProto.FLOAT
 
 
 class CountingOpener(SessionOpener):
-    """Remembers the sizes that sessions were opened with."""
+    """Records the batch sizes of its sessions."""
 
     def __init__(self, model: ModelSource) -> None:
         super().__init__(model, ProviderPlan((), accepts_cpu=False))

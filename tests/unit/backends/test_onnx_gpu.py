@@ -1,4 +1,4 @@
-"""ONNX Runtime on a GPU: batches in flight beside each other by captured graphs, as the pytorch backend runs them."""
+"""ONNX Runtime on a GPU: concurrent batches on captured graphs, as in the pytorch backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models on every execution provider that the installed ONNX Runtime has; on most machines that is the CPU's alone."""
+"""Models on every execution provider of the installed ONNX Runtime; on most machines that is the CPU's alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom operators of ONNX models, and how far ONNX Runtime goes with their graphs."""
+"""Custom operators of ONNX models, and ONNX Runtime's optimisation level of their graphs."""
 
 from __future__ import annotations
 

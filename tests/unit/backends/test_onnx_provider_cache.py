@@ -1,4 +1,4 @@
-"""Where execution providers keep what they compile, and the words of theirs that are kept."""
+"""Where execution providers store what they compile, and which of their messages are kept."""
 
 from __future__ import annotations
 

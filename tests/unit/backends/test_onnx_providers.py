@@ -1,4 +1,4 @@
-"""Which execution providers of ONNX Runtime a model gets, and with which options. Nothing is opened here."""
+"""The execution providers of ONNX Runtime that a model gets, and their options. No session is opened here."""
 
 from __future__ import annotations
 

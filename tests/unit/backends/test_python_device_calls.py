@@ -1,4 +1,4 @@
-"""Calls of Python models with tensors on a GPU, which a stand-in is here."""
+"""Calls of Python models with tensors on a GPU, played by a stand-in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shared:
 
 
 class StandIn:
-    """In the place of DeviceTensors: what it opens are arrays, which may be copied."""
+    """Stands in for DeviceTensors: the tensors that it opens are arrays, which may be copied."""
 
     name = "GPU-0"
 
@@ -114,7 +114,7 @@ class Unreadable(_Device):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_what_fails_on_the_gpu_behind_a_call_is_its_answer(on_gpu: Tensor, again: bool) -> None:
-    """It comes up on the thread that reads answers, and the model waits."""
+    """It is raised on the thread that reads answers, while the model waits."""
     answer = core.Tensor("y", DataType.FP32, (2,), References(referring("y", [PLACE]).data))
     calls = FakeCalls(other=lambda call, on_answer: on_answer(RESCHEDULED if again else ModelResponse([answer]), True))
     on_gpu._on_device = Unreadable(None)

@@ -1,4 +1,4 @@
-"""Errors for clients and the log where a model's code goes wrong, and what models import under odd names."""
+"""Errors for clients and the log when a model's code fails, and modules that models import under unusual names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ X = np.array([1, 2], np.float32)
 
 
 def client_message(folder: Path, body: str, *, coroutine: bool = False) -> str:
-    """What a client hears when `execute` has this body."""
+    """The error that a client gets if `execute` has this body."""
     source = f"{HEAD}    {'async ' if coroutine else ''}def execute(self, requests):\n        {body}\n"
     with serving_source(folder / "m", source, CONFIG) as model, pytest.raises(ServeError) as fault:
         model.execute([request(X=X)])
@@ -95,7 +95,7 @@ def test_what_the_module_is_made_of_in_triton_can_be_imported_too(tmp_path: Path
 
 @pytest.fixture
 def loggers_left_on() -> Iterator[None]:
-    """The model of the test configures the logging of this very process."""
+    """The test's model configures the logging of this process."""
     existing = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
     yield
     for logger in existing:
@@ -117,7 +117,7 @@ def test_a_model_that_switches_loggers_off_is_still_heard(tmp_path: Path, caplog
 
 
 def test_what_a_spawned_child_finds() -> None:
-    """A child gets the model's sys.path from multiprocessing and imports model.py from it."""
+    """A child gets the model's sys.path from multiprocessing, and imports model.py from it."""
     program = """
 import numpy as np, triton_python_backend_utils as pb_utils
 tensor = pb_utils.Tensor("X", np.zeros(2))

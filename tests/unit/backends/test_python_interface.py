@@ -66,7 +66,7 @@ def sent() -> list[MetricChange]:
 
 @pytest.fixture
 def book(sent: list[MetricChange]) -> MetricBook:
-    """Reports when it is asked to."""
+    """A metrics book that reports when the test asks for it."""
     return MetricBook(lambda changes: sent.extend(changes.changes), gather_seconds=3600)
 
 
@@ -191,7 +191,7 @@ def test_bfloat16_only_by_dlpack(pb_utils: Any) -> None:
 
 
 class OnDevice:
-    """A tensor as a framework has it on a GPU."""
+    """A tensor on a GPU, as a framework has it."""
 
     def __init__(self, has_cpu: bool) -> None:
         if has_cpu:
@@ -255,7 +255,7 @@ def test_a_request_for_a_call(pb_utils: Any) -> None:
     numbers = dict.fromkeys(("correlation_id", "timeout", "flags", "model_version"), True)
     counted = pb_utils.InferenceRequest(model_name="m", requested_output_names=[], inputs=[], **numbers)
     counted.set_flags(True)
-    # The server read no call with a True in it, and killed the process.
+    # The server could not read a call with a True in it, and killed the process.
     assert from_json(ModelCall, to_json(counted._call())) == counted._call()
     with pytest.raises(TypeError, match="needs inputs, requested_output_names and model_name"):
         pb_utils.InferenceRequest(model_name="m", inputs=[])
@@ -410,7 +410,7 @@ def test_metrics_are_counted_and_sent(pb_utils: Any, book: MetricBook, sent: lis
 
 
 def test_numbers_of_numpy_are_counted_as_numbers(pb_utils: Any, book: MetricBook, sent: list[MetricChange]) -> None:
-    """A message can hold no others, and what numpy adds up in 32 bits is not exact."""
+    """A message cannot hold numpy's numbers, and numpy's 32-bit sums are not exact."""
     family = pb_utils.MetricFamily
     seen, level = family("seen", "", family.COUNTER).Metric(), family("level", "", family.GAUGE).Metric()
     latency = family("latency", "", family.HISTOGRAM).Metric(buckets=[1])

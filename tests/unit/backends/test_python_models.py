@@ -1,4 +1,4 @@
-"""Models as users write them, in this process: what they are given, and what they may answer."""
+"""Python models in this process: what they receive, and what they may answer."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ self.faults = faults
 
 
 class Narrow(RecordingResponder):
-    """Sends no tensors, as where they do not fit into memory."""
+    """Sends no tensors, as if memory were full."""
 
     def send(self, answer: Answer | None, final: bool) -> None:
         if isinstance(answer, ModelResponse):
@@ -192,7 +192,7 @@ class Narrow(RecordingResponder):
 @pytest.mark.parametrize("config", [NUMBERS, DECOUPLED])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_response_that_cannot_be_sent_was_not_sent(tmp_path: Path, config: str, goes_on: bool) -> None:
-    """Also from a thread, where nobody else sees what it raises: the request is still to be answered."""
+    """Also from a thread, where nobody sees what it raises: the request must still be answered."""
     body = f"""
 sender, ended = requests[0].get_response_sender(), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 def respond(request, sender):
@@ -293,7 +293,7 @@ if len(requests) == 2:
 
 
 class Gone(RecordingResponder):
-    """Of a server that has died."""
+    """The responder of a server that has died."""
 
     def send(self, answer: Answer | None, final: bool) -> None:
         raise unavailable("the server is gone")

@@ -1,4 +1,4 @@
-"""The pytorch backend on the CPU: each kind of file, names, precisions, and what is refused."""
+"""The pytorch backend on the CPU: each kind of file, names, precisions, and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind,
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 
-# To import PyTorch takes seconds.
+# Importing PyTorch takes seconds.
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch here; `make pytorch` installs it"),
@@ -44,7 +44,7 @@ def run(model: LoadedModel, inputs: Mapping[str, np.ndarray], *wanted: str) -> d
     datatypes = {spec.name: spec.datatype for spec in model.signature.inputs}
     tensors = {name: tensor_from_numpy(name, array, datatypes[name]) for name, array in inputs.items()}
     for tensor in tensors.values():
-        # As the memory is that only the server may write.
+        # As memory that only the server may write.
         tensor.data = memoryview(tensor.data).toreadonly()
     names = wanted or tuple(spec.name for spec in model.signature.outputs)
     outputs = model.execute(Batch(tensors, names, (len(next(iter(inputs.values()))),))).outputs
@@ -55,7 +55,7 @@ def run(model: LoadedModel, inputs: Mapping[str, np.ndarray], *wanted: str) -> d
 
 
 def check(model: LoadedModel, files: TorchFiles, name: str, tolerance: float = 1e-6) -> None:
-    """It gives what PyTorch gave, for all rows and for the first."""
+    """Check that the model gives what PyTorch gave, for all rows and for the first."""
     inputs, expected = files.values(name)
     model.warm_up([])
     for rows in (None, 1):
@@ -153,7 +153,7 @@ def test_of_kind_model_a_device_that_is_not_here(model_source: SourceMaker, torc
     placed = refusal(source, has_places=True)
     assert "(KIND_MODEL leaves the parts of a model on the devices that its file names; PyTorch" in placed
     assert placed.endswith("GPUs here)")
-    # Of another kind they go where the instance is.
+    # On an instance of another kind they are moved.
     check(load(model_source("model.pt", content, inputs=[ROWS_OF_4], max_batch_size=8)), torch_files, "traced")
 
 
@@ -187,7 +187,7 @@ def test_inputs_go_by_any_of_their_names(
 def test_a_default_name_goes_before_what_others_are_known_by(
     model_source: SourceMaker, torch_files: TorchFiles
 ) -> None:
-    """A configuration that `rocserve config` has written names them all."""
+    """A configuration that `rocserve config` has written contains all default names."""
     x = np.ones((2, 4), np.float32)
     model = load(model_source("model.pt2", torch_files.data("named"), max_batch_size=4))
     names = ("OUTPUT__1", "OUTPUT__0", "OUTPUT__2", "OUTPUT__3", "OUTPUT__4")
@@ -272,7 +272,8 @@ def test_the_precision_is_the_weights_own_where_no_other_is_asked_for(
 def test_reading_a_program_leaves_the_environment_as_it_was(
     model_source: SourceMaker, torch_files: TorchFiles, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    """What the process loads beside it, such as a module that torch_migraphx has saved, may be other than tensors."""
+    """The environment variable makes PyTorch load tensors only, while the process may load other objects, such as a
+    module that torch_migraphx has saved."""
     monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)
     if before:
         monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", before)
@@ -353,7 +354,7 @@ def test_torchscript_with_strings(model_source: SourceMaker, torch_files: TorchF
     model = load(model_source("model.pt", torch_files.data("words"), inputs=[words], outputs=outputs))
     given = run(model, {"words": np.array([b"one", "zwölf".encode(), b"\xff"], np.object_)})
     assert given["OUTPUT__0"].tolist() == [b"one!", "zwölf!".encode(), b"\xff!"]
-    # Where a byte is no UTF-8 the program sees a stand-in.
+    # A byte that is no UTF-8 reaches the program as a stand-in character.
     assert given["OUTPUT__1"].tolist()[:2] == [3, 6]
 
 

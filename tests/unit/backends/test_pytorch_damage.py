@@ -1,4 +1,4 @@
-"""Damaged copies of PyTorch's files: none gives other values, none hurts more than the process that loads it."""
+"""Damaged copies of PyTorch files: none gives wrong values, none hurts more than the process that loads it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.pytorch import TorchFiles
 
 FILES = 500
 SCRIPT = Path(__file__).parents[2] / "support/pytorch_damage.py"
-"""A process of its own, so that PyTorch is imported once, and not here."""
+"""Runs as a separate process, so that PyTorch is imported once, and not here."""
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -22,9 +22,9 @@ def test_500_damaged_files_and_hostile_ones(torch_files: TorchFiles, tmp_path: P
     ran = subprocess.run(command, capture_output=True, text=True, timeout=880, check=True)
     counts = json.loads(ran.stdout)
     hostile = {name: counts.pop(name) for name in [*counts] if name.startswith("hostile")}
-    # The bomb's weights are other ones with a right checksum; what is beyond their size is not read.
+    # The bomb has other weights with a right checksum; bytes beyond their size are not read.
     assert hostile == {"hostile refused": 4, "hostile wrong": 1, "hostile obeyed": 0}
-    # Its checksum does not betray a member that was put in; PyTorch may not survive that, or take it for weights.
+    # The checksum of a replaced member is right; PyTorch may crash on it, or take it for weights.
     ends = ("served", "refused", "wrong", "failed", "crashed")
     assert set(counts) <= {"served", "refused", *(f"member {end}" for end in ends)}
     assert sum(counts.values()) == FILES

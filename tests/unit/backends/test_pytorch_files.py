@@ -1,4 +1,4 @@
-"""What a PyTorch file is, and which engine runs it; nothing here needs PyTorch."""
+"""The kinds of PyTorch files, and the engine that runs each; nothing here needs PyTorch."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_members_that_pytorch_would_unpack_elsewhere(tmp_path: Path, kind: str, 
 
 
 def test_an_archive_that_unpacks_to_100_gigabytes_is_refused_at_once(tmp_path: Path) -> None:
-    """Its directory says so, whatever is there."""
+    """Its directory declares that size, whatever the archive holds."""
     file = archive(tmp_path / "model.pt2", "m/models/model.json", "m/data/weights/weight_0")
     content = bytearray(file.read_bytes())
     entry = content.rindex(b"PK\x01\x02")
@@ -202,7 +202,7 @@ def test_engines_that_cannot_be_had(parameters: dict[str, str], text: str) -> No
 
 
 class WithAmdGpu(ToldMachine):
-    """Where PyTorch's build for AMD's GPUs is, and torch_migraphx with what it needs."""
+    """A machine with PyTorch's build for AMD GPUs, and with torch_migraphx and its dependencies."""
 
     def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
         return module in ("torch", "torch_migraphx", "migraphx")
@@ -248,7 +248,7 @@ IN_ITS_PLACE = ["migraphx", "eager", "eager on the CPU"]
         (model(engine="migraphx"), AMD_GPU, ["migraphx"]),
         (model(), WithAmdGpu(), ["eager"]),
         (model(), WithoutMigraphxModule(gpus=(0,)), ["eager", "eager on the CPU"]),
-        # PyTorch's build for CPUs, and for NVIDIA's GPUs: these are taken where they are named only.
+        # With PyTorch's builds for CPUs and for NVIDIA GPUs these engines run only if they are named.
         (model(), WithPyTorch(gpus=(0,)), ["eager"]),
         (model(InstanceKind.GPU), WithPyTorch(gpus=(0,)), ["eager"]),
     ],

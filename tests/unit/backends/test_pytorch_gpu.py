@@ -1,4 +1,4 @@
-"""The pytorch backend on a GPU: batches in flight beside each other, at fixed sizes by captured graphs."""
+"""The pytorch backend on a GPU: concurrent batches, at fixed sizes on captured graphs."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_a_package_for_a_gpu_takes_what_it_was_compiled_for(model_source: Source
 
 
 def two_layers(first: str, second: str) -> Any:
-    """A network of 4 to 8 to 2 values, its layers on these devices."""
+    """A network of 4 to 8 to 2 values, with its layers on these devices."""
     import torch
     from torch import nn
 

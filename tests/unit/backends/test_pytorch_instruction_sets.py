@@ -1,4 +1,4 @@
-"""Trials of the C++ compiler, which Inductor finds where it works."""
+"""Trials of the C++ compiler, which Inductor uses if it works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How sizes of a program's inputs go together; nothing here needs PyTorch."""
+"""Relations between the variable sizes of a program's inputs; nothing here needs PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a package of AOTInductor was compiled for and this machine lacks."""
+"""Instruction sets that a package of AOTInductor needs and this machine lacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = {"AOTI_PLATFORM": "linux", "AOTI_MACHINE": platform.machine(), "AOTI_CPU_
 
 @pytest.fixture(autouse=True)
 def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With AVX2 and nothing newer."""
+    """A processor with AVX2 and nothing newer."""
     import torch
 
     for name in ("avx2", "avx512", "vnni", "amx_tile"):

@@ -1,4 +1,4 @@
-"""What the source in a package of AOTInductor says of its inputs; with PyTorch, but without a compiler."""
+"""What the source in a package of AOTInductor says of its inputs; needs PyTorch, but no compiler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FP32 = DataType.FP32
 
 
 def checked(place: int, sizes: Sequence[int | None], stride: int = 1, datatype: str = "float32", least: int = 2) -> str:
-    """As PyTorch writes it of an input; None: a size that varies."""
+    """The checks that PyTorch writes for an input; None: a variable size."""
     name = f"arg{place}_1"
     lines = [f"int32_t {name}_expected_dtype = aoti_torch_dtype_{datatype}();"]
     for dimension, size in enumerate(sizes):
@@ -35,7 +35,7 @@ def checked(place: int, sizes: Sequence[int | None], stride: int = 1, datatype: 
 
 
 def read(file: Path) -> PackageSource:
-    """PyTorch is imported in the process that runs these tests, and not in each that collects them."""
+    """Imports PyTorch only in the process that runs these tests, not in each that collects them."""
     from rocserve.backends.pytorch.package_source import read_source
 
     return read_source(file)
@@ -92,13 +92,13 @@ def test_sizes_that_are_tied(tmp_path: Path, expression: str, first: int, wanted
 
 
 def test_sizes_of_which_an_older_package_says_nothing(tmp_path: Path) -> None:
-    """It says them only of those that are numbers of their own."""
+    """It has checks for independent sizes only."""
     source = package(tmp_path, checked(0, [None, 4]), checked(1, [None, 4]), SYMBOL)
     text = refusal(source, specs((-1, 4), (-1, 4)))
     assert text.startswith("dimension 0 of input 'x1' varies in the package, which does not say how it goes together")
     assert "PyTorch 2.13 or newer" in text
     refusal(source, specs((-1, 4), (5, 4)))
-    # The server gives all inputs of a batch the same rows; and numbers in config.pbtxt are no client's.
+    # The server gives all inputs of a batch the same rows, and fixed sizes of config.pbtxt are not the client's.
     source.check(specs((-1, 4), (-1, 4)), batches=True)
     source.check(specs((5, 4), (5, 4)), batches=False)
     wider = package(tmp_path, checked(0, [None, None]), checked(1, [None, None]), SYMBOL)

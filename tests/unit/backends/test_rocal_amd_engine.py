@@ -1,4 +1,4 @@
-"""The engine on amd.rocal against the CPU engine, over a stand-in with rocAL's habits and the CPU engine's pixels."""
+"""The engine on amd.rocal against the CPU engine, on a stand-in with rocAL's habits and the CPU engine's pixels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def output(operation: str, **values: Any) -> dict[str, Any]:
 
 
 def assert_same(setup: Any, images: list[Any], **arguments: Any) -> list[np.ndarray]:
-    """Each image's results from both engines, one by one; those of amd.rocal."""
+    """Check that both engines give the same results for each image; return those of amd.rocal."""
     engine, reference = engines(setup)
     given = []
     for row, image in enumerate(images):
@@ -208,7 +208,7 @@ def test_results_of_varying_sizes() -> None:
 
 
 def test_only_the_valid_part_counts_after_a_crop() -> None:
-    """rocAL calls less valid than it resizes to; the next operation sees that part, with zeros beside it."""
+    """rocAL marks less as valid than it resizes to; the next operation sees that part, with zeros next to it."""
     steps = [
         output("ResizeCropMirrorFixed", dest_width=40, dest_height=40, crop_w=30, crop_h=20, mirror=True),
         output("contrast", contrast=1.5, contrast_center=100),
@@ -253,7 +253,7 @@ WRITTEN = {
     **EXAMPLES,
     "ResizeMirrorNormalize": {**EXAMPLES["ResizeMirrorNormalize"], "mirror": True},
     "ResizeCropMirrorFixed": {**EXAMPLES["ResizeCropMirrorFixed"], "mirror": True},
-    # Only to the source's size.
+    # To the source's size at most.
     "warp_affine": {"matrix": [0.9, 0.1, 0.2, 0.8, 1, 2], "interpolation_type": "NEAREST_NEIGHBOR"},
     "blend": {"ratio": 0.3, "inputs": ["before", "other"]},
 }
@@ -263,7 +263,8 @@ REFUSED = ("ImageSize", "blur", "normalize")
 WHOLE_LEVELS = (
     "CropResizeFixed", "ResizeCropMirrorFixed", "resize", "resize_crop", "resize_crop_mirror", "roi_resize",
 )  # fmt: skip
-"""Of which rocAL has no FP32, or not in the interpolation that is written here; they are rounded as UINT8 is."""
+"""Operations that rocAL lacks for FP32, or has with another interpolation than here; their levels are rounded like
+UINT8's."""
 
 
 @pytest.mark.parametrize("datatype", ["UINT8", "FP32"])

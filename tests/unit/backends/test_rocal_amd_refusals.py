@@ -1,4 +1,4 @@
-"""What the engine on amd.rocal refuses when a model is loaded, and with which words."""
+"""What the engine on amd.rocal refuses when a model is loaded, and the texts."""
 
 from __future__ import annotations
 

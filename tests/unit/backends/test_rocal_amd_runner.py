@@ -1,7 +1,5 @@
-"""How batches go through one rocAL pipeline: whole, from memory that stays, and never answered with an older batch's.
-
-The first tests hold the stand-in to what rocAL does; the others would pass over anything without it.
-"""
+"""Batches through one rocAL pipeline: complete, from lasting memory, and never answered with an older batch's results.
+The first tests compare the stand-in with rocAL, because the others would miss faults without it."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("rocal")
 
 
 class BareRocal:
-    """rocAL as AMD's examples use it: JPEGs by their addresses."""
+    """Uses rocAL as AMD's examples do: JPEGs by their addresses."""
 
     def __init__(self, native: ModuleType, batch_size: int = 2, with_output: bool = True) -> None:
         from amd.rocal import fn, types
@@ -39,7 +37,7 @@ class BareRocal:
                 self.pipeline.set_outputs(image)
 
     def feed(self, *images: bytes, labels: Any = "zeros", eos: bool = False) -> None:
-        # Kept, as rocAL asks for it.
+        # rocAL requires that its caller keeps the array.
         self.buffers = [np.frombuffer(image, dtype=np.uint8) for image in images]
         self.labels = np.zeros(len(images), dtype=np.int32) if isinstance(labels, str) else labels
         regions = []
@@ -141,7 +139,7 @@ def test_memory_that_was_fed_lives_on() -> None:
 def test_threads_wait_for_each_other() -> None:
     setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [RESIZE]}, batch_size=2, threads=1)
     engine, _ = engines(setup)
-    # So that they would get into each other's way.
+    # So that concurrent runs would disturb each other.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -159,7 +157,7 @@ def test_nothing_of_an_earlier_image_stands_beside_a_smaller_one(rocal: ModuleTy
     engine, _ = engines(setup)
     run_one(engine, np.full((90, 80, 3), 255, dtype=np.uint8))
     run_one(engine, np.full((20, 70, 3), 3, dtype=np.uint8))
-    # What rocAL was given, margins and all.
+    # The memory that rocAL received, with margins.
     memory = rocal.contexts[-1].memory[0]
     assert (memory[:20, :70] == 3).all()
     assert memory.sum() == 3 * memory[:20, :70].size
@@ -171,7 +169,7 @@ class Broken(Exception):
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise rocAL's reason in place of ending the process."""
+    """Raise rocAL's reason instead of ending the process."""
 
     def end(status: int) -> NoReturn:
         assert status == 70

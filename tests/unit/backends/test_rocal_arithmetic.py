@@ -1,4 +1,4 @@
-"""The six operations of the JSON on pictures of any size, against the restatement of rocAL's arithmetic."""
+"""The six operations of the JSON on pictures of any size, against the reference version of rocAL's arithmetic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocserve.backends.rocal.image import Image
 Operation = dict[str, Any]
 
 PICTURES = 12
-"""For each operation."""
+"""Pictures for each operation."""
 
 
 def noise(random: np.random.Generator, height: int, width: int) -> Array:
@@ -22,7 +22,7 @@ def noise(random: np.random.Generator, height: int, width: int) -> Array:
 
 
 def drawn_operation(name: str, random: np.random.Generator, height: int, width: int) -> Operation:
-    """With every key, of values as they come."""
+    """An operation with random values for all its keys."""
     destination = {"dest_width": int(random.integers(9, 400)), "dest_height": int(random.integers(1, 300))}
     normalisation = {
         "mean": random.uniform(0, 255, 3).tolist(),
@@ -94,7 +94,8 @@ def test_an_operation_on_any_picture(name: str, as_float: bool, kind: str) -> No
             continue
         difference = np.abs(levels.astype(np.float64) - wanted)
         if as_float:
-            # A level next to the mean is no number to compare by: then a thousandth of a grey level is.
+            # A level near the mean normalises to about zero, so relative differences mean nothing: a thousandth of a
+            # grey level is allowed.
             least = 1 / np.broadcast_to(operation["std_dev"], given.valid.shape)[right]
             assert np.max(difference / np.maximum(np.abs(wanted), least)) <= 1e-3, operation
         else:

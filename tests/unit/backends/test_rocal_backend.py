@@ -132,7 +132,7 @@ def test_a_layout_that_the_dims_leave_open_is_nhwc_unless_the_pipeline_says_othe
 
 
 def encoded_as(batch: Batch, name: str) -> Batch:
-    """The same images for the names of a model that is not configured."""
+    """The same images under the names of a model without a configuration."""
     (tensor,) = batch.inputs.values()
     return Batch({name: Tensor(name, tensor.datatype, tensor.shape, tensor.data)}, ("image",), batch.request_sizes)
 

@@ -1,5 +1,5 @@
-"""Decoding JPEGs: sizes, colours, and images that must be refused. Damaged files by the hundred: each gives its own
-pixels or an error that names the fault, nothing else."""
+"""Decoding JPEGs: sizes, colours, and refused images. Hundreds of damaged files: each gives its own pixels or an error
+that names the fault."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_header(encoded: bytes, components: int, scans: int) -> None:
 
 
 def with_color_transform(jpeg: bytes, transform: int) -> bytes:
-    """With Adobe's segment in the place of JFIF's, which would make it count for nothing."""
+    """Adobe's segment replaces JFIF's, which would override it."""
     segment = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0" + bytes([transform])
     return jpeg[:2] + segment + jpeg[4 + int.from_bytes(jpeg[4:6], "big") :]
 
@@ -264,7 +264,7 @@ def test_a_small_file_cannot_ask_for_hundreds_of_passes_over_a_large_image() -> 
 def test_a_sequential_image_with_a_scan_for_each_component() -> None:
     planes = np.asarray(Image.fromarray(pictures.colours()).convert("YCbCr"))
     files = [pictures.saved(np.ascontiguousarray(planes[:, :, place]), "JPEG", quality=95) for place in range(3)]
-    # All of them have the tables of the first; of the second and the third the data is taken, under other numbers.
+    # All use the tables of the first image; of the second and the third only the data is used, under other numbers.
     frame, scan = files[0].index(b"\xff\xc0"), files[0].index(b"\xff\xda")
     components = b"".join(bytes([number, 0x11, 0]) for number in (1, 2, 3))
     header = b"\xff\xc0\0\x11" + files[0][frame + 4 : frame + 9] + b"\3" + components
@@ -350,7 +350,7 @@ def repeat(data: bytes, random: np.random.Generator) -> bytes:
 
 
 def sealed(data: bytes, change: Callable[[bytes, bytes], bytes]) -> bytes:
-    """A PNG with chunks changed (by name and body) and their checksums right again, so that libpng gets to see them."""
+    """A PNG with changed chunks (by name and body) and right checksums, so that libpng reads them."""
     parts, position = [data[:8]], 8
     while position < len(data):
         (length,) = struct.unpack_from(">I", data, position)
@@ -361,7 +361,7 @@ def sealed(data: bytes, change: Callable[[bytes, bytes], bytes]) -> bytes:
 
 
 def change_sealed_header(data: bytes, random: np.random.Generator) -> bytes:
-    """Sides stay small enough to be decoded."""
+    """Change the header; the sides stay small enough to be decoded."""
 
     def change(name: bytes, body: bytes) -> bytes:
         if name != b"IHDR":
@@ -377,7 +377,7 @@ def change_sealed_data(data: bytes, random: np.random.Generator) -> bytes:
 
 
 def change_rows(data: bytes, random: np.random.Generator) -> bytes:
-    """Within the compressed stream, which stays sound: filters and levels, and more or fewer of them."""
+    """Change filters, levels and the number of rows within a valid compressed stream."""
 
     def change(name: bytes, body: bytes) -> bytes:
         if name != b"IDAT":
@@ -413,7 +413,7 @@ def test_a_damaged_file_gives_its_own_pixels_or_an_error(seed: str, mutation: Mu
             assert str(error)
             outcomes["error"] += 1
         else:
-            # What is left in memory by another picture must not show: the same file gives the same again.
+            # Pixels that another picture left in memory must not show: the same file gives the same result again.
             decoder.decode(SEEDS["inks"])
             np.testing.assert_array_equal(decoder.decode(damaged).pixels, first)
             assert first.shape[2] == 3

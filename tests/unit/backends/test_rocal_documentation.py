@@ -1,4 +1,4 @@
-"""The tables of operations in the documentation, against the operations: names, keys and defaults."""
+"""The documentation's tables of operations against the operations: names, keys and defaults."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ ROWS: dict[str, str] = {
     for name in re.findall(r"\w+", found[1])
     if name in OPERATIONS
 }
-"""The cell of the keys of each operation."""
+"""Operation -> the table's cell of its keys."""
 
 KEY = re.compile(r"`(\w+)`(?: ?= ?(\[[^\]]*\]|[-\w.]+))?")
 REFERENCES = {"the same sizes": "resize", "the rest as `rotate`": "rotate", "the same": "brightness_fixed"}
-"""Words that mean the keys of another row."""
+"""Words that stand for the keys of another row."""
 EITHER_OR = {"crop", "crop_h", "crop_w"}
-"""Keys of which one or the other must be there: their defaults say that they are not."""
+"""Alternative keys: the documentation shows no default for them."""
 
 
 def documented(name: str) -> dict[str, str | None]:
-    """Each key with its default as it is written; None = it has none."""
+    """Key -> its default as written; None = it has none."""
     cell = ROWS[name]
     keys: dict[str, str | None] = {}
     for words, other in REFERENCES.items():

@@ -1,4 +1,4 @@
-"""Runs of whole pipelines: formats of outputs, several outputs, images by name, values that come with the request."""
+"""Runs of whole pipelines: output formats, several outputs, images by name, values that come with the request."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def test_every_datatype_and_layout_of_every_operation(operation: Operation, colo
         if layout is Layout.NCHW:
             given = given.transpose(1, 2, 0)
         if datatype is DataType.UINT8:
-            # Resizing to bytes cuts off in the last columns, and reads next to nothing of the source's last row and
-            # column, which mirrored is the first.
+            # Resizing to bytes truncates in the last columns, and reads next to nothing of the source's last row and
+            # column, which is the first one after mirroring.
             inside = slice(0, -1), slice(3, 16)
             assert np.max(np.abs(given[inside] - np.clip(floats, 0, 255)[inside])) <= 0.51
         else:
@@ -131,7 +131,7 @@ def test_several_outputs_come_in_the_order_of_their_operations_and_in_formats_of
     resized, cropped = engine(operations, formats).run(encoded)
     assert resized.shape == (3, 8, 16)
     assert resized.dtype == np.float32
-    # What the next operation reads is UINT8, whatever is handed out before it.
+    # The next operation reads UINT8, whatever was returned before it.
     (bytes_,) = engine([{**RESIZE, "is_output": True}]).run(encoded)
     np.testing.assert_array_equal(cropped, bytes_[2:6, 1:6])
 
@@ -273,7 +273,7 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def peak(runner: PipelineEngine, pixels: Any) -> float:
-    """How much memory a run takes at most, in images as large as the one that it is for (a blend is of FP32)."""
+    """The peak memory of a run, in units of its largest image (a blend is FP32)."""
     return peak_of(lambda: runner.run(pixels)) / pixels.nbytes
 
 

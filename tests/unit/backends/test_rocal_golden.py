@@ -1,9 +1,7 @@
-"""The CPU engine against real rocAL (see the manifest for its versions).
-
-Of some outputs only a checksum is known. So a slow restatement of rocAL's arithmetic is held to all checksums first,
-and the engine then to the restatement, which has an array for each; where the engine follows rocAL in every pixel and
-to the bit, its own checksum is compared too.
-"""
+"""The CPU engine against real rocAL (the manifest has its versions). Only a checksum is known of some outputs. So a
+slow reference version of rocAL's arithmetic is compared with all checksums first, and the engine then with the
+reference, which has an array for each output. If the engine follows rocAL in every pixel to the bit, its own checksum
+is compared too."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ LARGEST_RELATIVE_DIFFERENCE = 1e-3
 LEFT_OUT = {"rmn_u8_odd": 5 * 61 * 2, "rmn_f32_odd_mirror": 5 * 61 * 2}
 """Numbers of each output that RPP gets wrong and that do not count: two channels of the last five of 85 columns."""
 SMALLER = ("cmn_crop_larger", "rcm_then_crop")
-"""Pipelines with crops larger than the image: rocAL keeps room for the whole crop, here the output ends with it."""
+"""Pipelines with crops larger than the image: rocAL allocates the whole crop, here the output ends with it."""
 NOT_TO_THE_BIT = ("rmn_f32", "rmn_f32_odd_mirror")
 """Pipelines that resize to FP32."""
 OUTPUTS = {OWN_DATA: 29 * 3, WHOLE_DATA: 29 * 9}
@@ -77,7 +75,7 @@ class Golden:
         return rocal_reference.run_pipeline(self.operations, self._decoder.decode(self.encoded(entry)).pixels)
 
     def stored(self, entry: dict[str, Any]) -> Array | None:
-        """The valid part of rocAL's own output, where the whole of it is known."""
+        """The valid part of rocAL's own output, if all of it is known."""
         _, _, width, height = entry["roi_xywh"]
         if entry["stored"] != "full":
             return None
@@ -109,7 +107,7 @@ def test_no_output_is_left_out(data: Path) -> None:
 @pipelines
 def test_engine_gives_what_rocal_gives(data: Path, name: str) -> None:
     golden = Golden(data, name)
-    # rocAL takes mean and deviation as they are, and so were these made.
+    # rocAL uses mean and deviation unchanged, and so do these.
     document = json.dumps({"pipeline": golden.operations, "mean_std_range": "pixel"})
     pipeline = parse_pipeline(document, channels=3)
     (output,) = pipeline.outputs

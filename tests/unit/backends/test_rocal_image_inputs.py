@@ -1,4 +1,5 @@
-"""What a decoder takes and turns: EXIF, raw pixels, options, files of other kinds, and the GIL meanwhile."""
+"""Inputs of a decoder, and how it turns them: EXIF, raw pixels, options, files of other kinds, and the GIL during
+decoding."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def test_exif_that_cannot_be_read_turns_nothing(body: bytes) -> None:
         (b"\n<HTML>", "an HTML page"),
         (b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg">', "an SVG image"),
         (b'<?xml version="1.0"?><!DOCTYPE svg PUBLIC ""> <!-- a --><!-- b -->\n<svg>', "an SVG image"),
-        # In as many ways as there are combinations these are comments; none of them may be tried.
+        # These are comments in as many ways as there are combinations; the reader must not try any.
         (b"<!---->" * 80, "text, perhaps a path or an address"),
         (b'<?xml version="1.0"?>\n<note/>', "XML text"),
         (b'{"error": "not found"}', "JSON text"),
@@ -179,7 +180,7 @@ def test_wrong_options(table: dict[str, Any], text: str) -> None:
 
 
 def ready_to_decode(kind: str) -> Callable[[], object]:
-    """All that decodes the pixels, and nothing before it."""
+    """Everything up to the decoding of the pixels."""
     if kind == "png":
         file = read_png(memoryview(pictures.saved(pictures.colours(2000, 1500), "PNG")))
         return lambda: decode_png(file, ColorFormat.RGB24, UNSCALED)
@@ -194,11 +195,11 @@ def test_other_threads_run_while_pixels_are_decoded(kind: str) -> None:
     seen = threading.Event()
     interval = sys.getswitchinterval()
     try:
-        # From here on others run only when the GIL is given back.
+        # From here on other threads run only if the GIL is released.
         sys.setswitchinterval(1000)
         _thread.start_new_thread(seen.set, ())
         assert not seen.is_set()
-        # On a busy machine the thread may not have a CPU while some of them last.
+        # On a busy machine the thread may get no CPU during some of them.
         while not seen.is_set():
             decode()
     finally:

@@ -1,4 +1,4 @@
-"""The inputs of a pipeline's model: raw pixels, values beside the image, what is declared and what is completed."""
+"""The inputs of a pipeline's model: raw pixels, further values, what is declared and what is completed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_raw_image(
     pixels = np.ascontiguousarray(pictures.colours(60, 40)[..., : shape[-1] if len(shape) == 3 else 1].reshape(shape))
     (given,) = run(model, [tensor_from_numpy("PICTURE", pixels)])
     np.testing.assert_array_equal(given.reshape(shape), pixels)
-    # The declared size is the output's, where the pipeline keeps it.
+    # The declared size is the output's, if the pipeline keeps the image's size.
     assert model.signature.outputs[0].shape[:2] == ((40, 60) if -1 not in dims else (-1, -1))
 
 
@@ -96,7 +96,7 @@ def test_raw_images_of_a_declared_batch(model_source: SourceMaker) -> None:
 def test_several_images_whose_outputs_hold_one_are_refused_when_the_model_is_loaded(
     model_source: SourceMaker, document: Any, datatype: DataType, dims: tuple[int, ...], one: list[int]
 ) -> None:
-    """Each request would be: it cannot bring one image."""
+    """Otherwise each request would be refused, because it cannot bring one image."""
     declared = [InputConfig("PICTURE", datatype, dims)]
 
     def loaded(*lead: int) -> LoadedModel:
@@ -129,7 +129,7 @@ def test_a_flag_for_each_image(model_source: SourceMaker, datatype: DataType, sh
     model = load(model_source("pipeline.json", {"pipeline": [MIRROR]}, inputs=[flip, ENCODED], max_batch_size=8))
     model.warm_up([])
     images = encoded(*[pictures.jpeg(60, 40 + index) for index in range(3)])
-    # All but 0 is true.
+    # Every value but 0 is true.
     flags = np.array([7, 0, 200]).astype(datatype.numpy_dtype).reshape(shape)
     (rows,) = run(model, [tensor_from_numpy("FLIP", flags), images], (1, 2))
     (plain,) = run(model, [tensor_from_numpy("FLIP", np.zeros_like(flags)), images], (1, 2))
@@ -262,7 +262,7 @@ def test_the_choice_of_the_engine_is_said(
     load(model_source("pipeline.json", {"pipeline": [RESIZE]}))
     assert "engine cpu: the instance is KIND_AUTO" in caplog.text
     caplog.clear()
-    # As the server plans a group of KIND_GPU where there is no GPU: on the CPU, and only with this parameter.
+    # As the server plans a group of KIND_GPU without a GPU: on the CPU, and only with this parameter.
     group = InstanceGroup("", InstanceKind.GPU, 1)
     load(
         model_source(
@@ -298,7 +298,7 @@ def test_an_amd_rocal_that_fails_in_a_way_of_its_own_is_replaced_too(
 ) -> None:
     import amd.rocal.fn
 
-    # As another version may have it.
+    # As another version may declare it.
     monkeypatch.setattr(amd.rocal.fn, "external_source", lambda source: None)
     options = {"kind": InstanceKind.GPU}
     with pytest.raises(ServeError, match=r"rocAL fails: .*unexpected keyword argument 'color_format'") as caught:
@@ -366,7 +366,7 @@ def test_a_small_request_of_many_bad_images_takes_little_memory(model_source: So
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Of each image its result and its fault, but not how it came to that.
+    # The result and the error of each image; the tracebacks differ.
     assert peak < 10_000 * 1500
 
 

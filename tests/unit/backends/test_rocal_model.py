@@ -1,4 +1,4 @@
-"""The model over any engine: whose fault a failure is, whom it hits, and callers at once."""
+"""The model on any engine: the cause of a failure, the images that it affects, and concurrent callers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RESIZE = b'{"pipeline": [{"operation": "Resize", "dest_width": 16, "dest_height"
 
 
 class WholeBatchEngine:
-    """Gives each image its length as all its levels, and the faults that it was made with."""
+    """Returns each image's length as all its levels, and the faults with which it was made."""
 
     def __init__(self, faults: Mapping[int, Exception]) -> None:
         self._faults = faults
@@ -129,7 +129,7 @@ def test_images_of_a_batch_are_worked_on_side_by_side(
     model = load(model_source("pipeline.json", RESIZE, max_batch_size=8, parameters={"threads": "3"}))
     images = [pictures.jpeg(40 + place, 30) for place in range(3)]
     expected = np.asarray(model.execute(batch(images, [3])).outputs["image"])
-    # Nobody gets past it before three are there.
+    # Nobody passes it before three have reached it.
     barrier = threading.Barrier(3, timeout=20)
     run = PipelineEngine.run
 

@@ -1,5 +1,5 @@
-"""The rules of each operation, on images small enough to compute by hand. Blending, normalising, slicing and passing
-on."""
+"""The rules of operations on images small enough to compute by hand: resizing, cropping, blending, normalising,
+slicing, passing on."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rocserve.core.datatypes import DataType
 
 
 def call(name: str, *values: Any) -> Call:
-    """The operation with values for its keys, in their order."""
+    """Run the operation with values for its keys, in order."""
     operation = OPERATIONS[name]
     assert isinstance(operation, Operation)
     return operation(**dict(zip(operation.keys, values, strict=True)))
 
 
 def numbered(height: int, width: int, channels: int = 3) -> Pixels:
-    """Every pixel different from its neighbours, equal in all channels."""
+    """Every pixel differs from its neighbours; all channels are equal."""
     levels = (np.arange(height * width) % 251).astype(np.uint8).reshape(height, width, 1)
     return np.repeat(levels, channels, axis=2)
 
@@ -89,7 +89,7 @@ def test_resize_takes_two_taps_at_half_pixel_centres() -> None:
     pixels = np.array([[0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 140, 150]] * 2, np.uint8)[..., None]
     # Centres of every second pixel pair: halfway between the two.
     expected = np.arange(8) * 20 + 5
-    expected[-1] = 140  # The last source column counts as a copy of the one before it.
+    expected[-1] = 140  # The last source column counts as a copy of the previous one.
     np.testing.assert_array_equal(run(call("Resize", 8, 2), pixels)[0, :, 0], expected)
     floats = run(call("Resize", 8, 2), pixels, as_float=True)[0, :, 0]
     np.testing.assert_allclose(floats, np.arange(8) * 20 + 5)
@@ -150,7 +150,7 @@ def test_images_of_a_row_or_a_column_are_resized(source: tuple[int, int]) -> Non
     pixels = np.full((*source, 3), 77, np.uint8)
     for size in ((1, 1), (9, 8), (17, 3)):
         for as_float in (False, True):
-            # The weights add up to nearly one, and the last columns are cut off.
+            # The weights add up to nearly one, and the last columns are truncated.
             result = run(call("Resize", *size), pixels, as_float)
             np.testing.assert_allclose(result, np.full((size[1], size[0], 3), 77), atol=0.001 if as_float else 1)
 
@@ -181,7 +181,15 @@ def test_a_crop_larger_than_the_image_takes_the_full_side() -> None:
 
 @pytest.mark.parametrize(
     ("position", "left"),
-    [(0, 0), (2, 2), (3.9, 3), (0.5, 0), (10, 0), (25, 0), (8, 6)],  # 8: would reach out, so it is moved back
+    [
+        (0, 0),
+        (2, 2),
+        (3.9, 3),
+        (0.5, 0),
+        (10, 0),
+        (25, 0),
+        (8, 6),
+    ],  # 8 would exceed the image, so the part is moved back.
 )
 def test_crop_fixed_positions(position: float, left: int) -> None:
     pixels = numbered(10, 10)
@@ -197,7 +205,7 @@ def test_crop_fixed_larger_than_the_image() -> None:
     ("size", "area", "aspect_ratio", "drift", "part"),
     [
         ((40, 40), 0.25, 1.0, (0.5, 0.5), (10, 10, 20, 20)),
-        ((40, 40), 0.25, 4.0, (1.0, 0.0), (0, 0, 40, 40)),  # 40 wide does not fit within 40: central
+        ((40, 40), 0.25, 4.0, (1.0, 0.0), (0, 0, 40, 40)),  # 40 wide does not fit within 40: centred.
         ((40, 80), 0.25, 2.0, (1.0, 0.0), (0, 40, 20, 40)),
         ((40, 40), 1.0, 1.0, (0.0, 0.0), (0, 0, 40, 40)),
         ((40, 100), 1.0, 1.0, (0.0, 0.0), (0, 23, 40, 53)),  # too wide: 1.333 * 40

@@ -1,5 +1,5 @@
-"""Hue and saturation, against the standard library's colour models. Operations that are tables of levels, against their
-formulas level by level. Blur, pixels made large, and vignettes, against loops over pixels."""
+"""Operations on levels: hue and saturation against the standard library's colour models, tables of levels against their
+formulas, blur, pixelation and vignettes against loops over pixels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reference(
 
 
 def colours() -> Array:
-    """All that are made of five levels, greys, black and white among them; and some others."""
+    """All colours made of five levels, black, white and greys among them, and some others."""
     levels = np.array([0, 51, 102, 204, 255], dtype=np.uint8)
     regular = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(5, 25, 3)
     return np.concatenate((regular, picture(8, 25)))
@@ -146,7 +146,7 @@ def sum_around(pixels: Array, row: int, column: int, channel: int) -> int:
 def test_blur_is_the_mean_of_nine(height: int, width: int, channels: int) -> None:
     pixels = picture(height, width, channels)
     given = result(make("blur", channels), pixels)
-    # A vector loop writes whole blocks after the first column and before the last, and cuts off.
+    # A vector loop writes whole blocks after the first column and before the last, and truncates.
     block = 8 if channels == 3 else 24
     blocks_end = 1 + max(width - 2, 0) // block * block
     for row, column, channel in np.ndindex(pixels.shape):

@@ -1,5 +1,4 @@
-"""Flipping, transposing, turning and warping, against loops over pixels. Fish eyes and the correction of lenses,
-against loops over pixels."""
+"""Flipping, transposing, turning, warping, fish eyes and lens correction, against loops over pixels."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ Place = tuple[np.float32, np.float32]
 
 
 def places(matrix: Sequence[float], height: int, width: int, lanes: int) -> dict[tuple[int, int], Place]:
-    """Row and column that each pixel of the result is read at, in 32 bits as a processor adds them up."""
+    """Row and column from which each pixel of the result is read, in 32 bits as a processor adds them."""
     factors = [np.float32(number) for number in matrix]
     half_height, half_width = height // 2, width // 2
     found: dict[tuple[int, int], Place] = {}
@@ -134,7 +133,7 @@ def test_rotate_turns_counter_clockwise_about_the_middle() -> None:
     pixels = np.zeros((9, 9, 1), dtype=np.uint8)
     pixels[4, 6] = 200
     given = result(make("rotate", channels=1, angle=90), pixels)
-    # The part to the right of the middle is above it.
+    # The part right of the middle is above it.
     assert given[2, 4, 0] >= 199
     assert given.sum() <= 202
 
@@ -152,7 +151,7 @@ MATRICES = [
 @pytest.mark.parametrize(("height", "width"), [(9, 8), (10, 21)])
 def test_warp_affine_reads_where_the_matrix_says(matrix: tuple[float, ...], height: int, width: int) -> None:
     pixels = picture(height, width)
-    # rocAL hands the second and the third number on in each other's place.
+    # rocAL swaps the second and the third number.
     swapped = (matrix[0], matrix[2], matrix[1], *matrix[3:])
     assert_rounded(result(make("warp_affine", matrix=list(matrix)), pixels), warped(pixels, swapped))
     nearest = make("warp_affine", matrix=list(matrix), interpolation_type="NEAREST_NEIGHBOR")
@@ -207,10 +206,10 @@ def fish_eye(pixels: Array, cut_halves: bool) -> Array:
 def test_fish_eye(height: int, width: int, channels: int) -> None:
     pixels = picture(height, width, channels)
     given = result(make("fish_eye", channels), pixels)
-    # Four pixels that all lie in the ellipse are found with half sides whose fraction is cut off, others with it.
+    # A block of four pixels inside the ellipse uses truncated half sides, other pixels use exact ones.
     in_blocks, alone = fish_eye(pixels, cut_halves=True), fish_eye(pixels, cut_halves=False)
     either = (given == in_blocks).all(axis=2) | (given == alone).all(axis=2)
-    # The rest lies so close to the edge of a pixel that 32 bits put it into the next.
+    # The rest lies so close to the edge of a pixel that 32 bits put it into the next one.
     assert either.mean() > 0.97
     if height % 2 == width % 2 == 0:
         np.testing.assert_array_equal(in_blocks, alone)

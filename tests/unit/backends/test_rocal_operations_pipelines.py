@@ -55,7 +55,7 @@ def test_every_operation_serves_an_image(name: str, color_format: ColorFormat, d
         assert size is not None
         declared = formats[0].shape(size, color_format.channels)
         assert all(side in (-1, actual) for side, actual in zip(declared, output.shape, strict=True))
-    # Of an image whose size is known, that of the result is known.
+    # If the image's size is known, the result's is known.
     assert -1 not in declared
 
 
@@ -73,7 +73,7 @@ def test_a_padded_image_keeps_its_size_through_operations_that_keep_it() -> None
     )
     (output,) = engine.run(jpeg(60, 40))
     assert output.shape == (48, 48, 3)
-    # Of three to two the valid part is 48 x 32, at least 40 bright; below it all is black.
+    # For three to two the valid part is 48 x 32, at least 40 bright; below it all is black.
     assert (output[:32].max(axis=2) >= 40).all()
     assert not output[32:].any()
 

@@ -1,4 +1,4 @@
-"""Sizes and interpolations of resizing, against rocAL's rules. Crops by the names of amd.rocal's fn."""
+"""Sizes and interpolations of resizing against rocAL's rules, and crops by the names of amd.rocal's fn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN = Extent(None, None)
 @pytest.mark.parametrize(
     ("keys", "size", "valid"),
     [
-        # Of an image of 500 x 375 (width x height); sizes are height and width.
+        # The image is 500 x 375 (width x height); sizes are height and width.
         ({"resize_width": 224, "resize_height": 200}, (200, 224), (200, 224)),
         ({"resize_width": 200}, (1200, 200), (150, 200)),
         ({"resize_height": 200}, (200, 1200), (200, 267)),
@@ -46,7 +46,7 @@ def test_size_of_the_result(keys: dict[str, Any], size: tuple[int, int], valid: 
     assert image.padded.shape == (*size, 3)
     assert image.valid.shape[:2] == valid
     assert (image.valid == 77).all()
-    # All that is not valid is black.
+    # Everything that is not valid is black.
     assert int(image.padded.astype(np.int64).sum()) == 77 * 3 * math.prod(valid)
     normalised = make("resize_mirror_normalize", **keys).run(Image.whole(picture(375, 500)), as_float=True)
     assert normalised.valid.shape[:2] == valid
@@ -150,7 +150,7 @@ KERNELS: dict[str, tuple[Callable[[float], float], float, bool]] = {
 
 
 def weights_of(source_size: int, size: int, kernel: str, place: int) -> list[tuple[int, float]]:
-    """Of one pixel of the result: source pixels, and how much of each is in it."""
+    """For one pixel of the result: its source pixels, and the weight of each."""
     function, reach, widens = KERNELS[kernel]
     ratio = source_size / size
     scale = ratio if widens and ratio > 1 else 1.0
@@ -163,7 +163,7 @@ def weights_of(source_size: int, size: int, kernel: str, place: int) -> list[tup
 
 
 def weights(source_size: int, size: int, kernel: str) -> Array:
-    """size x source_size: how much of each source pixel is in each of the result."""
+    """size x source_size: the weight of each source pixel in each pixel of the result."""
     table = np.zeros((size, source_size))
     for place in range(size):
         for source, share in weights_of(source_size, size, kernel, place):
@@ -193,21 +193,21 @@ def test_weighted_interpolations(kernel: str, height: int, width: int, channels:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("source_width", "width"), [(40_000, 40), (40, 40_000), (20_000, 30_000)])
 def test_weights_of_long_sides(kernel: str, source_width: int, width: int) -> None:
-    """They are computed some at a time, or are a million in a row."""
+    """They are computed in blocks, or are a million in a row."""
     pixels = np.random.default_rng(5).integers(0, 256, (1, source_width, 1), np.uint8)
     operation = make("resize", 1, resize_width=width, resize_height=1, interpolation_type=kernel)
     shown = slice(0, width, max(1, width // 50))
     exact = [weights_of(source_width, width, kernel, place) for place in range(width)[shown]]
     levels = [sum(share * float(pixels[0, source, 0]) for source, share in shares) for shares in exact]
     given = result(operation, pixels, as_float=True)
-    # Places are of 32 bits, of which a long side leaves some hundredths of a pixel.
+    # Positions have 32 bits, which leave some hundredths of a pixel on a long side.
     np.testing.assert_allclose(given[0, shown, 0], levels, atol=1.0)
     np.testing.assert_array_equal(result(operation, pixels), np.clip(np.rint(given), 0, 255))
 
 
 @pytest.mark.parametrize("kernel", [*KERNELS, "LINEAR"])
 def test_what_is_made_of_long_sides_is_not_kept_for_many_of_them(kernel: str) -> None:
-    """Of a million pixels a side it would be 60 MB for each size."""
+    """With a million pixels a side each would take 60 MB."""
     pixels = np.zeros((1, 24_000, 1), np.uint8)
     kept = []
     tracemalloc.start()
@@ -226,7 +226,7 @@ def test_what_is_made_of_long_sides_is_not_kept_for_many_of_them(kernel: str) ->
 def test_bytes_are_the_levels_rounded(kernel: str, height: int, width: int) -> None:
     random = np.random.default_rng([height, *kernel.encode()])
     noise = random.integers(0, 256, (100, 140, 3), dtype=np.uint8)
-    # Of two levels, whose weighted sums often lie in the middle between two whole numbers.
+    # Two levels, whose weighted sums often lie halfway between two whole numbers.
     for pixels in (noise, noise // 128 * 255, picture(100, 140)):
         size = {"resize_width": width, "resize_height": height}
         operation = make("resize", 3, **size, interpolation_type=f"{kernel}_INTERPOLATION")
@@ -244,7 +244,7 @@ def test_a_part_is_that_of_the_whole(kernel: str, channels: int) -> None:
         whole = result(operation, pixels)
         for top, left in ((0, 0), (7, 5), (height - 30, width - 50)):
             image = operation.run(Image.whole(pixels), as_float=False)
-            # The second time it is cut out of the whole.
+            # The second time the part is cut out of the whole.
             for _ in range(2):
                 np.testing.assert_array_equal(image.part(top, left, 30, 50), whole[top : top + 30, left : left + 50])
 
@@ -272,7 +272,7 @@ PIXELS = picture(23, 31)
 )
 @pytest.mark.parametrize("as_float", [False, True])
 def test_size_of_a_crop(size: dict[str, Any], as_float: bool) -> None:
-    # Of 13 rows of room half are 6.5, of 17 columns 8.5: half to even.
+    # Half of 13 rows of room is 6.5, of 17 columns 8.5: halves go to even.
     np.testing.assert_array_equal(result(make("center_crop", **size), PIXELS, as_float), PIXELS[6:16, 8:22])
     at_a_place = make("crop", **size, crop_pos_x=3.9, crop_pos_y=2)
     np.testing.assert_array_equal(result(at_a_place, PIXELS, as_float), PIXELS[2:12, 3:17])

@@ -246,7 +246,7 @@ def test_what_an_input_gives_has_a_default_until_it_comes(name: str) -> None:
             "key 'is_output' stands twice",
         ),
         ('{"pipeline": [], "pipeline": []}', "key 'pipeline' stands twice in one object"),
-        # Looking for it took minutes: each key was compared with all.
+        # The search took minutes: each key was compared with all others.
         ("{" + "".join(f'"{number}": 0, ' for number in range(100_000)) + '"z": 1, "z": 2}', "key 'z' stands twice"),
         (f'{{"{"k" * 100_000}": 0}}', r"pipeline file: unknown key 'k{77}\.\.\.'; allowed"),
         ("{}", "pipeline file: key 'pipeline' is missing"),

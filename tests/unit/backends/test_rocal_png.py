@@ -1,4 +1,4 @@
-"""Decoding PNGs: every kind of pixel as OpenCV and Pillow show it, sizes, and files that must be refused."""
+"""Decoding PNGs: every kind of pixel as OpenCV and Pillow show it, sizes, and refused files."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_pixels_are_those_that_others_show(kind: str) -> None:
     if kind != "gamma":
         opencv = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_COLOR)
         np.testing.assert_array_equal(rgb, opencv[:, :, ::-1])
-    if kind != "grey 16":  # Pillow's conversion of it cuts off all levels above 255.
+    if kind != "grey 16":  # Pillow's conversion clamps all levels above 255.
         np.testing.assert_array_equal(rgb, np.asarray(Image.open(io.BytesIO(encoded)).convert("RGBA").convert("RGB")))
 
 

@@ -1,4 +1,4 @@
-"""What a library writes to descriptor 2 is taken, wherever that leads."""
+"""Captures what a library writes to descriptor 2, whatever that descriptor is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def led_to(descriptor: int) -> Iterator[None]:
 
 @pytest.fixture(params=["pipe", "file", "memfd", "unlinked", "write-only"])
 def descriptor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
-    """Of the kinds that standard error may lead to."""
+    """The kinds of file that standard error may be."""
     reading = -1
     if request.param == "pipe":
         reading, descriptor = os.pipe()
@@ -106,7 +106,7 @@ def test_standard_error_that_is_closed() -> None:
 
 
 def test_threads(tmp_path: Path) -> None:
-    """Each finds its own words, and standard error leads where it led in the end."""
+    """Each thread finds its own text, and standard error is restored at the end."""
     capture = StandardErrorCapture()
     missed: list[str] = []
 

@@ -1,5 +1,5 @@
-"""The engine migraphx of PyTorch's programs. torch_migraphx itself needs an AMD GPU; what stands in for it is asked as
-it is, and gives such files."""
+"""The engine migraphx for PyTorch programs. torch_migraphx needs an AMD GPU; its stand-in is called in the same way,
+and gives the same files."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SourceMaker = Callable[..., ModelSource]
 
 @pytest.fixture
 def lowerings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lowerings]:
-    """Registered as torch_migraphx registers its compiler."""
+    """The stand-in, registered as torch_migraphx registers its compiler."""
     import torch
     from support.torch_lowering import Lowerings
 
-    torch._dynamo.list_backends()  # Registers PyTorch's own.
+    torch._dynamo.list_backends()  # Registers PyTorch's own compilers.
     registry = torch._dynamo.backends.registry
     monkeypatch.setattr(registry, "_COMPILER_FNS", {**registry._COMPILER_FNS})
     monkeypatch.setattr(registry, "_BACKENDS", {**registry._BACKENDS})
@@ -47,7 +47,7 @@ def lowerings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lowerings]:
     asked = Lowerings()
     torch._dynamo.register_backend(partial(asked.compile_graph), name="migraphx")
     torch._dynamo.reset()
-    with torch._inductor.config.patch(freezing=True):  # As it sets it.
+    with torch._inductor.config.patch(freezing=True):  # torch_migraphx sets it.
         yield asked
     torch._dynamo.reset()
 
@@ -126,7 +126,7 @@ def test_shapes_that_have_not_come_for_long_go(
     program = torch_migraphx.open_lowered(read_exported(file), "fp32", {ahead: tmp_path / "0.pt"})
 
     def call(*sizes: int) -> list[int]:
-        """Those of them that were lowered for it."""
+        """Run these batch sizes; return the sizes that were lowered for them."""
         lowerings.shapes.clear()
         with torch.inference_mode():
             for rows in sizes:
@@ -290,5 +290,5 @@ def test_what_it_builds_at_its_import_is_kept_in_the_cache(tmp_path: Path, monke
         os.umask(before)
     (folder,) = (cache / "torch-extensions").iterdir()
     assert os.environ["TORCH_EXTENSIONS_DIR"] == str(folder)
-    # It is code that is run.
+    # Loading it runs code.
     assert is_private(cache) and is_private(folder)

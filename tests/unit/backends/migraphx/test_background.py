@@ -1,4 +1,4 @@
-"""What becomes of the batch sizes that are compiled while a model serves."""
+"""Batch sizes that are compiled while a model serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG = logging.getLogger("test")
 
 
 def nothing() -> None:
-    """Where there is nothing to cancel."""
+    """A cancel function for a test that cancels nothing."""
 
 
 def test_sizes_are_prepared_one_after_the_other_and_said_to_be_done() -> None:

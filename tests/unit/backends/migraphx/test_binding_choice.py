@@ -1,5 +1,5 @@
-"""Which way to MIGraphX is taken, and what is said where it cannot be. What is read of files, and of the process,
-beside MIGraphX's calls."""
+"""The choice between the bindings of MIGraphX, the errors if there is none, and what is read from files and from the
+process besides MIGraphX's calls."""
 
 from __future__ import annotations
 

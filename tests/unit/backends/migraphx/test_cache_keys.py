@@ -1,4 +1,4 @@
-"""Which programs are the same, and the digests that say so. What is remembered of users' own programs."""
+"""The digests that identify programs, and what is remembered of users' own programs."""
 
 from __future__ import annotations
 

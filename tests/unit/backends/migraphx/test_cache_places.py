@@ -1,4 +1,4 @@
-"""Where the cache's folder cannot be written, its disk is full, or others could have written to it."""
+"""The cache's folder if it cannot be written, its disk is full, or others could have written to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mounting(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
 
 
 def mounted(mounting: Sequence[str], *commands: str) -> tuple[str, ...]:
-    """What starts a process after these commands of the shell."""
+    """Start a process after these shell commands."""
     return (*mounting, "sh", "-ec", "; ".join((*commands, 'exec "$@"')), "sh")
 
 
@@ -83,7 +83,7 @@ print(cache.remove(a_recipe("spare").key), len(cache.entries()))
         f" ones go to {spare}; name another folder with --cache-directory",
         "True 2",
     ]
-    # Another process finds what went to the spare folder.
+    # Another process finds what was stored in the spare folder.
     cache = ProgramCache(directory, GENEROUS, spare_directory=spare)
     found = cache.find(a_recipe("new").key)
     assert found is not None and found.path.read_bytes() == b"new"
@@ -91,7 +91,7 @@ print(cache.remove(a_recipe("spare").key), len(cache.entries()))
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="Debian: util-linux")
 def test_a_cache_that_cannot_be_looked_into_is_replaced(tmp_path: Path) -> None:
-    """As one of root's in an image is, whose server is another user's."""
+    """Like root's cache in an image whose server runs as another user."""
     directory, spare = tmp_path / "cache", tmp_path / "spare"
     stored(cache_at(directory), a_recipe("old"))
     script = """

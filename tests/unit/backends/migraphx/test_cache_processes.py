@@ -1,4 +1,4 @@
-"""The compile cache under several processes at once, and under processes that are killed."""
+"""The compile cache under concurrent processes, and under processes that are killed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ print("done")
 
 
 def go(processes: list) -> list[list[str]]:
-    """Lets all go on at once; what each said."""
+    """Let all processes go on together; return the output of each."""
     for process in processes:
         process.stdin.write("\n")
         process.stdin.flush()

@@ -1,4 +1,4 @@
-"""Calibration data: which forms they may have, and what is refused before MIGraphX sees it."""
+"""Calibration data: its forms, and what is refused before MIGraphX sees it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Array = np.ndarray[Any, Any]
 
 
 def _samples(count: int, *shape: int, dtype: Any = np.float32) -> Array:
-    """Each sample has its own number everywhere."""
+    """Samples, each filled with its own number."""
     return np.broadcast_to(np.arange(count, dtype=dtype).reshape(-1, *[1] * len(shape)), (count, *shape)).copy()
 
 
 class Model:
-    """A model's folder, and what its program takes."""
+    """A model's folder, and the inputs of its program."""
 
     def __init__(
         self,

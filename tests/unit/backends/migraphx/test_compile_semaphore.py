@@ -1,4 +1,4 @@
-"""How many programs are compiled at once, over processes."""
+"""The number of concurrent compiles, over processes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_takes_long_at_low_priority_no_longer_counts(tmp_path: Path) -> Non
     with semaphore.acquired(True, nobody_waits), semaphore.acquired(True, nobody_waits):
         waiting.start()
         assert handed_on.wait(10)
-    # Their end takes nothing away from those that have the slots now.
+    # Their end does not release the slots that others have now.
     with pytest.raises(CalledOff), semaphore.acquired(True, call_off):
         pass
     stays.set()
@@ -119,7 +119,7 @@ def test_without_a_folder_of_ones_own_nobody_waits(tmp_path: Path, spoil: Callab
 
 
 def one_at_a_time(root: Path, folder: Path) -> tuple[Bench, CompileSemaphore, ProgramCompiler, ProgramRecipe]:
-    """A compiler whose semaphore has one slot, and what it is to compile."""
+    """A compiler whose semaphore has one slot, and its recipes."""
     bench = Bench(root, folder)
     semaphore = CompileSemaphore(folder / "semaphore", 1)
     compiler = ProgramCompiler(

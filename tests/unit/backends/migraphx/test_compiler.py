@@ -1,4 +1,4 @@
-"""Programs compiled by children, kept in the cache, tried and checked: with the real MIGraphX, target ref."""
+"""Programs that children compile, the cache keeps, and another child tries: on the real MIGraphX, target ref."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_what_migraphx_writes_is_kept_with_the_program_and_logged(
 def test_a_child_that_compiles_for_a_gpu_keeps_what_miopen_finds_in_the_cache(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, miopen_tuning: bool, search: str
 ) -> None:
-    """The loader's words begin with a program that writes down what the child is given."""
+    """The loader is a script that records the child's environment."""
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "5")
     seen, script = tmp_path / "seen", tmp_path / "see"
     script.write_text(
@@ -190,7 +190,7 @@ def test_a_model_without_a_batch_dimension(bench: Bench) -> None:
     assert bench.reports[0] == "compiling the program of model 'x': reading the model"
 
 
-# Models that are run in another batch size than their file's
+# Models that run in another batch size than their file's.
 
 
 @pytest.mark.parametrize("own", [1, 2, 4])
@@ -264,7 +264,7 @@ def test_a_model_that_is_refused_in_its_own_batch_size_too_keeps_its_error(bench
     assert "batch size 2:" not in error.text
 
 
-# Several processes with one cache
+# Several processes with one cache.
 
 
 OTHER_PROCESS = """
@@ -287,7 +287,7 @@ print("done", compiler.program(from_json(ProgramRecipe, sys.argv[3].encode()), t
 
 
 class OtherProcess:
-    """A process that compiles a recipe of the bench's model, with the bench's cache."""
+    """A process that compiles a recipe of the bench's model with the bench's cache."""
 
     def __init__(self, bench: Bench, recipe: ProgramRecipe) -> None:
         self.process = subprocess.Popen(
@@ -298,12 +298,12 @@ class OtherProcess:
         )
 
     def says(self, text: str) -> bool:
-        """Whether it reports a line with this text; waits for it."""
+        """Wait for a line with this text; return whether it came."""
         assert self.process.stdout is not None
         return any(text in line for line in self.process.stdout)
 
     def end(self) -> str:
-        """What it reports until it ends."""
+        """The reports until its end."""
         return self.process.communicate(timeout=100)[0]
 
     def kill(self) -> None:

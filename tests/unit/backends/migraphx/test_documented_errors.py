@@ -1,4 +1,4 @@
-"""What docs/reference/migraphx-errors.md says of cases that a server cannot be brought into here."""
+"""Errors in docs/reference/migraphx-errors.md that no server here can run into."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_another_gpu_architecture(migraphx_root: Path, tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_migraphx_does_not_find() -> None:
-    """Words as in MIGraphX's source, and in front of them what a failed compile says."""
+    """The words of MIGraphX's source, after the server's words for a failed compile."""
     message = with_hint("src/targets/gpu/device_name.cpp:60: get_device_id: No device")
     reason = f"compiling batch size 1 of model 'x' failed while compiling: MIGraphX says: {message}"
     assert page.text("a GPU that MIGraphX does not find").fits(reason), reason

@@ -1,4 +1,4 @@
-"""ONNX models on the real engine, target ref, against ONNX Runtime."""
+"""ONNX models on the real engine, target ref, compared with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(tmp_path: Path, cache: Path) -> Engine:
-    """What another test has compiled is not compiled again."""
+    """An engine with the shared cache: programs of earlier tests are not compiled again."""
     return Engine(tmp_path, cache)
 
 
 @pytest.fixture
 def first_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Nothing has been compiled yet."""
-    # Nor is there what others have compiled while their caches were full.
+    """An engine with an empty cache."""
+    # Nor is there anything that others have compiled while their cache was full.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return Engine(tmp_path, tmp_path / "cache")
 
@@ -93,7 +93,7 @@ class TestBatches:
         ]
 
     def test_answers_are_never_on_the_inputs_memory(self, engine: Engine) -> None:
-        """MIGraphX's output of an Identity is its input."""
+        """The output of an Identity in MIGraphX is its input's memory."""
         model = engine.complete(migraphx_models.identity(), 2)
         inputs = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
         request = batch(inputs, "y")
@@ -149,7 +149,7 @@ class TestSignatures:
         ],
     )
     def test_they_are_those_of_onnx_runtime(self, engine: Engine, network: bytes, max_batch_size: int) -> None:
-        """So that a configuration is completed in the same way, whichever engine runs the file."""
+        """So a configuration is completed in the same way by both engines."""
         model = engine.load(network, max_batch_size)
         config = ModelConfig(name="model", max_batch_size=max_batch_size)
         assert model.signature == session_signature(onnxruntime.InferenceSession(network), config)
@@ -206,7 +206,7 @@ class TestSignatures:
         assert list(answers(model, inputs, "sums")) == ["sums"]
 
     def test_a_batch_whose_shapes_only_values_tell_is_refused_at_load(self, engine: Engine) -> None:
-        """ONNX Runtime then takes over, where it may."""
+        """ONNX Runtime takes the model over, if it may."""
         with pytest.raises(ServeError, match=r"the shape of output 'y' of model 'model' depends on the values of its"):
             engine.load(migraphx_models.cutting_rows(), 2)
 

@@ -1,5 +1,5 @@
-"""Users' own compiled programs (.mxr) on the real engine, target ref. TensorFlow graphs on the real engine, target ref,
-against numpy."""
+"""Users' own compiled programs (.mxr) and TensorFlow graphs on the real engine, target ref; the graphs are compared
+with numpy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
 FP32 = DataType.FP32
 NETWORK = migraphx_models.two_in_two_out()
 BUFFER = "main:#output_0"
-"""The parameter that gives a GPU's program away; on the target ref there is no such thing."""
+"""The parameter that marks a GPU's program; on target ref there is none."""
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ class TestWithoutOffloadCopy:
     def test_its_tensors_go_through_the_gpus_memory(
         self, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The GPU's memory is the host's here, also in the child that tries the file, and begins with zeros; the
-        program only looks as one for a GPU does, and is taken for one."""
+        """The GPU's memory is the host's here, also in the child that tries the file, and begins with zeros. The
+        program only has a GPU program's parameter, and is treated as one."""
         value = helper.make_tensor_value_info
         rows = [2, 3]
         network = helper.make_graph(
@@ -189,13 +189,13 @@ class TestFilesThatCannotBeUsed:
 
 
 def other_version(program: bytes) -> bytes:
-    """The program as if another MIGraphX had compiled it."""
+    """The program with another MIGraphX version in its header."""
     assert program.count(b"2.14.0") == 1
     return program.replace(b"2.14.0", b"2.13.0")
 
 
 def crashing(program: bytes) -> bytes:
-    """The program with an output that is no instruction of it, which MIGraphX does not survive."""
+    """The program with an output that none of its instructions makes, which crashes MIGraphX."""
     assert program.endswith(b"@9")
     return program[:-1] + b"?"
 
@@ -250,7 +250,7 @@ def test_without_batches_the_shape_is_the_graphs(engine: Engine) -> None:
 
 
 def test_an_operator_that_migraphx_lacks_is_found_before_anything_is_served(engine: Engine) -> None:
-    """MIGraphX reads such a graph, and fails when it runs."""
+    """MIGraphX reads such a graph, and fails when it runs it."""
     graph = GraphDef()
     graph.node("NoSuchOperator", "y", graph.placeholder("x", [-1, 3]))
     with pytest.raises(ServeError, match="NoSuchOperator"):

@@ -1,4 +1,4 @@
-"""What programs are bound to, read from trees as the kernel driver and ROCm write them."""
+"""What programs are bound to (GPU, driver, ROCm), read from trees as the kernel driver and ROCm write them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Where MIGraphX is found, and the order of the search. docker/migraphx-root.sh, where it cannot do its work and where
-it has done it; doing it takes a network."""
+"""The search for MIGraphX, and its order; docker/migraphx-root.sh before and after its work, which needs a network."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def test_it_says_where_it_looked(system: Path, tmp_path: Path) -> None:
 
 
 def test_the_order(system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each place is found once those before it are gone."""
+    """Each place is found once the earlier places are removed."""
     monkeypatch.syspath_prepend(tmp_path / "site")
     places = {
         "$ROCM_PATH": put(tmp_path / "named" / "lib", LIBRARY),
@@ -87,7 +86,7 @@ def test_the_order(system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_this_systems_own_loader_cache_can_be_read() -> None:
-    """Whatever is in it: looking there is no error."""
+    """Whatever the loader's cache contains, reading it is no error."""
     try:
         assert find_installation(EngineSettings(), {}).library
     except ServeError as error:
@@ -127,7 +126,7 @@ def test_a_root_with_its_own_c_library_has_loader_words(system: Path, tmp_path: 
 
 def test_the_module_lies_beside_the_library(system: Path, tmp_path: Path) -> None:
     folder = put(tmp_path / "opt" / "rocm" / "lib", LIBRARY, "migraphx.cpython-27-x86_64-linux-gnu.so")
-    assert find(system).module_folder == ""  # it is another Python's
+    assert find(system).module_folder == ""  # It belongs to another Python.
     put(folder, MODULE)
     assert find(system).module_folder == str(folder)
 
@@ -140,7 +139,7 @@ def test_the_module_alone_is_enough(system: Path, tmp_path: Path) -> None:
 def test_the_module_on_the_interpreters_path(system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path / "site")
     put(tmp_path / "site" / "migraphx")
-    refusal(system)  # a folder that happens to be called so
+    refusal(system)  # An unrelated folder with this name.
     put(tmp_path / "site" / "migraphx", "__init__.py").joinpath("__init__.py").write_text("raise SystemExit")
     assert find(system).module_folder == str(tmp_path / "site")
     assert "migraphx" not in sys.modules
@@ -167,7 +166,7 @@ def make(root: Path, path: str = "", **variables: str) -> subprocess.CompletedPr
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
-    """A folder with the commands that the script needs, those of apt and dpkg apart."""
+    """A folder with the commands that the script needs, without apt and dpkg."""
     folder = tmp_path / "commands"
     folder.mkdir()
     for name in NEEDED:

@@ -1,4 +1,4 @@
-"""The remedies for MIGraphX's errors. How far results are apart, and the inputs that make them."""
+"""The hints to MIGraphX's errors; the distance between results, and the inputs of comparisons."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_distance_of_floats_is_a_number_where_their_squares_are_none() -> No
     expected = np.array([3e300, 4e300])
     assert distance(expected * 1.1, expected, "double") == pytest.approx(0.1)
     assert distance(-expected, expected, "double") == pytest.approx(2)
-    # All are no numbers, and their bits differ.
+    # All are NaNs with different bits.
     nothing = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)
     assert distance(nothing, nothing[::-1].copy(), "float") == 0
 

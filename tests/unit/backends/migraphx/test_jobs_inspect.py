@@ -1,4 +1,4 @@
-"""The jobs that say what MIGraphX is and what it makes of a model, in real children on the real MIGraphX."""
+"""The jobs that describe MIGraphX and its program of a model, in real children on the real MIGraphX."""
 
 from __future__ import annotations
 

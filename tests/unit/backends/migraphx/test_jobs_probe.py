@@ -1,4 +1,4 @@
-"""Trying .mxr files that rocserve has not compiled itself."""
+"""Tries .mxr files that rocserve has not compiled itself."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_damaged_files_are_refused(probe: Probe, program: bytes, damage: Callabl
 
 
 def test_a_file_that_ends_the_process_is_told_from_others(probe: Probe, program: bytes) -> None:
-    """The instruction that others take their input from has another name."""
+    """The instruction that others read from has another name."""
     error = failure(probe, program.replace(b"\xa6output\xa1x", b"\xa6output\xa1y"))
     assert error.is_crash
     assert error.text.startswith(

@@ -1,4 +1,4 @@
-"""Jobs in children, which end in every way that a process can end."""
+"""Jobs in children, which end in every way in which a process can end."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.long
 
 TESTS = Path(__file__).parents[3]
 PYTHONPATH = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-"""The children import this checkout, whichever is installed."""
+"""The children import this checkout, whichever version is installed."""
 LOG = logging.getLogger("test.jobs")
 
 
 class Jobs:
-    """A runner, and what it has reported."""
+    """A runner, and its reports."""
 
     def __init__(self, root: Path) -> None:
         self.reports: list[str] = []
@@ -55,7 +55,7 @@ class Jobs:
         return caught.value
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first report that fits."""
+        """Wait for the first report that matches."""
         with self.reported:
             found: list[re.Match[str]] = []
 
@@ -79,7 +79,7 @@ def jobs(migraphx_root: Path) -> Jobs:
 
 @pytest.fixture
 def hanging(jobs: Jobs) -> Iterator[Callable[..., threading.Thread]]:
-    """Starts a job that hangs, on a thread; gives the child, what the child has started, and the error to come."""
+    """Start a job that hangs, on a thread; return the child, the child's own child, and the future error."""
     threads: list[threading.Thread] = []
 
     def start(**options: Any) -> tuple[psutil.Process, psutil.Process, list[JobError]]:
@@ -99,7 +99,7 @@ def hanging(jobs: Jobs) -> Iterator[Callable[..., threading.Thread]]:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """One that nobody has waited for counts."""
+    """Whether the process has ended; a zombie has."""
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 

@@ -1,5 +1,5 @@
-"""What programs take, and what is refused before it is tried. The GPU's memory, by a HIP whose device memory is the
-host's."""
+"""The memory that programs take, and what is refused before it is tried. The GPU's memory is a HIP whose device memory
+is the host's."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_once_compiled_the_program_tells(tmp_path: Path) -> None:
     cache = cache_at(tmp_path / "cache")
     found = cache.find(stored(cache, a_recipe(), bytes(500)))
     assert found is not None
-    # Of x, a float of at most 8 by 3, and an output, a half of 1 by 4.
+    # x is a float of at most 8 by 3, the output a half of 1 by 4.
     assert compiled_memory(found) == ProgramMemory(a_recipe(), 500, 8 * 3 * 4 + 4 * 2, 100)
 
 
@@ -145,7 +145,7 @@ FLOAT = np.dtype(np.float32)
 
 
 class Counting:
-    """The library, with its calls counted."""
+    """The library with its calls counted."""
 
     def __init__(self, library: Path) -> None:
         self.calls: Counter[str] = Counter()
@@ -166,7 +166,7 @@ def test_what_goes_there_comes_back(library: Counting) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     buffers.fill({"x": x, "empty": np.empty((0, 3), np.float32), "one": np.array(7, np.float32)})
     np.testing.assert_array_equal(buffers.fetched(buffers.arrays["x"]), x)
-    # As MIGraphX may give it: other strides.
+    # Strides that MIGraphX may return.
     np.testing.assert_array_equal(buffers.fetched(buffers.arrays["x"].T), x.T)
     np.testing.assert_array_equal(buffers.fetched(buffers.arrays["x"][:, 1:]), x[:, 1:])
     assert buffers.fetched(buffers.arrays["empty"]).shape == (0, 3)

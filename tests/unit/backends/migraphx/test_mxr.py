@@ -1,4 +1,4 @@
-"""The header of compiled programs, read without loading them, of files that the real MIGraphX wrote."""
+"""The header of compiled programs, read without loading them, from files that the real MIGraphX wrote."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KERNEL = b"\x7fELF...amdhsa.target\xd9\x28amdgcn-amd-amdhsa--%s:sramecc+:xnack-
 
 @pytest.fixture(scope="module")
 def programs(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with compiled.mxr and saved.mxr, which was not compiled; version.txt has MIGraphX's."""
+    """A folder with compiled.mxr, with saved.mxr (not compiled), and version.txt with MIGraphX's version."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "model.onnx").write_bytes(migraphx_models.mlp())
     done = run_with_migraphx(migraphx_root, _WRITE, str(folder / "model.onnx"), str(folder))
@@ -46,7 +46,7 @@ def programs(migraphx_root: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def _file(path: Path, *, targets: tuple[str, ...] = ("gpu",), version: str = "2.14.0", body: bytes = b"") -> Path:
-    """As MIGraphX writes it for a GPU, as far as it is read: its head, and names in its body."""
+    """The head and the names that the reader looks at, as MIGraphX writes them for a GPU."""
     names = b"".join(b"\x81" + _text("name") + _text(name) for name in targets)
     head = b"\x85" + _text("version") + b"\x07" + _text("migraphx_version") + _text(version)
     head += _text("targets") + bytes([0x90 | len(targets)]) + names
@@ -71,7 +71,7 @@ def test_a_program_of_the_real_migraphx(programs: Path) -> None:
     read = read_mxr(programs / "compiled.mxr")
     assert read == MxrFile(read.format_version, version, ("ref",), (), False)
     assert check_mxr(programs / "compiled.mxr", ProgramEnvironment(version), Target.REF) == read
-    # Where MIGraphX's version is not known, the check is left to MIGraphX.
+    # If MIGraphX's version is unknown, MIGraphX itself checks it.
     assert check_mxr(programs / "compiled.mxr", ProgramEnvironment(""), Target.REF) == read
 
 

@@ -1,4 +1,4 @@
-"""What is read of an ONNX file, and what is refused before MIGraphX sees it."""
+"""What is read from an ONNX file, and what is refused before MIGraphX sees it."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_weights_that_are_too_short(tmp_path: Path) -> None:
 def test_values_that_are_too_few_or_too_many(
     tmp_path: Path, datatype: str, field: str, dims: list[int], expected: int
 ) -> None:
-    """MIGraphX would leave the rest as it lies in memory, or write behind the tensor's end."""
+    """MIGraphX would leave the rest of the memory as it was, or write past the tensor's end."""
     weight = TensorProto(name="w", data_type=TensorProto.DataType.Value(datatype), dims=dims)
     for count in (0, expected - 1, expected + 1):
         del getattr(weight, field)[:]
@@ -183,7 +183,7 @@ def test_a_tensor_that_is_made_twice(tmp_path: Path) -> None:
     assert refused.endswith("is no ONNX model: tensor 'y' is made twice; export it again")
     again = [helper.make_node("Relu", ["x"], ["x"]), helper.make_node("Neg", ["x"], ["y"])]
     assert "tensor 'x' is made twice" in _refusal(_write(tmp_path, _model([_float("x", [1])], nodes=again)))
-    # Outputs that are left out have no name.
+    # Omitted outputs have no name.
     without = [helper.make_node("Dropout", ["x"], ["y", ""]), helper.make_node("Dropout", ["x"], ["z", ""])]
     assert read_onnx_graph(_write(tmp_path, _model([_float("x", [1])], nodes=without)))
 

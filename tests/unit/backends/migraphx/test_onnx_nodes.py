@@ -1,5 +1,5 @@
-"""ONNX's own tests of its operators, the first of each: MIGraphX serves it with ONNX Runtime's answer, or refuses it
-when it is loaded, and ONNX Runtime takes over. None fails at a request."""
+"""ONNX's own tests of its operators, the first of each: MIGraphX serves the model with ONNX Runtime's answer, or
+refuses it at load, and ONNX Runtime takes over. None fails at a request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rocserve.core.errors import ServeError, unavailable
 pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
 
 WRONG = {"test_convinteger_without_padding": "the zero point, an input of the model, counts for nothing"}
-"""Operators that MIGraphX 2.14 computes wrongly without an error, and that a load cannot find."""
+"""Operators that MIGraphX 2.14 silently computes wrongly, which a load cannot find."""
 UNSERVABLE = {"test_split_to_sequence_1": "its output is a sequence, which KServe does not have"}
 
 
@@ -41,7 +41,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """The first of each operator that ONNX Runtime runs."""
+    """The first test of each operator that ONNX Runtime runs."""
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings():
@@ -66,13 +66,13 @@ def cases() -> Iterator[Case]:
 
 
 class HereRunner:
-    """Does jobs in this process: a child for each would take minutes."""
+    """Runs jobs in this process: a child for each would take minutes."""
 
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
 
     def report(self, text: str) -> None:
-        """Nobody waits."""
+        """Ignores progress."""
 
     def run(self, job: Any, result_type: type[Any], **_: object) -> Any:
         try:
@@ -81,7 +81,7 @@ class HereRunner:
             raise unavailable(str(error)) from None
 
     def call_off(self) -> None:
-        """Nothing runs beside the caller."""
+        """Cancels nothing, because jobs run in the caller's thread."""
 
 
 class Nodes:
@@ -93,7 +93,7 @@ class Nodes:
         self._context = open_compile_context(first, logging.getLogger("test"))
 
     def fault(self, case: Case) -> str:
-        """ "" where MIGraphX serves it, "refused" where ONNX Runtime does, else what is wrong."""
+        """ "" if MIGraphX serves the case, "refused" if ONNX Runtime does, else the fault."""
         folder = self._folder / case.name
         source = Engine(folder, folder / "cache").source(case.model)
         runner: Any = HereRunner(self._context.binding)
@@ -121,7 +121,7 @@ def difference(model: Any, case: Case) -> str:
         if values.dtype == np.object_:
             values = np.array([str(value).encode() for value in values.flat], np.object_).reshape(values.shape)
         same = np.array_equal if values.dtype == np.object_ else np.allclose
-        # Kernels round otherwise.
+        # Kernels round differently.
         options = {} if values.dtype == np.object_ else {"rtol": 1e-3, "atol": 1e-3, "equal_nan": True}
         if not same(found[name], values, **options):
             return f"{name} is {found[name]} instead of {values}"

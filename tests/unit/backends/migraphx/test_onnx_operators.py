@@ -1,5 +1,5 @@
-"""Operators that MIGraphX takes for others: found before it answers wrongly, and none of their like that it takes
-rightly."""
+"""Operators that MIGraphX misreads are refused before it answers wrongly; similar ones that it reads rightly are
+not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _node(operator: str, *inputs: str, **attributes: Any) -> onnx.NodeProto:
 
 
 def _refusal(folder: Path, model: onnx.ModelProto) -> str:
-    """ "" where there is none."""
+    """The refusal; "" = none."""
     path = folder / "model.onnx"
     path.write_bytes(model.SerializeToString())
     try:
@@ -141,5 +141,5 @@ def test_what_it_takes_rightly(tmp_path: Path, model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("attributes", [{"axis": 9}, {"axis": -(1 << 62)}, {"axis": "text"}, {"axis": [1.5]}], ids=str)
 def test_attributes_that_cannot_be(tmp_path: Path, attributes: Mapping[str, Any]) -> None:
-    """They are MIGraphX's to refuse."""
+    """Invalid attributes, which MIGraphX itself refuses."""
     assert "damaged" not in _refusal(tmp_path, _model(12, _node("Softmax", **attributes)))

@@ -103,7 +103,7 @@ def test_targets_that_are_not_here(kind: InstanceKind, parameters: dict[str, str
 
 
 def test_a_gpu_that_is_not_there_is_said_to_be_missing() -> None:
-    """A worker of KIND_AUTO is given the CPU, which does not contradict the configuration."""
+    """A worker of KIND_AUTO gets the CPU, which does not contradict the configuration."""
     with pytest.raises(ServeError) as error:
         compile_options(_config(target="gpu"), InstanceKind.CPU, _HERE)
     assert "needs MIGraphX's target gpu, because 'target' is \"gpu\"" in _refusal(error, StatusCode.UNAVAILABLE)

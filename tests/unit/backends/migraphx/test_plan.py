@@ -1,4 +1,4 @@
-"""Which programs are planned for a model: sizes, shapes, order, and what cannot be planned."""
+"""The programs planned for a model: sizes, shapes, order, and what cannot be planned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INT8 = {"parameters": {"precision": "int8", "calibration_data": "samples.npz"}}
 
 
 class Folder:
-    """A model's folder; `plan` writes the file and plans it."""
+    """A model's folder; `plan` writes the file and plans its programs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def _image(*shape: int | str, name: str = "image", **more: tuple[int | str, ...]) -> bytes:
-    """A model that adds its inputs up, of these shapes."""
+    """A model that adds its inputs, of these shapes."""
     inputs = {name: shape, **more}
     nodes = [helper.make_node("Sum", list(inputs), ["y"])]
     values = [helper.make_tensor_value_info(key, TensorProto.FLOAT, dims) for key, dims in inputs.items()]
@@ -274,7 +274,7 @@ class TestCalibration:
 
 
 def _quantised() -> bytes:
-    """`x` FP32 [batch, 3] -> `y` FP32 [batch, 2]: a product in integers, with the scales beside (QDQ)."""
+    """`x` FP32 [batch, 3] -> `y` FP32 [batch, 2]: a product of integers, with their scales (QDQ)."""
     weights = {
         "x_scale": np.array(0.02, np.float32),
         "w_scale": np.array(0.01, np.float32),

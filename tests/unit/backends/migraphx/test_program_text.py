@@ -1,4 +1,4 @@
-"""Program texts: of the target gpu as upstream's reports show them; of ref see test_jobs_inspect.py, on real ones."""
+"""Program texts: of target gpu as upstream's reports show them; test_jobs_inspect.py has real ones of target ref."""
 
 from __future__ import annotations
 

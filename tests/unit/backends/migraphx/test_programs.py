@@ -1,5 +1,5 @@
-"""How batches are cut, padded, staged and sliced, with a program in numpy; test_engine.py has real ones. The inputs and
-outputs of programs, in clients' terms."""
+"""Batches cut, padded, staged and sliced, and the clients' names and datatypes of inputs and outputs, with a program in
+numpy; test_engine.py has real ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FP32 = DataType.FP32
 
 
 class DoublingProgram:
-    """`twice` = 2 x, `same` = x, whatever the shape; keeps what it was given."""
+    """`twice` = 2 x, `same` = x, for any shape; records its inputs."""
 
     def __init__(self, shape: tuple[int | DimensionRange, ...]) -> None:
         tensor = ProgramTensor("x", "float", shape)
@@ -306,7 +306,7 @@ class TestDynamicPrograms:
 
 @dataclass(slots=True)
 class Tensors:
-    """As much of a program as a layout is made from."""
+    """As much of a program as its layout needs."""
 
     inputs: Sequence[ProgramTensor]
     outputs: Sequence[ProgramTensor]

@@ -1,4 +1,4 @@
-"""What is read of a TensorFlow graph without TensorFlow, and that MIGraphX reads the same."""
+"""What is read from a TensorFlow graph without TensorFlow, and that MIGraphX reads the same."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class TestPlan:
 
 @pytest.mark.in_migraphx_process
 class TestOnMigraphx:
-    """That what is read and planned is what MIGraphX makes of it."""
+    """What is read and planned equals what MIGraphX makes of it."""
 
     def _run(self, folder: Path, content: bytes, size: int, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
         from rocserve.backends.migraphx.binding.module import open_binding

@@ -1,4 +1,4 @@
-"""The bindings that exist here, each on the real MIGraphX."""
+"""The installed bindings, each on the real MIGraphX."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _installation() -> MigraphxInstallation | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every test that takes `binding` runs over each of those that are installed."""
+    """Run every test that takes `binding` once for each installed binding."""
     if "binding" in metafunc.fixturenames:
         installation = _installation()
         has_module = installation is not None and installation.module_folder != ""
@@ -40,7 +40,7 @@ def installation() -> MigraphxInstallation:
 
 @pytest.fixture(scope="session")
 def bindings(installation: MigraphxInstallation) -> dict[str, Binding]:
-    """Opened as they are asked for: a library stays in the process."""
+    """Bindings, opened when a test asks for them: a library stays in the process."""
     return {}
 
 

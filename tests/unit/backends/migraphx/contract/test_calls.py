@@ -1,4 +1,4 @@
-"""How MIGraphX is called: other threads go on, objects are destroyed once, errors are raised and not printed."""
+"""Calls of MIGraphX: other threads go on, objects are destroyed once, errors are raised and not printed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_runs_leave_nothing_behind(factory: ProgramFactory) -> None:
 
 @contextmanager
 def log(path: Path) -> Iterator[Path]:
-    """Standard error leads to a file with a name meanwhile, as a server's does; what pytest puts there has none."""
+    """Points standard error to a named file, as a server does; pytest's replacement has no name."""
     kept = os.dup(2)
     with path.open("wb") as file:
         os.dup2(file.fileno(), 2)
@@ -144,7 +144,7 @@ def test_errors_on_several_threads_at_once_are_each_their_own(factory: ProgramFa
 
 
 class Progress:
-    """How often another thread came to run while a call was under way."""
+    """Counts how often another thread ran during a call."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -157,7 +157,7 @@ class Progress:
             self._ended.wait(0.001)
 
     def during(self, call: Callable[[], object]) -> int:
-        # Without a call that lets go of it, the interpreter would change threads this often: never.
+        # Unless a call releases the GIL, the interpreter would switch threads this often: never.
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1000)
         self._thread.start()
@@ -173,7 +173,7 @@ class Progress:
 
 @pytest.mark.parametrize("what", ["compile", "run"])
 def test_other_threads_go_on_during_a_call(factory: ProgramFactory, what: str) -> None:
-    """The module lets nothing else run; only what is done around the call does."""
+    """The module keeps the GIL; only the code around its calls lets others run."""
     model = models.mini_resnet()
     program = factory.parse(model, 64)
     inputs = models.random_inputs(model, 64)
@@ -204,7 +204,7 @@ program._compile("ref", True, True, False)
 def test_what_is_said_before_an_abort_stays_in_a_file_without_a_name(
     installation: MigraphxInstallation, tmp_path: Path
 ) -> None:
-    """The unguarded call; the parent reads the file that it gave the child for its standard error."""
+    """The unguarded call. The parent reads the unnamed file that is the child's standard error."""
     empty = tmp_path / "empty.onnx"
     empty.write_bytes(b"\x08\x08")
     descriptor = os.memfd_create("standard-error")
@@ -216,7 +216,7 @@ def test_what_is_said_before_an_abort_stays_in_a_file_without_a_name(
 
 
 def test_inputs_are_not_copied_to_be_run(factory: ProgramFactory) -> None:
-    """The same array is bound once; what is written into it meanwhile counts."""
+    """The same array is bound once; later writes into it count."""
     program = factory.compiled(models.mlp())
     x = np.zeros((1, 16), np.float32)
     first = program.run({"x": x})[0]

@@ -1,5 +1,6 @@
-"""fast_math and exhaustive_tune on their way from a recipe to MIGraphX. On the reference target they change nothing.
-Quantised programs give nearly the same, over every binding. The bounds are thrice what was measured, or less."""
+"""The flags fast_math and exhaustive_tune from a recipe to MIGraphX: on the reference target they change nothing.
+Quantised programs give nearly the same values, over every binding; the bounds are at most three times the measured
+differences."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_the_c_library_is_told(
 
 
 class Recorder:
-    """The real binding; keeps the flags that its programs are compiled with."""
+    """The real binding, which records the flags of its compiles."""
 
     def __init__(self, real: Any) -> None:
         self._real = real

@@ -1,4 +1,5 @@
-"""What programs are and give, over every binding, on the real MIGraphX. TensorFlow graphs, over every binding."""
+"""Programs of ONNX models and TensorFlow graphs, over every binding on the real MIGraphX: what they declare and
+compute."""
 
 from __future__ import annotations
 
@@ -245,7 +246,7 @@ def test_a_program_prints_itself_and_nothing_else(factory: ProgramFactory, capfd
 
 
 def test_threads_on_one_program_wait_for_each_other(factory: ProgramFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU their runs would share its scratch memory; the reference target would not mind."""
+    """On a GPU concurrent runs would share the program's scratch memory; the reference target does not need this."""
     model = models.mlp()
     program = factory.compiled(model, 2)
     inputs = [models.random_inputs(model, 2, seed) for seed in range(4)]
@@ -258,7 +259,7 @@ def test_threads_on_one_program_wait_for_each_other(factory: ProgramFactory, mon
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
-        time.sleep(0.001)  # a call that does not wait comes in now
+        time.sleep(0.001)  # A call that does not wait would run now.
         views = unwatched(*arguments)
         under_way -= 1
         return views
@@ -287,7 +288,7 @@ def test_a_graph_gives_what_it_says(factory: ProgramFactory) -> None:
     program = parse(factory, classifier(), batch_size=2)
     program.compile("ref")
     image = np.random.default_rng(1).standard_normal((2, 8, 8, 3)).astype(np.float32)
-    assert program.parameters["image"].shape == (2, 3, 8, 8)  # NHWC comes as NCHW
+    assert program.parameters["image"].shape == (2, 3, 8, 8)  # NHWC becomes NCHW.
     (scores,) = program.run({"image": np.ascontiguousarray(image.transpose(0, 3, 1, 2))})
     np.testing.assert_allclose(scores, classified(image), atol=1e-5)
 

@@ -1,5 +1,5 @@
-"""What would abort the process or give wrong numbers is refused before MIGraphX is called, over every binding.
-MIGraphX's own errors come as it says them, over every binding."""
+"""Calls that would abort the process or give wrong numbers are refused before MIGraphX is called, and MIGraphX's own
+errors keep their texts, over every binding."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_wrong_calibration_sample(parsed: Program, kind: str, sample: Mapping[
 
 
 def test_calibration_arrays_that_nobody_else_holds(factory: ProgramFactory) -> None:
-    """Arguments share their memory, and MIGraphX does not keep them alive."""
+    """Arguments share the arrays' memory, and MIGraphX does not keep the arrays alive."""
     model = models.mini_resnet()
     inputs = models.random_inputs(model, 2)
 
@@ -192,7 +192,8 @@ def test_shapes_have_no_empty_dimensions(factory: ProgramFactory, shape: tuple[i
 
 @pytest.fixture
 def wants_buffers(factory: ProgramFactory) -> Program:
-    """Compiled without offload_copy, a program has parameters for its outputs; this one looks so, and adds them."""
+    """A program compiled without offload_copy has parameters for its outputs; this stand-in declares them, and adds its
+    inputs."""
     value = helper.make_tensor_value_info
     name = "main:#output_0"
     graph = helper.make_graph(
@@ -220,7 +221,7 @@ def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run_without(
 def test_a_program_that_wants_its_memory_on_the_gpu_gets_it(
     wants_buffers: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The GPU's is the host's here, and begins with zeros."""
+    """The GPU's memory is the host's here, and begins with zeros."""
     hip = ctypes.CDLL(str(host_hip(tmp_path)))
     monkeypatch.setattr("rocserve.backends.migraphx.binding.interface.loaded_hip", lambda: hip)
     out = np.empty(2, np.float32)
