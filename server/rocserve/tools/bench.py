@@ -1,4 +1,4 @@
-"""Runs `rocserve bench MODEL`."""
+"""Runs `rocserve bench MODEL`: times a model in one or more engines, without a server."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from rocserve.tools.verb import Verb
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """One engine at one batch size."""
+    """Holds the measurement of one engine at one batch size."""
 
     engine: str
     batch_size: int
     """0 = the model does not batch."""
     latency: LatencySummary | None
-    """None where it could not run."""
+    """None = the engine could not run the model."""
     throughput: float
-    """Rows a second (runs, where the model does not batch)."""
+    """Rows per second; runs per second if the model does not batch."""
     speed: float
-    """Its throughput over the first engine's."""
+    """This engine's throughput divided by the first engine's; 0 = unknown."""
     difference: Difference | None
-    """Of its outputs from the first engine's, the worst of each figure; None of the first itself."""
+    """From the first engine's outputs, the worst of each figure; None = nothing was compared."""
     failure: str = ""
 
 
@@ -72,8 +72,8 @@ class BenchOptions:
 
 
 def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: logging.Logger) -> int:
-    """The exit status: 1 when one of the engines could not be had or could not run the model. Raises: ServeError: the
-    model's own engine could not."""
+    """Time the engines, print the result and return the exit status: 1 if an engine was unavailable or could not run
+    the model. Raises ServeError if that is the model's main engine."""
     main = main_engine(model, options.engine)
     names = dict.fromkeys((main, *options.against))
     times: list[EngineTimes] = []
@@ -88,7 +88,7 @@ def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: loggin
             progress.done()
     missing = comparison.failures
     if options.json:
-        # By name, what runs the engine or why it cannot be had.
+        # Each engine's description, or the reason why it is unavailable.
         engines = {**comparison.descriptions, **missing}
         result = {"model": model.source.name, "engines": engines, "times": times, "missing": tuple(missing)}
         say_json(out, result)
@@ -103,7 +103,6 @@ def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: loggin
 
 
 def latency_cells(latency: LatencySummary | None, throughput: float) -> Sequence[str]:
-    """Under LATENCY_COLUMNS."""
     if latency is None:
         return ["-"] * len(LATENCY_COLUMNS)
     figures = (latency.min, latency.mean, latency.p50, latency.p95, latency.p99, latency.std)

@@ -1,4 +1,4 @@
-"""`rocserve cache list` and `rocserve cache prune`: the compiled programs that are kept on disk."""
+"""Runs `rocserve cache list` and `rocserve cache prune`, which work on the compiled programs in the cache folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PruneOptions:
 
 
 def list_programs(options: ListOptions) -> None:
-    """Print the programs of the cache, and what is not tried again. Raises: ServeError."""
+    """Print the cached programs, and the files that are not loaded again because they crashed. Raises ServeError."""
     console, settings = console_on(), EngineSettings(options.cache_directory)
     if (cache := _open_cache(settings, console)) is None:
         return
@@ -66,9 +66,10 @@ def list_programs(options: ListOptions) -> None:
 
 
 def prune_programs(options: PruneOptions) -> None:
-    """Remove programs: of `models`, or all, or those used least lately until the rest takes no more than the limit (the
-    settings' where none is given). What is not tried again is forgotten of the models, or with all. Raises: ServeError,
-    OSError: a folder cannot be used; what can be removed is, and said before."""
+    """Remove programs: those of the named models, or all, or the least recently used ones until the rest fits the limit
+    (default: the setting's). For the named models, or with `all`, crashed load trials are forgotten too, so that their
+    files are tried again. Raises ServeError or OSError if a folder cannot be used, after the removable programs have
+    been removed and reported."""
     console, settings = console_on(), EngineSettings(options.cache_directory)
     models = options.models
     if (cache := _open_cache(settings, console)) is None:
@@ -85,7 +86,7 @@ def prune_programs(options: PruneOptions) -> None:
             except OSError:
                 if pruned.failure is None:
                     raise
-                # Nothing can be written; the programs' failure, which came first, says so.
+                # The folder is not writable. The error about the programs came first and says so.
                 continue
             if trial.crash:
                 forgotten.append(trial)
@@ -109,15 +110,15 @@ def prune_programs(options: PruneOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Pruned:
-    """What became of the programs that were to go."""
+    """Holds the outcome for each program that should be removed."""
 
     removed: Sequence[CacheEntry]
     kept: Sequence[CacheEntry]
-    """In use."""
+    """Not removed, because a process is using them."""
     failed: Sequence[CacheEntry] = ()
-    """That may not be removed; only where they are known one by one."""
+    """Removal failed. Filled only if the programs were removed one by one."""
     failure: ServeError | None = None
-    """The first."""
+    """The first error."""
 
 
 def _prune_models(cache: ProgramCache, models: Sequence[str]) -> _Pruned:
@@ -140,11 +141,11 @@ def _prune_to(cache: ProgramCache, limit: int) -> _Pruned:
     try:
         removed = cache.prune(limit)
     except ServeError as error:
-        # Of those that are left nobody knows which are only in use.
+        # The cache does not report which of the remaining programs are merely in use.
         return _Pruned([entry for entry in before if not entry.path.exists()], (), failure=error)
     entries = cache.entries()
     excess = sum(entry.size_bytes for entry in entries) - limit
-    # What should have gone too, but is in use.
+    # Programs beyond the limit that are still there are in use.
     kept: list[CacheEntry] = []
     for entry in entries:
         if excess <= 0:
@@ -155,7 +156,7 @@ def _prune_to(cache: ProgramCache, limit: int) -> _Pruned:
 
 
 def _open_cache(settings: EngineSettings, console: Console) -> ProgramCache | None:
-    """None, said, where there is none yet. Raises: ServeError."""
+    """Return the cache. If its folder does not exist, say so and return None. Raises ServeError."""
     directory = cache_directory(settings)
     if directory.exists():
         return open_cache(settings)
@@ -190,7 +191,7 @@ def _batch(entry: CacheEntry) -> str:
 def _summary(cache: ProgramCache, entries: Sequence[CacheEntry]) -> str:
     total = sum(entry.size_bytes for entry in entries)
     compiling = len(cache.compiling())
-    # Where programs had to go that the cache itself could not take.
+    # Folders outside the cache that hold programs because the cache's own folder could not take them.
     others = {str(entry.path.parents[1]) for entry in entries} - {str(cache.directory)}
     return (
         f"{_count(len(entries), 'program')}, {size(total)} in {cache.directory}"
@@ -214,7 +215,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _age(seconds: float) -> str:
-    """In the largest unit of which there are two: 119 s, 2 min."""
+    """Return an age in the largest unit of which at least two have passed: "119 s ago", "2 min ago"."""
     amount, unit = max(seconds, 0.0), "s"
     for factor, larger in ((60, "min"), (60, "h"), (24, "d")):
         if amount < 2 * factor:

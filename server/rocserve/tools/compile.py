@@ -1,4 +1,4 @@
-"""Runs `rocserve compile MODEL`."""
+"""Runs `rocserve compile MODEL`: compiles its programs, or compares its precisions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rocserve.tools.verb import UsageError, Verb
 _REFERENCE = Precision.FP32.value
 _RANDOM_RUNS = 8
 _MOST_RUNS = 64
-"""Of the calibration data; the differences are of this many runs at most."""
+"""Runs of calibration data that are compared at most."""
 _COMPARED_COLUMNS = (
     "precision", "output", "largest", "mean", "relative", "cosine", "top-1", "p50 ms", "speed", ".mxr file",
 )  # fmt: skip
@@ -44,19 +44,19 @@ _COMPARED_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """The model in one precision."""
+    """Holds the model compiled in one precision."""
 
     context: ToolContext
     plan: ProgramPlan
     program: CachedProgram
-    """Of its first recipe."""
+    """The program of the plan's first recipe."""
 
     def candidate(self, precision: str) -> Candidate:
         model, size = self.context.model, self.plan.recipes[0].batch_size
         return migraphx_candidate(precision, with_batch_sizes(model, (size,)) if size else model, self.context.device)
 
     def rows(self, precision: str, compared: Compared, reference: LatencySummary) -> Iterator[Sequence[str]]:
-        """Under _COMPARED_COLUMNS, one an output."""
+        """Return the table rows under _COMPARED_COLUMNS, one for each output."""
         assert compared.latency is not None
         p50 = compared.latency.p50
         speed = (f"{p50:.3f}", f"{reference.p50 / p50:.3g} x", size(self.program.size_bytes))
@@ -67,9 +67,9 @@ class _Compiled:
 
 
 def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Console, log: logging.Logger) -> int:
-    """Print the errors and the speed of each precision; the exit status, 1 when one of them failed. fp32 is always
-    among them, and first. Empty = those that can be had without being named. Raises: ServeError: fp32 cannot be
-    compiled or run, or the samples cannot be read."""
+    """Compile the model in each precision, print errors and speeds, and return the exit status: 1 if a precision
+    failed. fp32 always comes first. `precisions`: empty = fp16 and bf16, and with calibration data int8 and fp8. Raises
+    ServeError if fp32 cannot be compiled or run, or if the samples cannot be read."""
     config = model.source.config
     has_data = "calibration_data" in config.parameters or "calibration_data" in accelerator_parameters(config)
     named = precisions or ("fp16", "bf16", *(("int8", "fp8") if has_data else ()))
@@ -119,10 +119,11 @@ def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Co
 
 
 def _compile(context: ToolContext, calibrated: ToolModel | None) -> _Compiled:
-    """`calibrated`: its calibration data are read before, as a compile may take an hour."""
+    """Plan and compile the model. `calibrated`: the model whose calibration data are checked first, because a compile
+    may take an hour; None = do not check."""
     plan = context.plan()
     recipe = plan.recipes[0]
-    # Of a TensorFlow graph only the program has the inputs.
+    # The inputs of a TensorFlow graph are known only when its program exists.
     if calibrated is not None and recipe.source.kind is SourceKind.ONNX:
         datatypes = {entry.name: entry.datatype for entry in plan.inputs}
         tensors = {
@@ -137,7 +138,7 @@ def _compile(context: ToolContext, calibrated: ToolModel | None) -> _Compiled:
 def _samples(
     reference: _Compiled, calibrated: ToolModel | None, inputs: Sequence[MeasuredInput], folder: Path
 ) -> tuple[list[str], str]:
-    """Files with the inputs of a run each, and what they are."""
+    """Write the inputs of each run into a file. Return the files, and a text that describes the data."""
     runs: Sequence[Mapping[str, Any]]
     if calibrated is not None:
         tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
@@ -145,7 +146,7 @@ def _samples(
         read, name = _read_data(calibrated, reference.context, recipe, tensors)
         runs = read[:_MOST_RUNS]
         if recipe.source.kind is SourceKind.TENSORFLOW:
-            # Calibration data are in the program's layout, the model's inputs in the client's.
+            # Calibration data have the program's layout, but the model's inputs have the client's.
             runs = [
                 {key: np.moveaxis(array, 1, -1) if array.ndim == IMAGE_RANK else array for key, array in run.items()}
                 for run in runs
@@ -163,7 +164,7 @@ def _samples(
 def _read_data(
     model: ToolModel, context: ToolContext, recipe: ProgramRecipe, tensors: Mapping[str, ProgramTensor]
 ) -> tuple[Sequence[Mapping[str, Array]], str]:
-    """The runs that the calibration data make, and what these are called on the command line, as in errors."""
+    """Return the runs that the calibration data contain, and the data's name in error texts, as on the command line."""
     source = model.with_precision(Precision.INT8.value).source
     options = compile_options(source.config, source.instance_kind, usable_targets(context.library, context.device))
     name = f"the calibration data {model.calibration_data or options.calibration_data}"
@@ -175,7 +176,7 @@ def _read_data(
 
 
 BATCH = "{batch}"
-"""Stands for the batch size in the name of an output file."""
+"""Placeholder for the batch size in an output file's name."""
 
 _COLUMNS = ("program", "precision", "from", "seconds", "size", "scratch")
 
@@ -217,8 +218,8 @@ def run(options: CompileOptions) -> int | None:
 
 
 def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logger) -> None:
-    """Compile all programs of the model into the cache, and copy them to `output` where that is not "". Raises:
-    ServeError: one cannot be compiled, with the reason."""
+    """Compile all programs of the model into the cache, and copy them to `output`; "" = do not copy. Raises ServeError
+    if a program cannot be compiled."""
     rows: list[Sequence[str]] = []
     folders: list[str] = []
     with ToolProgress() as progress:
@@ -239,7 +240,7 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
                     "-" if about.scratch_bytes is None else size(about.scratch_bytes),
                 )
             )
-            # Another than the cache's, where that could not take it.
+            # If the cache's folder could not take the program, it is in another folder.
             folders.append(str(program.path.parents[2]))
             if output:
                 target = output_path(output, recipe)
@@ -257,8 +258,8 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
 
 
 def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT, several programs would go into one file, the name is no program's (it may
-    be that of the model's own file), or the folder is not there."""
+    """Check the name of the output file. Raises ServeError (INVALID_ARGUMENT) if several programs would go into one
+    file, if the name does not end in .mxr (it may be the model's own file), or if its folder does not exist."""
     if not output:
         return
     if Path(output).suffix != ".mxr":

@@ -1,4 +1,4 @@
-"""The verb `rocserve config MODEL_DIR`: prints the effective configuration of a model folder."""
+"""Runs `rocserve config MODEL_DIR`: prints the effective configuration of a model folder."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _LOG = logging.getLogger("rocserve.config")
 
 
 def describe(definition: ModelDefinition, version: int, settings: EngineSettings | None = None) -> Signature:
-    """The signature that the engine reports of a version; progress goes to standard error. `settings`: None = what
-    holds without flags. Raises: ServeError: the version cannot be loaded."""
+    """Load a version and return the signature that its engine reports. Progress goes to standard error. `settings`:
+    None = the defaults. Raises ServeError if the version cannot be loaded."""
     return asyncio.run(_describe(definition, version, settings or engine_settings()))
 
 
@@ -64,7 +64,6 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
         opened.send(unavailable(text))
 
     async def signature(plan: EnginePlan) -> Signature:
-        """What the engine of this plan reports, on the first of its workers."""
         group = worker_group(
             order,
             dataclasses.replace(plan, workers=plan.workers[:1]),
@@ -90,17 +89,15 @@ async def _describe(definition: ModelDefinition, version: int, settings: EngineS
 
 
 class _ShownProgress(WorkerGroupEvents):
-    """Shows on a terminal what the load is at."""
-
     def progress(self, text: str) -> None:
         if sys.stderr.isatty():
-            # Each line in the place of the last.
+            # Each line overwrites the previous one.
             shown = text[: shutil.get_terminal_size().columns - 1]
             print(f"\r\033[K{shown}", end="", file=sys.stderr, flush=True)
 
 
 Describe = Callable[[ModelDefinition, int], Signature]
-"""Loads a version of the model and returns its signature; raises ServeError when it cannot be loaded."""
+"""Loads a version and returns its signature. Raises ServeError if it cannot be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +109,8 @@ class ConfigOptions:
 
 
 def run(options: ConfigOptions, registry: BackendRegistry | None = None, describe: Describe = describe) -> None:
-    """Print each model of the folder as config.pbtxt, with comments on what was completed; then the files of the models
-    that `preprocess` makes beside it. Raises: ServeError: the configuration is wrong; OSError: nothing can be
+    """Print each model of the folder as config.pbtxt, with comments on the completed fields, then the files of the
+    models that `preprocess` makes from it. Raises ServeError if the configuration is wrong, OSError if a file cannot be
     written."""
     definitions, text = _effective_config(
         options.model_folder,
@@ -133,7 +130,7 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
 
 
 def _save(made: Sequence[MadeModel], folder: Path) -> None:
-    """All of the models, or none. Raises: OSError: one cannot be written, or is there already."""
+    """Write all of the models, or none. Raises OSError if a model's folder exists or cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     for model in made:
         if (folder / model.name).exists():
@@ -149,7 +146,7 @@ def _save(made: Sequence[MadeModel], folder: Path) -> None:
 
 
 def _printed(model: MadeModel) -> str:
-    """All files but the empty ones, and of labels how many there are."""
+    """Return the model's non-empty files as text; of the labels only their number."""
     texts = {path: content.decode() for path, content in model.files.items() if content}
     return "".join(
         f"\n# {model.name}/{path}"
@@ -172,7 +169,8 @@ def _effective_config(
     for definition in definitions:
         signature = describe(definition, newest[definition.name]) if definition.name in newest else None
         complete.append(complete_definition(definition, signature, strict=strict))
-    # The members of a chain lie in its own folder, so the whole of it can be checked; other ensembles' do not.
+    # A chain's members are in its own folder, so the chain can be checked. The members of any other ensemble are
+    # elsewhere.
     if len(complete) > 1:
         members = {ModelKey(definition.name): definition.config for definition in complete}
         for definition in complete:

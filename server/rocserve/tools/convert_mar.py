@@ -1,4 +1,4 @@
-"""`rocserve convert-mar`: writes a model's folder from an archive of TorchServe's torch-model-archiver."""
+"""Runs `rocserve convert-mar`: writes a model folder from an archive of TorchServe's torch-model-archiver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rocserve.tools.verb import Verb
 _MANIFEST = "MAR-INF/MANIFEST.json"
 _LABELS = "index_to_name.json"
 _IMAGE_CLASSIFIER = "image_classifier"
-"""TorchServe's handler that scales to 256, cuts out 224 and normalises, as `preprocess` "imagenet" does."""
+"""TorchServe's handler that resizes to 256, crops to 224 and normalises, like `preprocess` "imagenet"."""
 _PIXELS = "INPUT__0:FP32:3,224,224"
 _NAME = re.compile(r"[\w.-]+")
 
@@ -53,8 +53,8 @@ class ConvertOptions:
 
 
 def run(options: ConvertOptions) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT, the archive holds no program that can be served; UNAVAILABLE, the folder
-    cannot be written."""
+    """Write the model folder. Raises ServeError: INVALID_ARGUMENT if the archive holds no program that can be served,
+    UNAVAILABLE if the folder cannot be written."""
     try:
         with zipfile.ZipFile(options.archive) as archive:
             _convert(archive, options)
@@ -93,14 +93,14 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
         needs_inputs = ending != ".onnx" and file_kind(program) is not FileKind.EXPORTED
         lines = _configuration(options, handler, needs_inputs)
         texts: dict[str, list[str]] = {}
-        # `preprocess` reads them where the program itself says what it gives.
+        # If the program describes its outputs itself, only `preprocess` reads the labels.
         if (needs_inputs or handler == _IMAGE_CLASSIFIER) and (labels := _labels(archive)):
             texts["labels.txt"] = labels
             if needs_inputs:
                 output = f'name: "OUTPUT__0" data_type: TYPE_FP32 dims: [ {len(labels)} ] label_filename: "labels.txt"'
                 lines.append(f"output {{ {output} }}")
         texts["config.pbtxt"] = lines
-        # Nothing is written of what cannot be read.
+        # Writing starts only after everything has been read, so an unreadable archive leaves no files.
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             for filename, written_lines in texts.items():
@@ -116,12 +116,12 @@ def _convert(archive: zipfile.ZipFile, options: ConvertOptions) -> None:
 
 
 def _labels(archive: zipfile.ZipFile) -> list[str]:
-    """The names of the classes, none over several lines; none where the archive has none."""
+    """Return the class names, each on one line; empty if the archive has none."""
     if _LABELS not in archive.namelist():
         return []
     try:
         names = json.loads(archive.read(_LABELS))
-        # Of "0": "cat" or, as ImageNet's, "0": ["n02123045", "tabby"].
+        # An entry is "0": "cat" or, as in ImageNet's file, "0": ["n02123045", "tabby"].
         ordered = [names[str(number)] for number in range(len(names))]
         return [" ".join((label if isinstance(label, str) else str(label[-1])).split()) for label in ordered]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -132,7 +132,7 @@ def _labels(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) -> list[str]:
-    """Lines of config.pbtxt."""
+    """Return the lines of config.pbtxt."""
     lines = []
     if needs_inputs:
         inputs = options.inputs or ((_input(_PIXELS),) if handler == _IMAGE_CLASSIFIER else ())

@@ -1,4 +1,4 @@
-"""Runs `rocserve inspect MODEL`: has MIGraphX read and compile it, and prints what it says of it."""
+"""Runs `rocserve inspect MODEL`: prints how MIGraphX reads and compiles a model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from rocserve.tools.tool_context import ToolContext
 from rocserve.tools.verb import Verb
 
 _COPIED_LITERAL = "hip::hip_copy_literal"
-"""A constant, brought to the GPU once."""
+"""Copies a constant to the GPU, once."""
 _HOUSEKEEPING = ("check_context", "load", "hip::hip_allocate_memory", "hip::allocate_memory", _COPIED_LITERAL)
-"""Of a compiled program: what computes nothing."""
+"""Operators of a compiled program that compute nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class OperatorCount:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel that was made of several operators."""
+    """Describes a fused kernel, which runs several operators."""
 
     name: str
     operators: tuple[str, ...]
@@ -53,29 +53,30 @@ class Kernel:
 class Copies:
     count: int
     bytes: int
-    """Of one run."""
+    """In one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramSummary:
     operators: tuple[OperatorCount, ...]
-    """What is done in a run, the most frequent first; a kernel counts under its own name."""
+    """Executed in one run, the most frequent first. A fused kernel counts under its own name."""
     instructions: int
-    """How many are done in a run."""
+    """Number of instructions executed in one run."""
     kernels: tuple[Kernel, ...]
-    """The fused ones."""
+    """Fused kernels only."""
     constant_bytes: int
-    """The weights."""
+    """Size of the weights."""
     scratch_bytes: int
-    """Allocated once for what lies between inputs and outputs; 0 where the target allocates as it runs."""
+    """Allocated once for intermediate results; 0 = the target allocates during the run."""
     result_bytes: int
-    """All that the instructions of one run give, were each kept."""
+    """Sum of all instructions' results in one run, as if each were kept."""
     to_gpu: Copies
     from_gpu: Copies
 
 
 def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) -> ProgramSummary:
-    """`known_operators`: plain names of operators, of the program before it was compiled, say."""
+    """Summarise MIGraphX's print of a program. `known_operators` helps to split a kernel's name into its operators, for
+    example the plain operator names of the uncompiled program."""
     instructions = read_program_text(text)
     computing = [one for one in instructions if one.is_computing and not one.operator.startswith(_HOUSEKEEPING)]
     used = Counter(one.symbol for one in computing if one.symbol)
@@ -98,7 +99,7 @@ def summarise_program(text: str, known_operators: frozenset[str] = frozenset()) 
 
 
 def plain_counts(summary: ProgramSummary) -> Counter[str]:
-    """The operators without the target's name before them."""
+    """Count the operators, without the target's prefix in their names."""
     counts: Counter[str] = Counter()
     for operator in summary.operators:
         counts[plain_operator(operator.name)] += operator.count
@@ -112,24 +113,24 @@ _INSPECT_SECONDS = 600.0
 class TensorFacts:
     name: str
     datatype: str
-    """MIGraphX's name."""
+    """MIGraphX's name of the datatype."""
     shape: tuple[int | DimensionRange, ...]
     bytes: int
-    """At its largest."""
+    """Size at the largest shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramFacts:
     title: str
-    """"batch size 4"."""
+    """Such as "batch size 4"."""
     inputs: tuple[TensorFacts, ...]
     outputs: tuple[TensorFacts, ...]
     file_bytes: int
-    """Of the .mxr."""
+    """Size of the .mxr file."""
     compile_seconds: float | None
-    """None of a program that was brought."""
+    """None = the user supplied the compiled program."""
     before: ProgramSummary | None
-    """As it was read; None of a .mxr, which holds the compiled program only."""
+    """The program before compilation; None for a .mxr file, which holds only the compiled one."""
     after: ProgramSummary
     before_text: str
     after_text: str
@@ -141,18 +142,19 @@ class Inspection:
     file: str
     migraphx: str
     place: str
-    """"target gpu (gfx90a)"."""
+    """Such as "target gpu (gfx90a)"."""
     programs: tuple[ProgramFacts, ...]
     precision: str = ""
     weight_bytes: int | None = None
-    """As the model's file has them; None of a .mxr."""
+    """Weights in the model's file; None for a .mxr file."""
     mxr: MxrFile | None = None
     refusal: str = ""
-    """Why a server would not run the .mxr here, and what to do; "" = it would, if it does not crash."""
+    """Why a server here would refuse the .mxr file, and the remedy; "" = it would load it, unless that crashes."""
 
 
 def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
-    """Raises: ServeError: MIGraphX cannot be had here, or cannot read or compile the model."""
+    """Compile the model and describe its programs. Raises ServeError if MIGraphX is not available here or cannot read
+    or compile the model."""
     file = model.source.model_file
     with ToolProgress() as progress:
         context = ToolContext(model, progress.report, log)
@@ -183,7 +185,8 @@ def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
 def _program_facts(
     context: ToolContext, title: str, name: str, file: Path, output_names: Sequence[str] = (), before_text: str = ""
 ) -> ProgramFacts:
-    """Of a compiled program's file. `before_text`: the print of what it was compiled from."""
+    """Describe a compiled program's file. `before_text` is MIGraphX's print of the uncompiled program; "" = there is
+    none."""
     made = _inspected(context, InspectJob(name, program_file=str(file)))
     before = summarise_program(before_text) if before_text else None
     return ProgramFacts(
@@ -224,7 +227,7 @@ class InspectOptions:
 
 
 def inspect(model: ToolModel, options: InspectOptions, out: Console, log: logging.Logger) -> None:
-    """Raises: ServeError: as `inspect_model`."""
+    """Print the inspection. Raises ServeError as `inspect_model` does."""
     inspection = inspect_model(model, log)
     if options.json:
         say_json(out, inspection)
@@ -237,7 +240,7 @@ def inspect(model: ToolModel, options: InspectOptions, out: Console, log: loggin
     if others:
         say(out, f"{', '.join(program.title for program in others)}: the same, with as many rows")
     _print_memory(inspection, out)
-    # All programs of a model are alike but for their sizes; the largest has the most to say.
+    # The programs of a model differ only in their sizes. The largest one shows the most.
     _print_operators(inspection.programs[-1], inspection.place, out)
     if options.text:
         for program in inspection.programs:
@@ -266,7 +269,7 @@ def _print_head(inspection: Inspection, out: Console) -> None:
 
 
 def _dimensions(tensor: TensorFacts) -> str:
-    """[1-8, 3], where the first one varies."""
+    """Return a text such as "[1-8, 3]", whose first dimension varies."""
     dims = (f"{dim.least}-{dim.most}" if isinstance(dim, DimensionRange) else str(dim) for dim in tensor.shape)
     return f"[{', '.join(dims)}]"
 

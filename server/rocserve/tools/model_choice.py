@@ -1,4 +1,4 @@
-"""The model that a tool works on: a model folder, as the server would take it, or a model's bare file."""
+"""Finds the model that a tool works on: a model folder, read as the server reads it, or a bare model file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "int8")
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """1,2,4: ascending, each once."""
+    """Parse "1,2,4" into ascending numbers without duplicates."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) <= 9 and int(word) > 0 for word in words):
         raise ValueError(f"expected whole numbers of 1 or more with commas between, got '{text}'")
@@ -52,12 +52,12 @@ def precisions(text: str) -> tuple[str, ...]:
 
 COUNTS = Kind("N,N,...", counts)
 _OF_CONFIGURATION = ("target", "input_shapes", "fast_math", "exhaustive_tune", "miopen_tuning", "binding")
-"""The options by the names that config.pbtxt's `parameters` have."""
+"""Options whose names are those of config.pbtxt's `parameters`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What a command line says of the model, instead of its configuration."""
+    """Holds the options of a command line that replace parts of the model's configuration."""
 
     model: Path = positional(
         Path(), Kind("MODEL", Path), "a model's folder, or a .onnx, .pb, .graphdef, .mxr, .pt2 or .pt file"
@@ -96,7 +96,7 @@ class ModelOptions:
     engines: EngineSettings = part(engine_settings)
 
     def parameters(self) -> dict[str, str]:
-        """By the names that config.pbtxt's `parameters` have. Raises: UsageError: more than one precision."""
+        """Return the options as `parameters` of config.pbtxt. Raises UsageError if there are several precisions."""
         given = {name: value for name in _OF_CONFIGURATION if (value := getattr(self, name)) is not None}
         if self.compile_timeout_secs is not None:
             given["compile_timeout_secs"] = f"{self.compile_timeout_secs:g}"
@@ -112,19 +112,19 @@ class ToolModel:
     source: ModelSource
     backend: BackendSpec
     definition: ModelDefinition | None
-    """As the model's folder has it, without what the command line says; None of a bare file."""
+    """The model folder's definition, without the command line's options; None = a bare file."""
     calibration_data: str = ""
-    """As the command line names it; "" where it does not."""
+    """The path as given on the command line; "" = not given."""
 
     def with_parameters(self, **parameters: str | None) -> ToolModel:
-        """The same model with other parameters; None removes one."""
+        """Return the model with these parameters set; a value of None removes the parameter."""
         config = self.source.config
         kept = _without(config.parameters, parameters)
         added = {name: text for name, text in parameters.items() if text is not None}
         return replace(self, source=replace(self.source, config=replace(config, parameters={**kept, **added})))
 
     def with_precision(self, precision: str) -> ToolModel:
-        """The same model in another precision, without calibration where that is of no use."""
+        """Return the model in another precision, without its calibration if the precision needs none."""
         if precision in _CALIBRATED:
             return self.with_parameters(precision=precision)
         model = self.with_parameters(precision=precision, **dict.fromkeys(_CALIBRATION_PARAMETERS))
@@ -141,17 +141,17 @@ def _without(parameters: Mapping[str, str], names: Collection[str]) -> dict[str,
 
 
 Tool = Callable[[ToolModel, Console, logging.Logger], int | None]
-"""Returns the exit status, None for 0; may raise ServeError."""
+"""Returns the exit status, None = 0. May raise ServeError."""
 
 
 def run_on_model(options: ModelOptions, tool: Tool) -> int | None:
-    """The tool's exit status. Raises: ServeError."""
+    """Find the model, run the tool on it and return the exit status. Raises ServeError."""
     return tool(find_model(options, discover_backends()), console_on(), tool_log())
 
 
 def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
-    """The model that the options name, with what they say of it. Raises: ServeError: there is none, or its
-    configuration is wrong."""
+    """Return the model that the options name, with the options applied to its configuration. Raises ServeError if there
+    is no such model or its configuration is wrong."""
     path = options.model.absolute()
     if path.is_dir():
         model = _from_folder(path, options, registry)
@@ -171,8 +171,8 @@ def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
 
 
 def read_folder(folder: Path, registry: BackendRegistry, config_name: str, *, strict: bool = False) -> FolderReading:
-    """A model's folder, yet to be read. Raises: ServeError: it is a repository of models, or has a name that no model
-    can have."""
+    """Return a reading of the model's folder; nothing of its configuration is read yet. Raises ServeError if the folder
+    is a model repository or if no model can have its name."""
     folder = folder.resolve()
     if (name := printable_name(folder.name)) != folder.name:
         raise invalid_argument(UNPRINTABLE.format(name))
@@ -180,13 +180,14 @@ def read_folder(folder: Path, registry: BackendRegistry, config_name: str, *, st
         models = sorted(child.name for child in folder.iterdir() if has_config(child))
         if models:
             raise invalid_argument(f"is a model repository; give the folder of one of its models: {', '.join(models)}")
-    # As in a server, files may be links to a neighbour's.
+    # The repository is passed because files may be links into a neighbouring model's folder, as in a server.
     return FolderReading(folder, registry, config_name=config_name, strict=strict, repository=folder.parent)
 
 
 @contextmanager
 def advised(reading: FolderReading) -> Iterator[None]:
-    """Adds what a server says of files in the wrong place to the errors raised within: that may be why."""
+    """Add a server's hints on misplaced files to the errors raised within the block, because such a file may be the
+    cause."""
     try:
         yield
     except ServeError as error:
@@ -198,7 +199,8 @@ def advised(reading: FolderReading) -> Iterator[None]:
 
 
 def newest_version(definition: ModelDefinition) -> int:
-    """Of those that its version policy serves. Raises: ServeError: INVALID_ARGUMENT, there is none."""
+    """Return the newest version that the version policy serves. Raises ServeError (INVALID_ARGUMENT) if there is
+    none."""
     versions = select_versions(definition.config.version_policy, definition.files.versions)
     if not versions:
         raise invalid_argument(no_version_text(definition.config))
@@ -262,7 +264,7 @@ def _takes_arrays(backend: BackendSpec) -> bool:
 
 
 def with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
-    """The model at these batch sizes. Raises: ServeError: it does not batch."""
+    """Return the model restricted to these batch sizes. Raises ServeError if the model does not batch."""
     config = model.source.config
     if config.max_batch_size == 0 and config.inputs:
         raise invalid_argument("does not batch (max_batch_size: 0), so there is one program; leave --batch-sizes out")
@@ -273,7 +275,8 @@ def with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
 
 
 def _with_calibration_data(model: ToolModel, typed: Path) -> tuple[ToolModel, str]:
-    """The model, and the data's path as the parameter has it: relative to the model's folder."""
+    """Return the model, and the data's path relative to the model's folder, as the parameter `calibration_data` needs
+    it."""
     folder, data = model.source.model_folder, typed.absolute()
     model = replace(model, calibration_data=str(typed))
     if not data.exists():
@@ -285,7 +288,7 @@ def _with_calibration_data(model: ToolModel, typed: Path) -> tuple[ToolModel, st
             f"the calibration data {typed} is outside of the model's folder, where a server would read it; copy it"
             " there"
         )
-    # A bare file has no folder of its own, so any that holds both will do.
+    # A bare file has no model folder, so the deepest folder that contains both serves as one.
     common = Path(*(ours for ours, theirs in zip(folder.parts, data.parts, strict=False) if ours == theirs))
     shared = replace(model.source, model_folder=common)
     return replace(model, source=shared), str(data.relative_to(common))

@@ -1,4 +1,4 @@
-"""Where the tools write: tables for people on a terminal, plain lines into a pipe, complaints on standard error."""
+"""Writes the tools' output: tables to a terminal, plain lines into a pipe, errors to standard error."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rocserve.core.plain import to_json
 from rocserve.core.printable import printable, readable_size
 
 UNWRAPPED_WIDTH = 10_000
-"""Columns for a file or a pipe, whose lines nobody wants broken."""
+"""Columns for output into a file or a pipe, where no line should be wrapped."""
 
 
 def console_on(file: IO[str] | None = None) -> Console:
-    """A console on `file` (standard output when left out), plain where that is no terminal."""
+    """Return a console for `file` (None = standard output); if it is no terminal, without colours and wrapping."""
     console = Console(file=file)
     if console.is_terminal:
         return console
@@ -33,17 +33,18 @@ def console_on(file: IO[str] | None = None) -> Console:
 
 
 def say(console: Console, text: str = "", style: str = "") -> None:
-    """A line as it is: nothing in it is a style."""
+    """Print one line literally, without style markup."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def say_json(console: Console, value: object) -> None:
-    """A line of JSON; infinities and NaN, for which that has no form, are null."""
+    """Print a value as one line of JSON. Infinities and NaN become null, because JSON cannot express them."""
     say(console, json.dumps(json.loads(to_json(value), parse_constant=lambda _: None), separators=(",", ":")))
 
 
 def complain(text: str) -> None:
-    """One line on standard error, even of a text that has several, or what a terminal would obey."""
+    """Print a text as one line on standard error. Line breaks become blanks, and control characters are made
+    printable."""
     print(printable(" ".join(text.split())), file=sys.stderr)
 
 
@@ -56,8 +57,8 @@ def table(
     box: Box | None = SIMPLE_HEAD,
     has_header: bool = True,
 ) -> Table:
-    """The first `left` columns hold text, the others figures, none of them folded; a Column says so itself. Nothing in
-    a cell that is a str is a style. No title: ""."""
+    """Return a table. The first `left` columns are aligned left, the others right, and no cell is folded; a Column
+    object brings its own layout. A str cell is printed literally, without style markup. `title`: "" = no title."""
     made = Table(
         *(
             Column(one, justify="left" if number < left else "right", no_wrap=True) if isinstance(one, str) else one
@@ -75,12 +76,12 @@ def table(
 
 
 def show(console: Console, made: RenderableType, *, is_folded: bool = False) -> None:
-    """A table in its full width: on a narrow terminal its lines go on in the next, rather than lose figures.
-    `is_folded`: it may be folded to be as narrow as the terminal."""
+    """Print a table. It keeps its full width: on a narrow terminal its lines wrap, so that no figure is lost. If
+    `is_folded`, its columns are folded to the width of the terminal."""
     width = console.width if is_folded else UNWRAPPED_WIDTH
     for line in console.render_lines(made, console.options.update(width=width), pad=False):
         text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
-        # A narrow terminal would show the blanks that tables end their lines with as empty lines.
+        # A table ends its lines with blanks, which a narrow terminal would show as empty lines.
         text.rstrip()
         console.print(text, highlight=False, soft_wrap=True)
 
@@ -90,9 +91,9 @@ size = readable_size
 
 @contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` when the block ends, with these permissions (None = those of
-    any new file); where the block fails, `path` is as it was. Raises: OSError: it cannot be written, or not be put
-    there."""
+    """Open a temporary file that replaces `path` when the block ends without an error. After an error `path` is
+    unchanged. `mode`: permissions; None = the default ones of a new file. Raises OSError if the file cannot be written
+    or cannot replace `path`."""
     if mode is None:
         mask = os.umask(0o022)
         os.umask(mask)
@@ -110,14 +111,14 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
 
 
 class _Steps(MofNCompleteColumn):
-    """Nothing while it is not known how many there are."""
+    """Shows "done/total"; nothing while the total is unknown."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.total is None else super().render(task)
 
 
 class ToolProgress:
-    """On standard error. A context."""
+    """Shows a tool's progress on standard error: a bar on a terminal, else lines. Used as a context manager."""
 
     def __init__(self) -> None:
         console = console_on(sys.stderr)
@@ -143,15 +144,15 @@ class ToolProgress:
         self._bar.stop()
 
     def steps(self, total: int) -> None:
-        """So many steps are to be done from now on."""
+        """Start counting from 0 to `total` steps."""
         self._bar.reset(self._task, total=total)
 
     def done(self) -> None:
-        """One of them is."""
+        """Count one step as done."""
         self._bar.advance(self._task)
 
     def report(self, text: str) -> None:
-        """What goes on now, in a line. May be called from any thread."""
+        """Show one line that says what the tool is doing. Can be called from any thread."""
         if not text or text == self._last:
             return
         self._last = text

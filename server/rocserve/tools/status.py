@@ -1,4 +1,4 @@
-"""`rocserve status`: what a running server serves, as a table that follows it."""
+"""Runs `rocserve status`: shows the models of a running server in a table that is updated."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ _CALL_TIMEOUT_S = 5.0
 _LONGEST_PAUSE_S = 86_400
 _HEADER = re.compile(r"([A-Za-z0-9_.-]+)=([ -~]*)")
 _LEAST_REASON = 40
-"""Columns that a reason has beside the figures; it is below the table where there are fewer."""
+"""Columns that the reasons need next to the figures. If there are fewer, the reasons are printed below the table."""
 _LEAST_FOLDED = 60
-"""Columns of a terminal that has some for a folded name, beside versions, states and the least figures."""
+"""Columns of a terminal that has room for a folded model name next to the version, the state and the indispensable
+figures."""
 _GAP = 3
-"""Columns between two of the table's."""
+"""Columns between two columns of the table."""
 _STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
 _ENGINE_PROPERTIES = ("engine", "target", "precision")
-"""The properties that together say what runs a model: "migraphx gpu fp16", "onnxruntime"."""
+"""Properties that together name the engine of a model: "migraphx gpu fp16", "onnxruntime"."""
 _MEANS: Mapping[str, tuple[int, Callable[[ModelStatistics], tuple[float, int]]]] = {
-    # Decimals; a total, and what it is divided by. Times are in milliseconds, of requests that succeeded.
+    # Per column: decimals, and a function that returns a total and its divisor. Times are milliseconds of successful
+    # requests.
     "batch": (2, lambda stats: (stats.inference_count, stats.execution_count)),
     "total ms": (3, lambda stats: (stats.success.ns / 1e6, stats.success.count)),
     "queue ms": (3, lambda stats: (stats.queue.ns / 1e6, stats.queue.count)),
@@ -50,37 +52,38 @@ _MEANS: Mapping[str, tuple[int, Callable[[ModelStatistics], tuple[float, int]]]]
 }
 _FIGURES = ("engine", "ok", "failed", "req/s", *_MEANS)
 _DISPENSABLE = ("queue ms", "compute ms", "batch", "engine", "total ms", "req/s")
-"""What a narrow terminal goes without, in this order."""
+"""Columns that are dropped on a narrow terminal, the first one first."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """One version of a model."""
+    """Holds the row of one model version."""
 
     model: str
     version: str
     state: str
     reason: str
     figures: Mapping[str, str | Text]
-    """By column; those that are not known are left out."""
+    """By column; an unknown figure is absent."""
 
 
 class StatusPoll:
-    """Polls one server. Keeps the counters that the next poll's rates need, and the engine of each version for as long
-    as it is READY."""
+    """Polls one server. It keeps the counters from which the next poll computes rates, and each version's engine while
+    the version is READY."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._counts: dict[tuple[str, str], int] = {}
         self._engines: dict[tuple[str, str, bool], str] = {}
-        """By name, version and whether the index has a reason: one that was not loaded has none once it is."""
+        """By name, version and whether the index gives a reason. The reason is part of the key because it disappears
+        when a failed version gets loaded, which may be on another engine."""
         self._polled_at: float | None = None
 
     def rows(self, now: float) -> list[StatusRow]:
-        """In the order of names and versions; `now`: time.monotonic() seconds. Raises: RocserveError: the server does
-        not answer, or refuses."""
+        """Poll the server and return its versions, sorted by name and version. `now` is in time.monotonic() seconds.
+        Raises RocserveError if the server does not answer or refuses."""
         index = self._client.repository_index(timeout=_CALL_TIMEOUT_S)
-        # Of several namespaces' models of one name nobody can say which is which.
+        # If several namespaces have a model of the same name, the statistics do not say which one they are about.
         rows_of = Counter((entry.name, entry.version) for entry in index)
         statistics = {
             (one.name, one.version): one
@@ -96,7 +99,8 @@ class StatusPoll:
                 try:
                     properties = self._client.model_metadata(*key[:2], timeout=_CALL_TIMEOUT_S).properties
                 except RocserveError:
-                    # It has just gone, or the server has: the next poll shows which. Others might wait as long.
+                    # The version or the server has just gone; the next poll shows which. Asking for the other versions
+                    # might wait as long.
                     break
                 self._engines[key] = " ".join(properties[name] for name in _ENGINE_PROPERTIES if name in properties)
         elapsed = None if self._polled_at is None else now - self._polled_at
@@ -115,7 +119,7 @@ class StatusPoll:
             failed = stats.fail.count
             figures |= {"ok": str(stats.success.count), "failed": Text(str(failed), style="red" if failed else "")}
             if elapsed and key in self._counts:
-                # A version that was loaded again in between counts from zero.
+                # max, because a version that was reloaded since the last poll counts from zero.
                 figures["req/s"] = f"{max(0, stats.success.count + failed - self._counts[key]) / elapsed:.1f}"
             for name, (decimals, parts) in _MEANS.items():
                 total, count = parts(stats)
@@ -129,7 +133,7 @@ def _engine_key(entry: IndexEntry) -> tuple[str, str, bool]:
 
 
 def header(text: str) -> tuple[str, str]:
-    """`name=value`, as gRPC takes it."""
+    """Parse `name=value` as a gRPC metadata entry."""
     found = _HEADER.fullmatch(text)
     if found is None or found[1].lower().endswith("-bin"):
         raise ValueError(f"expected NAME=VALUE, a name of letters, digits and -_. and a value of ASCII, got {text!r}")
@@ -151,8 +155,8 @@ class StatusOptions:
 
 
 def run(options: StatusOptions, console: Console | None = None) -> None:
-    """Show the models of the server, with a poll every `interval` seconds until interrupted; with `once`, or where the
-    output is no terminal, the table is printed once. Raises: ServeError: UNAVAILABLE, no server answers."""
+    """Show the server's models and poll every `interval` seconds until Ctrl-C. With `once`, or if the output is no
+    terminal, print the table once. Raises ServeError (UNAVAILABLE) if no server answers."""
     files = (options.root_cert, options.client_key, options.client_cert)
     if bool(options.client_cert) != bool(options.client_key):
         raise UsageError("--client-cert and --client-key go together")
@@ -181,7 +185,7 @@ def run(options: StatusOptions, console: Console | None = None) -> None:
                     try:
                         shown = last = _polled(client, poll, url, console)
                     except RocserveError as error:
-                        # The last table stays in sight: it is what was known before the server went.
+                        # The last table stays visible: it shows the state before the server went away.
                         shown = Group(last, Text(_unreachable(url, error), style="red"))
                     live.update(shown, refresh=True)
             except KeyboardInterrupt:
@@ -189,7 +193,7 @@ def run(options: StatusOptions, console: Console | None = None) -> None:
 
 
 def _polled(client: Client, poll: StatusPoll, url: str, console: Console) -> RenderableType:
-    """The table of this moment. Raises: RocserveError: the server does not answer, or refuses."""
+    """Poll once and return the table. Raises RocserveError if the server does not answer or refuses."""
     server = client.server_metadata(timeout=_CALL_TIMEOUT_S)
     state = "ready" if client.server_ready(timeout=_CALL_TIMEOUT_S) else "not ready"
     title = f"{printable(server.name)} {printable(server.version)} at {url}: {state}"
@@ -197,7 +201,7 @@ def _polled(client: Client, poll: StatusPoll, url: str, console: Console) -> Ren
 
 
 def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> RenderableType:
-    """The rows as wide as the console: "-" for figures that are not known yet."""
+    """Return the rows as a table that fits the console. An unknown figure is shown as "-"."""
     figures = [name for name in _FIGURES if name != "engine" or any(name in row.figures for row in rows)]
     made = _table(console, title, rows, figures)
     longest = max((len(row.reason) for row in rows), default=0)
@@ -212,7 +216,7 @@ def status_table(console: Console, title: str, rows: Sequence[StatusRow]) -> Ren
 
 
 def _table(console: Console, title: str, rows: Sequence[StatusRow], figures: Sequence[str], *reason: Column) -> Table:
-    """`reason`: the column of the reasons, where there is one."""
+    """Return the table. `reason` is the column for the reasons, if they are part of the table."""
     cells = [
         (
             row.model,
@@ -224,9 +228,9 @@ def _table(console: Console, title: str, rows: Sequence[StatusRow], figures: Seq
         for row in rows
     ]
     left = 4 if "engine" in figures else 3
-    # In a pipe a rule below the names would be as wide as the longest reason.
+    # In a pipe a header rule would be as wide as the longest reason.
     box = SIMPLE_HEAD if console.is_terminal else None
-    # A long name is folded, where there is room for a part of it, rather than have all rows lose their states.
+    # A long name is folded if the terminal has room for a part of it. Otherwise every row would lose its state.
     model = Column("model", overflow="fold", no_wrap=console.width < _LEAST_FOLDED)
     return table(title, (model, "version", "state", *figures, *reason), cells, left=left, box=box)
 

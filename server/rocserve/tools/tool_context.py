@@ -1,4 +1,7 @@
-"""What the tools need to get a model onto MIGraphX. This process never loads it: its children do."""
+"""Prepares MIGraphX for the tools: finds its library, plans a model's programs, and compiles them in child processes.
+
+The tool's own process never loads MIGraphX.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +32,27 @@ from rocserve.jobs.runner import JobRunner
 from rocserve.tools.model_choice import ToolModel
 
 _LIBRARY_SECONDS = 120.0
-"""Loading ROCm for the first time may take long."""
+"""Seconds. The first load of ROCm after a boot may take long."""
 
 Report = Callable[[str], None]
 
 
 def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Target]:
-    """The target gpu only where there is a GPU: its library can be loaded without."""
+    """Return the targets that can be used here. Without a GPU the target gpu is left out, although its library may
+    load."""
     targets = frozenset(Target(name) for name, fault in library.targets.items() if not fault)
     return targets if device is not None else targets - {Target.GPU}
 
 
 class ToolContext:
-    """For one model."""
+    """Holds the library, the options and the program cache for one model."""
 
     def __init__(
         self, model: ToolModel, report: Report, log: logging.Logger, library: LibraryResult | None = None
     ) -> None:
-        """`report` takes what goes on, a line each. `library`: what another context has found out already. Raises:
-        ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is wrong."""
+        """Find MIGraphX and read the model's options. `report` takes one line of progress at a time. `library` is the
+        result that another context got; None = ask MIGraphX. Raises ServeError: UNAVAILABLE if MIGraphX or the target
+        cannot be used here, INVALID_ARGUMENT if a parameter is wrong."""
         source = model.source
         if MIGRAPHX not in model.backend.engines:
             raise invalid_argument(
@@ -69,19 +74,20 @@ class ToolContext:
         if self.options.target is not Target.GPU:
             self.device = None
         if self.device is not None:
-            # As for a worker of the server: all children see the one GPU that it is about.
+            # All children must see only this GPU, as a worker of the server does.
             os.environ["HIP_VISIBLE_DEVICES"] = str(self.device)
         self.environment: ProgramEnvironment = program_environment(
             self.options.target, self.device, self.library.version
         )
         self.cache: ProgramCache = open_cache(source.settings, log.warning)
-        # Without a remedy: the one that a server names is this.
+        # No remedy in error texts: the remedy that a server names is this very tool.
         self._compiler = ProgramCompiler(
             self.runner, self.cache, model_name=source.name, model_folder=source.model_folder, remedy=""
         )
 
     def plan(self) -> ProgramPlan:
-        """The programs that the model consists of. Raises: ServeError: the file or the configuration is wrong."""
+        """Return the programs that the model consists of. Raises ServeError if the file or the configuration is
+        wrong."""
         source = self.model.source
         given = file = source.model_file
         if file.suffix == ".mxr":
@@ -103,8 +109,8 @@ class ToolContext:
         return plan
 
     def program(self, recipe: ProgramRecipe) -> tuple[CachedProgram, bool]:
-        """The program, and whether it was in the cache: else it is compiled into that. Raises: ServeError: it cannot
-        be."""
+        """Return the compiled program, and whether it came from the cache. A missing program is compiled into the
+        cache. Raises ServeError if it cannot be compiled."""
         found = self.cache.find(recipe.key)
         if found is not None:
             return found, True
@@ -112,6 +118,6 @@ class ToolContext:
 
     @property
     def place(self) -> str:
-        """Where programs run, for people: "target gpu (gfx90a)"."""
+        """The target as text for users: "target gpu (gfx90a)"."""
         architecture = self.environment.gpu_architecture
         return f"target {self.options.target.value}" + (f" ({architecture})" if architecture else "")

@@ -1,4 +1,5 @@
-"""A verb of the command: its options, what runs it, and how what goes wrong becomes one line and an exit status."""
+"""Describes a verb of the command: its options and the function that runs it. Turns errors into one line and an exit
+status."""
 
 from __future__ import annotations
 
@@ -13,30 +14,32 @@ from rocserve.core.errors import ServeError
 from rocserve.tools.printing import complain
 
 ENDED_BY_USER = 130
-"""As shells have it: 128 and SIGINT's number."""
+"""The status that shells give to a command ended by SIGINT: 128 plus the signal's number."""
 
 
 class UsageError(Exception):
-    """The options contradict each other; ends the command as a wrong option does."""
+    """Reports that options contradict each other. The command then ends as after a wrong option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """Each verb's module has one as `VERB`."""
+    """Describes one verb. Each verb's module defines a Verb as `VERB`."""
 
     description: str
     options: Any = None
-    """The dataclass of its options, with its defaults."""
+    """An instance of the options' dataclass; its values are the defaults."""
     run: Callable[[Any], int | None] = lambda _: None
-    """Takes the options as they were given; returns the exit status, None for 0. Raises: ServeError, UsageError."""
+    """Takes the parsed options and returns the exit status; None = 0. Raises ServeError or UsageError."""
     subject: Callable[[Any], object] = lambda _: ""
-    """Of the options: what its errors are about."""
+    """Returns from the options the subject that error lines name."""
     actions: Mapping[str, tuple[str, Verb]] = field(default_factory=dict)
-    """In place of options and run: its own verbs, each with its help."""
+    """Nested verbs by name, each with its help; instead of `options` and `run`."""
 
 
 def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
-    """`run`'s exit status, whatever happens in it. `subject`: what errors are about; "" = nothing to name."""
+    """Call `run` and return its exit status; turn every expected error into a line on standard error and a status.
+    `subject` is named in error lines; "" = name nothing.
+    """
     about = f"{subject}: " if subject else ""
     try:
         return run() or 0
@@ -46,7 +49,8 @@ def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
         complain(f"rocserve {verb}: ended by you")
         return ENDED_BY_USER
     except BrokenPipeError:
-        # The reader of our output has ended; Python would complain once more when it closes the pipe.
+        # The reader of standard output has closed the pipe. Without this line Python would complain once more when it
+        # flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         complain(f"rocserve {verb}: {about}{error}")
@@ -54,7 +58,8 @@ def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
 
 
 def tool_log() -> logging.Logger:
-    """Warnings of the parts that tools use go to standard error; the rest nowhere."""
+    """Return the tools' log. It writes the warnings of all modules that tools use to standard error, and drops the
+    rest."""
     log = logging.getLogger("rocserve.tools")
     if not log.handlers:
         handler = logging.StreamHandler()
