@@ -1,4 +1,4 @@
-"""Requests that run together: their layout, and their outcome taken apart."""
+"""Keeps the requests that run together, and makes responses from their outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rocserve.workers.results import BatchOutcome
 
 
 def send_copied(response: InferResponse, final: bool, responder: Responder) -> Steps[None]:
-    """Hand a large response to a responder, on memory of its own: some is copied at a step."""
+    """Copy a large response step by step, then send the copy to a responder."""
     try:
         data = yield from copied(response.data)
     except ServeError as error:
@@ -35,31 +35,31 @@ def send_copied(response: InferResponse, final: bool, responder: Responder) -> S
 
 
 class AnswerLink(Protocol):
-    """Takes the answers to several requests of a batch as one message to another process."""
+    """Sends the answers to several requests of a batch to another process, as one message."""
 
     def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
-        """The only answers to requests, all of one head. `slot`: of the outputs of their batch, `nbytes` in all.
-        `places`: of each request its token, and where in the slot each of its outputs begins. Returns: False: the other
-        process cannot read them there, and nothing was sent."""
+        """Send requests their only answers, which all have the same head. `slot`: has the outputs of their batch,
+        `nbytes` in all. `places`: for each request its token, then where in the slot each of its outputs begins.
+        Returns False if the other process cannot read the slot; nothing was sent then."""
 
 
 class LinkedResponder:
-    """What tells responders for clients of another process from others."""
+    """The base of responders for clients of another process."""
 
     link: AnswerLink
     token: int
-    """By which that process knows the request."""
+    """Names the request in the other process."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Form:
-    """What responses are made of outputs that are alike."""
+    """The part of a response that is equal for requests with the same plan and the same output heads."""
 
     head: ResponseHead
     wanted: Sequence[int] | None
-    """Which of the outputs; None: all of them."""
+    """Indices of the outputs that the client wants; None = all."""
     is_linkable: bool
-    """They are sent as they are, and their sizes follow from their shapes."""
+    """The outputs are sent unchanged, and their sizes follow from their shapes."""
 
 
 class ResponseMaker:
@@ -71,13 +71,13 @@ class ResponseMaker:
         self._batching = config.max_batch_size > 0
         self._outputs = {output.name: output for output in config.outputs}
         self._forms = Memo[tuple[RequestPlan, tuple[TensorHead, ...]], _Form]()
-        # Those of a batch are mostly the same.
+        # The requests of a batch mostly have the same plan and output heads.
         self._last_plan: RequestPlan | None = None
         self._last_heads: tuple[TensorHead, ...] | None = None
         self._last_form = _Form(ResponseHead(self._name, self._version, ()), None, False)
 
     def answer(self, entry: InferRequest, outcome: BatchOutcome, index: int) -> InferResponse | ServeError:
-        """What the outcome of a batch holds for one of its requests."""
+        """Return the response or error that a batch's outcome has for its request at `index`."""
         failure = outcome.error or outcome.failures.get(index)
         if failure is not None:
             return failure
@@ -93,8 +93,8 @@ class ResponseMaker:
         is_large: bool,
         slot: object,
     ) -> InferResponse | ServeError:
-        """The response to a request, of all outputs that it wants; an error where one is not what the configuration
-        says of it."""
+        """Return the response with all outputs that the client wants, or an error if an output contradicts the
+        configuration."""
         plan = entry.plan
         try:
             form = self.form(plan, heads)
@@ -113,13 +113,13 @@ class ResponseMaker:
         except ServeError as fault:
             return fault
         except Exception as error:
-            # A worker may say anything of its outputs, and its client is to be answered all the same.
+            # A worker may send any outputs, and the client must get an answer all the same.
             return internal(f"the model's outputs make no response: {error!r}")
         response.is_large, response.slot = is_large, slot
         return response
 
     def form(self, plan: RequestPlan, heads: tuple[TensorHead, ...]) -> _Form:
-        """Raises: ServeError: an output is not what the configuration says of it."""
+        """Raises ServeError if an output contradicts the configuration."""
         if heads is not self._last_heads or plan is not self._last_plan:
             form = self._forms.get((plan, heads))
             if form is None:
@@ -151,38 +151,37 @@ class ResponseMaker:
 
 @dataclass(slots=True, eq=False)
 class _Together:
-    """Requests whose answers go by one link, and are alike."""
+    """Requests whose answers go through one link as one message."""
 
     link: AnswerLink
     form: _Form
     places: list[int]
-    """See AnswerLink."""
     members: list[tuple[InferRequest, int]]
-    """Each with its place in the batch."""
+    """Each with its index in the batch."""
 
 
 class BatchAnswers:
-    """Answers the requests of a batch, those that are alike and go by one link together."""
+    """Answers the requests of a batch. Those of one form and one link share a message."""
 
     def __init__(self, responses: ResponseMaker, outcome: BatchOutcome) -> None:
         self._responses = responses
         self._outcome = outcome
         has_more = outcome.error or outcome.failures or outcome.parameters or outcome.is_large
         self._slot = None if has_more else outcome.slot
-        """Of outputs that another process may read where they lie."""
+        """The outputs, if another process may read them in place; else None."""
         self._sends: list[_Together | tuple[InferRequest, Answer]] = []
         self._together: dict[tuple[AnswerLink, _Form], _Together] = {}
-        """Those of `_sends` that may grow."""
+        """The messages among `_sends` that may still grow."""
 
     def add(self, entry: InferRequest, index: int) -> ServeError | None:
-        """The next request, by its place in the batch. Returns: the error that it is answered with."""
+        """Add the next request, with its index in the batch. Returns the error if its answer is one."""
         responder = entry.responder
         if self._slot is not None and isinstance(responder, LinkedResponder):
             start, (heads, slices) = self._outcome.parts[index]
             try:
                 form = self._responses.form(entry.plan, heads)
                 is_linkable = form.is_linkable
-            except ServeError:  # It is told below.
+            except ServeError:  # `answer` returns the error below.
                 is_linkable = False
             if is_linkable:
                 key = (responder.link, form)
@@ -197,14 +196,13 @@ class BatchAnswers:
                 together.members.append((entry, index))
                 return None
         if self._together:
-            # Those behind it may not overtake it.
+            # Answers to later requests may not overtake this one.
             self._together = {}
         answer = self._responses.answer(entry, self._outcome, index)
         self._sends.append((entry, answer))
         return answer if isinstance(answer, ServeError) else None
 
     def send(self) -> None:
-        """Send them all."""
         outcome, slot = self._outcome, self._slot
         for each in self._sends:
             if isinstance(each, tuple):
@@ -222,19 +220,18 @@ class FormedBatch:
     entries: list[InferRequest]
     compute_start_ns: int
     is_grouped: bool = False
-    """They travel together, and the engine runs them one after the other."""
+    """The requests go to the worker in one message, and the engine runs them one after another."""
     sent_ahead: bool = False
-    """It waits in its worker behind another."""
+    """The batch waits in its worker behind another."""
     is_first: bool = False
-    """Of its instance, which may take far longer for it than for any other."""
+    """The first batch of its instance, which may take far longer than any later one."""
     absent_rows: int = 0
-    """Rows of no request; they are among the dropped."""
+    """Rows of no request; they are in `dropped`."""
     dropped: set[InferRequest] | None = None
-    """Those that have been answered since, because they waited in the worker for too long."""
+    """Requests that were answered while they waited in the worker, and rows of no request."""
 
     @property
     def undropped(self) -> list[InferRequest]:
-        """The requests that are still to be answered."""
         if not self.dropped:
             return self.entries
         return [entry for entry in self.entries if entry not in self.dropped]
@@ -246,22 +243,22 @@ class FormedBatch:
 
 
 class BatchAnswerer:
-    """Lists the requests of a batch for its worker, sends each its answer, and counts."""
+    """Lists the requests of a batch for its worker, answers them, and counts them in the statistics."""
 
     def __init__(self, config: ModelConfig, version: int, statistics: ModelStatistics) -> None:
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
 
     def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
-        """A batch's requests as any instance takes them."""
+        """Return a batch's requests as instances take them."""
         return [(entry.plan.form, entry.data, 0, b"") for entry in batch.entries]
 
     def forget(self, batch: FormedBatch) -> None:
-        """Nothing of the batch ran."""
+        """Do nothing: no state of a batch is kept."""
 
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
-        """Every request gets a response or an error, and the statistics their share; never raises. True: none is left
-        open."""
+        """Send every request its response or error, after counting it; never raises. Returns True: no request is left
+        unanswered."""
         dropped = batch.dropped or ()
         times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answers = BatchAnswers(self._responses, outcome)
@@ -281,7 +278,7 @@ class BatchAnswerer:
             else:
                 self._statistics.record_failure(entry.queue_start_ns, time.monotonic_ns(), by_backend=True)
                 self._statistics.note_failure(error.text)
-        # Counted before they are sent: who has an answer and asks for the statistics finds it there.
+        # Counted before sending, because a client that has its answer may ask for the statistics.
         if queue_starts:
             if batch.is_grouped:
                 rows = batch.entries[0].plan.batch_size
@@ -291,13 +288,13 @@ class BatchAnswerer:
         return True
 
     def open_requests(self) -> Iterable[InferRequest]:
-        """Those that workers have not answered, where each can be answered by itself: none."""
+        """Return the requests in workers that can be answered one by one: none."""
         return ()
 
     def cancel(self, request: InferRequest) -> None:
-        """Nobody waits for the request any more: a batch that runs is not stopped."""
+        """Do nothing: a batch that runs is not stopped when a client leaves."""
 
     def drop(self, batch: FormedBatch, entry: InferRequest) -> bool:
-        """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
+        """Leave the answer to a request that was sent ahead to the caller. Returns True: the caller may answer it."""
         batch.drop(entry)
         return True

@@ -1,31 +1,32 @@
-"""Decides which of the waiting requests run next, together.
+"""Decides which waiting requests run next, and which of them together.
 
-Of those with deadlines Triage chooses which are worth running, so that a model under too much load goes on answering as
-many in time as it can.
+`Triage` chooses among requests with deadlines, so that an overloaded model still answers as many in time as it can.
 
-A queue that is served in order of arrival until the deadlines come keeps every request waiting for as long as it may:
-under sustained overload each one that runs ends too late, and next to none is answered in time. Dropping those that
-cannot end in time is not enough, since the others still run at the very edge, where the way to the client and back, or
-a batch that takes a little longer, makes them late. So:
+A queue in order of arrival keeps every request waiting until close to its deadline. Under sustained overload each
+request that runs ends too late, and almost none is answered in time. To drop the requests that cannot end in time is
+not enough: the rest still runs at the very edge, where the way to the client or a slightly slower batch makes them
+late. Therefore:
 
-- A request that cannot end by its deadline, by the time that the model's batches take (compute_times), is dropped when
-  its turn has come (Clockwork, Gujarati et al., OSDI 2020, predicts execution times to refuse in the same way), except
-  one now and then while nothing else runs, so that an estimate that is too high shows. A batch takes in no more than
-  what lets its most urgent request end in time.
+- A request that cannot end by its deadline, by the measured times of the model's batches (compute_times), is dropped
+  when its turn comes. Clockwork (Gujarati et al., OSDI 2020) predicts execution times to refuse requests in the same
+  way. While nothing else runs, such a request runs now and then, so that an estimate that is too high is noticed. A
+  batch grows only as long as its most urgent request still ends in time.
 - While a priority level keeps requests waiting for too long, it serves the newest first: adaptive LIFO, of Facebook's
-  "Fail at Scale" (Maurer, ACM Queue 13(8), 2015). What is too long is not a number of milliseconds, as there and in
-  CoDel (Nichols and Jacobson, ACM Queue 10(5), 2012; RFC 8289), since models take from microseconds to minutes: it is
-  half of the time that the oldest may wait for its instance, or a request lost for lack of time since the level was
-  empty last. Where the order is to be kept those that have waited for so long are dropped instead, as CoDel drops at
-  the head of the queue, as long as others wait behind them.
-- Requests without deadlines keep their order and are never dropped; under overload they take turns with the others.
+  "Fail at Scale" (Maurer, ACM Queue 13(8), 2015). "Too long" is a number of milliseconds there and in CoDel (Nichols
+  and Jacobson, ACM Queue 10(5), 2012; RFC 8289). Here it is half of the time that the oldest request may wait for its
+  instance, because models take from microseconds to minutes; or a request dropped for lack of time since the level was
+  last empty. If the order must be kept, the requests that waited too long are dropped instead, as CoDel drops at the
+  head of the queue, as long as others wait behind them.
+- Requests without deadlines keep their order and are never dropped. Under overload they take turns with the others.
 
-Simulated with deadlines of 60 and 200 ms and mixed ones, single arrivals and bursts of ten, compute times of 10 ms that
-vary and ones that do not, batches and none, at ten times the load: arrival order answered 0 to 59 % of what the model
-could, the same with the hopeless dropped 0 to 98 %, earliest deadline first with them dropped 0 to 56 %, newest first
-95 % and more. Always newest first loses up to 5 % at 0.9 times the load, against half of that this way.
-Limits of concurrency (Envoy's adaptive concurrency; DAGOR, Zhou et al., SoCC 2018) bound the queue by what latency is
-like in all, and know of no deadlines: short ones would be lost behind long ones.
+Simulated were deadlines of 60 ms, 200 ms and both, single arrivals and bursts of ten, constant and varying compute
+times of 10 ms, with and without batches, at ten times the load. Of the requests that the model could serve, order of
+arrival answered 0 to 59 %, and 0 to 98 % when hopeless requests were dropped; earliest deadline first with hopeless
+requests dropped 0 to 56 %; newest first 95 % and more. At 0.9 times the load, always newest first loses up to 5 %, the
+present rules half of that.
+
+Concurrency limits (Envoy's adaptive concurrency; DAGOR, Zhou et al., SoCC 2018) bound the queue by the latency of all
+requests and know no deadlines: requests with short deadlines would be lost behind those with long ones.
 """
 
 from __future__ import annotations
@@ -51,35 +52,35 @@ class BatchDecision(NamedTuple):
     decide_again_at_ns: int = 0
     """time.monotonic_ns() at which the oldest request has waited long enough; 0 = no need."""
     is_full: bool = False
-    """No request that comes later could join them."""
+    """No later request could join the batch."""
     is_grouped: bool = False
-    """They travel together, but the engine runs them one after the other."""
+    """The requests go to the worker in one message, but the engine runs them one after another."""
 
 
 _ONE = BatchDecision(1, is_full=True)
 
 LARGEST_GROUP = 16
 LONGEST_GROUP_NS = 500_000
-"""What the first of a group may wait for the last in the engine."""
+"""Engine time of a whole group, because the answer to the first request waits for the last."""
 
 
 class NoBatching:
-    """One request at a time, as it came.
+    """Runs one request at a time, in order of arrival.
 
-    Requests that wait for an engine that is done with each in a moment go to the worker in one message, grouped, and
-    still run one by one there: the way to the worker and back, which costs more than such an engine's work, is then
-    paid once for all of them.
+    If the engine takes only a moment for each request, waiting requests are grouped: they go to the worker in one
+    message and still run one by one there. The way to the worker and back costs more than such an engine's work and is
+    then paid once for all of them.
     """
 
     largest = 1
-    """The most rows that run at once, one request apart."""
+    """The most rows that are run together; a single request may have more."""
 
     def __init__(self, times: ComputeTimes | None) -> None:
-        """`times`: of the model; None: its requests cannot be laid one behind the other, or their answers cannot."""
+        """`times`: of the model; None if its requests' inputs cannot be joined, or their outputs not be cut apart."""
         self._times = times
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
-        """The queue is not empty and an instance is free."""
+        """Decide for a free instance; the queue must not be empty."""
         if queue.count == 1 or self._times is None:
             return _ONE
         longest = min(queue.count, LARGEST_GROUP, LONGEST_GROUP_NS // max(self._times.request_ns, 1))
@@ -97,11 +98,12 @@ class NoBatching:
 
 
 class DynamicBatcher:
-    """Batches of requests that may share one, up to max_batch_size rows; a request is never split. Triton's rules.
+    """Joins compatible requests to batches of up to max_batch_size rows, by Triton's rules; a request is never split.
 
-    A batch is cut at the largest preferred size that the requests in their order reach; where they pass over all of
-    them, before the request that passes over the largest. What reaches none runs as it is when there is no delay, when
-    it cannot grow, or when its oldest request has waited for the delay; the delay over, a batch is as large as can be.
+    A batch ends at the largest preferred size that the requests reach in their order. If they skip all preferred sizes,
+    it ends before the request that exceeds the largest one. A batch that reaches no preferred size runs as it is if
+    there is no delay, if it cannot grow, or if its oldest request has waited for the delay. After the delay a batch is
+    as large as possible.
     """
 
     def __init__(self, max_batch_size: int, preferred_batch_sizes: tuple[int, ...], max_queue_delay_ns: int) -> None:
@@ -150,11 +152,11 @@ BatchPolicy = NoBatching | DynamicBatcher
 
 
 def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: bool = False) -> BatchPolicy:
-    """The policy that a model's configuration asks for. `times`: of the model. `answers_requests`: the model sees each
-    request for itself, so that answers of any shape can be cut apart."""
+    """Return the policy that a model's configuration asks for. `times`: of the model. `answers_requests`: the model
+    sees each request separately, so outputs of any shape can be cut apart."""
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:
-        # Else all tensors have to have rows of one size.
+        # Grouped requests travel as one batch: unless the model answers each of them, all rows must have one size.
         may_group = config.max_batch_size > 0 and (
             answers_requests
             or (
@@ -172,43 +174,41 @@ def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: boo
 
 
 NOTHING = BatchDecision(0)
-"""All that waited was hopeless."""
+"""The decision if all waiting requests were hopeless."""
 
 _FEW = 64
-"""Requests in a queue of which it is checked whether all have time again."""
+"""The longest queue in which Triage checks whether all requests have time again."""
 
 
 class Triage:
-    """Asked in the policy's place while requests with deadlines wait."""
+    """Decides instead of the policy while requests with deadlines wait, and drops hopeless ones."""
 
     def __init__(self, queue: RequestQueue, policy: BatchPolicy, times: ComputeTimes, keeps_order: bool) -> None:
-        """`times`: of the model. `keeps_order`: whether no request may run before one that came earlier."""
+        """`times`: of the model. `keeps_order`: no request may run before an earlier one."""
         self.times = times
         self.lost: list[InferRequest] = []
-        """Taken out of the queue for lack of time; for the scheduler to answer."""
+        """Requests that were dropped for lack of time; the scheduler must answer them."""
         self._queue = queue
         self._policy = policy
         self._keeps_order = keeps_order
         self._run_seconds = 0.0
-        """Of a batch as large as what waits allows."""
+        """Of the largest batch that the waiting requests allow."""
         self._calm_until = math.inf
-        """Before this, by time.monotonic(), no request that waits has used half of its time, and the policy's choice is
-        the one to make."""
+        """time.monotonic() before which no waiting request has used half of its time, so the policy decides alone."""
 
     def is_hopeless(self, entry: InferRequest, now: float) -> bool:
-        """Whether it would end too late even if an instance took it at once, alone. `now` is time.monotonic()."""
+        """Return whether a request would end too late even if it began to run alone at `now`, in time.monotonic()."""
         deadline = entry.deadline
         return deadline is not None and deadline <= now + self.times.of(entry.plan.batch_size)
 
     def note(self, entry: InferRequest) -> None:
-        """A request with a deadline has come into the queue."""
         latest = half_time(entry, self.times.of(self._policy.largest))
         if latest < self._calm_until:
             self._calm_until = latest
 
     def decide(self, now_ns: int, batches_before: int) -> BatchDecision:
-        """As the policy decides, but of what can end in time; the hopeless are taken out. Nothing may be left then.
-        `batches_before`: those that the instance has in flight already."""
+        """Drop hopeless requests, then decide among the rest as the policy does; none may be left. `batches_before`:
+        batches that the instance already has in flight."""
         now = now_ns / 1e9
         if now < self._calm_until:
             decision = self._policy.decide(self._queue, now_ns)
@@ -228,7 +228,7 @@ class Triage:
         self._run_seconds = self.times.of(min(len(queue), self._policy.largest))
         begins = now + batches_before * self._run_seconds
         for level in () if self._keeps_order else queue.levels():
-            # The oldest would not come up any more once the newest are first. The last may be run as a probe.
+            # With the newest first, the oldest would never come up again. The last one may run as a probe.
             while len(level.dated) > 1 and self.is_hopeless(level.dated[0], begins):
                 self._lose(level.dated[0])
             if level.dated:
@@ -250,7 +250,8 @@ class Triage:
         self.lost.append(entry)
 
     def _overdue(self, members: Sequence[InferRequest], begins: float) -> list[InferRequest]:
-        """Where the order is kept: those of the next batch that others, who wait behind them, are to replace."""
+        """Return the requests of the next batch that are dropped in favour of requests behind them, if the order must
+        be kept."""
         surplus = len(self._queue) - len(members)
         if not self._keeps_order or not surplus:
             return []
@@ -259,7 +260,7 @@ class Triage:
             deadline = entry.deadline
             if deadline is None:
                 continue
-            # The batch would have to be smaller to end in time; or it has waited too long while others are lost.
+            # Either the batch would have to be smaller, or the request has waited too long while others are lost.
             if deadline <= begins + self._run_seconds or (
                 self._queue.level_of(entry).has_lost and half_time(entry, self._run_seconds) < begins
             ):
@@ -267,7 +268,7 @@ class Triage:
         return overdue[:surplus]
 
     def _fitting(self, decision: BatchDecision, members: Sequence[InferRequest], begins: float) -> BatchDecision:
-        """The decision, for as many of the first members as end in time together; at least one."""
+        """Return the decision for as many of the first requests as end in time together, at least one."""
         rows = 0
         soonest = math.inf
         for count, entry in enumerate(members):
@@ -277,7 +278,7 @@ class Triage:
                 return BatchDecision(count, is_full=True, is_grouped=decision.is_grouped and count > 1)
         if decision.request_count or soonest == math.inf:
             return decision
-        # It waits for company: for no longer than half of the time that it has.
+        # The batch waits to grow, at most until one of its requests has used half of its time.
         latest = min(half_time(entry, self._run_seconds) for entry in members if entry.deadline is not None)
         if latest <= begins:
             return BatchDecision(len(members))
@@ -285,7 +286,7 @@ class Triage:
 
 
 def half_time(entry: InferRequest, run_seconds: float) -> float:
-    """When a request that runs for so long has waited for half of the time that it may."""
+    """Return when a request that runs for `run_seconds` has used half of the time that it may wait."""
     deadline = entry.deadline
     assert deadline is not None, "it may wait for ever"
     came = entry.queue_start_ns / 1e9

@@ -1,4 +1,4 @@
-"""Batches of a model that sees each request for itself: its requests may outlive their batch, each to its own end."""
+"""Answers the requests of models that see each request separately: a request may end before or after its batch."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class _InFlight:
     batch: _InFlightBatch
     number: int = 0
     ended_ns: int = 0
-    """0 while it is open."""
+    """0 = still in flight."""
     failed: bool = False
     response_count: int = 0
     responded_ns: int = 0
-    """When the last of them came. Both only of decoupled models."""
+    """When the last response came. This and `response_count` are only kept for decoupled models."""
     trace: Trace | None = None
-    """Until the batch has come back."""
+    """None once the batch has come back."""
     dropped: bool = False
-    """The scheduler has answered it, and counted it."""
+    """The scheduler has answered and counted the request."""
     large: weakref.ref[object] | None = None
     """The slot of a large response that is being sent."""
     held_back: list[tuple[Result | None, bool]] = field(default_factory=list)
-    """What has come meanwhile."""
+    """Answers that came while a large response was being sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,15 +52,16 @@ class _InFlightBatch:
     formed: FormedBatch
     instance: InstanceRequests
     requests: list[_InFlight] = field(default_factory=list)
-    """Emptied when the batch is over: a ring of references would keep the clients' data until the next collection."""
+    """Emptied when the batch is over: a reference cycle would keep the clients' data until the next garbage
+    collection."""
     open_count: int = 0
     times: tuple[int, int, int] | None = None
-    """When the inputs were there, the engine ended, the outputs were there; None until it has come back."""
+    """When the inputs were there, the engine ended, and the outputs were there; None until the batch has come back."""
 
 
 class InFlightRequests:
-    """Lays out the batches of one model version, answers their requests as their answers come, and counts. On the data
-    plane's thread."""
+    """Lists the batches of one model version for workers, answers their requests as answers come, and counts them in
+    the statistics. On the data plane's thread."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class InFlightRequests:
         timers: PlaneLoop,
         on_answered: Callable[[], None],
     ) -> None:
-        """`on_answered`: called for each batch whose last request ended after `answer`."""
+        """`on_answered`: called for each batch whose last request ends after `answer`."""
         self._decoupled = config.decoupled
         self._responses = ResponseMaker(config, version)
         self._statistics = statistics
@@ -79,10 +80,10 @@ class InFlightRequests:
         self._batches: dict[FormedBatch, _InFlightBatch] = {}
         self._open: dict[InferRequest, _InFlight] = {}
 
-    # On its way in
+    # To the worker
 
     def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
-        """A batch's requests as an instance takes them; they are open from now on."""
+        """Return a batch's requests as an instance takes them; they are in flight from now on."""
         open_requests = instance.requests
         assert open_requests is not None, "its model sees each request for itself"
         running = self._batches[batch] = _InFlightBatch(batch, open_requests)
@@ -93,19 +94,18 @@ class InFlightRequests:
             running.requests.append(in_flight)
             members.append((request.plan.form, request.data, in_flight.number, write_details(request)))
             if request.trace is not None:
-                # Its requests may be answered before the batch comes back, with which the times come.
+                # The requests may be answered before the batch comes back with its times.
                 request.trace.keep_open()
                 in_flight.trace = open_requests.traces[in_flight.number] = request.trace
         running.open_count = len(members)
         for in_flight in running.requests if batch.dropped else ():
             if in_flight.request in (batch.dropped or ()):
-                # A row that is of no request: whatever the model says to it, nobody hears it.
+                # A row of no request: the model's answers to it are dropped.
                 in_flight.dropped = True
                 self._mark_ended(in_flight, True)
         return members
 
     def forget(self, batch: FormedBatch) -> None:
-        """Nothing of the batch ran, and nothing of it is open."""
         running = self._batches.pop(batch, None)
         if running is not None:
             for in_flight in running.requests:
@@ -114,10 +114,10 @@ class InFlightRequests:
                 self._end_trace(in_flight, None)
             running.requests = []
 
-    # On its way out
+    # From the worker
 
     def drop(self, batch: FormedBatch, request: InferRequest) -> bool:
-        """A request that was sent ahead is answered by the caller, whatever comes back; whether that may be."""
+        """Leave the answer to a request that was sent ahead to the caller. Returns whether the caller may answer it."""
         in_flight = self._open.get(request)
         if in_flight is None:
             return False
@@ -128,7 +128,7 @@ class InFlightRequests:
         return True
 
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
-        """Answer the requests whose answers have come with the batch; whether none is left open."""
+        """Answer the requests whose answers came with the batch. Returns whether no request of it is left in flight."""
         running = self._batches[batch]
         running.times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         times = (batch.compute_start_ns, *running.times)
@@ -153,18 +153,18 @@ class InFlightRequests:
             ended.append(in_flight.number)
         running.open_count -= len(ended)
         running.instance.close_requests(ended)
-        # Counted before they are sent: who has an answer and asks for the statistics finds it there.
+        # Counted before sending, because a client that has its answer may ask for the statistics.
         is_done = self._count_if_done(running)
         answers.send()
         return is_done
 
     def _on_answer(self, in_flight: _InFlight, answer: Result | None, final: bool) -> None:
-        """The model has answered beside its batch, or its worker has ended."""
+        """Take an answer that came separately from its batch, or the news that the worker has ended."""
         if in_flight.large is not None:
             in_flight.held_back.append((answer, final))
             return
         running = in_flight.batch
-        # What has not come back when the worker ends is answered, or queued again, as a batch.
+        # If the worker ends before the batch is back, the scheduler answers or requeues the whole batch.
         if in_flight.ended_ns or (isinstance(answer, RequestLost) and running.times is None):
             return
         request = in_flight.request
@@ -199,13 +199,12 @@ class InFlightRequests:
                 self._on_answered()
 
     def _go_on(self, in_flight: _InFlight) -> None:
-        """A large response has been sent."""
+        """Take the answers that were held back until a large response was sent."""
         in_flight.large = None
         while in_flight.held_back and in_flight.large is None:
             self._on_answer(in_flight, *in_flight.held_back.pop(0))
 
     def _count_response(self, in_flight: _InFlight, response: Answer, answered_ns: int) -> None:
-        """One of the many that a decoupled model may give."""
         statistics, index = self._statistics, in_flight.response_count
         begun_ns = in_flight.responded_ns or in_flight.batch.formed.compute_start_ns
         now_ns = time.monotonic_ns()
@@ -231,7 +230,7 @@ class InFlightRequests:
         in_flight.batch.instance.close_requests((in_flight.number,))
 
     def _count_if_done(self, running: _InFlightBatch) -> bool:
-        """Whether the batch has come back and all its requests have ended; then it is counted, and let go."""
+        """Count and forget a batch that has come back, once all its requests have ended. Returns whether it did."""
         times = running.times
         if times is None or running.open_count:
             return False
@@ -247,7 +246,7 @@ class InFlightRequests:
                 good.append(in_flight)
         if good:
             formed = running.formed
-            # They may have ended at different times; the sum is counted.
+            # The requests may have ended at different times: the mean, times their number, gives the right sum.
             ended_ns = sum([in_flight.ended_ns for in_flight in good]) // len(good)
             rows = sum([each.request.plan.batch_size for each in (good[:1] if formed.is_grouped else requests)])
             queue_starts = [in_flight.request.queue_start_ns for in_flight in good]
@@ -256,7 +255,7 @@ class InFlightRequests:
         return True
 
     def _end_trace(self, in_flight: _InFlight, times: tuple[int, int, int, int] | None) -> None:
-        """None: it has not run."""
+        """`times`: None if the request has not run."""
         trace, in_flight.trace = in_flight.trace, None
         if trace is None:
             return
@@ -267,11 +266,10 @@ class InFlightRequests:
     # Clients that leave
 
     def open_requests(self) -> Iterable[InferRequest]:
-        """Those that workers have not answered."""
         return self._open
 
     def cancel(self, request: InferRequest) -> None:
-        """Nobody waits for the request any more: its model may cancel it where it is open."""
+        """Let the model cancel a request whose client has left, if the request is in flight."""
         in_flight = self._open.get(request)
         if in_flight is not None:
             in_flight.batch.instance.cancel(in_flight.number)

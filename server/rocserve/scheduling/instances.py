@@ -1,4 +1,5 @@
-"""The instances of a model version, the batches that each has in flight, and which may run, over all models."""
+"""Keeps the instances of model versions and their batches in flight, and limits which instances of all models may
+run."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from rocserve.settings import RateLimitResource
 from rocserve.workers.instance import Instance
 
 ResourceKey = tuple[int | None, str]
-"""The device (None: the whole machine) and the resource's name."""
+"""The device (None = the whole machine) and the resource's name."""
 
 Needs = Mapping[ResourceKey, int]
 
@@ -26,27 +27,26 @@ _CPU_DEVICE = 0
 
 
 def needs_of(limits: InstanceRateLimiter, device: int | None) -> Needs:
-    """What an instance holds while it runs. `device`: the GPU's number, None on the CPU."""
+    """Return the resources that an instance holds while it runs. `device`: the GPU's number, None on the CPU."""
     place = _CPU_DEVICE if device is None else device
     return {(None if resource.is_global else place, resource.name): resource.count for resource in limits.resources}
 
 
 class _State(enum.Enum):
     FREE = enum.auto()
-    """It has nothing to run, or has not asked."""
+    """It has nothing to run, or has not asked the limiter."""
     STAGED = enum.auto()
-    """It has something to run and waits."""
+    """It has something to run and waits for its resources."""
     GRANTED = enum.auto()
-    """It holds its resources."""
 
 
 class LimitedInstance:
-    """One instance, as the limiter knows it."""
+    """An instance in the limiter's books: its resources, its executions and its state."""
 
     __slots__ = ("executions", "needs", "on_granted", "state", "weight")
 
     def __init__(self, limits: InstanceRateLimiter, device: int | None, on_granted: Callable[[], None]) -> None:
-        """`on_granted`: called when it may run at last, after it had to wait."""
+        """`on_granted`: called when the instance had to wait and may now run."""
         self.needs = needs_of(limits, device)
         self.weight = max(limits.priority, 1)
         self.on_granted = on_granted
@@ -55,7 +55,7 @@ class LimitedInstance:
 
     @property
     def rank(self) -> int:
-        """The least is next."""
+        """The product of executions and priority; the instance with the least is next."""
         return self.executions * self.weight
 
     @property
@@ -64,17 +64,18 @@ class LimitedInstance:
 
 
 class RateLimiter:
-    """Triton's, in the mode execution_count: each instance holds its resources while it runs; of those that have
-    something to run, the one with the least product of executions and priority is next, and all wait until there are
-    resources.
+    """Limits which instances run, as Triton's mode execution_count does.
 
-    Models are registered by the thread that loads them, instances ask on the data plane's. What both know, how much
-    there is of each resource, is replaced whole.
+    Each instance holds its resources while it runs. Of the instances that have something to run, the one with the least
+    rank is next, and all others wait until there are resources for it.
+
+    Models are registered by the thread that loads them, instances ask on the data plane's thread. Both threads share
+    only the available resources, a mapping that is replaced and never changed.
     """
 
     def __init__(self, explicit: Sequence[RateLimitResource], call_soon: Callable[[Callable[[], None]], None]) -> None:
-        """`explicit`: how much there is of each resource; empty = as much as the neediest instance holds. `call_soon`:
-        runs a callback on the data plane's thread, later."""
+        """`explicit`: the available resources; empty = of each as much as the neediest instance holds. `call_soon`:
+        runs a callback later, on the data plane's thread."""
         self._explicit = tuple(explicit)
         self._call_soon = call_soon
         self._registered: dict[object, Sequence[Needs]] = {}
@@ -86,8 +87,9 @@ class RateLimiter:
     # Models
 
     def register(self, instances: Sequence[Needs]) -> Callable[[], None]:
-        """A model's instances are to be run; what to call when they run no more. Raises: ServeError: INVALID_ARGUMENT,
-        there can never be resources for one of them, or a resource is both of the machine and of a device."""
+        """Register the instances of a model; return the function that unregisters them. Raises ServeError
+        (INVALID_ARGUMENT) if the resources can never suffice for one instance, or if a resource is both of the machine
+        and of a device."""
         self._available = self._resources([*self._all_needs(), *instances])
         model = object()
         self._registered[model] = tuple(instances)
@@ -124,7 +126,7 @@ class RateLimiter:
         return available
 
     def _explicit_count(self, key: ResourceKey) -> int:
-        """As --rate-limit-resource says, which knows no capitals; what it does not name is not there."""
+        """Return what --rate-limit-resource gives of a resource; 0 if no flag names it. The flag ignores case."""
         device, name = key
         return max(
             (
@@ -138,7 +140,7 @@ class RateLimiter:
     # Instances
 
     def ask(self, instance: LimitedInstance) -> bool:
-        """Whether an instance may run now; if not, `on_granted` is called when it may."""
+        """Return whether an instance may run now. If not, `on_granted` is called when it may."""
         if instance.state is _State.FREE:
             instance.state = _State.STAGED
             heapq.heappush(self._staged, (instance.rank, next(self._numbers), instance))
@@ -146,8 +148,8 @@ class RateLimiter:
         return instance.is_granted
 
     def release(self, instance: LimitedInstance, has_run: bool) -> None:
-        """What an instance was granted is free again, or what it asked for not needed any more. Who gets it is decided
-        a moment later, so that this instance may be among those that ask."""
+        """Take back an instance's resources, or its request for them. They are granted again in a later call of the
+        loop, so that this instance may ask in time."""
         if instance.is_granted:
             for key, count in instance.needs.items():
                 self._allocated[key] -= count
@@ -159,7 +161,7 @@ class RateLimiter:
         self._call_soon(self._allocate)
 
     def _allocate(self, asking: LimitedInstance | None = None) -> None:
-        """Grant what can be granted, in turn; `asking` is not called back."""
+        """Grant resources in the order of ranks. `asking` is not called back."""
         while self._staged:
             instance = self._staged[0][2]
             allocated, available = self._allocated, self._available
@@ -174,31 +176,29 @@ class RateLimiter:
 
 
 AHEAD = 2
-"""Batches that may wait in a worker behind the one in its engine, so that it never waits for the next: more would only
-wait longer."""
+"""Batches that may wait in a worker behind the one in its engine, so that the engine never waits for a batch. More
+would only wait longer."""
 
 BRIEF_NS = 100_000
-"""What the way to a worker and back takes, about. Where the engine takes less for a batch, idle instances would be
-sent many small ones: 8 requests in flight on four instances then took a sixth more CPU time each."""
+"""About the time of the way to a worker and back. If the engine takes less for a batch, idle instances would be sent
+many small batches: 8 requests in flight on four instances took a sixth more CPU time each."""
 
 
 class InstancePool:
     """Keeps the batches that each instance has in flight."""
 
     def __init__(self, times: ComputeTimes, sends_ahead: bool = True) -> None:
-        """`times`: of the batches here. `sends_ahead`: whether a busy instance may be sent more, which then can no
+        """`times`: of these batches. `sends_ahead`: a busy instance may be sent further batches, which can then no
         longer be overtaken."""
         self.in_hand: dict[Instance, deque[FormedBatch]] = {}
-        """By instance; the first is in the engine, those behind it have been sent ahead."""
+        """The first batch is in the engine, those behind it were sent ahead."""
         self._begun: set[Instance] = set()
-        """The instances that have been handed a batch."""
         self._times = times
         self._begun_ns = 0
-        """When a batch was last handed to an instance."""
+        """time.monotonic_ns() when the last batch was handed to an instance."""
         self._sends_ahead = sends_ahead
 
     def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
-        """`on_granted` is called when the instance had to wait and may run."""
         self.in_hand[instance] = deque()
 
     def detach(self, instance: Instance) -> None:
@@ -206,7 +206,7 @@ class InstancePool:
         self._begun.discard(instance)
 
     def idle(self) -> Instance | None:
-        """An instance whose engine can begin a batch; best one with nothing to do."""
+        """Return an instance whose engine can begin a batch, preferably one without batches."""
         best = None
         for instance, batches in self.in_hand.items():
             if not batches:
@@ -216,12 +216,11 @@ class InstancePool:
         return best
 
     def is_idle(self, instance: Instance) -> bool:
-        """Whether an instance is there and has nothing to do."""
         batches = self.in_hand.get(instance)
         return batches is not None and not batches
 
     def ahead(self) -> Instance | None:
-        """A busy instance that may be sent one more batch, the one with the fewest."""
+        """Return the busy instance with the fewest batches, if it may be sent one more."""
         if self._times.engine_ns >= SHORT_NS or not self._sends_ahead:
             return None
         best, fewest = None, AHEAD + 1
@@ -233,25 +232,22 @@ class InstancePool:
 
     @property
     def returns_by_ns(self) -> int:
-        """By time.monotonic_ns(), when a batch that an instance has is likely to be back; 0: none is, or only after
-        a while."""
+        """time.monotonic_ns() when a batch is likely to come back; 0 = none is in flight, or none comes back soon."""
         if self._times.engine_ns >= BRIEF_NS or not self._sends_ahead or not any(self.in_hand.values()):
             return 0
         return self._begun_ns + BRIEF_NS
 
     def stop_sending_ahead(self) -> None:
-        """From now on a busy instance gets nothing more."""
         self._sends_ahead = False
 
     def claim(self, instance: Instance) -> bool:
-        """Ask for all that an idle instance needs to run a batch now."""
+        """Ask the rate limiter, if there is one, for what an idle instance needs. Returns whether it may run now."""
         return True
 
     def return_unused(self) -> None:
-        """Give back what was claimed, and granted, for work that is gone by now."""
+        """Return resources that were granted for work that no longer exists."""
 
     def begin(self, instance: Instance, batch: FormedBatch) -> None:
-        """A batch is about to be handed to an instance."""
         batches = self.in_hand[instance]
         batches.append(batch)
         self._begun_ns = batch.compute_start_ns
@@ -261,7 +257,6 @@ class InstancePool:
             batch.is_first = True
 
     def end(self, instance: Instance, batch: FormedBatch) -> None:
-        """A batch is back."""
         batches = self.in_hand.get(instance)
         if batches:
             if batches[0] is batch:
@@ -269,21 +264,22 @@ class InstancePool:
             elif batch in batches:
                 batches.remove(batch)
 
-    # Requests that have been sent ahead and are still to run
+    # Requests that were sent ahead and have not begun to run
 
     @property
     def has_waiting(self) -> bool:
         return any(len(batches) > 1 or (batches and batches[0].is_grouped) for batches in self.in_hand.values())
 
     def waiting(self) -> Iterator[InferRequest]:
-        """As far as the server can know; those that were dropped are not among them. From any thread."""
-        # Copies, each made in one step: the data plane goes on meanwhile.
+        """Yield the requests, as far as the server can know, without dropped ones. From any thread."""
+        # Copies, each made in one step, because the data plane changes these meanwhile.
         for batches in tuple(self.in_hand.values()):
             for place, batch in enumerate(tuple(batches)):
                 yield from _waiting_of(batch, place)
 
     def batch_ahead(self, entry: InferRequest) -> FormedBatch | None:
-        """The batch with which a request was sent ahead; None when it is not (or no longer) waiting in a worker."""
+        """Return the batch with which a request was sent ahead; None if it does not wait in a worker, or has begun to
+        run."""
         for batches in self.in_hand.values():
             for place, batch in enumerate(batches):
                 if any(waiting is entry for waiting in _waiting_of(batch, place)):
@@ -294,7 +290,7 @@ class InstancePool:
 def _waiting_of(batch: FormedBatch, place: int) -> Iterator[InferRequest]:
     if place == 0 and not batch.is_grouped:
         return
-    # Of grouped requests in the engine at least the first has begun.
+    # Of the grouped requests in the engine at least the first has begun to run.
     begun = batch.entries[0] if place == 0 else None
     for entry in batch.undropped:
         if entry is not begun:
@@ -302,7 +298,7 @@ def _waiting_of(batch: FormedBatch, place: int) -> Iterator[InferRequest]:
 
 
 class LimitedInstancePool(InstancePool):
-    """A pool whose instances run only when they have been granted what they hold while they do."""
+    """A pool whose instances run only while the rate limiter grants them their resources."""
 
     def __init__(self, times: ComputeTimes, limiter: RateLimiter) -> None:
         super().__init__(times, sends_ahead=False)
@@ -320,7 +316,7 @@ class LimitedInstancePool(InstancePool):
             self._limiter.release(limited, has_run=False)
 
     def idle(self) -> Instance | None:
-        """An instance with nothing to do: one that may run already, else the one whose turn comes first."""
+        """Return an instance without batches: one that was granted its resources, else the one with the least rank."""
         free = [instance for instance, batches in self.in_hand.items() if not batches]
         limited = self._limited
         return min(free, key=lambda each: (not limited[each].is_granted, limited[each].rank), default=None)
@@ -335,7 +331,6 @@ class LimitedInstancePool(InstancePool):
             self._limiter.release(limited, has_run=True)
 
     def return_unused(self) -> None:
-        """What was granted for work that is gone by now."""
         for instance, limited in self._limited.items():
             if limited.is_granted and not self.in_hand[instance]:
                 self._limiter.release(limited, has_run=False)

@@ -1,7 +1,8 @@
-"""What models call of other models, run as if a client had asked: validated, queued, ensembles and streams included.
+"""Dispatches the calls that models make to other models as clients' requests: validated and queued, to ensembles and
+streams too.
 
-As in Triton a model may call itself only as far as it has another instance free: the one that waits for the answer
-cannot give it.
+As in Triton a model can call itself only while another of its instances is free: an instance that waits for an answer
+cannot compute it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from rocserve.workers.instance_requests import OpenCall
 
 
 def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> None:
-    """Hand a call to the version that serves it now. See workers.instance_requests.CallStarter."""
+    """Dispatch a call to the version that now serves its model. See workers.instance_requests.CallStarter."""
     version = "" if call.model_version < 0 else str(call.model_version)
     called: ModelConfig | None = None
     if call.device:
-        with suppress(ServeError):  # That there is none is said when it is dispatched.
+        with suppress(ServeError):  # The dispatcher answers a call of an unknown model.
             served = dispatcher.tables.table.find(call.model_name, version)
             called = served.config if device_of(served) == call.device else None
     if call.references and called is None:
@@ -57,13 +58,13 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
         starts, ends = bool(call.flags & START_FLAG), bool(call.flags & END_FLAG)
         sequence = SequenceTag(sequence_id(call.correlation_id), starts, ends)
     request = InferRequest(head, call.id, data, sequence=sequence, data_owner=opened.slot)
-    # That of the open request which the model says that the call belongs to.
+    # The trace of the in-flight request to which the model says that the call belongs.
     trace = opened.requests.traces.get(call.trace_number) if call.trace_number else None
     dispatch_traced(dispatcher, request, opened, trace)
 
 
 def _parameters(call: ModelCall) -> dict[str, ParameterValue]:
-    """A call's fields where a client would have put them."""
+    """Return a call's fields as the parameters of a client's request."""
     parameters: dict[str, ParameterValue] = dict(call.parameters)
     if call.priority:
         parameters["priority"] = call.priority

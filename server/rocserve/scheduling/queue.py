@@ -1,4 +1,4 @@
-"""The queue of a model version: priority levels, each with its policy, all within one bound."""
+"""Queues the requests of one model version by priority level, within one bound on their number and bytes."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ _ARRIVAL = attrgetter("queue_start_ns")
 
 
 class Level:
-    """Requests in order of arrival, then those whose time passed but may run late (DELAY)."""
+    """Keeps the waiting requests of one priority level in order of arrival. Requests that timed out under the action
+    DELAY come last."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         self.waiting: deque[InferRequest] = deque()
         self.dated: deque[InferRequest] = deque()
-        """Those that may be overtaken by newer ones, in order of arrival as well."""
+        """Requests with a deadline, which newer ones may overtake, in order of arrival."""
         self.delayed: deque[InferRequest] = deque()
         self.newest_first = False
-        """Those newest ones run first, in turns with what waits otherwise."""
+        """`dated` is served from its newest request, in turns with `waiting`."""
         self.has_lost = False
-        """One of them was lost for lack of time, since there were none last."""
+        """A request was dropped for lack of time since `dated` was last empty."""
         self._dated_turn = True
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.dated) + len(self.delayed)
 
     def __iter__(self) -> Iterator[InferRequest]:
-        """In the order in which they would run."""
+        """Yield the requests in the order in which they would run."""
         first: Iterable[InferRequest]
         if not self.dated:
             first = self.waiting
@@ -63,14 +64,13 @@ class Level:
         yield from second
 
     def push_back(self, entry: InferRequest) -> None:
-        """One that was taken but not run is the next again."""
         if entry.dated and self.newest_first:
             self.dated.append(entry)
         else:
             (self.dated if entry.dated else self.waiting).appendleft(entry)
 
     def take(self, count: int, taken: list[InferRequest]) -> None:
-        """Add the next ones to those that were taken, up to `count` in all."""
+        """Move the next requests to `taken`, until it holds `count` in all or none is left."""
         waiting, dated = self.waiting, self.dated
         while dated and len(taken) < count:
             if not waiting:
@@ -91,10 +91,10 @@ class Level:
                 taken += [source.popleft() for _ in range(room)]
 
     def remove(self, entry: InferRequest) -> None:
-        """Take out one that is here."""
+        """Remove a request. Raises ValueError if it is not here."""
         for entries in (self.dated if entry.dated else self.waiting, self.delayed):
             if entries and entries[-1] is entry:
-                # Where the newest are first, so that a long queue is not searched.
+                # When the newest requests run first, this spares the search of a long queue.
                 entries.pop()
                 self._forget_overload()
                 return
@@ -107,7 +107,7 @@ class Level:
         raise ValueError("no request of this level")
 
     def delay(self, entry: InferRequest) -> None:
-        """One that is here runs after all others from now on."""
+        """Let a request of this level run after all others."""
         self.remove(entry)
         self.delayed.append(entry)
 
@@ -118,14 +118,14 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """The server's own bound on what waits for one model version."""
+    """Bounds the requests that wait for one model version, whatever its configuration says."""
 
     max_requests: int = 10_000
     max_bytes: int = 4 << 30
 
 
 class QueueFull(ServeError):
-    """There is no room for one more request."""
+    """The error for a request that finds its queue full."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(StatusCode.UNAVAILABLE, request_prefix([request_id]) + "Exceeds maximum queue size")
@@ -140,26 +140,25 @@ class RequestQueue:
         self._default_policy = settings.default_queue_policy
         self._policies = settings.priority_queue_policy if settings.priority_levels else {}
         self._levels: dict[int, Level] = {}
-        """Those that requests wait in, and the default one, by number."""
+        """By level number: the levels in which requests wait. The default level stays once it was used."""
         self._order: list[int] = []
-        """Their numbers, ascending: the highest priority first."""
-        # A model whose config says nothing of time-outs honours the request's own.
+        """The numbers of `_levels`, ascending: the highest priority first."""
+        # A model whose configuration sets no timeout honours the request's timeout.
         self._has_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
         self.may_be_overtaken = self._has_policy or bool(settings.priority_levels)
-        """Requests are to be run, refused or overtaken by what the queue knows of them: none may leave it early. Where
-        they are not, `admit` has nothing to say of those without a deadline and a time-out."""
+        """Queue policies or priority levels may refuse or reorder waiting requests, so none may leave the queue early.
+        If False, `admit` changes only requests with a deadline or a timeout."""
         self._nbytes = 0
         self.count = 0
-        """How many requests there are; as `len`, without a call."""
+        """The same as `len`, without a call."""
         self.deadline_count = 0
-        """How many of the requests have a deadline."""
 
     def __len__(self) -> int:
         return self.count
 
     def admit(self, entry: InferRequest, now: float) -> None:
-        """Set the request's level and expiry by the model's policies. `now` is time.monotonic(). The expiry is the
-        earlier of the client's deadline and the queue's time-out."""
+        """Set a request's level and expiry by the model's policies; `now` is time.monotonic(). A request expires at the
+        earlier of the client's deadline and the queue's timeout."""
         plan = entry.plan
         deadline = entry.expires_at = entry.deadline
         if deadline is not None:
@@ -179,7 +178,7 @@ class RequestQueue:
             entry.expires_at = limit if entry.expires_at is None else min(entry.expires_at, limit)
 
     def push(self, entry: InferRequest) -> None:
-        """Take a request in. Raises: QueueFull: its level, or the whole queue, is full."""
+        """Add a request. Raises QueueFull if its level or the whole queue is full."""
         if self.count >= self._limits.max_requests or self._nbytes + entry.nbytes > self._limits.max_bytes:
             raise QueueFull(entry.id)
         level = self._levels.get(entry.level)
@@ -196,7 +195,7 @@ class RequestQueue:
             self.deadline_count += 1
 
     def push_back(self, entries: list[InferRequest]) -> None:
-        """Put requests that were taken but not run back to the front, in their order."""
+        """Return requests that were taken but not run to the front, in their order."""
         for entry in reversed(entries):
             (self._levels[entry.level] if entry.level in self._levels else self._open(entry.level)).push_back(entry)
             entry.waiting = True
@@ -205,9 +204,9 @@ class RequestQueue:
             self.deadline_count += entry.deadline is not None
 
     def take(self, count: int) -> list[InferRequest]:
-        """The next `count` requests in order of priority and arrival, at most as many as there are."""
+        """Remove and return the next `count` requests by priority and arrival, fewer if fewer wait."""
         taken: list[InferRequest] = []
-        # A copy: levels may be closed meanwhile.
+        # A copy, because the loop may close levels.
         for number in self._order.copy():
             self._levels[number].take(count, taken)
             if number != self._default_level:
@@ -223,7 +222,7 @@ class RequestQueue:
         return taken
 
     def remove(self, entry: InferRequest) -> bool:
-        """Take out one request, wherever it is; False when it has left the queue already."""
+        """Remove a request. Returns False if it has already left the queue."""
         if not entry.waiting:
             return False
         self._levels[entry.level].remove(entry)
@@ -236,9 +235,9 @@ class RequestQueue:
         return True
 
     def expire(self, entry: InferRequest, now: float) -> bool:
-        """The time of a request that waits here has passed: take it out; or, with the action DELAY, let it run after
-        the others of its level, and give False. It may expire again then, when its client's deadline passes. A request
-        whose client itself has given up is taken out whatever the action."""
+        """Remove a waiting request whose time has passed, and return True. With the action DELAY the request runs after
+        the rest of its level instead, and may expire again at the client's deadline; then return False. A request whose
+        client's deadline has passed is always removed."""
         level = self._levels[entry.level]
         deadline = entry.deadline
         if level.policy.timeout_action is TimeoutAction.DELAY and (deadline is None or deadline > now):
@@ -249,21 +248,20 @@ class RequestQueue:
         return True
 
     def lose(self, entry: InferRequest) -> bool:
-        """As `remove`, of one that has no time left."""
+        """Remove a request that is dropped for lack of time. Returns as `remove`."""
         if entry.waiting:
             self._levels[entry.level].has_lost = True
         return self.remove(entry)
 
     def __iter__(self) -> Iterator[InferRequest]:
-        """In the order in which they would run."""
+        """Yield the requests in the order in which they would run."""
         return chain.from_iterable(map(self._levels.__getitem__, self._order))
 
     def levels(self) -> Iterator[Level]:
-        """Those that there are, the highest first."""
+        """Return the open levels, highest priority first."""
         return map(self._levels.__getitem__, self._order)
 
     def level_of(self, entry: InferRequest) -> Level:
-        """Of a request that waits here."""
         return self._levels[entry.level]
 
     def _policy(self, level: int) -> QueuePolicy:
@@ -275,7 +273,7 @@ class RequestQueue:
         return level
 
     def _close_if_empty(self, number: int) -> None:
-        """A configuration may allow 2^64 levels."""
+        """Delete a level without requests, because a configuration may allow 2^64 levels."""
         if not self._levels[number]:
             del self._levels[number]
             del self._order[bisect_left(self._order, number)]

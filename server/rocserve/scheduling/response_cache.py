@@ -1,4 +1,4 @@
-"""The response cache, and the answers of one version in it: looked up before a request is scheduled, kept behind it."""
+"""Caches responses: looks a version's requests up before they are scheduled, and keeps the answers to new ones."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 
 LARGEST_CACHED = 32 << 20
-"""Bytes of the inputs of a request that is looked up, and of an answer that is kept: each takes as long to go through
-as others may wait, some 30 ms."""
+"""Bytes of inputs up to which a request is looked up, and of outputs up to which an answer is kept. Hashing or copying
+so many takes about 30 ms, during which all else waits."""
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<Q")
 _ENTRY_BYTES = 256
 _TENSOR_BYTES = 256
-"""About what an entry, and each of its tensors, takes beside the data."""
+"""Estimated size of an entry, and of each of its tensors, in addition to the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedResponse:
-    """A response on memory of its own."""
+    """A response that owns its data."""
 
     head: ResponseHead
     data: tuple[bytes, ...]
@@ -38,30 +38,30 @@ class CachedResponse:
 
 
 def copied_response(response: InferResponse) -> CachedResponse:
-    """The part of a response that is kept."""
+    """Return what the cache keeps of a response."""
     data = tuple(map(bytes, response.data))
     nbytes = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(each) for each in data)
     return CachedResponse(response.head, data, dict(response.parameters), nbytes)
 
 
 class ResponseCache:
-    """Shared by all models, on the data plane's thread; `nbytes` may be read from any."""
+    """Keeps the responses of all models that were used last. On the data plane's thread; `nbytes` may be read from
+    any."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self.nbytes = 0
-        """How much it holds."""
         self._entries: OrderedDict[tuple[Hashable, bytes], CachedResponse] = OrderedDict()
 
     def get(self, owner: Hashable, key: bytes) -> CachedResponse | None:
-        """The answer that `owner` has kept under `key`."""
+        """Return the response that `owner` has kept under `key`."""
         entry = self._entries.get((owner, key))
         if entry is not None:
             self._entries.move_to_end((owner, key))
         return entry
 
     def put(self, owner: Hashable, key: bytes, response: CachedResponse) -> bool:
-        """Keep an answer; False: it is larger than the whole cache."""
+        """Keep a response. Returns False if it is larger than the whole cache."""
         if response.nbytes > self._size_bytes:
             return False
         replaced = self._entries.pop((owner, key), None)
@@ -75,13 +75,13 @@ class ResponseCache:
         return True
 
     def forget(self, owner: Hashable) -> None:
-        """Let go of all that `owner` has kept."""
+        """Delete all responses of `owner`."""
         for key in [key for key in self._entries if key[0] == owner]:
             self.nbytes -= self._entries.pop(key).nbytes
 
 
 class CachedAnswers:
-    """Of one version; its answers are not those of its successor, which may have the same number."""
+    """Caches the answers of one version. A successor with the same number has its own."""
 
     def __init__(
         self, cache: ResponseCache, config: ModelConfig, version: int, statistics: ModelStatistics, log: logging.Logger
@@ -92,13 +92,13 @@ class CachedAnswers:
         self._statistics = statistics
         self._log = log
         self._is_ensemble = bool(config.ensemble_steps)
-        """It has said itself that the request has come."""
+        """An ensemble notes itself that a request's queue time begins."""
         self._owner = object()
         self._members: tuple[object, ...] | None = None
         self._said_too_large = False
 
     def follow(self, members: tuple[object, ...]) -> None:
-        """What an ensemble's members are now: answers that others have given are not its own any more."""
+        """Note an ensemble's current members. Answers by other members are deleted."""
         if members != self._members:
             self.close()
             self._members = members
@@ -106,9 +106,8 @@ class CachedAnswers:
     def look_up(
         self, request: InferRequest, responder: Responder, in_order: Responder | None = None
     ) -> Responder | None:
-        """Answer a request that was answered before. `in_order`: takes the answer in the responder's place, where it
-        may have to wait for others. Returns: None when that was done, else the responder that keeps the answer on its
-        way."""
+        """Answer a request from the cache. `in_order`: sends a cached answer instead of the responder, if the answer
+        may have to wait for others. Returns None if the request is answered, else the responder to submit it with."""
         if request.nbytes > LARGEST_CACHED:
             return responder
         started_ns = time.monotonic_ns()
@@ -126,7 +125,8 @@ class CachedAnswers:
         return None
 
     def keep(self, owner: object, key: bytes, response: InferResponse, lookup_ns: int) -> None:
-        """Keep the answer to a request that was not in the cache when `owner` was asked for it."""
+        """Keep the answer to a request that was not in the cache, unless the answers of `owner` have been deleted
+        since."""
         started_ns = time.monotonic_ns()
         nbytes = sum(map(len, response.data))
         fits = nbytes <= LARGEST_CACHED
@@ -145,13 +145,14 @@ class CachedAnswers:
         self._statistics.record_cache_miss(lookup_ns + time.monotonic_ns() - started_ns)
 
     def close(self) -> None:
-        """The version is gone, or what it was; requests that are under way leave nothing either."""
+        """Delete the answers, because the version or an ensemble's member is gone. Requests in flight leave none
+        either."""
         self._cache.forget(self._owner)
         self._owner = object()
 
 
 class _Keeper(ForwardingResponder):
-    """Keeps the answer that goes through it."""
+    """Caches the answer that passes through."""
 
     def __init__(self, answers: CachedAnswers, owner: object, key: bytes, responder: Responder, lookup_ns: int) -> None:
         self._answers = answers
@@ -161,14 +162,14 @@ class _Keeper(ForwardingResponder):
         self._lookup_ns = lookup_ns
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        # Before it is sent: a client that has an answer and asks again, or asks for the statistics, finds it there.
+        # Kept before sending, because a client that has its answer may ask again, or ask for the statistics.
         if isinstance(answer, InferResponse):
             self._answers.keep(self._owner, self._key, answer, self._lookup_ns)
         self._responder.send(answer, final)
 
 
 def _key(request: InferRequest) -> bytes:
-    """Equal for requests with the same inputs, in whatever order, that want the same of the model."""
+    """Return a key that is equal for requests with the same inputs, in any order, and the same wanted outputs."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     plan = request.plan
     entries = sorted(zip(plan.inputs, request.data, strict=True), key=lambda entry: entry[0].name)

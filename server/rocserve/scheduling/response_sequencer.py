@@ -1,4 +1,4 @@
-"""Sends responses in the order of their requests, for models with preserve_ordering and within a stream."""
+"""Sends responses in the order of their requests, for models with preserve_ordering and for streams."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rocserve.scheduling.batch import send_copied
 
 
 class ResponseSequencer:
-    """Holds back the responses of a ticket until all earlier tickets have had their last. One is sent at a time: what
-    comes while another is being sent follows it."""
+    """Holds back the responses of a ticket until all earlier tickets have ended. A response that comes while another is
+    being sent follows it."""
 
     def __init__(self) -> None:
         self._tickets: deque[Ticket] = deque()
         self._is_sending = False
 
     def ticket(self) -> Ticket:
-        """The next in the order."""
+        """Return the next ticket."""
         ticket = Ticket(self)
         self._tickets.append(ticket)
         return ticket
 
     def is_next(self, ticket: Ticket) -> bool:
-        """Whether a response of the ticket would be sent at once."""
+        """Return whether a response of the ticket would be sent immediately."""
         return not self._is_sending and self._tickets[0] is ticket
 
     def send_due(self) -> None:
-        """Send what waits for nothing any more."""
+        """Send the responses that need not wait any more."""
         if self._is_sending:
             return
         self._is_sending = True
@@ -48,7 +48,7 @@ class ResponseSequencer:
 
 
 class Ticket:
-    """The place in the order of the responses to one request."""
+    """The place of a request's responses in the order."""
 
     __slots__ = ("has_ended", "sequencer", "waiting")
 
@@ -58,22 +58,22 @@ class Ticket:
         self.has_ended = False
 
     def send(self, send: Callable[[], None], final: bool = True) -> None:
-        """Call `send` now, or when all earlier tickets have ended. `final`: this one ends with it."""
+        """Call `send` now, or when all earlier tickets have ended. `final`: the ticket ends with this response."""
         self.waiting.append(send)
         self.has_ended = final
         self.sequencer.send_due()
 
     def end(self) -> None:
-        """No response comes: nobody waits for this one any more."""
+        """End the ticket without a response."""
         self.has_ended = True
         self.sequencer.send_due()
 
 
 class OrderedResponder(ForwardingResponder):
-    """Sends the responses to one request when it is their turn."""
+    """Sends the responses to one request when its ticket allows."""
 
     def __init__(self, responder: Responder, ticket: Ticket, work_off: Callable[[Iterator[None]], object]) -> None:
-        """`work_off`: takes the steps of what takes long."""
+        """`work_off`: runs long work step by step."""
         super().__init__(responder)
         self._ticket = ticket
         self._work_off = work_off
@@ -81,7 +81,7 @@ class OrderedResponder(ForwardingResponder):
     def send(self, answer: Answer, final: bool = True) -> None:
         ticket = self._ticket
         if isinstance(answer, InferResponse) and answer.slot is not None and not ticket.sequencer.is_next(ticket):
-            # The tensors are views on memory that is used again when this call returns, or that a model waits for.
+            # The tensors are views of memory that is reused after this call, or that a model waits for.
             if answer.is_large:
                 self._work_off(send_copied(answer, final, self))
                 return
@@ -89,6 +89,6 @@ class OrderedResponder(ForwardingResponder):
         ticket.send(lambda: self._responder.send(answer, final), final)
 
     def out_of_order(self) -> Responder:
-        """The responder itself, for a request that is refused at once; its ticket ends."""
+        """End the ticket, and return the responder itself, for a request that is refused immediately."""
         self._ticket.end()
         return self._responder

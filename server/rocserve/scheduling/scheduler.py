@@ -1,4 +1,5 @@
-"""Schedulers: what those of all models with workers have in common, and the one of models without sequences."""
+"""Schedules the requests of model versions on instances: the base of all schedulers, and the one of models without
+sequences."""
 
 from __future__ import annotations
 
@@ -33,18 +34,16 @@ from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
 
 _WATCH_AFTER_SECONDS = 0.01
-"""The client of a request that has been here this long is watched: one that is answered sooner costs nothing."""
+"""Age from which a request's client is watched; a request that is answered sooner costs nothing."""
 _FEW = 256
-"""Requests whose times are kept without asking which of them still wait."""
+"""Expiry times that are kept without checking which of their requests still wait."""
 
 Refused = tuple[InferRequest, ServeError]
-"""A request that is not to run, and why."""
+"""A request that must not run, and the error for its client."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerParts:
-    """What a scheduler is made of."""
-
     config: ModelConfig
     version: int
     statistics: ModelStatistics
@@ -52,24 +51,24 @@ class SchedulerParts:
     limits: QueueLimits
     log: logging.Logger
     answers_requests: bool = False
-    """The model sees each request for itself, and requests may outlive their batch."""
+    """The model sees each request separately, and requests may outlive their batch."""
     limiter: RateLimiter | None = None
-    """Says which instances may run; None = each as it is free."""
+    """Decides which instances may run; None = each free one."""
     router: SequenceRouter = field(default_factory=SequenceRouter)
-    """The versions of the model: sequences may go on in those that this one replaces."""
+    """The versions of the model, because sequences may continue in the versions that this one replaces."""
     initial_states: Mapping[str, bytes] = field(default_factory=dict)
-    """By input name, the files that states of sequences begin with."""
+    """By input name, the contents of the files that states of sequences begin with."""
 
 
 class Scheduler(ABC):
     """Runs the requests of a model version on its instances. Lives on the data plane's thread.
 
-    What comes in a turn of the loop changes the queues; at the turn's end all is started that can run now. Which
-    requests run together, and where, is said by the kinds: `_start_work` is their strategy.
+    The events of a turn of the loop change the queues; at the turn's end all batches start that can run. A subclass
+    decides by its `_start_work` which requests run together, and where.
     """
 
     def __init__(self, parts: SchedulerParts, sends_ahead: bool) -> None:
-        """`sends_ahead`: whether a busy instance may be sent more, which then can no longer be overtaken."""
+        """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
         config = self._config = parts.config
         self.version = parts.version
         self.validator = RequestValidator(config, parts.answers_requests)
@@ -91,96 +90,95 @@ class Scheduler(ABC):
         self._drain = Drain()
         self._outage: ServeError | None = None
         self._refused: list[Refused] = []
-        """Requests that are not to run, and why; they are answered at the turn's end."""
+        """They are answered at the turn's end."""
         self._expiring: list[InferRequest] = []
-        """Those that have come in this turn and have a time to expire at."""
+        """Requests that came in this turn and may expire."""
         self._deadlines = Deadlines(parts.plane)
         self._delay = Alarm(parts.plane)
         self._is_marked = False
         self._watch: TimerHandle | None = None
-        """Over the clients, while it is set."""
+        """Set while clients are to be watched."""
 
-    # What the kinds say
+    # What the subclasses define
 
     @abstractmethod
     def submit(self, request: InferRequest, responder: Responder) -> None:
-        """Take a validated request. Raises: ServeError: the request cannot be taken, e.g. the queue is full or the
-        model has no worker."""
+        """Take a validated request. Raises ServeError if it cannot be taken, for example because the queue is full or
+        the model has no worker."""
 
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """How many requests are still to run. From any thread."""
+        """How many requests have not begun to run. From any thread."""
 
     @abstractmethod
     def _waiting_requests(self) -> Iterable[InferRequest]:
-        """All that do not run yet, as far as the server can know."""
+        """Return the requests that have not begun to run, as far as the server can know."""
 
     @abstractmethod
     def _has_queued(self) -> bool:
-        """Whether any of them have not been handed to an instance."""
+        """Return whether a request waits that was not handed to an instance."""
 
     @abstractmethod
     def _start_work(self) -> None:
-        """Run (`_run`) all batches that can run now. After one that could not be handed over, which marks the
-        scheduler, the rest waits for the next turn: all that wait may fail as well."""
+        """Run (`_run`) all batches that can run now. Stop after a batch that could not be handed over, which marks the
+        scheduler: the rest waits for the next turn, because all of it may fail."""
 
     @abstractmethod
     def _leave(self, entry: InferRequest) -> None:
-        """Nobody waits for a request any more. Where it is still to run it is taken out, and refused."""
+        """Take out and refuse a request whose client has left, if it has not begun to run."""
 
     @abstractmethod
     def _time_out(self, entry: InferRequest, now: float) -> None:
-        """The time of a request has passed. Where it is still to run it is taken out, and refused."""
+        """Take out and refuse a request whose time has passed, if it has not begun to run."""
 
     @abstractmethod
     def _freed(self, batch: FormedBatch) -> None:
-        """A batch is not with an instance any more, for it could not be handed over."""
+        """Note that a batch has left its instance, because it could not be handed over."""
 
     @abstractmethod
     def _take_back(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
-        """The worker is gone and nothing of the batch ran."""
+        """Requeue or refuse the requests of a batch of which nothing ran, because the worker is gone."""
 
     # Instances
 
     def attach(self, instance: Instance) -> None:
-        """An instance is ready to run batches."""
         self._outage = None
         self._pool.attach(instance, self._granted)
         self._mark()
 
     @abstractmethod
     def detach(self, instance: Instance) -> None:
-        """An instance's worker has ended."""
+        """Remove an instance whose worker has ended."""
 
     def stop_sending_ahead(self) -> None:
-        """The model calls other models. What it waits for may lead back to it, and must then not wait behind it in its
-        worker while another instance is free."""
+        """Stop sending batches ahead, because the model calls other models. Such a call may lead back to this model,
+        and must not wait in the caller's worker while another instance is free."""
         self._pool.stop_sending_ahead()
 
     @abstractmethod
     def fail_queue(self, outage: ServeError) -> None:
-        """No instance is left and none comes back soon: answer what waits, and what comes, with the reason."""
+        """Refuse all waiting and later requests with `outage`, because no instance is left and none comes back soon."""
 
     def _granted(self) -> None:
-        """An instance that had to wait for its turn may run."""
+        """Use an instance that the rate limiter has just granted its resources."""
         self._pump()
         self._pool.return_unused()
 
     # The end
 
     def close(self, drained: Callable[[], None]) -> None:
-        """Take no more requests; call back, once, when all that were taken are answered. Nobody finds the version any
-        more when this is called."""
+        """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
+        removed the version from the serving table."""
         self._drain.close(drained)
         self._mark()
 
     def _is_empty(self) -> bool:
-        """Whether a version that is closed has nothing left to run, or to refuse."""
+        """Return whether a closed version has nothing left to run or to refuse."""
         return not self._has_queued() and not self._refused
 
     def _let_go(self) -> None:
-        """Nothing is left to do. What knows the scheduler would keep it until the garbage collector comes by."""
+        """Break the reference cycles that would keep a drained scheduler until the next garbage collection."""
         self._deadlines.alarm.cancel()
         self._delay.cancel()
         if self._watch is not None:
@@ -190,17 +188,17 @@ class Scheduler(ABC):
     # Work
 
     def _mark(self) -> None:
-        """Something has changed: start what can run at the turn's end."""
+        """Schedule `_pump` for the end of the turn, because something has changed."""
         if not self._is_marked:
             self._is_marked = True
             self._plane.at_end_of_turn(self._pump)
 
     def _pump(self) -> None:
-        """Start all that can run, and refuse those that are not to run."""
+        """Start all batches that can run, and answer the refused requests."""
         self._is_marked = False
         self._start_work()
         if self._expiring:
-            # What runs by now is not stopped any more.
+            # A request that has begun by now is not stopped any more.
             expiring, self._expiring = self._expiring, []
             for entry in expiring:
                 when = entry.expires_at
@@ -243,7 +241,7 @@ class Scheduler(ABC):
         self._mark()
 
     def _finish(self, instance: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
-        """The next batch is started before this one's answers are written."""
+        """Take a batch's outcome. The next batch starts before this one's answers are written."""
         if isinstance(outcome.error, WorkerGone):
             self._lose(instance, batch, outcome.error)
             return
@@ -262,7 +260,6 @@ class Scheduler(ABC):
                     self._batch_ended()
 
     def _batch_ended(self) -> None:
-        """All requests of a batch have been answered."""
         self._drain.running -= 1
         if self._drain.is_awaited:
             self._mark()
@@ -271,7 +268,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _may_expire(self, entry: InferRequest) -> bool:
-        """Whether a request is still to run."""
+        """Return whether a request has not begun to run."""
 
     def _expire(self) -> None:
         now = time.monotonic()
@@ -287,7 +284,7 @@ class Scheduler(ABC):
         self._watch = self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
 
     def _watch_clients(self) -> None:
-        """Watch the clients of requests that have been here for a while, so that what nobody wants is dropped."""
+        """Watch the clients of requests that have been here for a while, to drop the requests of those that leave."""
         oldest_ns = time.monotonic_ns() - int(_WATCH_AFTER_SECONDS * 1e9)
         open_requests = self._answerer.open_requests()
         unwatched = [entry for entry in itertools.chain(self._waiting_requests(), open_requests) if not entry.watched]
@@ -306,21 +303,22 @@ class Scheduler(ABC):
 
 
 class Drain:
-    """Counts what was taken and is not answered yet; its owner says when there may be nothing left."""
+    """Counts running batches or requests, and calls back after `close` when none is left."""
 
     def __init__(self) -> None:
         self.running = 0
         self.is_awaited = False
-        """Somebody waits for the end."""
+        """`close` was called, and its callback was not yet."""
         self._on_drained: Callable[[], None] | None = None
 
     def close(self, on_drained: Callable[[], None]) -> None:
-        """`on_drained` is to be called, once, when nothing is left."""
+        """Remember the callback for `report`, which calls it once."""
         self._on_drained = on_drained
         self.is_awaited = True
 
     def report(self) -> bool:
-        """Call back where nothing runs any more; whether that was done."""
+        """Call back if nothing runs any more, and return whether it did. The owner calls this when nothing may be
+        left."""
         if self.running or self._on_drained is None:
             return False
         on_drained, self._on_drained = self._on_drained, None
@@ -330,7 +328,7 @@ class Drain:
 
 
 class Alarm:
-    """Fires at the earliest of the times that it was given. It knows whom it calls only while it is set."""
+    """Fires at the earliest of its times. It refers to its callback only while it is set."""
 
     def __init__(self, plane: PlaneLoop) -> None:
         self._plane = plane
@@ -341,7 +339,7 @@ class Alarm:
         return self._timer is not None
 
     def set(self, when: float, on_fired: Callable[[], None]) -> None:
-        """`when` is time.monotonic() seconds; `on_fired` begins with `fired`."""
+        """`when`: time.monotonic() seconds. `on_fired` must begin with a call of `fired`."""
         if self._timer is not None:
             if self._timer[0] <= when:
                 return
@@ -349,7 +347,7 @@ class Alarm:
         self._timer = (when, self._plane.call_at(when, on_fired))
 
     def fired(self) -> None:
-        """It may be set anew."""
+        """Let the alarm be set again."""
         self._timer = None
 
     def cancel(self) -> None:
@@ -361,8 +359,8 @@ class Alarm:
 class Deadlines:
     """Keeps the times at which requests expire, and an alarm for the next.
 
-    The time of a request that has begun or was answered stays until it comes, or until there are many like it; not the
-    request, whose data may be large.
+    The time of a request that has begun or was answered stays until it comes, or until there are many such times. The
+    request does not stay, because its data may be large.
     """
 
     def __init__(self, plane: PlaneLoop) -> None:
@@ -372,14 +370,14 @@ class Deadlines:
         self._most = _FEW
 
     def add(self, when: float, entry: InferRequest, on_due: Callable[[], None]) -> bool:
-        """A request, and when it expires; `on_due` begins with `pop_due`. True: there are many, and it is time to call
-        `keep_only`."""
+        """Add a request and its expiry time; `on_due` must begin with a call of `pop_due`. Returns True if there are so
+        many times that the caller must call `keep_only`."""
         heapq.heappush(self._heap, (when, next(self._numbers), weakref.ref(entry)))
         self.alarm.set(when, on_due)
         return len(self._heap) > self._most
 
     def keep_only(self, entries: Iterable[InferRequest]) -> None:
-        """Forget all but these."""
+        """Forget all requests but these."""
         self._heap = [
             (entry.expires_at, next(self._numbers), weakref.ref(entry))
             for entry in entries
@@ -389,13 +387,14 @@ class Deadlines:
         self._most = max(_FEW, 2 * len(self._heap))
 
     def pop_due(self, now: float, on_due: Callable[[], None]) -> list[InferRequest]:
-        """Those whose time has come, and the alarm is set for the next; `now` is time.monotonic()."""
+        """Remove and return the requests whose time has come, and set the alarm for the next; `now` is
+        time.monotonic()."""
         self.alarm.fired()
         due: list[InferRequest] = []
         while self._heap and self._heap[0][0] <= now:
             when, _, reference = heapq.heappop(self._heap)
             entry = reference()
-            # A request may have been given another time.
+            # The request's time may have changed.
             if entry is not None and entry.expires_at == when:
                 due.append(entry)
         if self._heap:
@@ -411,19 +410,17 @@ def refuse(entry: InferRequest, error: ServeError, statistics: ModelStatistics) 
     statistics.record_refusal(error, entry.queue_start_ns, now)
     responder = entry.responder
     if isinstance(responder, OrderedResponder):
-        # It need not wait for the answers to others.
+        # A refusal need not wait for earlier answers.
         responder = responder.out_of_order()
     responder.send(error)
 
 
 def cancelled() -> ServeError:
-    """Its client has gone."""
     return ServeError(StatusCode.CANCELLED, "the request was cancelled before it ran")
 
 
 class ModelScheduler(Scheduler):
-    """Of models whose requests are independent of each other: one queue before all instances; batches are formed as the
-    model's batch policy says."""
+    """Schedules independent requests: one queue for all instances, batches as the model's batch policy decides."""
 
     def __init__(self, parts: SchedulerParts) -> None:
         batching = parts.config.dynamic_batching
@@ -448,7 +445,7 @@ class ModelScheduler(Scheduler):
         except QueueFull:
             if not self._is_marked:
                 raise
-            # What has come in this turn and can run leaves the queue first.
+            # Requests of this turn that can run now leave the queue first.
             self._pump()
             queue.push(request)
         if request.expires_at is not None:
@@ -473,7 +470,7 @@ class ModelScheduler(Scheduler):
     # Instances
 
     def detach(self, instance: Instance) -> None:
-        """See Scheduler. What waits in the queue waits for another instance or for its successor."""
+        """See Scheduler. Queued requests wait for another instance."""
         self._pool.detach(instance)
 
     def fail_queue(self, outage: ServeError) -> None:
@@ -484,8 +481,8 @@ class ModelScheduler(Scheduler):
     # Work
 
     def _start_work(self) -> None:
-        """See Scheduler. A busy instance is sent a batch ahead only when that could not grow by waiting; so is an idle
-        one while another instance is about to be done."""
+        """See Scheduler. A busy instance is sent a batch ahead only if the batch could not grow by waiting. The same
+        holds for an idle instance while another is about to end its batch."""
         queue, pool = self._queue, self._pool
         while queue.count and not self._is_marked:
             idle = pool.idle()
@@ -516,18 +513,18 @@ class ModelScheduler(Scheduler):
             batch = FormedBatch(queue.take(decision.request_count), now_ns, decision.is_grouped)
             if self._sequencer is not None:
                 for entry in batch.entries:
-                    # One that is refused while it waits delays no other; one that comes back from a worker has its
-                    # ticket.
+                    # Tickets are given late, so a request that is refused while it waits delays no other. A request
+                    # that comes back from a worker has its ticket.
                     if not isinstance(entry.responder, OrderedResponder):
                         entry.responder = OrderedResponder(entry.responder, self._sequencer.ticket(), self.work_off)
             pool.begin(instance, batch)
             self._run(instance, batch)
 
     def _freed(self, batch: FormedBatch) -> None:
-        """See Scheduler. Nothing waits for that."""
+        """See Scheduler. Nothing waits for a batch to leave."""
 
     def _take_back(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
-        """See Scheduler. The requests keep their place for another instance."""
+        """See Scheduler. The requests return to the front of the queue."""
         self._pool.detach(instance)
         if self._outage is not None:
             self._refused += [(entry, self._outage) for entry in batch.undropped]
@@ -545,7 +542,7 @@ class ModelScheduler(Scheduler):
         return entry.waiting or self._pool.batch_ahead(entry) is not None
 
     def _leave(self, entry: InferRequest) -> None:
-        # Clients leave at their deadlines too, of which they know before the server does.
+        # A client may notice its deadline before the server does: it is counted as lost for lack of time.
         removed = self._queue.remove(entry) if entry.deadline is None else self._queue.lose(entry)
         if removed or self._drop_ahead(entry):
             self._refused.append((entry, cancelled()))
@@ -563,6 +560,7 @@ class ModelScheduler(Scheduler):
         self._refused.append((entry, deadline_exceeded() if is_late else unavailable("Request timeout expired")))
 
     def _drop_ahead(self, entry: InferRequest) -> bool:
-        """Whether a request waits in a worker behind others; it is then the caller's to answer."""
+        """Drop a request that waits in a worker behind others. Returns whether it did; the caller must then answer
+        it."""
         batch = self._pool.batch_ahead(entry)
         return batch is not None and self._answerer.drop(batch, entry)

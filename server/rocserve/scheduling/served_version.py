@@ -1,4 +1,4 @@
-"""A model version with instances, as the serving table offers it: validation, then its scheduler."""
+"""Serves a model version that has instances: validates requests, then hands them to its scheduler."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ScheduledVersion:
     statistics: ModelStatistics
     _scheduler: Scheduler
     _answers: CachedAnswers | None = None
-    """Those that may be given again; None = each request is run."""
+    """The version's share of the response cache; None = no answer is cached."""
     inputs: SharedHeap | None = None
-    """Where its workers read inputs of requests."""
+    """The heap from which the version's workers read inputs."""
 
     def __post_init__(self) -> None:
         self.name = self.config.name
@@ -37,7 +37,7 @@ class ScheduledVersion:
         batching = self.config.dynamic_batching
         in_order = self._answers is not None and batching is not None and batching.preserve_ordering
         self._sequencer = ResponseSequencer() if in_order else None
-        """Answers from the cache may not overtake requests that still run."""
+        """Keeps cached answers from overtaking requests that still run."""
 
     @property
     def pending_requests(self) -> int:
@@ -47,13 +47,13 @@ class ScheduledVersion:
         try:
             self._validate(request)
         except ServeError as error:
-            # As in Triton, what does not fit the model has never been one of its requests.
+            # As in Triton, a request that does not fit the model is not counted as one of its requests.
             self.statistics.note_failure(error.text)
             responder.send(error)
             return
         try:
             if self.config.decoupled:
-                # Only for clients that can take any number of responses.
+                # Refuses clients that can take only one response.
                 responder.expect_many()
             elif self._answers is not None and request.plan.is_cacheable:
                 self._infer_unless_cached(self._answers, request, responder)
@@ -69,7 +69,7 @@ class ScheduledVersion:
             responder.send(error)
 
     def _infer_unless_cached(self, answers: CachedAnswers, request: InferRequest, responder: Responder) -> None:
-        """What has been answered before is answered again."""
+        """Answer a request from the cache, or submit it."""
         if self._sequencer is None:
             keeper = answers.look_up(request, responder)
             if keeper is not None:
@@ -81,7 +81,7 @@ class ScheduledVersion:
         if keeper is None:
             return
         try:
-            # Outermost, so that a request that is refused later on need not wait for its turn.
+            # The ordered responder is outermost, so a request that is refused later need not wait for its turn.
             self._scheduler.submit(request, OrderedResponder(keeper, ticket, work_off))
         except ServeError:
             ticket.end()

@@ -1,1 +1,1 @@
-"""Ensembles: members chained by their tensors, run by the server itself."""
+"""Runs ensembles, members chained by their tensors, in the server's process."""

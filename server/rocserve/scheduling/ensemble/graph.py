@@ -1,4 +1,4 @@
-"""The graph of an ensemble: which steps an answer needs, and which step reads and writes which tensor."""
+"""Plans ensembles: which steps an answer needs, and which step reads and writes which tensor."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import TensorHead
 
 _DEEPEST = 32
-"""Ensembles within ensembles."""
+"""Levels of ensembles within ensembles."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnsemblePlan:
-    """The part of the graph that a set of wanted outputs needs."""
+    """The part of an ensemble's graph that a set of wanted outputs needs."""
 
     steps: tuple[int, ...]
     """Indices into the configuration's steps."""
@@ -30,9 +30,9 @@ class EnsemblePlan:
     reads: dict[int, frozenset[str]]
     """Needed step -> the ensemble tensors that it waits for."""
     wanted_from: dict[int, tuple[str, ...]]
-    """Needed step -> the member's outputs that somebody reads."""
+    """Needed step -> the member's outputs that a step or the answer reads."""
     reader_counts: dict[str, int]
-    """Ensemble tensor -> how many needed steps, and the answer, read it; at zero its memory is given back."""
+    """Ensemble tensor -> how many needed steps, and the answer, read it. When all have, its memory is released."""
 
 
 class EnsembleGraph:
@@ -44,7 +44,7 @@ class EnsembleGraph:
         self._plans = Memo[tuple[str, ...], EnsemblePlan]()
 
     def plan(self, outputs: Sequence[str]) -> EnsemblePlan:
-        """The plan for the wanted outputs, remembered."""
+        """Return the plan for the wanted outputs; plans are remembered."""
         key = tuple(outputs)
         return self._plans.get(key) or self._plans.keep(key, self._make_plan(key))
 
@@ -85,9 +85,9 @@ def step_head(
     may_stay: frozenset[str] = frozenset(),
     is_small: bool = True,
 ) -> tuple[RequestHead, TensorPlaces]:
-    """The head of a request to a member, one object for equal heads, so that a member checks each only once; and where
-    its inputs lie. `inputs` are (name, datatype, shape). `is_small`: see RequestHead."""
-    # With their types, for True is equal to 1.
+    """Return the head of a request to a member, and the places of its inputs. Equal heads are one object, so that a
+    member checks each only once. `inputs`: (name, datatype, shape). `is_small`: see RequestHead."""
+    # With types, because True equals 1.
     typed = tuple([(name, type(value), value) for name, value in parameters.items()])
     make = _step_head if is_small else _step_head.__wrapped__
     return make(model_name, model_version, inputs, outputs, typed, references, may_stay)
@@ -116,7 +116,7 @@ def _step_head(
 
 
 def find_member(step: EnsembleStep, served: Mapping[str, ServedModel]) -> ServedVersion | None:
-    """The version that a step would run."""
+    """Return the version that a step would run."""
     model = served.get(step.member)
     if model is None:
         return None
@@ -124,7 +124,7 @@ def find_member(step: EnsembleStep, served: Mapping[str, ServedModel]) -> Served
 
 
 def labels_of(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:
-    """A model's own labels of an output; of an ensemble without, those of the member that gives it."""
+    """Return an output's labels; an ensemble without labels has those of the member that makes the output."""
     own = next((entry.labels for entry in config.outputs if entry.name == output), ())
     if own or depth > _DEEPEST:
         return own

@@ -1,11 +1,11 @@
-"""One request in an ensemble: runs its members' steps as their tensors come to be.
+"""Runs one request to an ensemble: starts the members' steps as their tensors are made.
 
-By tensor name, as Triton does: a step runs when all the tensors that it reads exist, independent steps run at once,
-only steps that a wanted output needs run, and a tensor is let go at its last reader. Members are looked up by name for
-each request, so a member that was replaced serves the next one.
+As in Triton, a step runs when all tensors that it reads exist, independent steps run at the same time, and only steps
+that a wanted output needs run. A tensor is released after its last reader. Each request looks members up by name, so a
+member that was replaced serves the next request.
 
 A decoupled member answers any number of times. Each answer opens an iteration: the steps behind the member run once for
-each, on the tensors of that iteration, and the ensemble answers once for each, in their order.
+each iteration, on its tensors. The ensemble answers once for each iteration, in their order.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ from rocserve.scheduling.scheduler import Drain, cancelled
 
 @dataclass(slots=True, eq=False)
 class StepRequest:
-    """One request to a member, and the responder that leads its answers back into the run."""
+    """A request to a member, and the responder that takes the answers back into the run."""
 
     _run: EnsembleRun
     index: int
-    """Of its step."""
+    """The step's index in the configuration."""
     step: EnsembleStep
     iteration: int
     request: InferRequest
-    """Until it is sent: from then on it knows this."""
+    """Deleted when it is sent, because from then on it refers to this."""
     last_read_bytes: int
-    """Noted for the tensors that it alone has now: nobody needs them once it is answered."""
+    """Bytes counted for the tensors that only this step still reads; they are released when it has answered."""
     may_stay: frozenset[str]
     """The outputs that may be References."""
     is_batched: bool
-    """Each of these is a row."""
+    """Each element of a References output is a row."""
     sequence: SequenceTag | None
     slot: object = None
-    """Of an answer with References."""
+    """The slot of the last answer with References."""
     is_decoupled: bool = False
 
     def begin(self) -> None:
-        """Its turn has come, under the limit of its step."""
+        """Send the request, now that the step's limit allows it."""
         if self._run.ended:
             self._leave()
         else:
@@ -97,7 +97,7 @@ class StepRequest:
         if isinstance(answer, InferResponse):
             self._run.step_sent(self, answer, final)
         elif answer is None and self.is_decoupled:
-            # It has given its last answer before.
+            # The last answer came before.
             self._run.advance(0, {}, is_step_over=True)
         else:
             self._run.step_failed(answer or internal(f"model '{self.step.model_name}' sent no response"))
@@ -106,7 +106,6 @@ class StepRequest:
         self._run.watch_cancellation(self, callback)
 
     def _leave(self) -> None:
-        """The next one may have its turn."""
         limits = self._run.ensemble.limits
         if limits:
             limits[self.index].end()
@@ -120,21 +119,21 @@ class _Held:
     """A tensor of the ensemble in one iteration."""
 
     tensor: Tensor | None
-    """None: the client, or the member, gave none."""
+    """None = the client, or the member, gave none."""
     sequence: SequenceTag | None
-    """What the requests that it goes into say of a sequence."""
+    """The sequence of the requests that read it."""
     noted_bytes: int = 0
-    """In the memory for requests, under its iteration; none of what came with the request to the ensemble."""
+    """Counted in the memory for requests, under its iteration; 0 for the ensemble's own inputs."""
     slot: object = None
-    """As long as somebody keeps it, the data stay as they are, and what References refer to."""
+    """While it is kept, the data and all that References refer to stay unchanged."""
 
 
 _Place = tuple[str, int]
-"""A tensor's name, and its iteration."""
+"""A tensor's name and iteration."""
 
 
 class EnsembleRun:
-    """Holds the tensors of one request between its steps, and the answers until it is their turn."""
+    """Holds the tensors of one request between its steps, and its answers until their turn."""
 
     def __init__(self, ensemble: EnsembleVersion, request: InferRequest, responder: Responder, started_ns: int) -> None:
         self.ensemble = ensemble
@@ -147,26 +146,25 @@ class EnsembleRun:
         self._held: dict[_Place, _Held] = {}
         self._readers_left: dict[_Place, int] = {}
         self._iterations: dict[int, int] = {}
-        """By decoupled step: how many answers it has given."""
+        """By decoupled step, the number of its answers."""
         self._holdings: dict[int, Holding] = {}
-        """By iteration: the memory of what members have answered, until the answer that they lead to goes."""
+        """By iteration, the memory of members' answers until the ensemble has sent its own."""
         self._phases = PhaseTotals()
         self._steps_running = 0
         self.ended = False
-        """Nothing more comes of the steps."""
+        """Later answers of steps are dropped."""
         self._answers: dict[int, InferResponse] = {}
-        """By iteration: those that wait for earlier ones."""
+        """By iteration: answers that wait for earlier ones."""
         self._answer_count = 0
-        """Of those that have gone."""
+        """Answers that were sent."""
         self._error: ServeError | None = None
         self._is_sending = False
         self._is_done = False
-        """The last word has gone."""
         self._cancelled = False
         self._is_watched = False
-        """The ensemble's own responder is to say when the client leaves."""
+        """The client's responder reports when the client leaves."""
         self.watchers: dict[StepRequest, list[Callable[[], None]]] = {}
-        """By step that goes on, who is to hear of that."""
+        """By step that has not ended: the callbacks for when the client leaves."""
 
     def start(self) -> None:
         self._begun_ns = time.monotonic_ns()
@@ -180,7 +178,7 @@ class EnsembleRun:
                 given.setdefault(entry.name, _Held(None, sequence))
         self.advance(0, given, is_step_over=False)
 
-    # From the steps
+    # Called by the steps
 
     def dispatch(self, step: StepRequest) -> None:
         request = step.request
@@ -188,12 +186,12 @@ class EnsembleRun:
         dispatch_traced(self.ensemble.dispatcher, request, step, self._request.trace)
 
     def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
-        """A member's answer. What lies in its worker's memory stays there as long as somebody reads it, as far as the
-        worker has the room; else it is copied."""
+        """Take a member's answer. Its tensors stay in the worker's memory as long as they are needed, if the worker has
+        room; else they are copied."""
         step = request.step
         iteration = request.iteration
         if request.is_decoupled:
-            # Each answer opens one.
+            # Each answer opens an iteration.
             iteration = self._iterations.get(request.index, 0)
             self._iterations[request.index] = iteration + 1
         outputs = [tensor for tensor in response.outputs if tensor.name in step.output_map]
@@ -202,7 +200,7 @@ class EnsembleRun:
             self._hold(iteration, sum(len(tensor.data) for tensor in outputs), request if is_last else None)
             sequence = request.sequence
             if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
-                # A model may put what follows it into a sequence of its own.
+                # A model may move its successors to a separate sequence.
                 sequence, _ = take_sequence(response.parameters)
             for tensor in outputs:
                 name, data, slot = step.output_map[tensor.name], tensor.data, response.slot
@@ -213,7 +211,7 @@ class EnsembleRun:
                     held, slot = referred(held, request.is_batched), request.slot
                 made[name] = _Held(held, sequence, len(data), slot)
         except ServeError as error:
-            # There is no memory for them, or they are not what the server makes of them.
+            # The memory is full, or the outputs are invalid.
             self.step_failed(error)
             return
         for output in self._graph.wanted_from[request.index]:
@@ -229,7 +227,7 @@ class EnsembleRun:
         self._send_answers()
 
     def watch_cancellation(self, step: StepRequest, callback: Callable[[], None]) -> None:
-        """Several steps may ask; the ensemble's own responder is asked once."""
+        """Call `callback` when the client leaves. The client's responder is asked only once for all steps."""
         if self._is_done:
             return
         if self._cancelled:
@@ -245,24 +243,24 @@ class EnsembleRun:
         for callback in [callback for callbacks in self.watchers.values() for callback in callbacks]:
             callback()
 
-    # The way of the tensors
+    # Tensors
 
     def _hold(self, iteration: int, nbytes: int, over: StepRequest | None) -> None:
-        """So many bytes more, in the place of what a request had that is over. Raises: MemoryFull."""
+        """Count `nbytes` more, in place of the tensors of a step that is over. Raises MemoryFull."""
         if self.ended:
             return
         memory = self.ensemble.memory
         holding = self._holdings.setdefault(iteration, Holding())
         if over is not None and over.last_read_bytes:
             if over.iteration == iteration:
-                # In one step: nobody may take the room between, for then none of many would come to its end.
+                # In one call: if other requests could take the released room, none of many might ever end.
                 nbytes -= over.last_read_bytes
             elif (read := self._holdings.get(over.iteration)) is not None:
                 memory.release_step(read, over.last_read_bytes)
         memory.admit_step(holding, nbytes)
 
     def advance(self, iteration: int, made: Mapping[str, _Held], is_step_over: bool) -> None:
-        """Take new tensors in, start the steps that waited for nothing else, send the answers that are complete."""
+        """Store new tensors, start the steps that waited only for them, and send the answers that are complete."""
         if self.ended:
             return
         try:
@@ -270,7 +268,7 @@ class EnsembleRun:
                 if readers := self._graph.reader_counts.get(name, 0):
                     self._held[name, iteration] = held
                     self._readers_left[name, iteration] = readers
-            # The members whose last missing tensor is among the new ones.
+            # The steps that read the new tensors.
             steps = dict.fromkeys(index for name in made for index in self._graph.readers.get(name, ()))
             reads = self._graph.reads
             ready = [index for index in steps if all((name, iteration) in self._held for name in reads[index])]
@@ -294,7 +292,7 @@ class EnsembleRun:
                 self.watch_cancellation(request, lambda: self.step_failed(cancelled()))
 
     def _step_request(self, index: int, iteration: int) -> StepRequest:
-        """The request to the step's member; the tensors that it read last are let go."""
+        """Make the request to a step's member, and release the tensors of which it is the last reader."""
         step = self._config.ensemble_steps[index]
         version = "" if step.model_version < 0 else str(step.model_version)
         served = self.ensemble.dispatcher.tables.table.find(step.member, version)
@@ -347,7 +345,7 @@ class EnsembleRun:
         )
 
     def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:
-        """The outputs of a step that only members on its own GPU read."""
+        """Return the outputs of a step that only members on the same GPU read."""
         find, steps = self.ensemble.dispatcher.tables.table.find, self._config.ensemble_steps
         possible = may_be_references(member)
         staying: set[str] = set()
@@ -362,7 +360,7 @@ class EnsembleRun:
         return frozenset(staying)
 
     def _release(self, place: _Place) -> int:
-        """A reader less; the noted bytes of a tensor that nobody reads any more."""
+        """Count down a tensor's readers. Returns its counted bytes if none is left, else 0."""
         self._readers_left[place] -= 1
         if self._readers_left[place]:
             return 0
@@ -372,7 +370,7 @@ class EnsembleRun:
     # The answer
 
     def _answer(self, iteration: int, made: Mapping[str, _Held]) -> InferResponse | ServeError | None:
-        """The answer of an iteration if its last tensor is among the new ones."""
+        """Return the answer of an iteration if its last tensor is among the new ones."""
         wanted = self._plan.outputs
         if made.keys().isdisjoint(wanted) or not all((name, iteration) in self._held for name in wanted):
             return None
@@ -386,11 +384,11 @@ class EnsembleRun:
         sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
         parameters: Parameters = NO_PARAMETERS
         if outputs:
-            # Triton says in the answer of every ensemble which sequence the request was of; 0: of none.
+            # As in Triton, the answer of every ensemble names the request's sequence; 0 = none.
             parameters = {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
         answer = InferResponse.of(self._config.name, str(self.ensemble.version), self._request.id, outputs, parameters)
         answer.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
-        # What came with the request may be among them.
+        # The answer may contain the request's own inputs.
         slots = [entry.slot for entry in held.values() if entry.slot is not None]
         answer.slot = (self._request.data_owner, slots) if slots else self._request.data_owner
         return answer
@@ -421,12 +419,12 @@ class EnsembleRun:
             shape = reshaped
         whole = Tensor(name, tensor.datatype, shape, tensor.data)
         count = self._plan.classifications.get(name, 0)
-        # The ensemble's own, or those of the member's output that it comes from.
+        # The ensemble's labels, or those of the member that makes the output.
         labels = labels_of(self._config, name, self.ensemble.dispatcher.tables.table) if count else ()
         return classify(whole, count, labels, batching) if count else whole
 
     def _send_answers(self) -> None:
-        """Send those whose turn it is, in the order of the iterations, and then the end."""
+        """Send the answers whose turn it is, in the order of iterations, and then the end."""
         if self._is_sending:
             return
         self._is_sending = True
@@ -441,13 +439,13 @@ class EnsembleRun:
                 self._end(failed=False)
             else:
                 self._release_iteration(iteration)
-                # While it is sent the next would overtake it.
+                # A large answer takes long to send, and the next would overtake it.
                 response.is_large = False
             self._responder.send(response, is_last)
         self._is_sending = False
 
     def _send_end(self) -> None:
-        """Nothing more runs, and all that may be answered has been."""
+        """Send the error, or the empty last response, after all answers."""
         error = self._error
         if error is None and not self._answer_count and not self._config.decoupled:
             error = ServeError(
@@ -461,18 +459,18 @@ class EnsembleRun:
         self._responder.send(error)
 
     def _release_iteration(self, iteration: int) -> None:
-        """From here on its bytes are those of an answer that is sent."""
+        """Release an iteration's memory: its bytes now count as those of a sent answer."""
         holding = self._holdings.pop(iteration, None)
         if holding is not None:
             self.ensemble.memory.release_step(holding)
 
     def _end(self, failed: bool) -> None:
-        """Before the last word, so that who has it and asks for the statistics finds it there."""
+        """Count the request before its last answer, because its client may then ask for the statistics."""
         now = time.monotonic_ns()
         for iteration in list(self._holdings):
             self._release_iteration(iteration)
         self._is_done = True
-        # They know the steps' requests, which know this.
+        # The callbacks refer to the steps' requests, which refer to this run.
         self.watchers.clear()
         if failed:
             self.ensemble.statistics.record_failure(self._started_ns, now)
@@ -486,27 +484,27 @@ class EnsembleRun:
 
 
 def _may_be_kept(tensor: Tensor, slot: Slot) -> bool:
-    """Whether a tensor is left in its worker's memory. Where elements are of no fixed size it could be made into
-    something else once it has been checked."""
+    """Return whether a tensor may stay in its worker's memory. BYTES tensors may not: their worker could change the
+    lengths after the check."""
     is_worth_it = len(tensor.data) > COPIED_SOONER and tensor.datatype is not DataType.BYTES
     return is_worth_it and slot.heap is not None and slot.heap.keep(slot)
 
 
 def _placed(data: Buffer, places: TensorPlaces, slot: object) -> Sequence[Buffer]:
-    """A step's one input, kept by its slot: for its worker to read where it lies, if it can."""
+    """Return a step's only input as the place where its slot keeps it, so that its worker may read it there."""
     assert isinstance(slot, Slot)
     heap = slot.heap
     assert heap is not None
     offset = heap.offset_of(data)
     if offset is None or offset % ALIGNMENT or places.sizes != [len(data)]:
         return [data]
-    # At once: the heap may be let go of before this is read.
+    # In this call: the heap may be released before the block is read.
     block = heap.view(offset, places.end)
     return PlacedTensors(lambda *_: block, places.end, places, heap, offset, slot)
 
 
 def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) -> tuple[int, ...]:
-    """A tensor's shape as the member expects it: a batch dimension of 1 is added, or dropped, where they differ."""
+    """Return a tensor's shape as a member expects it, with a batch dimension of 1 added or removed."""
     dims: Mapping[str, int] = {entry.name: len(entry.dims) for entry in member.inputs}
     rank = dims.get(input_name)
     if rank is None:
@@ -519,7 +517,7 @@ def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) 
 
 
 class InflightLimit:
-    """Each start is matched by one `end`."""
+    """Limits how many requests of a step are in flight. Each start is matched by one `end`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -528,7 +526,7 @@ class InflightLimit:
         self._is_starting = False
 
     def begin(self, start: Callable[[], None]) -> bool:
-        """Call `start` now, or when those before it have ended; False: it has to wait."""
+        """Call `start` now, or when earlier requests have ended. Returns False if it must wait."""
         if self._waiting or self._running >= self._limit:
             self._waiting.append(start)
             return False
@@ -537,10 +535,10 @@ class InflightLimit:
         return True
 
     def end(self) -> None:
-        """One that was started has ended."""
+        """Count an ended request, and start the next."""
         self._running -= 1
         if self._is_starting:
-            # It ended as soon as it was started: the loop below goes on, instead of one call within the other.
+            # The request ended as soon as it was started: the loop below goes on, instead of one call within the other.
             return
         self._is_starting = True
         try:
@@ -553,7 +551,7 @@ class InflightLimit:
 
 @dataclass(eq=False)
 class EnsembleVersion:
-    """Implements core.serving.ServedVersion for an ensemble."""
+    """Serves an ensemble: implements core.serving.ServedVersion."""
 
     config: ModelConfig
     config_message: bytes
@@ -561,9 +559,9 @@ class EnsembleVersion:
     statistics: ModelStatistics
     dispatcher: Dispatcher
     memory: RequestMemory
-    """What members answer counts against it, as answers do, until the ensemble has answered."""
+    """Counts members' answers, like all answers, until the ensemble has answered."""
     answers: CachedAnswers | None = None
-    """Those that may be given again; None = each request is run."""
+    """The version's share of the response cache; None = no answer is cached."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -572,10 +570,10 @@ class EnsembleVersion:
         self.outputs = {output.name: output for output in config.outputs}
         limit = config.ensemble_max_inflight_requests
         self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []
-        """By step; empty: there is no limit."""
+        """By step; empty = no limit."""
         self._validator = RequestValidator(config)
         self.on_request: Callable[[EnsembleVersion], None] | None = None
-        """Called for each request before it is run: members may have to be loaded."""
+        """Called before each request is run, because members may have to be loaded."""
         self._drain = Drain()
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
@@ -591,7 +589,7 @@ class EnsembleVersion:
         self._drain.running += 1
         if request.trace is not None:
             request.trace.note(QUEUE_START, started_ns)
-        # What a sequence is answered depends on what came before.
+        # The answer to a request of a sequence depends on earlier ones.
         if self.answers is not None and not self.config.decoupled and request.sequence is None:
             self.answers.follow(self._members())
             keeper = self.answers.look_up(request, responder)
@@ -604,7 +602,7 @@ class EnsembleVersion:
         EnsembleRun(self, request, responder, started_ns).start()
 
     def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
-        """What its steps would run now, and those of the ensembles among them."""
+        """Return the versions that its steps would run now, and those of ensembles among them."""
         table = self.dispatcher.tables.table
         if (known := table.members.get(self)) is not None:
             return known
@@ -619,12 +617,11 @@ class EnsembleVersion:
         return table.members.keep(self, tuple(map(weakref.ref, found)))
 
     def close(self, drained: Callable[[], None]) -> None:
-        """Take no more requests; call back, once, when all that were taken are answered. Nobody finds the version any
-        more when this is called."""
+        """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
+        removed the version from the serving table."""
         self._drain.close(drained)
         self._drain.report()
 
     def run_ended(self) -> None:
-        """A request has been answered."""
         self._drain.running -= 1
         self._drain.report()

@@ -1,1 +1,1 @@
-"""Models whose requests belong together: sequences, each on one instance, one request after the other."""
+"""Schedules the requests of sequences: each sequence runs on one instance, one request after the other."""

@@ -1,4 +1,4 @@
-"""Adds the inputs of sequences, controls and states, to their requests, and takes the states out of their answers."""
+"""Adds a sequence's controls and states to its requests as inputs, and takes its states out of the answers."""
 
 from __future__ import annotations
 
@@ -29,22 +29,20 @@ from rocserve.scheduling.sequence.table import SequenceRequest, Slot
 
 @dataclass(frozen=True, slots=True)
 class StateValue:
-    """The value of one state."""
-
     shape: tuple[int, ...]
-    """With the batch dimension where the model batches, which is 1."""
+    """With a batch dimension of 1 if the model batches."""
     data: Buffer
 
 
 SequenceStates = list[StateValue]
-"""Those of one sequence, in the order of the configuration."""
+"""The states of one sequence, in the order of the configuration."""
 
 
 class StateKeeper:
-    """Begins the states of sequences, and takes them out of their answers."""
+    """Makes the initial states of sequences, and takes their new states from the model's outputs."""
 
     def __init__(self, config: ModelConfig, initial: Mapping[str, bytes]) -> None:
-        """`initial`: by input name, the content of those that begin with a file."""
+        """`initial`: by input name, the contents of the files that states begin with."""
         batching = config.sequence_batching
         self.states: tuple[SequenceState, ...] = batching.states if batching is not None else ()
         lead = (1,) if config.max_batch_size > 0 else ()
@@ -55,8 +53,8 @@ class StateKeeper:
         return list(self._initial)
 
     def take(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
-        """Keep the values of those states that are among the outputs. Raises: ServeError: INTERNAL, one is of another
-        datatype than the configuration says; none is kept."""
+        """Replace the states that are among the outputs. Raises ServeError (INTERNAL) if the datatype of one
+        contradicts the configuration; then none is replaced."""
         found: list[tuple[int, StateValue]] = []
         for tensor in outputs:
             place, datatype = self._places.get(tensor.name, (-1, tensor.datatype))
@@ -73,22 +71,21 @@ class StateKeeper:
 
 
 def zeros(datatype: DataType, shape: Sequence[int]) -> bytes:
-    """The bytes of a tensor of zeros; of empty elements for BYTES, whose lengths take 4 bytes each."""
+    """Return the bytes of a tensor of zeros. BYTES elements are empty ones: 4 bytes with their length."""
     return bytes(math.prod(shape) * (datatype.itemsize or 4))
 
 
 def _initial(state: SequenceState, lead: tuple[int, ...], content: bytes | None) -> StateValue:
-    """A dimension of any size is 1 until the model says more."""
+    """Return a state's initial value. A dimension of any size is 1 until the model gives the state."""
     dims = state.initial_states[0].dims if state.initial_states else state.dims
     shape = (*lead, *(1 if size == -1 else size for size in dims))
     return StateValue(shape, zeros(state.datatype, shape) if content is None else content)
 
 
 class ControlTensors:
-    """Made once a model; one value a row each."""
+    """Makes the control inputs of requests; each has one value."""
 
     def __init__(self, batching: SequenceBatching, batches: bool) -> None:
-        """`batches`: whether the model has a batch dimension."""
         shape = (1, 1) if batches else (1,)
         self.inputs = tuple(
             InputPlan(tensor.name, tensor.datatype, shape, 1, tensor.datatype.itemsize or -1)
@@ -111,15 +108,15 @@ class ControlTensors:
             else np.array(control.no, control.datatype.numpy_dtype).tobytes()
             for control in self._controls
         ]
-        """For a row that is of no request."""
+        """The data of a row of no request."""
 
     @property
     def correlation_id(self) -> InputPlan | None:
-        """The input with the sequence's id, where the model has one."""
+        """The input for the sequence's id; None = the model has none."""
         return next((self.inputs[place] for place, _ in self._identities), None)
 
     def of(self, tag: SequenceTag) -> list[Buffer]:
-        """The data of the inputs, for a request."""
+        """Return the data of the control inputs for a request."""
         data: list[Buffer] = list(self._flags[tag.starts, tag.ends])
         for place, datatype in self._identities:
             data[place] = _identity(tag.id, datatype)
@@ -137,12 +134,12 @@ def _identity(sequence: SequenceId, datatype: DataType) -> Buffer:
     if datatype is DataType.BYTES:
         return encode_bytes_elements([str(sequence)])
     assert isinstance(sequence, int), "checked when the request was taken"
-    # A narrow control gets the low bits, as in Triton.
+    # As in Triton, a control narrower than 8 bytes gets the low bytes.
     return sequence.to_bytes(8, "little")[: datatype.itemsize]
 
 
 class SequenceInputs:
-    """What the model gets of each request, and in the rows of no request."""
+    """Makes the model's inputs of a request, and of the rows of no request."""
 
     def __init__(self, controls: ControlTensors, keeper: StateKeeper, batches: bool) -> None:
         self._controls = controls
@@ -150,17 +147,17 @@ class SequenceInputs:
         self._lead = 1 if batches else 0
         self._plans = Memo[tuple[RequestPlan, tuple[tuple[int, ...], ...]], RequestPlan]()
         self._zero_bytes = b""
-        """As many as the largest input of a row of no request had."""
+        """Zeros that all inputs of such rows share, as many as the largest needed."""
 
     def begin(self, request: SequenceRequest, slot: Slot) -> None:
-        """The request is the slot's next: it changes the states that are there now, or begins them."""
+        """Let a request use its slot's states, or begin new ones if it starts a sequence."""
         if request.tag.starts or slot.states is None:
             slot.states = self._keeper.begin()
         request.slot = slot
         request.states = slot.states
 
     def plan(self, request: SequenceRequest) -> RequestPlan:
-        """The plan of a request that `begin` was called for, with all that the model gets."""
+        """Return the request's plan with controls and states. `begin` must have been called."""
         assert request.states is not None
         shapes = tuple([value.shape for value in request.states])
         plan = self._plans.get((request.plan, shapes))
@@ -171,7 +168,7 @@ class SequenceInputs:
         return plan
 
     def add_to(self, request: SequenceRequest) -> None:
-        """Make it the request that the model gets. `begin` was called for it."""
+        """Add controls and states to a request. `begin` must have been called."""
         assert request.states is not None
         plan = self.plan(request)
         request.bare = (request.data, request.plan)
@@ -181,7 +178,7 @@ class SequenceInputs:
         request.plan = plan
 
     def absent(self, model: SequenceRequest) -> SequenceRequest:
-        """The row of no request, in a batch with `model`, a request."""
+        """Make a row of no request, like `model`, a request of the same batch."""
         plan = model.plan
         own = plan.inputs[: len(plan.inputs) - len(self._controls.inputs) - len(self._keeper.states)]
         data = [self._zeros(entry) for entry in own]
@@ -193,7 +190,7 @@ class SequenceInputs:
         return request
 
     def _zeros(self, entry: InputPlan) -> Buffer:
-        """A BYTES element of zeros is an empty one, behind the 4 bytes of its length."""
+        """Return the zeros of an input. A zero BYTES element is 4 bytes of length 0."""
         nbytes = entry.element_count * (entry.datatype.itemsize or 4)
         if nbytes > len(self._zero_bytes):
             self._zero_bytes = bytes(nbytes)
@@ -216,7 +213,7 @@ class SequenceInputs:
 
 
 class _Nobody:
-    """The responder of a row that is of no request."""
+    """Takes the answers to rows of no request."""
 
     def expect_many(self) -> None: ...
 
@@ -229,7 +226,7 @@ NOBODY = _Nobody()
 
 
 class SequenceResponder(ForwardingResponder):
-    """For models with states, and for those that may ask for the same request again."""
+    """Takes the states out of answers, and reports the last answer. For models with states or iterative sequences."""
 
     __slots__ = ("_keeper", "_on_ended", "request")
 
@@ -240,10 +237,10 @@ class SequenceResponder(ForwardingResponder):
         keeper: StateKeeper,
         on_ended: Callable[[SequenceRequest], None],
     ) -> None:
-        """`on_ended`: called when the request has its last answer, before that is sent."""
+        """`on_ended`: called before the last answer is sent."""
         super().__init__(responder)
         self.request: SequenceRequest | None = request
-        """None once it has its last answer."""
+        """None after the last answer."""
         self._keeper = keeper
         self._on_ended = on_ended
 
@@ -257,7 +254,7 @@ class SequenceResponder(ForwardingResponder):
             and self._keeper.states
             and isinstance(answer, InferResponse)
         ):
-            # The states that are among its outputs are kept, and the client gets the others.
+            # Some outputs are only states: the client did not ask for them.
             try:
                 self._keeper.take(answer.outputs, request.states)
             except ServeError as error:
@@ -268,7 +265,8 @@ class SequenceResponder(ForwardingResponder):
                 data = [answer.data[index] for index in wanted]
                 answer = replace(answer, head=answer.head._replace(outputs=heads), data=data)
         if final:
-            # The request knows this: such a ring would keep the client's data until the next collection.
+            # The request refers to this responder: the cycle would keep the client's data until the next garbage
+            # collection.
             self.request = None
             if request is not None:
                 self._on_ended(request)

@@ -1,4 +1,4 @@
-"""Leads requests to the version that has their sequence: one that was replaced has its own until they end."""
+"""Finds the version that has a sequence: a version that was replaced keeps its sequences until they end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SequenceRouter:
-    """The versions of one model with sequences."""
+    """Keeps the versions of one model with sequences."""
 
     def __init__(self) -> None:
         self._open: list[SequenceScheduler] = []
@@ -22,8 +22,8 @@ class SequenceRouter:
         self._open.append(version)
 
     def closing(self, version: SequenceScheduler) -> bool:
-        """A version takes no new sequences any more; whether another one does, through which requests of its sequences
-        still come."""
+        """Note that a version takes no new sequences. Returns whether another version does: requests of the old
+        sequences still come through that one."""
         if version in self._open:
             self._open.remove(version)
         if self._open:
@@ -31,7 +31,7 @@ class SequenceRouter:
         return bool(self._open)
 
     def closed(self, version: SequenceScheduler) -> None:
-        """All its sequences have ended."""
+        """Forget a version whose sequences have all ended."""
         if version in self._closing:
             self._closing.remove(version)
 
@@ -40,26 +40,25 @@ class SequenceRouter:
         return any(version.has_sequences for version in (*self._open, *self._closing))
 
     def find(self, sequence: SequenceId, version: str, but: SequenceScheduler) -> SequenceScheduler | None:
-        """Another version that has a sequence: one that has been replaced, or is about to be. `version`: as the request
-        names it, "" where it does not; only that one will do. `but`: the version that asks."""
+        """Return another version that has a sequence: one that was replaced, or is about to be. `version`: must match,
+        if the request names one; "" = it does not. `but`: the version that asks."""
         others = (other for other in (*self._closing, *self._open) if other is not but)
         fitting = (other for other in others if not version or int(version) == other.version)
         return next((other for other in fitting if other.knows(sequence)), None)
 
 
 class SequenceRouters:
-    """Those of all models, for as long as anybody has them. For the thread that loads models."""
+    """Keeps the routers of all models while schedulers use them. For the thread that loads models."""
 
     def __init__(self) -> None:
         self._routers: weakref.WeakValueDictionary[str, SequenceRouter] = weakref.WeakValueDictionary()
 
     @property
     def have_sequences(self) -> bool:
-        """Whether a sequence goes on, of any model."""
         return any(router.has_sequences for router in list(self._routers.values()))
 
     def of(self, model: str) -> SequenceRouter:
-        """That of the versions of a model. `model`: names it in all repositories."""
+        """Return the router of a model's versions. `model`: its name among those of all repositories."""
         router = self._routers.get(model)
         if router is None:
             router = self._routers[model] = SequenceRouter()

@@ -1,4 +1,4 @@
-"""The scheduler of models whose requests belong to sequences."""
+"""Schedules the requests of models with sequences."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _DEFAULT_CANDIDATES = 1
 
 
 class DirectStrategy:
-    """How requests of several sequences become batches of an instance, as Triton has it. Of this kind each sequence
-    keeps its row of the batch: the rows between of those that have nothing to run are no requests."""
+    """Makes an instance's batches as Triton's strategy "direct" does: each sequence keeps its row of the batch. Rows
+    between of sequences with nothing to run are no requests."""
 
     def __init__(
         self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
@@ -42,13 +42,13 @@ class DirectStrategy:
         self._inputs = inputs
 
     def prepare(self, instance: SequenceInstance) -> None:
-        """A new one."""
+        """Prepare a new instance: nothing to do."""
 
     def feed(self, slot: Slot, now: float) -> None:
-        """A slot that is not busy may have got a request, or be done with one."""
+        """Feed a slot that is not busy, after it got a request or ended one: nothing to do."""
 
     def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
-        """When it has a batch to run, by time.monotonic_ns(): now at the latest, or later; None = nothing is there."""
+        """Return the time.monotonic_ns() from which the instance has a batch to run; None if no request waits."""
         fronts = [slot.queue[0] for slot in self._waiting(instance)]
         if not fronts:
             return None
@@ -58,8 +58,8 @@ class DirectStrategy:
         return min(request.queue_start_ns for request in fronts) + self._delay_ns
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
-        """The batch, once it is ready, with the controls and states; a row of no request has the responder NOBODY. The
-        request that has waited longest says what the others must be like."""
+        """Take a batch that is ready, with controls and states. All requests must be compatible with the oldest. A row
+        of no request has the responder NOBODY."""
         waiting = self._waiting(instance)
         for slot in waiting:
             self._inputs.begin(slot.queue[0], slot)
@@ -79,7 +79,8 @@ class DirectStrategy:
 
 
 class OldestStrategy:
-    """As DirectStrategy; each slot hands one request at a time to its instance's dynamic batcher."""
+    """Makes an instance's batches as Triton's strategy "oldest" does: each slot hands one request at a time to the
+    instance's dynamic batcher."""
 
     def __init__(
         self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
@@ -95,7 +96,7 @@ class OldestStrategy:
         self._inputs = inputs
 
     def prepare(self, instance: SequenceInstance) -> None:
-        # Bounded by the number of slots.
+        # There is at most one request of each slot.
         instance.candidates = RequestQueue(DynamicBatching(), QueueLimits(self.slot_count + 1, 1 << 62))
 
     def feed(self, slot: Slot, now: float) -> None:
@@ -123,11 +124,12 @@ class OldestStrategy:
 
 
 _DEFAULT_IDLE_MICROSECONDS = 1_000_000
-"""Triton's."""
+"""Triton's default."""
 
 
 class SequenceScheduler(Scheduler):
-    """See Scheduler; each sequence has a slot of an instance, and the model's strategy makes batches of the slots."""
+    """Schedules sequences: each has a slot of an instance, and the model's strategy makes batches of the slots. See
+    Scheduler."""
 
     def __init__(self, parts: SchedulerParts) -> None:
         super().__init__(parts, sends_ahead=False)
@@ -138,7 +140,7 @@ class SequenceScheduler(Scheduler):
         controls = ControlTensors(batching, config.max_batch_size > 0)
         self._correlation_id = controls.correlation_id
         self._numbers = itertools.count(1)
-        """Of sequences of models whose requests are each one of its own."""
+        """Ids of the sequences that one iterative request makes by itself."""
         self._keeper = StateKeeper(config, parts.initial_states)
         self._table = SequenceTable(
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
@@ -148,18 +150,18 @@ class SequenceScheduler(Scheduler):
         self._strategy: DirectStrategy | OldestStrategy = kind(config, batching, self._table, inputs)
         self._instances: dict[Instance, SequenceInstance] = {}
         self._instance_count = 0
-        """Of all that there ever were."""
+        """Instances that were ever attached."""
         self._keeps_order = batching.oldest is not None and batching.oldest.preserve_ordering
         self._iterative = batching.iterative
         self._waits_for_answers = bool(batching.states) or batching.iterative
-        """The next request of a sequence cannot run before the answer to the one before is there."""
+        """The next request of a sequence cannot run before the previous answer is there."""
         self._idle = Alarm(parts.plane)
         self._idle_seconds = (batching.max_sequence_idle_microseconds or _DEFAULT_IDLE_MICROSECONDS) / 1e6
 
     # Requests
 
     def submit(self, request: InferRequest, responder: Responder) -> None:
-        """See Scheduler. What goes on with a sequence of another version is handed to that one."""
+        """See Scheduler. Requests of another version's sequence go to that version."""
         tag = self._tag(request)
         is_known = tag.id in self._table
         if not is_known and not tag.starts:
@@ -188,7 +190,7 @@ class SequenceScheduler(Scheduler):
         self._mark()
 
     def _tag(self, request: InferRequest) -> SequenceTag:
-        """Raises: ServeError: INVALID_ARGUMENT."""
+        """Return the request's sequence. Raises ServeError (INVALID_ARGUMENT) if the request may not belong to it."""
         tag, model = request.sequence or NO_SEQUENCE, self._config.name
         if request.plan.batch_size > 1:
             raise invalid_argument(
@@ -200,7 +202,7 @@ class SequenceScheduler(Scheduler):
                 raise invalid_argument(
                     f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
                 )
-            # Each request is a sequence of its own.
+            # Each request is a separate sequence.
             return SequenceTag(next(self._numbers), starts=True)
         control, is_text = self._correlation_id, isinstance(tag.id, str)
         if control is not None and (control.datatype is DataType.BYTES) is not is_text:
@@ -211,7 +213,7 @@ class SequenceScheduler(Scheduler):
         return tag
 
     def _unknown(self, sequence: SequenceId) -> ServeError:
-        """The error for a request that goes on with a sequence that never was, or has ended."""
+        """Return the error for a request of an unknown or ended sequence without the START flag."""
         return invalid_argument(
             f"inference request for sequence {sequence} to model '{self._config.name}' must specify the START flag on"
             " the first request of the sequence"
@@ -223,7 +225,7 @@ class SequenceScheduler(Scheduler):
         except QueueFull:
             if not self._is_marked:
                 raise
-            # What has come in this turn and can run leaves its slot first.
+            # Requests of this turn that can run now leave their slots first.
             self._pump()
             slot = self._table.place(entry, now)
         entry.expires_at = entry.deadline
@@ -238,8 +240,7 @@ class SequenceScheduler(Scheduler):
         self._watch_idle()
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
-        """Take a request of a sequence of this version that came to its successor. Raises: ServeError: as for any
-        other."""
+        """Take a request for a sequence of this version that came to its successor. Raises ServeError as `submit`."""
         self.validator.validate(request)
         if self._config.decoupled:
             responder.expect_many()
@@ -247,16 +248,14 @@ class SequenceScheduler(Scheduler):
 
     @property
     def has_sequences(self) -> bool:
-        """Whether one goes on, or a request of one waits."""
         return not self._table.is_empty
 
     def knows(self, sequence: SequenceId) -> bool:
-        """Whether the sequence goes on here."""
         return sequence in self._table
 
     @property
     def waiting(self) -> int:
-        # A copy, made in one step: the data plane goes on meanwhile.
+        # A copy, made in one step, because the data plane changes the list meanwhile.
         return self._table.count + sum(len(instance.candidates or ()) for instance in tuple(self._table.instances))
 
     def _waiting_requests(self) -> Iterator[InferRequest]:
@@ -273,7 +272,7 @@ class SequenceScheduler(Scheduler):
     # Instances
 
     def attach(self, worker: Instance) -> None:
-        """See Scheduler. It comes with free slots."""
+        """See Scheduler. The instance comes with free slots."""
         super().attach(worker)
         if not self._instance_count:
             self._router.opened(self)
@@ -289,12 +288,12 @@ class SequenceScheduler(Scheduler):
         self._watch_idle()
 
     def detach(self, worker: Instance) -> None:
-        """See Scheduler. Its sequences are lost: what the model knew of them, the worker knew."""
+        """See Scheduler. The instance's sequences are lost with the worker's state of them."""
         self._lose_instance(worker, "the worker has ended")
         self._mark()
 
     def _lose_instance(self, worker: Instance, reason: str) -> None:
-        """May be called twice."""
+        """Remove an instance and refuse its requests. May be called twice."""
         self._pool.detach(worker)
         instance = self._instances.pop(worker, None)
         if instance is None:
@@ -316,15 +315,15 @@ class SequenceScheduler(Scheduler):
             self._feed_slot(slot, now)
 
     def _feed_slot(self, slot: Slot, now: float) -> None:
-        """Something has changed about it. Where its sequence is over it is free at once for the next one."""
+        """Feed a slot that has changed. If its sequence has ended, the next one gets the slot."""
         if not slot.busy and not slot.instance.gone:
             self._table.settle(slot, now)
             self._strategy.feed(slot, now)
 
     def _done(self, entry: InferRequest) -> None:
-        """A request has run: its sequence's next may."""
+        """Let the next request of a sequence run, because this one has ended."""
         if isinstance(entry, SequenceRequest) and entry.slot is not None:
-            # Once only: the slot may soon be busy with another.
+            # Only once for each request: the slot may soon be busy with another.
             slot, entry.slot = entry.slot, None
             slot.busy = False
             self._feed_slot(slot, time.monotonic())
@@ -340,7 +339,6 @@ class SequenceScheduler(Scheduler):
                 return
 
     def _next_batch(self, instance: SequenceInstance, now_ns: int) -> FormedBatch | None:
-        """What an instance is to run now, if it is free."""
         worker = instance.worker
         if instance.answering or not self._pool.is_idle(worker):
             return None
@@ -366,7 +364,7 @@ class SequenceScheduler(Scheduler):
         return batch
 
     def _drop_hopeless(self, instance: SequenceInstance, now: float) -> None:
-        """What has lost its time since it came up is not to run."""
+        """Refuse candidates that have lost their time since they left their slots."""
         candidates = instance.candidates
         for entry in list(candidates or ()):
             if candidates is not None and isinstance(entry, SequenceRequest) and self._table.is_hopeless(entry, now):
@@ -376,7 +374,7 @@ class SequenceScheduler(Scheduler):
         self._feed(instance, now)
 
     def _finish(self, worker: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
-        """See Scheduler. Where the next request needs the answer, no batch is formed until all is answered."""
+        """See Scheduler. If the next requests need the answers, no batch is formed until all are answered."""
         instance = self._instances.get(worker) if self._waits_for_answers else None
         if not self._waits_for_answers and not isinstance(outcome.error, WorkerGone):
             self._freed(batch)
@@ -391,19 +389,20 @@ class SequenceScheduler(Scheduler):
             self._mark()
 
     def _freed(self, batch: FormedBatch) -> None:
-        """See Scheduler. The next requests of its sequences may run."""
+        """See Scheduler. The next requests of the batch's sequences may run."""
         for entry in batch.undropped:
             self._done(entry)
 
     def _take_back(self, worker: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
-        """See Scheduler. Nor will anything else of its sequences run."""
+        """See Scheduler. The sequences of the batch are lost."""
         self._lose_instance(worker, gone.text)
         for entry in batch.undropped:
             if isinstance(entry, SequenceRequest):
                 self._refused.append((entry, self._table.loss_of(entry.tag.id, gone.text)))
 
     def _ended(self, entry: SequenceRequest) -> None:
-        """A request of a model whose answers are waited for has its last; called before that is sent."""
+        """Free the slot of a request that has its last answer, before the answer is sent. Called if the next request
+        must wait for answers."""
         if entry.slot is None:
             return
         if self._iterative:
@@ -412,7 +411,7 @@ class SequenceScheduler(Scheduler):
         self._mark()
 
     def _again(self, entry: InferRequest) -> None:
-        """The model wants a request once more, as it was but for the flags."""
+        """Run a request once more because its model asks for it, unchanged but for the flags."""
         assert isinstance(entry, SequenceRequest)
         slot, answers = entry.slot, entry.answers
         assert slot is not None and answers is not None and entry.bare is not None, "it has run"
@@ -431,7 +430,7 @@ class SequenceScheduler(Scheduler):
     # The end
 
     def close(self, drained: Callable[[], None]) -> None:
-        """See Scheduler. Sequences that are under way go on, as long as requests of them can still come."""
+        """See Scheduler. Sequences go on as long as their requests can come through another version."""
         if not self._router.closing(self):
             self._table.end_all()
             now = time.monotonic()
@@ -450,12 +449,12 @@ class SequenceScheduler(Scheduler):
         return entry.waiting or (isinstance(entry, SequenceRequest) and entry.bare is None)
 
     def _client_left(self, entry: InferRequest) -> None:
-        """See Scheduler. A request that its model wanted again is another by now, with the same client."""
+        """See Scheduler. A request that was run again has been replaced by a copy with the same client."""
         answers = entry.answers if isinstance(entry, SequenceRequest) else None
         super()._client_left((answers and answers.request) or entry)
 
     def _leave(self, entry: InferRequest) -> None:
-        """See Scheduler. Its sequence ends with it."""
+        """See Scheduler. The request's sequence ends with it."""
         if not isinstance(entry, SequenceRequest) or self._table.cancel(entry, time.monotonic()):
             return
         candidates = entry.slot.instance.candidates if entry.slot is not None else None
@@ -472,7 +471,6 @@ class SequenceScheduler(Scheduler):
             self._table.expire(entry)
 
     def _watch_idle(self) -> None:
-        """There may be a sequence that nobody uses."""
         if not self._idle.is_set:
             reap_at = self._table.reap(time.monotonic(), self._idle_seconds)
             if reap_at is not None:

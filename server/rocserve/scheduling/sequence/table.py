@@ -1,4 +1,4 @@
-"""The table of one model version's sequences: which is where, and since when."""
+"""Keeps the sequences of one model version: their slots, their waiting requests, and when each was last used."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class SequenceRequest(InferRequest):
-    """A request of a sequence model on its way."""
+    """A request of a sequence model."""
 
     @classmethod
     def of(cls, request: InferRequest, tag: SequenceTag, responder: Responder, now_ns: int) -> SequenceRequest:
-        """A validated request as the model's scheduler keeps it."""
+        """Make the scheduler's copy of a validated request."""
         own = cls(
             request.head,
             request.id,
@@ -49,33 +49,32 @@ class SequenceRequest(InferRequest):
 
     tag: SequenceTag = NO_SEQUENCE
     place: Place | None = None
-    """Where it waits; None = it does not, or not any more."""
+    """Where it waits; None = it has not come to a slot or backlog, or has left."""
     slot: Slot | None = None
     """Where it runs or has run; None before."""
     states: SequenceStates | None = None
-    """Those that its answer changes."""
+    """The sequence's states, which its answer changes."""
     cancelled: bool = False
-    """Its client has gone."""
     answers: SequenceResponder | None = None
-    """Takes its answers on their way; follows the request when it is to run once more."""
+    """Takes its answers; stays with the request if it is run again."""
     bare: tuple[Sequence[Buffer], RequestPlan] | None = None
-    """Its data and its plan as they came, once controls and states have been added."""
+    """Its data and plan from before controls and states were added."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A place for one sequence at a time on an instance."""
+    """Holds one sequence at a time on an instance."""
 
     instance: SequenceInstance
     index: int
     queue: deque[SequenceRequest] = field(default_factory=deque)
-    """Of the sequence that has it; a request leaves when it is to run."""
+    """The waiting requests of the slot's sequence."""
     sequence: SequenceId | None = None
     states: SequenceStates | None = None
     busy: bool = False
-    """A request of it is under way: the next must wait. That may be the last of the sequence before."""
+    """A request of the slot runs, maybe the last of an earlier sequence: the next must wait."""
     forced_end: bool = False
-    """No more requests of its sequence come: it is free once those that are there have run."""
+    """No more requests of the sequence come: the slot is free when the present ones have run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,19 +82,18 @@ class SequenceInstance:
     """An instance of the model with its slots."""
 
     worker: Instance
-    """Where it runs."""
     number: int
     slot_count: int
-    """How many sequences it may have at once."""
+    """The most sequences at a time."""
     slots: list[Slot] = field(default_factory=list)
-    """Those that sequences have come for, and the next."""
+    """Made when needed: those that have had a sequence, and the next one."""
     candidates: RequestQueue | None = None
-    """What its slots have handed to its dynamic batcher (oldest strategy)."""
+    """The requests that slots have handed to the dynamic batcher; None with the direct strategy."""
     gone: bool = False
     answering: bool = False
-    """A batch of it is being answered: the next is formed when all its requests are."""
+    """A batch is being answered: the next one is formed after that."""
     sequencer: ResponseSequencer | None = None
-    """Of its responses, where their order is to be kept."""
+    """None = responses need no order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -118,26 +116,24 @@ class SequenceTable:
     def __init__(
         self, model: str, limits: QueueLimits, times: ComputeTimes, largest_batch: int, refused: list[Refused]
     ) -> None:
-        """`times`: of the model's batches, of up to `largest_batch` rows. `refused`: where those go that are not to
-        run."""
+        """`times`: of the model's batches, of up to `largest_batch` rows. `refused`: the scheduler's list, to which
+        requests that must not run are added."""
         self._model = model
         self._limits = limits
         self._times = times
         self._largest_batch = largest_batch
         self.instances: list[SequenceInstance] = []
         self._places: dict[SequenceId, Place] = {}
-        """Of the sequences that go on; one whose last request has come is no longer here."""
+        """The slot or backlog of each sequence that goes on; a sequence leaves with its last request."""
         self._ready: list[tuple[int, int, Slot]] = []
-        """Free slots, those of the lowest index first, which keeps batches short."""
+        """Free slots by index: to use the lowest keeps batches short."""
         self._backlog: deque[Backlog] = deque()
         self._last_used: OrderedDict[SequenceId, float] = OrderedDict()
-        """Of the sequences in slots, the one that was not used for the longest time first."""
+        """time.monotonic() of the last use of each sequence in a slot, the longest unused first."""
         self._lost: OrderedDict[SequenceId, str] = OrderedDict()
         self._refused = refused
         self.count = 0
-        """Requests that wait."""
         self.deadline_count = 0
-        """Those of them that have a deadline."""
         self._nbytes = 0
 
     # Sequences
@@ -147,11 +143,10 @@ class SequenceTable:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sequence goes on and no request waits."""
         return not self._places and not self.count
 
     def loss(self, sequence: SequenceId) -> ServeError | None:
-        """The error for requests of a sequence that was lost; None = it was not, as far as is remembered."""
+        """Return the error for requests of a lost sequence; None if it was not lost, or was forgotten."""
         reason = self._lost.get(sequence)
         return None if reason is None else self.loss_of(sequence, reason)
 
@@ -162,7 +157,8 @@ class SequenceTable:
         )
 
     def place(self, request: SequenceRequest, now: float) -> Slot | None:
-        """Take a request in; its slot, None while its sequence waits for one. Raises: QueueFull: too many wait."""
+        """Add a request; return its slot, or None if its sequence waits for one. Raises QueueFull if too many requests
+        wait."""
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
             raise QueueFull(request.id)
         sequence = request.tag.id
@@ -186,13 +182,13 @@ class SequenceTable:
         return place if isinstance(place, Slot) else None
 
     def end(self, slot: Slot, sequence: SequenceId) -> None:
-        """No more requests of a sequence come; its slot is free once those that are there have run."""
+        """Note that no more requests of a slot's sequence come: the slot is free when the present ones have run."""
         if slot.sequence == sequence and not slot.forced_end:
             slot.forced_end = True
             self._forget_place(slot)
 
     def end_all(self) -> None:
-        """As `end`, for all; those in the backlog are run to the last request that is there."""
+        """End all sequences; those in the backlog run to the last request that has come."""
         for place in list(self._places.values()):
             if isinstance(place, Slot) and place.sequence is not None:
                 self.end(place, place.sequence)
@@ -203,7 +199,7 @@ class SequenceTable:
         self._last_used.move_to_end(sequence)
 
     def _forget_place(self, place: Place) -> None:
-        """No more requests of its sequence come, where it still goes on there."""
+        """Forget the sequence of a slot or backlog, if it still goes on there."""
         if place.sequence is not None and self._places.get(place.sequence) is place:
             self._forget(place.sequence)
 
@@ -214,13 +210,13 @@ class SequenceTable:
     # Slots
 
     def settle(self, slot: Slot, now: float) -> None:
-        """Where its sequence has ended, or its next request is one that nobody waits for: on to the next sequence."""
+        """Give the slot to the next sequence if its own has ended, or if nobody waits for its next request."""
         while self._has_ended(slot, now) if slot.queue else slot.forced_end:
             self._release(slot, now)
 
     def _has_ended(self, place: Place, now: float) -> bool:
-        """Whether a sequence ends, with all that is there of it, since its next request cannot be answered in time any
-        more or nobody waits for it."""
+        """End the sequence and refuse its requests if the next one cannot be answered in time, or if its client has
+        left. Returns whether it did."""
         request = place.queue[0]
         is_hopeless = self.is_hopeless(request, now)
         if not is_hopeless and not request.cancelled:
@@ -233,7 +229,6 @@ class SequenceTable:
         return True
 
     def take(self, slot: Slot, now: float) -> SequenceRequest:
-        """The next request of a slot, to be run."""
         request = slot.queue.popleft()
         self._drop(request)
         if request.tag.ends:
@@ -241,7 +236,7 @@ class SequenceTable:
         return request
 
     def take_again(self, request: SequenceRequest, slot: Slot, now: float) -> bool:
-        """A request that has run is to run once more; False: its sequence no longer has the slot."""
+        """Queue a request that has run and must run again. Returns False if its sequence no longer has the slot."""
         sequence = request.tag.id
         if slot.instance.gone or slot.sequence != sequence:
             return False
@@ -260,7 +255,7 @@ class SequenceTable:
                 continue
             slot.queue, slot.sequence = backlog.queue, backlog.sequence
             for request in slot.queue:
-                # Only what waits for a slot can wait too long.
+                # The timeout limits only the wait for a slot.
                 request.place, request.expires_at = slot, request.deadline
             if self._places.get(backlog.sequence) is backlog:
                 self._places[backlog.sequence] = slot
@@ -269,8 +264,8 @@ class SequenceTable:
         heapq.heappush(self._ready, (slot.index, slot.instance.number, slot))
 
     def _next_backlog(self, now: float) -> Backlog:
-        """Take out the sequence that gets a slot: the oldest, but of those with deadlines the newest once the oldest
-        has waited for half of the time that it may (see triage)."""
+        """Remove and return the sequence that gets a slot: the oldest; or the newest with a deadline once the oldest,
+        if it has a deadline, has used half of its time (see Triage)."""
         first = self._backlog[0].queue[0]
         if first.deadline is None or half_time(first, self._times.of(self._largest_batch)) >= now:
             return self._backlog.popleft()
@@ -285,7 +280,7 @@ class SequenceTable:
         self._open_slot(instance, now)
 
     def _open_slot(self, instance: SequenceInstance, now: float) -> None:
-        """Make slots until one is free: a configuration may allow two billion of them."""
+        """Make slots until one is free: not all, because a configuration may allow two billion."""
         while len(instance.slots) < instance.slot_count:
             slot = Slot(instance, len(instance.slots))
             instance.slots.append(slot)
@@ -294,7 +289,7 @@ class SequenceTable:
                 return
 
     def remove_instance(self, instance: SequenceInstance, reason: str) -> None:
-        """Its sequences are lost, and their requests refused."""
+        """Lose an instance's sequences, and refuse their requests."""
         instance.gone = True
         self.instances.remove(instance)
         self._ready = [entry for entry in self._ready if entry[2].instance is not instance]
@@ -306,27 +301,27 @@ class SequenceTable:
                     self._lost[slot.sequence] = reason
                 self._refuse(slot.queue, self.loss_of(slot.sequence, reason))
             slot.sequence = None
-        # They know the instance: left in it, they would keep it until the garbage collector comes by.
+        # The slots refer to the instance: the cycle would last until the next garbage collection.
         instance.slots = []
         while len(self._lost) > _REMEMBERED_LOSSES:
             self._lost.popitem(last=False)
 
-    # Requests that wait too long, and those that nobody waits for
+    # Requests that wait too long, and requests whose clients have left
 
     def clear_backlog(self, error: ServeError) -> None:
         while self._backlog:
             self._refuse_backlog(self._backlog[0], error)
 
     def is_hopeless(self, request: SequenceRequest, now: float) -> bool:
-        """Whether a request could not be answered by its deadline any more if it ran now."""
+        """Return whether a request would end after its deadline if it ran now."""
         deadline = request.deadline
         if deadline is None or deadline > now + self._times.of(self._largest_batch):
             return False
         return deadline <= now or not self._times.may_probe(int(now * 1e9))
 
     def cancel(self, request: SequenceRequest, now: float) -> bool:
-        """Nobody waits for a request: it ends its sequence when its turn comes, at once where it has come. False: it is
-        no longer here."""
+        """Handle that a request's client has left: the request ends its sequence when its turn comes, or now if it has
+        come. Returns False if the request does not wait."""
         place, deadline = request.place, request.deadline
         if isinstance(place, Slot):
             request.cancelled = True
@@ -337,12 +332,13 @@ class SequenceTable:
         return place is not None
 
     def expire(self, request: SequenceRequest) -> None:
-        """A request has waited for its sequence's slot for as long as it may: none of the sequence's will run."""
+        """Refuse a whole sequence that waits for a slot, because one of its requests has waited for its timeout."""
         if isinstance(request.place, Backlog):
             self._refuse_backlog(request.place, unavailable("timeout of the corresponding sequence has been expired"))
 
     def reap(self, now: float, idle_seconds: float) -> float | None:
-        """End the sequences that nobody has used for this long; when to reap again, None = there are no others."""
+        """End the sequences that were unused for `idle_seconds`. Returns when to call again, in time.monotonic(); None
+        = no sequence is left."""
         while self._last_used:
             sequence, used = next(iter(self._last_used.items()))
             if used + idle_seconds > now:
@@ -359,7 +355,7 @@ class SequenceTable:
         return None
 
     def waiting(self) -> Iterator[SequenceRequest]:
-        """Those that no instance has been chosen for, and those in slots."""
+        """Yield the requests in slots and in the backlog."""
         for instance in self.instances:
             for slot in instance.slots:
                 yield from slot.queue
@@ -378,7 +374,6 @@ class SequenceTable:
             self._refused.append((request, error))
 
     def _add(self, request: SequenceRequest, place: Place) -> None:
-        """To those that wait there."""
         place.queue.append(request)
         request.place = place
         self.count += 1
@@ -386,7 +381,6 @@ class SequenceTable:
         self._nbytes += request.nbytes
 
     def _drop(self, request: SequenceRequest) -> None:
-        """It waits no longer."""
         request.place = None
         self.count -= 1
         self.deadline_count -= request.deadline is not None
