@@ -1,1 +1,1 @@
-"""The other verbs of the command `rocserve`: one module a verb."""
+"""Holds the other verbs of the command `rocserve`, one module for each."""

@@ -1,1 +1,1 @@
-"""`rocserve doctor`: checks the installation and each engine, and advises."""
+"""Holds `rocserve doctor`, which checks the installation and each engine, and gives advice."""

@@ -1,4 +1,5 @@
-"""Examines the machine (processors, memory, GPUs, ROCm, variables that engines read) and the installed software."""
+"""Examines the machine (CPUs, memory, GPUs, ROCm, environment variables that engines read) and the installed
+software."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ from rocserve.tools.printing import size
 
 class State(enum.Enum):
     FACT = "fact"
-    """Neither good nor bad."""
+    """Information, neither good nor bad."""
     WORKS = "works"
     ABSENT = "absent"
-    """Not installed: no fault, only something that cannot be had."""
+    """Not installed, which is no fault."""
     BROKEN = "broken"
-    """Installed, and does not work."""
+    """Installed, but it does not work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Finding:
     state: State
     text: str
     advice: str = ""
-    """What to do; "" = nothing."""
+    """What the user should do; "" = nothing."""
 
 
 _MACHINE, _SOFTWARE = partial(Finding, "machine"), partial(Finding, "software")
@@ -77,7 +78,7 @@ def _gpus(host: Host) -> Iterator[Finding]:
     numbers = host.gpus
     if not numbers:
         yield _MACHINE("GPUs", State.ABSENT, "no AMD GPU that this process may use")
-    # AMD's display controllers on the PCI bus, where nothing drives them.
+    # An AMD GPU on the PCI bus is idle if no driver uses it.
     idle = not numbers and not (host.system / "module/amdgpu").exists()
     for device in sorted((host.system / "bus/pci/devices").glob("*")) if idle else ():
         vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
@@ -111,7 +112,7 @@ _ACCESS_ADVICE = (
 
 _CPU_EXTRA = "pip install 'rocserve[cpu]'"
 _PACKAGES = (
-    # module, the names of its distributions, what it is for, how to get it
+    # module, names of its distributions, purpose, how to install it
     ("onnxruntime", ("onnxruntime", "onnxruntime-migraphx", "onnxruntime-rocm", "onnxruntime-gpu"), "", _CPU_EXTRA),
     ("onnx", ("onnx",), "MIGraphX's models", _CPU_EXTRA),
     ("cv2", ("opencv-python-headless", "opencv-python"), "rocAL pipelines on the CPU", _CPU_EXTRA),
@@ -136,7 +137,7 @@ _PACKAGES = (
 def examine_software() -> Iterator[Finding]:
     version = importlib.metadata.version("grpcio")
     requirement = next(line for line in importlib.metadata.requires("rocserve") or () if line.startswith("grpcio"))
-    # Of "grpcio<1.90,>=1.62" the least and the first that is too high.
+    # From "grpcio<1.90,>=1.62": the lowest tested version, and the first one above the tested range.
     least, end = (_numbers(re.findall(sign + r"([\d.]+)", requirement)[0]) for sign in (">=", "<"))
     if least <= _numbers(version) < end:
         yield _SOFTWARE("grpcio", State.FACT, f"{version}, with which the transport is tested")
@@ -170,7 +171,7 @@ def examine_software() -> Iterator[Finding]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The first two."""
+    """Return major and minor version."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 

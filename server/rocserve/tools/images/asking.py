@@ -1,4 +1,4 @@
-"""Asks a model of a running server about images, several at a time; a bad image harms no other."""
+"""Sends images to a model of a running server, several at a time. A bad image does not affect the others."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from rocserve_client import (
 
 CONNECT_TIMEOUT_S = 5.0
 _AT_ONCE = 8
-"""Requests."""
+"""Concurrent requests."""
 _LARGEST_IMAGE = 1 << 30
-"""Bytes: of as many pixels as a pipeline takes by default, uncompressed, with 16 bits each. Files may be endless."""
+"""Bytes of an uncompressed image with 16 bits per level and as many pixels as a pipeline accepts by default. The limit
+is needed because a file may be endless."""
 _PIECE = 1 << 20
 _LONGEST_ON_ONE_LINE = 30
 Found = TypeVar("Found")
@@ -45,7 +46,7 @@ class AskOptions:
 
 @dataclass(frozen=True, slots=True)
 class Finding(Generic[Found]):
-    """Of one image: what the model found, best first, or why it could not be asked."""
+    """Holds what the model found in one image, best first, or why the image was not processed."""
 
     image: Path
     found: tuple[Found, ...] = ()
@@ -53,14 +54,15 @@ class Finding(Generic[Found]):
 
 
 Ask = Callable[[AsyncClient, bytes], Awaitable[tuple[Found, ...]]]
-"""Asks about one encoded image. Raises: ServeError, RocserveError."""
+"""Sends one encoded image and returns what the model found. Raises ServeError, RocserveError."""
 
 
 async def ask_all(
     url: str, model: str, images: Sequence[Path], ask_of: Callable[[ModelMetadata], Ask[Found]]
 ) -> list[Finding[Found]]:
-    """The findings in the order of the images. `ask_of` makes what asks the model, or raises ServeError. Raises:
-    ServeError: no server answers, it does not serve the model, or that is one of another kind."""
+    """Return the findings in the order of the images. `ask_of` makes the function that sends an image, or raises
+    ServeError if the model is of the wrong kind. Raises ServeError if no server answers, or if the server does not
+    serve a suitable model."""
     try:
         connected = AsyncClient(url)
     except RocserveError as error:
@@ -83,7 +85,8 @@ async def ask_all(
 
 
 def read_image(path: Path) -> bytes:
-    """Raises: OSError: it cannot be read; ServeError: INVALID_ARGUMENT, it is larger than an image may be."""
+    """Read a file. Raises OSError if it cannot be read, ServeError (INVALID_ARGUMENT) if it is larger than an image may
+    be."""
     data = bytearray()
     with path.open("rb") as file:
         while piece := file.read(_PIECE):
@@ -94,8 +97,8 @@ def read_image(path: Path) -> bytes:
 
 
 async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetadata:
-    """The metadata of a model that is ready. Raises: ServeError: no server answers, or it does not serve the model;
-    RocserveError: the server answers otherwise than expected."""
+    """Return the metadata of a model that is ready. Raises ServeError if no server answers or the model is not ready,
+    RocserveError for an unexpected answer."""
     try:
         await client.server_live(timeout=CONNECT_TIMEOUT_S)
     except (Unavailable, DeadlineExceeded) as error:
@@ -104,7 +107,7 @@ async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetad
         if await client.model_ready(model, timeout=CONNECT_TIMEOUT_S):
             return await client.model_metadata(model, timeout=CONNECT_TIMEOUT_S)
     except (NotFound, Unavailable):
-        pass  # The index knows why.
+        pass  # The repository index has the reason.
     entries = {entry.name: entry for entry in await client.repository_index(timeout=CONNECT_TIMEOUT_S)}
     if model not in entries:
         raise invalid_argument(f"the server at {url} has no model '{model}'{names_hint('it has', model, entries)}")
@@ -113,7 +116,7 @@ async def require_model(client: AsyncClient, url: str, model: str) -> ModelMetad
 
 
 def tensors_text(metadata: ModelMetadata) -> str:
-    """Such as `ENCODED: BYTES [-1, 1] and gives LABEL: BYTES [1]`, which goes on after "it takes"."""
+    """Return a text for "it takes ...": `ENCODED: BYTES [-1, 1] and gives LABEL: BYTES [1]`."""
 
     def listed(tensors: Sequence[TensorMetadata]) -> str:
         return ", ".join(f"{tensor.name}: {tensor.datatype} {list(tensor.shape)}" for tensor in tensors)
@@ -122,7 +125,7 @@ def tensors_text(metadata: ModelMetadata) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Of a file or a server; the file's name, which an OSError repeats, is left out."""
+    """Return the error's text, without the file name that an OSError repeats."""
     if isinstance(error, ServeError):
         return error.text
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
@@ -133,8 +136,8 @@ def findings_table(
     columns: Sequence[str | Column],
     rows_of: Callable[[Finding[Found]], Sequence[Sequence[RenderableType]]],
 ) -> Table:
-    """The rows of each image without an error, its name before the first. Names are not cut: long ones take several
-    lines, so that there is room for the rest."""
+    """Return a table of the images without errors; an image's first row has its name. Long names are wrapped, not cut,
+    to leave room for the other columns."""
     is_short = max(len(str(finding.image)) for finding in findings) <= _LONGEST_ON_ONE_LINE
     rows = [
         (str(finding.image) if place == 0 else "", *row)
@@ -151,7 +154,7 @@ def print_findings(made: Table) -> None:
 
 
 def print_faults(findings: Sequence[Finding[Found]]) -> int:
-    """A line for each image with an error, on standard error; the exit status."""
+    """Print each image's error on standard error and return the exit status."""
     faults = [finding for finding in findings if finding.error]
     console = Console(stderr=True)
     for one in faults:

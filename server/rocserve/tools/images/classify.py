@@ -1,6 +1,6 @@
-"""Runs `rocserve classify`: asks a model that takes encoded images and gives probabilities.
+"""Runs `rocserve classify`: sends images to a model that takes encoded images and returns probabilities.
 
-The model's input and its output of probabilities are found in its metadata, so any such model will do.
+The input and the output are found in the model's metadata, so any such model works.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BAR_WIDTH = 12
 
 
 def classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
-    """Asks for the `top` best classes. Raises: ServeError: the model does not take one encoded image, or gives no
-    floating-point output."""
+    """Return a function that asks for the `top` best classes. Raises ServeError if the model does not take one encoded
+    image, or has no floating-point output."""
     encoded = [tensor for tensor in metadata.inputs if tensor.datatype == "BYTES"]
     scores = [tensor.name for tensor in metadata.outputs if tensor.datatype.startswith(("FP", "BF"))]
     if len(metadata.inputs) != 1 or not encoded or not scores:
@@ -43,7 +43,7 @@ def classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
         images = np.full((1,) * len(entry.shape), image, dtype=object)
         result = await client.infer(metadata.name, {entry.name: images}, wanted)
         classes: tuple[Classification, ...] = ()
-        # What has no values has no classes.
+        # An empty output has no classes.
         with suppress(ValueError):
             classes = result.classes(scores[0])[0]
         if not classes or not all(0.0 <= found.score <= 1.0 for found in classes):
@@ -54,7 +54,7 @@ def classifier(top: int, metadata: ModelMetadata) -> Ask[Classification]:
 
 
 def findings_table(findings: Sequence[Finding[Classification]]) -> Table:
-    """The best classes of each image that has them, their probabilities also as bars: a full one is certainty."""
+    """Return a table of each image's best classes. A probability is also shown as a bar; a full bar is 1."""
     columns = (Column("label", overflow="fold"), Column("confidence", justify="right"), Column("", width=_BAR_WIDTH))
     return asking.findings_table(
         findings,
@@ -77,7 +77,7 @@ class ClassifyOptions:
 
 
 def run(options: ClassifyOptions) -> int:
-    """Print the best classes of each image; returns the exit status. Raises: ServeError."""
+    """Print the best classes of each image and return the exit status. Raises ServeError."""
     ask_of = partial(classifier, options.top)
     findings = asyncio.run(ask_all(options.ask.url, options.ask.model, options.ask.images, ask_of))
     print_findings(findings_table(findings))

@@ -1,7 +1,7 @@
-"""Runs `rocserve detect`: asks a model that finds objects in encoded images, and draws them.
+"""Runs `rocserve detect`: sends images to a model that finds objects in them, and draws the objects.
 
-A detector takes an encoded image as ENCODED and gives BOXES, SCORES, CLASSES and LABELS, as `--preprocess=yolov8` makes
-it, or `detect_shapes` of the sample repository.
+A detector takes an encoded image as ENCODED and returns BOXES, SCORES, CLASSES and LABELS, like a model made by
+`--preprocess=yolov8` or `detect_shapes` of the sample repository.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OUTPUTS = ("BOXES", "SCORES", "CLASSES", "LABELS")
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """An object that a detector found in an image."""
+    """Describes an object that a detector found in an image."""
 
     label: str
     class_index: int
@@ -52,7 +52,7 @@ class Detection:
 
 
 def detector(metadata: ModelMetadata) -> Ask[Detection]:
-    """Raises: ServeError: the model is no detector."""
+    """Return a function that asks for the objects in an image. Raises ServeError if the model is no detector."""
     texts = {tensor.name: tensor.datatype == "BYTES" for tensor in metadata.outputs}
     is_fit = all(texts.get(name) is (name == "LABELS") for name in OUTPUTS)
     if [tensor.name for tensor in metadata.inputs] != [INPUT] or not is_fit:
@@ -77,8 +77,8 @@ def detector(metadata: ModelMetadata) -> Ask[Detection]:
 
 
 def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iterator[Finding[Detection] | Path]:
-    """A PNG for each image without an error, named like it; the finding with its error where none can be made. None is
-    written over another one of this run, nor over an image."""
+    """Draw each image without an error into a PNG of the same name. Yield its path, or the finding with an error if the
+    drawing failed. No drawing overwrites another one of this run, or an input image."""
     from PIL import Image
 
     from rocserve.tools.images.drawing import draw_detections, enlarge, read_picture
@@ -94,7 +94,7 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
             drawn = draw_detections(*enlarge(read_picture(finding.image), finding.found))
             with replacing(path) as file:
                 drawn.save(file, "PNG")
-        # ValueError: a box's side is NaN.
+        # Pillow raises ValueError if a box has a NaN.
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             yield replace(finding, error=f"it cannot be drawn into {path}: {reason_of(error)}")
         else:
@@ -103,7 +103,7 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
 
 
 def findings_table(findings: Sequence[Finding[Detection]], most: int) -> Table:
-    """At most `most` rows for each image without an error."""
+    """Return a table with at most `most` rows for each image without an error."""
     columns = (
         Column("label", no_wrap=True),
         Column("score", justify="right", no_wrap=True),
@@ -132,9 +132,9 @@ class DetectOptions:
 
 
 def run(options: DetectOptions) -> int:
-    """Print what is in each image and, with a folder, draw it; returns the exit status. Raises: UsageError: the folder
-    is not there and cannot be made, or what draws is not installed; ServeError: no server answers, it does not serve
-    the model, or that is no detector."""
+    """Print the objects in each image and, if a folder is given, draw them. Return the exit status. Raises UsageError
+    if the folder cannot be created or Pillow is missing, ServeError if no server answers or the model is not served or
+    no detector."""
     if options.out is not None:
         try:
             options.out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Draws what a detector found into the picture: a box of the class's colour, and its name and score on a plate."""
+"""Draws detections into a picture: a box in the class's colour, and a plate with label and score."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from PIL import Image, ImageDraw, ImageFont
 from rocserve.tools.images.detect import Detection
 
 _HUE_STEP = 0.618034
-"""Of a turn (the golden section): neighbouring classes get hues that are far apart."""
+"""Fraction of the colour circle (the golden section) between two classes: neighbouring classes get distant hues."""
 
 _LEGIBLE_SIDE = 160
-"""Pixels that a name and its score want; smaller pictures are enlarged until they have them, ..."""
+"""Pixels that a label and its score need. A smaller picture is enlarged to this size, ..."""
 _LONGEST_SIDE = 4096
-"""... but not beyond this."""
+"""... but never beyond this one."""
 
 
 def class_colour(class_index: int) -> tuple[int, int, int]:
@@ -28,20 +28,20 @@ def class_colour(class_index: int) -> tuple[int, int, int]:
 
 
 def read_picture(path: Path) -> Image.Image:
-    """RGB with 8 bits a level, as a model sees it: not turned as its EXIF orientation says. Raises: OSError: it cannot
-    be read; Image.DecompressionBombError: it has more pixels than Pillow opens."""
+    """Read a file as RGB with 8 bits per level. The EXIF orientation is ignored, because the model ignores it too.
+    Raises OSError if the file cannot be read, Image.DecompressionBombError if it has more pixels than Pillow opens."""
     with warnings.catch_warnings():
-        # The server has bounds of its own, and has decoded it.
+        # The server has checked the size against its limits and decoded the image.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         picture = Image.open(path)
     with picture:
-        if picture.mode.startswith("I;16"):  # Pillow would cut its levels at 255.
+        if picture.mode.startswith("I;16"):  # Pillow would clip 16-bit levels at 255.
             return Image.fromarray((np.asarray(picture) // 257).astype(np.uint8)).convert("RGB")
         return picture.convert("RGB")
 
 
 def enlarge(picture: Image.Image, detections: Sequence[Detection]) -> tuple[Image.Image, list[Detection]]:
-    """A small picture a whole number of times as large, and its detections with it; others as they are."""
+    """Enlarge a small picture by a whole factor, and its detections with it. A larger picture is returned unchanged."""
     factor = max(1, min(-(-_LEGIBLE_SIDE // min(picture.size)), _LONGEST_SIDE // max(picture.size)))
     if factor == 1:
         return picture, list(detections)
@@ -54,24 +54,24 @@ def enlarge(picture: Image.Image, detections: Sequence[Detection]) -> tuple[Imag
 
 
 def draw_detections(picture: Image.Image, detections: Sequence[Detection]) -> Image.Image:
-    """A copy with the detections; those with high scores, which come first, lie above the others."""
+    """Return a copy of the picture with the detections drawn. High scores, which come first, are drawn on top."""
     drawn = picture.copy()
     draw = ImageDraw.Draw(drawn)
     side = min(picture.size)
     line = max(2, round(side / 180))
     font = ImageFont.load_default(max(11, round(side / 28)))
-    # Pillow takes no numbers far outside, and models may give any.
+    # Pillow refuses coordinates far outside the picture, and a model may return any.
     within = [replace(found, box=tuple(np.clip(found.box, 0, picture.size * 2).tolist())) for found in detections]
     for found in reversed(within):
-        # The coloured line between two dark ones, so that it shows on any ground; around the object where there is
-        # room, since a small one would vanish beneath it.
+        # The coloured line lies between two dark ones, so that it is visible on any background. It runs outside of the
+        # object if there is room, because it would cover a small object.
         left, top, right, bottom = (round(side) for side in found.box)
         left, top = max(left - line - 1, 0), max(top - line - 1, 0)
         right = max(min(right + line, picture.width - 1), left)
         bottom = max(min(bottom + line, picture.height - 1), top)
         draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline="#101010", width=line + 2)
         draw.rectangle((left, top, right, bottom), outline=class_colour(found.class_index), width=line)
-    # All plates after all boxes: no line runs through a name.
+    # All plates are drawn after all boxes, so that no line crosses a label.
     for found in reversed(within):
         _draw_plate(draw, found, font, picture.size, line)
     return drawn
@@ -84,7 +84,7 @@ def _draw_plate(
     picture_size: tuple[int, int],
     line: int,
 ) -> None:
-    """Above the box where there is room, else within it; always inside the picture."""
+    """Draw the plate above the box, or inside if there is no room, but always within the picture."""
     text = f"{found.label} {found.score:.0%}"
     text_left, text_top, text_right, text_bottom = draw.textbbox((0, 0), text, font=font)
     width, height = text_right - text_left + 3 * line, text_bottom - text_top + 3 * line

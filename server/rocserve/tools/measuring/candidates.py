@@ -1,4 +1,4 @@
-"""Gets a model ready in the engines that are to be measured: programs compiled, inputs known, processes described."""
+"""Prepares a model for the engines that are measured: compiles programs, determines inputs, describes processes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from rocserve.tools.tool_context import ToolContext
 
 MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
 ENGINES = (MIGRAPHX, ONNXRUNTIME, "eager", "inductor", "migraphx-onnx")
-"""Those that a server may use."""
+"""Engines that a server can use."""
 
 _TORCH_FILES = ("model.pt2", "model.pt")
 
 
 def main_engine(model: ToolModel, wanted: str) -> str:
-    """The engine that is `wanted`, or ("auto") that a server here would take. Raises: ServeError: none can run the
-    model, or the one that is asked for cannot be had here."""
+    """Return the name of the `wanted` engine; for "auto", of the engine that a server here would choose. Raises
+    ServeError if no engine can run the model, or if the wanted one is unavailable here."""
     if is_pytorch(model):
         return _pytorch_choice(model, wanted).engine.name
     if model.backend.name in ("migraphx", "tensorflow"):
@@ -54,22 +54,22 @@ def main_engine(model: ToolModel, wanted: str) -> str:
 
 
 def prepare(model: ToolModel, name: str, progress: ToolProgress, log: logging.Logger, instances: int = 1) -> Candidate:
-    """The model in the engine of this name; what MIGraphX has to compile is compiled. `instances`: how many threads are
-    to run an engine that is safe on several. Raises: ServeError: it cannot be had."""
+    """Return the model in the named engine, after compiling what MIGraphX needs. `instances`: threads that will run an
+    engine that allows several. Raises ServeError if the engine is unavailable."""
     if is_pytorch(model):
         if name == TORCH:
             return _torch(model, model.source.model_file)
         source, choice = model.source, _pytorch_choice(model, name)
         config = model.with_parameters(engine=name).source.config
         place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0][0]
-        # As many instances as are measured share the CPUs.
+        # All measured instances share the CPUs.
         config = replace(config, instance_groups=(InstanceGroup("", place.kind, instances),))
         grouped = replace(model, source=replace(source, config=config))
         return _worker_candidate(name, grouped, choice.engine, place.kind, place.device)
     if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
         raise invalid_argument(f"{name} runs PyTorch's files, and {model.source.model_file.name} is none")
     if name == MIGRAPHX:
-        # All of its programs are compiled here, which shows how far that is.
+        # All programs are compiled here, where their progress can be shown.
         context = ToolContext(model, progress.report, log)
         if model.source.model_file.suffix == ".mxr":
             check_mxr(model.source.model_file, context.environment, context.options.target)
@@ -88,7 +88,7 @@ def prepare(model: ToolModel, name: str, progress: ToolProgress, log: logging.Lo
         )
     model = replace(model, source=replace(model.source, model_file=read))
     if name == TORCH:
-        # A file that PyTorch has written goes before the conversion of the ONNX file.
+        # A file in PyTorch's formats is preferred to the converted ONNX file.
         files = [model.source.version_folder / name for name in _TORCH_FILES] if model.definition else []
         written = next((path for path in files if path.is_file()), None)
         order = [one.name for one in model.source.config.inputs] if written else ()
@@ -106,7 +106,7 @@ def migraphx_candidate(name: str, model: ToolModel, device: int | None) -> Candi
 
 
 def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
-    """On the device where a server would have it."""
+    """Return the candidate on the device that a server would choose."""
     source = model.source
     machine = ThisMachine(source.settings)
     choice = model.backend.engine_for(source.config, machine)
@@ -123,7 +123,7 @@ def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
 def _worker_candidate(
     name: str, model: ToolModel, engine: EngineSpec, kind: InstanceKind, device: int | None, instances: int = 1
 ) -> Candidate:
-    """The engine as a worker of the server has it."""
+    """Return a candidate that runs like a worker of the server."""
     source = model.source
     title, library, python = "PyTorch", "torch", tuple[str, ...]((sys.executable,))
     if engine.needs_migraphx:
@@ -156,8 +156,8 @@ def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
 
 
 def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
-    """By the configuration's batch sizes. A dimension that the engine leaves open is as `input_shapes` or the
-    configuration has it."""
+    """Return the inputs for each batch size of the configuration. `input_shapes`, or else the configuration, gives the
+    size of a dimension that the engine leaves open."""
     signature, config = opened.signature, model.source.config
     assert signature is not None, "a worker's engine reports it"
     batches = signature.supports_batching and (config.max_batch_size > 0 or config.has_open_batch)
@@ -183,7 +183,7 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
     if batches:
         sizes = serving.batch_sizes or default_batch_sizes(largest)
     elif model.source.model_file.suffix == ".mxr":
-        # What a brought program is compiled for, where that is known.
+        # The batch size for which the user compiled the program, if it can be inferred.
         first = {shape[0] for shape in shapes.values() if shape}
         sizes = tuple(first) if len(first) == 1 else (0,)
     return {
@@ -200,7 +200,8 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
 
 
 def _torch(model: ToolModel, file: Path, order: Sequence[str] = ()) -> Candidate:
-    """On the first candidate's inputs, in its order or this one: a module takes them by their places."""
+    """Return a candidate with the first candidate's inputs, sorted by `order` if given. A module takes inputs by
+    position."""
     on_gpu = model.source.config.parameters.get("target", "") in ("", "gpu")
     places = {name: place for place, name in enumerate(order)}
 

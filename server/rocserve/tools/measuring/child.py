@@ -1,5 +1,5 @@
-"""A measuring process: `python -m rocserve.tools.measuring.child ANSWERS PARENT_PIPE`, two descriptors; orders come by
-its standard input."""
+"""Is a measuring process: `python -m rocserve.tools.measuring.child ANSWERS PARENT_PIPE`, the numbers of two
+descriptors. Orders come on its standard input."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from rocserve.tools.measuring.process import (
 )
 
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
-"""One run. Safe on several threads at once only where the engine is."""
+"""Runs the model once. Can be called from several threads at a time only if the engine allows it."""
 
 _FACTS = ("execution_providers", "program", "migraphx_binding", "device", "target", "precision")
-"""Of a model's properties, those that describe the measured engine."""
+"""A model's properties that describe the engine."""
 
 
 def _open_worker_engine(engine: WorkerEngine) -> tuple[Opened, Run]:
-    """As a worker of the server has it: the same session or program, devices and batch sizes."""
+    """Load the model as a worker of the server does: the same session or program, devices and batch sizes."""
     file = Path(engine.model_file)
     model: LoadedModel = importlib.import_module(engine.module).load(
         ModelSource(
@@ -90,12 +90,12 @@ def _open_torch(engine: TorchModule) -> tuple[Opened, Run]:
     module = _torch_module(torch, engine.torch_file)
     from torch.utils._pytree import tree_leaves
 
-    # PyTorch calls AMD's GPUs so, too.
+    # PyTorch names AMD's GPUs "cuda" too.
     device = torch.device("cuda" if engine.on_gpu and torch.cuda.is_available() else "cpu")
     module = module.to(device) if hasattr(module, "to") else module
 
     def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
-        # Copies to and from a GPU count, as they do for the other engines.
+        # Copies to and from the GPU are timed, as for the other engines.
         with torch.inference_mode():
             results = module(*(torch.from_numpy(array).to(device) for array in inputs.values()))
             return [result.cpu().numpy() for result in tree_leaves(results)]
@@ -133,7 +133,7 @@ _STANDARD_INPUT = 0
 
 
 def main(answers: int, parent_pipe: int) -> None:
-    """Answer each order until there are no more."""
+    """Answer each order until standard input ends."""
     for descriptor in (answers, parent_pipe):
         os.set_inheritable(descriptor, False)
     held = exit_with_parent(parent_pipe)
@@ -157,7 +157,7 @@ def main(answers: int, parent_pipe: int) -> None:
 
 
 def measure(run: Run, order: Measure) -> Measured:
-    """Time runs as the order says."""
+    """Time runs as ordered."""
     inputs = _inputs(order.inputs, order.data_file)
     if order.outputs_file:
         outputs = map(np.asarray, run(inputs))
@@ -187,8 +187,8 @@ def measure(run: Run, order: Measure) -> Measured:
 
 @lru_cache(maxsize=1)
 def _inputs(inputs: tuple[MeasuredInput, ...], data_file: str) -> Mapping[str, Array]:
-    """Those of an .npz file, which lacks the inputs on which no output depends; "" = random ones. Made for the
-    warm-up, and there when it is time to begin."""
+    """Return the inputs from an .npz file, which lacks inputs that no output depends on; "" = random ones. They are
+    cached: the warm-up makes them, so that they are ready when the measurement begins."""
     if not data_file:
         return random_inputs(inputs)
     with np.load(data_file, allow_pickle=False) as file:

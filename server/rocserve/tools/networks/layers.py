@@ -1,8 +1,8 @@
-"""ONNX graphs under construction, and layers whose outputs have a wanted mean and spread.
+"""Builds ONNX graphs, and layers with seeded random weights whose outputs have a chosen mean and deviation.
 
-Random weights alone make activations vanish, explode, or come out the same for every image. A trained network's
-normalisation prevents that with statistics of its training images, so these networks get theirs from a few images too,
-in one run that normalises each layer by its own outputs.
+Random weights alone make activations vanish, explode, or be the same for every image. A trained network's
+normalisations prevent that with statistics of its training images. Here the statistics come from a few images, in one
+run that normalises each layer by its outputs.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rocserve.tools.networks import UNTRAINED
 Floats = NDArray[np.float32]
 
 IR_VERSION = 7
-"""Of ONNX 1.7, in whose time the published files were made; every later runtime reads it."""
+"""Version of ONNX 1.7, with which the published files were made. Every later runtime reads it."""
 
 
 @dataclass(slots=True)
 class Graph:
-    """Collects nodes, in the order of their work, and weights; `model` makes the file's contents of them. Tensors are
-    known by their names."""
+    """Collects nodes in execution order, and weights; `model` makes the file's content. Tensors are identified by
+    name."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
@@ -36,27 +36,27 @@ class Graph:
     initializers: list[onnx.TensorProto] = field(default_factory=list)
 
     def add_input(self, name: str, shape: Sequence[int | str]) -> str:
-        """An FP32 input; a size that each request chooses has a name."""
+        """Add an FP32 input. A str in the shape names a size that each request chooses."""
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
         return name
 
     def add_output(self, name: str, shape: Sequence[int | str]) -> None:
-        """Hand out an FP32 tensor."""
+        """Declare an FP32 tensor as an output."""
         self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
 
     def add_constant(self, name: str, values: Floats | NDArray[np.int64]) -> str:
-        """Weights, or a tensor that steers a node."""
+        """Add weights, or a tensor that controls a node."""
         datatype = helper.np_dtype_to_tensor_dtype(values.dtype)
         self.initializers.append(helper.make_tensor(name, datatype, values.shape, values.tobytes(), raw=True))
         return name
 
     def add_node(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """A node with one output, whose name is returned."""
+        """Add a node with one output and return the output's name."""
         self.nodes.append(helper.make_node(operator, list(inputs), [output], name=output, **attributes))
         return output
 
     def add_split(self, tensor: str, axis: int, sizes: Sequence[int], output: str) -> list[str]:
-        """Cut a tensor along an axis, as operator sets up to 12 write it."""
+        """Add a node that splits a tensor along an axis, in the form of opsets up to 12."""
         outputs = [f"{output}_{place}" for place in range(len(sizes))]
         self.nodes.append(helper.make_node("Split", [tensor], outputs, name=output, axis=axis, split=list(sizes)))
         return outputs
@@ -69,22 +69,22 @@ class Graph:
         )
 
     def untrained_model(self, name: str, opset: int) -> onnx.ModelProto:
-        """The model, which says of itself that it is untrained."""
+        """Return the model, which names itself untrained."""
         note = f"{name} with seeded random weights: its speed and shapes are real, its answers mean nothing"
         return self.model(name, opset, UNTRAINED, note)
 
 
 _EPSILON = 1e-5
-"""Added to a variance, so that a channel that never changes divides by no zero."""
+"""Added to a variance, so that a constant channel causes no division by zero."""
 _MEASURING_OPSET = 15
-"""The first ones whose BatchNormalization hands out the statistics of its batch."""
+"""The first opset whose BatchNormalization outputs the batch's statistics."""
 _ERRORS_ONLY = 3
-"""ONNX Runtime's number for it."""
+"""ONNX Runtime's log level "error"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The mean and the standard deviation that each channel of a layer is to have; one number counts for all."""
+    """Holds the wanted mean and standard deviation of each channel of a layer; one number holds for all channels."""
 
     mean: Floats
     deviation: Floats
@@ -95,13 +95,13 @@ class Target:
 
 
 EASY = Target.of(1.0, 0.5)
-"""Most values lie where a rectifier lets them pass unchanged. With a mean of 0 each layer would stretch what sets an
-image apart from the others, and after a hundred layers some images would drown all the rest."""
+"""Most values pass a ReLU unchanged. With a mean of 0 each layer would amplify an image's differences from the others,
+and after a hundred layers a few images would dominate."""
 
 
 def seeded_weights(seed: int, name: str, shape: tuple[int, ...]) -> Floats:
-    """Normal with variance 2 / fan-in (He et al., 2015: keeps the size of activations through ReLUs); each name has a
-    stream of its own, so that no layer's weights depend on the layers before."""
+    """Return normal weights with variance 2 / fan-in (He et al., 2015), which keeps the size of activations through
+    ReLUs. Each name has a separate random stream, so that a layer's weights do not depend on the layers before."""
     generator = np.random.default_rng([seed, *name.encode()])
     values = generator.standard_normal(shape, dtype=np.float32)
     values *= np.float32(np.sqrt(2.0 / np.prod(shape[1:])))
@@ -110,7 +110,7 @@ def seeded_weights(seed: int, name: str, shape: tuple[int, ...]) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A Conv or Gemm, and the normalisation behind it."""
+    """Describes a Conv or Gemm node and the normalisation after it."""
 
     name: str
     weighted: onnx.NodeProto
@@ -119,7 +119,7 @@ class _Layer:
     weights: Floats
 
     def parameters(self, mean: Floats, variance: Floats) -> dict[str, Floats]:
-        """Of the normalisation, by the names of its inputs."""
+        """Return the normalisation's parameters by input name."""
         values = (self.target.deviation, self.target.mean, mean, variance)
         shape = self.weights.shape[:1]
         names = self.normalisation.input[1:]
@@ -129,7 +129,8 @@ class _Layer:
 
 
 class Layers:
-    """Adds layers to a graph, then their weights. Tensors are FP32, NCHW; how many channels each has is remembered."""
+    """Adds layers to a graph, and weights at the end. Tensors are FP32, NCHW; `channels` has each tensor's number of
+    channels."""
 
     def __init__(self, seed: int) -> None:
         self.graph = Graph()
@@ -148,7 +149,8 @@ class Layers:
         pads: tuple[int, int, int, int] | None = None,
         target: Target = EASY,
     ) -> str:
-        """A normalised convolution; without `pads` (top, left, bottom, right) the output is as large as the input."""
+        """Add a normalised convolution. `pads`: top, left, bottom, right; None = the output is as large as the
+        input."""
         around = kernel // 2
         attributes: dict[str, object] = {
             "kernel_shape": [kernel, kernel],
@@ -160,11 +162,11 @@ class Layers:
         )
 
     def dense(self, name: str, source: str, outputs: int, target: Target) -> str:
-        """A normalised layer over [images, values]."""
+        """Add a normalised dense layer over [images, values]."""
         return self._normalised("Gemm", name, source, (outputs, self.channels[source]), target, {"transB": 1})
 
     def node(self, operator: str, sources: list[str], name: str, **attributes: object) -> str:
-        """A node whose output has as many channels as its first input."""
+        """Add a node whose output has as many channels as its first input."""
         return self._remember(self.graph.add_node(operator, sources, name, **attributes), self.channels[sources[0]])
 
     def concatenation(self, name: str, *sources: str) -> str:
@@ -172,10 +174,10 @@ class Layers:
         return self._remember(joined, sum(self.channels[source] for source in sources))
 
     def normalise(self, images: Mapping[str, Floats], fused: Collection[str]) -> None:
-        """Give all layers their weights, and normalisations by what they make of these images. `fused`: the operators
-        that have it multiplied into weights and bias, which is how inference runs it fastest; behind the others it
-        stays a node. The outcome is the same each time on one machine. Another processor sums in another order, and
-        gives weights that differ in their last digits."""
+        """Set the weights of all layers, with normalisations computed from these images. `fused`: operators whose
+        normalisation is folded into weights and bias, the fastest form for inference; for other operators it stays a
+        node. The result is the same for each run on one machine. Another processor sums in another order, so that the
+        last digits of its weights differ."""
         measured = iter(self._measured(images))
         for layer in self._layers:
             parameters = layer.parameters(next(measured), next(measured))
@@ -215,8 +217,8 @@ class Layers:
         return tensor
 
     def _measured(self, images: Mapping[str, Floats]) -> Sequence[Floats]:
-        """Mean and variance of each channel over images, rows and columns, of each layer before its normalisation.
-        Weights are inputs, so that none is copied."""
+        """Return mean and variance of each channel over images, rows and columns, for each layer before its
+        normalisation. Weights are passed as inputs, so that none is copied."""
         inputs = dict(images)
         outputs: list[str] = []
         in_training: dict[str, onnx.NodeProto] = {}
@@ -243,7 +245,7 @@ class Layers:
         opsets = [helper.make_opsetid("", _MEASURING_OPSET)]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
-        # Nothing is run twice, so to search for a faster plan costs more than it brings.
+        # The model runs once, so searching for a faster plan would cost more than it saves.
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         model = helper.make_model(graph, ir_version=IR_VERSION, opset_imports=opsets).SerializeToString()
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -253,13 +255,14 @@ class Layers:
 
 _SHAPES_AN_IMAGE = 6
 _COLOUR_SHARE = 0.35
-"""How much of the contrast is colour; in photographs brightness varies more."""
+"""Share of the contrast that is colour. In photographs brightness varies more than colour."""
 
 
 def photo_like_images(count: int, side: int, seed: int) -> Floats:
-    """Synthetic images with the statistics of photographs: FP32 [count, side, side, 3], RGB, 0..1, of clouds whose
-    amplitude falls with frequency, behind plain shapes, some of them dark, some bright, some of little contrast. In
-    photographs the amplitude falls about as 1 / frequency (D. J. Field, 1987), and objects have sharp edges."""
+    """Return synthetic images with the statistics of photographs: FP32 [count, side, side, 3], RGB, 0..1.
+    They are clouds whose amplitude falls with frequency, behind plain shapes: dark, bright or of little contrast. In
+    photographs the amplitude falls about as 1 / frequency (D. J. Field, 1987), and objects have sharp edges.
+    """
     generator = np.random.default_rng(seed)
     return np.stack([_image(generator, side) for _ in range(count)])
 
@@ -282,7 +285,7 @@ def _image(generator: np.random.Generator, side: int) -> Floats:
 
 
 def _cloud(generator: np.random.Generator, side: int) -> NDArray[np.float64]:
-    """[side, side], 0..1."""
+    """Return [side, side] levels in 0..1."""
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None, :])
     frequency[0, 0] = np.inf
     spectrum = np.fft.rfft2(generator.standard_normal((side, side))) / frequency

@@ -1,4 +1,5 @@
-"""ResNet-50 (He et al., 2015) as the ONNX Model Zoo has it: version 1, each stage's stride in its first 1 x 1."""
+"""Builds ResNet-50 (He et al., 2015) like the ONNX Model Zoo's version 1: a stage's stride is in its first 1 x 1
+convolution."""
 
 from __future__ import annotations
 
@@ -8,25 +9,25 @@ import onnx
 from rocserve.tools.networks.layers import Layers, Target, photo_like_images
 
 INPUT, OUTPUT = "data", "resnetv17_dense0_fwd"
-"""The tensors' names in the published file: FP32 [N, 3, 224, 224] and the scores, FP32 [N, 1000]."""
+"""Tensor names of the published file: FP32 [N, 3, 224, 224], and the scores, FP32 [N, 1000]."""
 SIDE = 224
 CLASSES = 1000
 OPSET = 12
 _MEAN = np.array([0.485, 0.456, 0.406], dtype=np.float32)
 _DEVIATION = np.array([0.229, 0.224, 0.225], dtype=np.float32)
-"""Of ImageNet's levels, RGB, 0..1: what the published preprocessing subtracts and divides by."""
+"""Of ImageNet's levels, RGB, 0..1. The published preprocessing subtracts the mean and divides by the deviation."""
 
 _STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
-"""Blocks, and the channels inside them; they hand on four times as many."""
+"""Number of blocks, and channels inside them. A block's output has four times as many channels."""
 _EXPANSION = 4
 _SCORES = Target.of(0.0, 2.0)
-"""Scores so spread that the best of 1000 classes gets a probability one can see."""
+"""Spread so that the best of 1000 classes gets a visible probability."""
 _SEED = 50
 _IMAGES = 8
 
 
 def build() -> onnx.ModelProto:
-    """The network with seeded weights; needs no network connection."""
+    """Build the network with seeded weights. Needs no network connection."""
     layers = Layers(_SEED)
     scores = _network(layers)
     images = (photo_like_images(_IMAGES, SIDE, _SEED) - _MEAN) / _DEVIATION
@@ -50,7 +51,7 @@ def _network(layers: Layers) -> str:
 
 
 def _block(layers: Layers, name: str, source: str, channels: int, stride: int, *, widens: bool) -> str:
-    """1 x 1, 3 x 3, 1 x 1, and the source added; `widens`: through a convolution that makes it as wide."""
+    """Add 1 x 1, 3 x 3 and 1 x 1 convolutions, plus the source. `widens`: a convolution widens the source to match."""
     wide = channels * _EXPANSION
     inner = _relu(layers, layers.convolution(f"{name}_reduce", source, channels, 1, stride=stride))
     inner = _relu(layers, layers.convolution(f"{name}_middle", inner, channels, 3))

@@ -1,7 +1,7 @@
-"""YOLOv4 (Bochkovskiy et al., 2020) for 416 x 416 pixels and COCO's 80 classes, as the ONNX Model Zoo has it.
+"""Builds YOLOv4 (Bochkovskiy et al., 2020) for 416 x 416 pixels and COCO's 80 classes, like the ONNX Model Zoo's.
 
-CSPDarknet53 with Mish, spatial pyramid pooling, and a path aggregation neck with leaky ReLUs. Normalisation is fused
-into the convolutions, as in the published file.
+It consists of CSPDarknet53 with Mish, spatial pyramid pooling, and a path aggregation neck with leaky ReLUs.
+Normalisations are fused into the convolutions, as in the published file.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rocserve.tools.networks.layers import Layers, Target, photo_like_images
 INPUT = "input_1:0"
 """FP32 [N, 416, 416, 3], RGB, 0..1."""
 OUTPUTS = ("Identity:0", "Identity_1:0", "Identity_2:0")
-"""FP32 [N, 52, 52, 3, 85], [N, 26, 26, 3, 85] and [N, 13, 13, 3, 85]: row, column, anchor, and its values. Four are
-the box, raw; the objectness and the 80 classes have been through the sigmoid."""
+"""FP32 [N, 52, 52, 3, 85], [N, 26, 26, 3, 85] and [N, 13, 13, 3, 85]: row, column, anchor, values. The values are four
+for the box, raw, then the objectness and 80 classes after a sigmoid."""
 SIDE = 416
 CLASSES = 80
 ANCHORS = 3
@@ -26,20 +26,20 @@ _IMAGES = 6
 _MEASURING_SIDE = 192
 _LEAK = 0.1
 _ONE = "one"
-"""The constant in Mish."""
+"""Name of the constant in Mish."""
 _STAGES = ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4))
-"""Channels that a stage hands on, and its residual blocks."""
+"""Output channels of a stage, and its number of residual blocks."""
 
 _BOX_CENTRE = (0.0, 1.0)
 _BOX_SIZE = (0.0, 0.35)
 _OBJECTNESS = (-3.7, 1.2)
 _CLASS = (-2.0, 1.5)
-"""Mean and deviation of the heads' raw values. Sizes stay near the anchors'; of the 10,647 predictions for an image
+"""Mean and deviation of the heads' raw values. Box sizes stay near the anchors'. Of the 10,647 predictions for an image
 some dozens, not thousands, have a score above 0.25."""
 
 
 def build() -> onnx.ModelProto:
-    """The network with seeded weights; needs no network connection."""
+    """Build the network with seeded weights. Needs no network connection."""
     layers = Layers(_SEED)
     heads = _network(layers)
     images = photo_like_images(_IMAGES, _MEASURING_SIDE, _SEED)
@@ -50,7 +50,7 @@ def build() -> onnx.ModelProto:
 
 
 def _network(layers: Layers) -> tuple[str, str, str]:
-    """The three heads, the finest first: NCHW, 255 channels."""
+    """Add the network and return its three heads, the finest first: NCHW, 255 channels."""
     layers.graph.add_input(INPUT, ["N", SIDE, SIDE, 3])
     layers.graph.add_constant(_ONE, np.array(1, dtype=np.float32))
     tensor = layers.graph.add_node("Transpose", [INPUT], "planes", perm=[0, 3, 1, 2])
@@ -67,7 +67,7 @@ def _network(layers: Layers) -> tuple[str, str, str]:
     ]
     pooled = layers.concatenation("pools", *pools, tensor)
     coarse = _leaky_run(layers, "after_pools", pooled, ((512, 1), (1024, 3), (512, 1)))
-    # The neck carries the features of large areas up to the finer maps, and back down.
+    # The neck carries features of large areas to the finer maps, and back.
     middle = _upsampled_join(layers, "up_middle", coarse, stages[3], 256)
     fine = _upsampled_join(layers, "up_fine", middle, stages[2], 128)
     middle = _downsampled_join(layers, "down_middle", fine, middle, 256)
@@ -76,8 +76,9 @@ def _network(layers: Layers) -> tuple[str, str, str]:
 
 
 def _stage(layers: Layers, name: str, source: str, channels: int, blocks: int) -> str:
-    """Halves the sides; one part of the channels passes the residual blocks, the other goes round them."""
-    # The first stage alone splits no channels: both its parts have all of them.
+    """Add a stage that halves the sides. One part of the channels passes the residual blocks, and the other bypasses
+    them."""
+    # Only the first stage splits no channels: each part has all of them.
     part = channels if blocks == 1 else channels // 2
     inside = channels // 2
     down = _mish(layers, f"{name}_down", source, channels, 3, stride=2)
@@ -126,7 +127,7 @@ def _head(layers: Layers, name: str, source: str, channels: int) -> str:
 
 
 def _hand_out(layers: Layers, head: str, output: str, cells: int) -> None:
-    """[N, 255, rows, columns] -> the published layout, sigmoid on all but the box."""
+    """Convert a head from [N, 255, rows, columns] to the published layout, with a sigmoid on all values but the box."""
     graph = layers.graph
     last = graph.add_node("Transpose", [head], f"{head}_last", perm=[0, 2, 3, 1])
     # 0 keeps a dimension.
@@ -151,7 +152,8 @@ def _leaky(layers: Layers, name: str, source: str, channels: int, kernel: int, s
 
 
 def _mish(layers: Layers, name: str, source: str, channels: int, kernel: int, stride: int = 1) -> str:
-    """x * tanh(log(exp(x) + 1)) (Misra, 2019), of the published file's nodes, which cost more than one Softplus."""
+    """Add a convolution and x * tanh(log(exp(x) + 1)) (Misra, 2019), in the nodes of the published file, which cost
+    more than one Softplus node."""
     tensor = layers.convolution(name, source, channels, kernel, stride=stride, pads=_pads(kernel, stride))
     power = layers.node("Exp", [tensor], f"{name}_exp")
     soft = layers.node("Log", [layers.node("Add", [power, _ONE], f"{name}_exp_and_one")], f"{name}_softplus")
@@ -160,6 +162,6 @@ def _mish(layers: Layers, name: str, source: str, channels: int, kernel: int, st
 
 
 def _pads(kernel: int, stride: int) -> tuple[int, int, int, int]:
-    """Where it halves the sides, a convolution pads above and to the left alone."""
+    """Return the padding. A convolution that halves the sides pads only at the top and on the left."""
     around = kernel // 2
     return (1, 1, 0, 0) if stride == 2 else (around, around, around, around)

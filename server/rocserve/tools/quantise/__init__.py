@@ -1,1 +1,1 @@
-"""`rocserve quantise`: makes a program of PyTorch's compute in whole numbers of 8 bits."""
+"""Holds `rocserve quantise`, which makes a PyTorch program compute in 8-bit integers."""

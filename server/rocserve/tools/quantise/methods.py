@@ -1,10 +1,10 @@
-"""The three ways to quantise a program: each takes a program and gives a module that computes in int8.
+"""Quantises a PyTorch program by one of three methods. Each takes a program and returns a module that computes in int8.
 
-dynamic  linear layers only. Weights have a scale an output channel, inputs a scale a row, of the row itself: a
-         request's answer does not depend on its batch.
-static   convolutions, linear layers and operations between them. Weights have a scale an output channel, inputs a
-         scale a tensor, found by calibration with the data.
-qat      as static; the scales, and the weights with them, are trained.
+dynamic  Linear layers only. Weights have a scale per output channel, inputs a scale per row that depends on this row
+         only: a request's answer does not depend on its batch.
+static   Convolutions, linear layers and operations between them. Weights have a scale per output channel, inputs a
+         scale per tensor, calibrated with the data.
+qat      Like static, but scales and weights are trained.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def quantise_dynamic(program: ExportedProgram) -> GraphModule:
 
 
 def _as_layer(module: GraphModule, node: Any, name: str) -> None:
-    """A call of `linear` as a layer again, which torchao quantises."""
+    """Turn a call of `linear` back into a layer, because torchao quantises layers."""
     source, weight, bias = (*node.args, None)[:3]
     values = attrgetter(weight.target)(module)
     layer = nn.Linear(values.shape[1], values.shape[0], bias=bias is not None)
@@ -71,7 +71,7 @@ def quantise_static(program: ExportedProgram, runs: Sequence[Mapping[str, Array]
 
 
 def quantise_trained(program: ExportedProgram, train: Train) -> GraphModule:
-    """`train` is given the network, whose layers round as they will when it is quantised, to be trained further."""
+    """Quantise after training. `train` gets the network, whose layers round as they will after quantisation."""
     prepared = prepare_qat_pt2e(program.module(check_guards=False), _quantizer(is_qat=True))
     move_exported_model_to_train(prepared)
     train(prepared)
@@ -80,17 +80,17 @@ def quantise_trained(program: ExportedProgram, train: Train) -> GraphModule:
 
 
 def _quantizer(*, is_qat: bool) -> Any:
-    """Inductor's for x86, whose pairs of quantising and dequantising ONNX has operators for as well."""
+    """Return Inductor's quantiser for x86. ONNX also has operators for its pairs of quantising and dequantising."""
     return X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config(is_qat=is_qat))
 
 
 def training_function(file: Path) -> Train:
-    """The `train` of a Python file. Raises: ServeError: INVALID_ARGUMENT; there is none."""
+    """Return the function `train` of a Python file. Raises ServeError (INVALID_ARGUMENT) if there is none."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise invalid_argument(f"{file} is no Python file; expected one that holds train(network)")
     script = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.absolute().parent))  # As Python has it for a script.
+    sys.path.insert(0, str(file.absolute().parent))  # Python does the same for a script.
     spec.loader.exec_module(script)
     train: Train | None = getattr(script, "train", None)
     if not callable(train):
@@ -102,11 +102,11 @@ Array = np.ndarray[Any, Any]
 
 _WITH_WEIGHTS = ("conv1d", "conv2d", "conv3d", "linear")
 _ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")
-"""What nodes say of where they come from; it may be more than the weights."""
+"""Metadata in which nodes record their origin. They may be larger than the weights."""
 
 
 def results(program: Program, run: Mapping[str, Array]) -> list[Array]:
-    """What the program makes of one run's inputs; in fp32 what is in bf16, which numpy has not."""
+    """Return the program's outputs for one run's inputs. bf16 becomes fp32, because numpy has no bf16."""
     with torch.no_grad():
         found = outputs_of(program.call(_tensors(program, run)))
     return [(value.float() if value.dtype is torch.bfloat16 else value).numpy() for value in found]
@@ -117,7 +117,7 @@ def _tensors(program: Program, run: Mapping[str, Array]) -> list[Any]:
 
 
 def layers(graph: Any) -> list[Any]:
-    """The nodes that multiply by weights."""
+    """Return the nodes that multiply by weights."""
     return [
         node
         for node in graph.nodes
@@ -126,17 +126,18 @@ def layers(graph: Any) -> list[Any]:
 
 
 def is_quantised(program: ExportedProgram) -> bool:
-    """Whether it has weights in int8; dynamically quantised layers are none of those above any more."""
+    """Return whether the program has int8 weights. `layers` does not find dynamically quantised layers."""
     values = (*program.state_dict.values(), *program.constants.values())
     return any(isinstance(value, torch.Tensor) and value.dtype is torch.int8 and value.ndim > 1 for value in values)
 
 
 def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[str, Array]) -> ExportedProgram:
-    """The module as a program that takes and gives what the original does. `run`: inputs to export it with."""
+    """Export the module as a program with the original's inputs and outputs. `run`: example inputs."""
     _drop_unused(module)
     program = exported_program(original, lambda *args, **kwargs: (args, kwargs))
     if program.signature.batches:
-        # Of one row it would become a program for one row, and what it is exported with is in the file.
+        # An export with one row would fix the program to one row. The example inputs are stored in the file, so use two
+        # rows.
         run = {name: np.resize(array, (2, *array.shape[1:])) for name, array in run.items()}
     args, kwargs = program.call(_tensors(program, run))
     rows = {0: Dim.DYNAMIC(min=1, max=program.signature.most_rows)} if program.signature.batches else {}
@@ -144,7 +145,7 @@ def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[st
     shapes.append(pytree.tree_map(lambda value: rows if isinstance(value, torch.Tensor) else None, kwargs))
     with torch.no_grad():
         exported = torch.export.export(module, args, kwargs, dynamic_shapes=(*shapes[0], *shapes[1].values()))
-    # torchao's own operators become PyTorch's; a server need not have torchao.
+    # torchao's operators are replaced by PyTorch's, because a server need not have torchao.
     own = {op: made for op, made in torch.export.default_decompositions().items() if op.namespace == "torchao"}
     exported = exported.run_decompositions(own)
     for node in exported.graph.nodes:
@@ -154,7 +155,7 @@ def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[st
 
 
 def _drop_unused(module: GraphModule) -> None:
-    """Weights that have been replaced."""
+    """Remove weights that have been replaced."""
     module.graph.eliminate_dead_code()
     module.recompile()
     called = tuple(f"{node.target}." for node in module.graph.nodes if node.op == "call_module")

@@ -1,4 +1,4 @@
-"""Runs `rocserve quantise`."""
+"""Runs `rocserve quantise`: quantises a PyTorch program and compares the result with the original."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NEEDED_FOR_ONNX = ("onnxscript>=0.7", "onnxruntime>=1.18")
 _ONNX = ".onnx"
 _SUFFIXES = (".pt2", _ONNX)
 _ROWS = 32
-"""Samples that run together."""
+"""Samples in one run."""
 _ROOT = Path("/")
 
 
@@ -60,8 +60,8 @@ class QuantiseOptions:
 
 
 def run(options: QuantiseOptions) -> None:
-    """Write the quantised program, and print what has become of the original. Raises: ServeError: UNAVAILABLE, PyTorch
-    or torchao is not installed; INVALID_ARGUMENT, the model cannot be quantised."""
+    """Write the quantised program and print its difference from the original. Raises ServeError: UNAVAILABLE if PyTorch
+    or torchao is not installed, INVALID_ARGUMENT if the model cannot be quantised."""
     if (options.train is None) == (options.method == "qat"):
         raise UsageError("--method qat needs --train, and no other method takes it")
     if options.out.suffix not in _SUFFIXES:
@@ -75,9 +75,9 @@ def run(options: QuantiseOptions) -> None:
         package = re.split("[=>]", needed)[0]
         if find_spec(package) is None:
             raise unavailable(f"this needs {package}, which is not installed: pip install '{needed}'")
-    import torch  # Which sets its log's level itself when it is imported.
+    import torch  # Importing torch sets its log level, so the level is changed afterwards.
 
-    # Deprecations, and kernels for other machines.
+    # Hide deprecations, and warnings about kernels for other machines.
     warnings.simplefilter("ignore")
     for package in (torch.__name__, "torchao"):
         logging.getLogger(package).setLevel(logging.ERROR)
@@ -98,7 +98,8 @@ def run(options: QuantiseOptions) -> None:
         assert options.train is not None, "the command line sees to it"
         module = methods.quantise_trained(exported, methods.training_function(options.train))
     quantised = methods.export_again(module, exported, runs[0])
-    # Dynamically quantised layers are no layers of the graph any more; the others' weights are dequantised there.
+    # A dynamically quantised layer is no longer a layer of the graph. The weights of other quantised layers are
+    # dequantised in the graph.
     weighted = methods.layers(quantised.graph)
     left = [node for node in weighted if "dequantize" not in str(getattr(node.args[1], "target", ""))]
     done = count - len(left)
@@ -114,8 +115,8 @@ def run(options: QuantiseOptions) -> None:
 
 
 def read_inputs(program: ProgramSignature, options: QuantiseOptions) -> list[Mapping[str, Array]]:
-    """The inputs of one run after the other, from the files that calibration data may be. Raises: ServeError:
-    INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs, or sizes beside the batch vary."""
+    """Return the inputs of each run, from any files that calibration data can be. Raises ServeError (INVALID_ARGUMENT)
+    if the data cannot be read or do not fit, or if a size other than the batch varies."""
     for path in filter(None, (options.data, options.pipeline)):
         if not path.exists():
             raise invalid_argument(f"{path} does not exist")
@@ -137,7 +138,7 @@ def read_inputs(program: ProgramSignature, options: QuantiseOptions) -> list[Map
 
 
 def _calibration_input(tensor: ProgramTensor, batches: bool) -> CalibrationInput:
-    """One sample of an input, without the batch dimension where the program has one."""
+    """Describe one sample of an input, without the batch dimension."""
     name, shape = tensor.names[0], tensor.shape or ()
     sizes = shape[1:] if batches else shape
     if -1 in sizes:
@@ -155,7 +156,7 @@ def _calibration_input(tensor: ProgramTensor, batches: bool) -> CalibrationInput
 
 
 def _within_root(path: Path | None) -> str:
-    """As a path relative to the root, which is what calibration data are within."""
+    """Return the path relative to `/`, because calibration data are paths relative to a folder."""
     return "" if path is None else str(path.resolve().relative_to(_ROOT))
 
 
@@ -178,14 +179,14 @@ def _write(program: ExportedProgram, signature: ProgramSignature, path: Path) ->
 
             write_onnx(program, Path(file.name), *signature.default_names)
         else:
-            # PyTorch aborts the process where a file cannot be written to its end.
+            # PyTorch aborts the process if it cannot write its file completely, so it writes into memory.
             written = io.BytesIO()
             torch.export.save(program, written)
             file.write(written.getbuffer())
 
 
 def _written(path: Path) -> Run:
-    """Runs what has been written."""
+    """Return a function that runs the written file."""
     if path.suffix == _ONNX:
         import onnxruntime
 
@@ -200,13 +201,13 @@ def _written(path: Path) -> Run:
 
 
 def _compare(original: Program, written: Run, runs: Sequence[Mapping[str, Array]], out: Console) -> None:
-    """A line an output."""
+    """Print one line for each output."""
     from rocserve.tools.quantise.methods import results
 
     exact_runs = [results(original, run) for run in runs]
     other_runs = [written(run) for run in runs]
     for place, tensor in enumerate(original.signature.outputs or ()):
-        # As numbers with a sign and a fraction, whatever the datatype.
+        # float64, so that unsigned and small datatypes can be subtracted.
         exact, other = (
             np.concatenate([np.atleast_1d(run[place]) for run in one]).astype(np.float64)
             for one in (exact_runs, other_runs)

@@ -1,1 +1,1 @@
-"""`rocserve tune`: which batch size and how many instances suit a model on this machine."""
+"""Holds `rocserve tune`, which finds the batch size and number of instances that suit a model on this machine."""

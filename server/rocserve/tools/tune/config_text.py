@@ -1,4 +1,5 @@
-"""Puts a choice of batch size and instances into the text of a config.pbtxt; all else in it stays as it is written."""
+"""Writes a choice of batch size and instances into the text of a config.pbtxt. Everything else in the text is
+preserved."""
 
 from __future__ import annotations
 
@@ -20,18 +21,18 @@ from rocserve.tools.printing import replacing
 
 @dataclass(frozen=True, slots=True)
 class ServingChoice:
-    """What a model is to be served with."""
+    """Holds the settings that a model should be served with."""
 
     instances: int
     largest_batch: int = 0
-    """0 for a model that does not batch."""
+    """0 = the model does not batch."""
     batch_sizes: tuple[int, ...] = ()
-    """What is compiled ahead, where an engine does that; ascending."""
+    """Ascending, for an engine that compiles programs ahead; empty = none."""
 
 
 def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
-    """The text with the choice written in. Raises: ServeError: INVALID_ARGUMENT; the text is no config.pbtxt, or has no
-    one place for the choice."""
+    """Return the text with the choice written into it. Raises ServeError (INVALID_ARGUMENT) if the text is no
+    config.pbtxt, or if the place for the choice is ambiguous."""
     expected = parse_model_config(text, filename)
     if not expected.instance_group:
         expected.instance_group.add()
@@ -58,7 +59,7 @@ def with_choice(text: str, choice: ServingChoice, filename: str) -> str:
         line = f'parameters {{ key: "batch_sizes" value: {{ string_value: "{sizes}" }} }}'
         places.put("parameters.value.string_value", f'"{sizes}"', line, places.parameter("batch_sizes"))
     changed = places.changed()
-    # However the text was written: it now says what it is to say, and all else that it said before.
+    # The text may be written in any style. Parsing proves that it now has the choice, and everything else is unchanged.
     try:
         written = parse_model_config(changed, filename)
     except ServeError as error:
@@ -78,18 +79,18 @@ _TOKEN = re.compile(
 )
 _CLOSING = {"{": "}", "<": ">"}
 _Span = tuple[int, int]
-"""From a character of the text up to another; the brackets of messages and lists included."""
+"""Start and end of a piece of text, in characters. The brackets of a message or list are included."""
 
 
 class _Places:
-    """The places in a text of protobuf's text format, which is known to be well-formed, by the paths of their fields:
-    "instance_group.count"; and what is to stand there."""
+    """Finds the positions of fields in a well-formed protobuf text by their paths, such as "instance_group.count", and
+    collects changes to them."""
 
     def __init__(self, text: str) -> None:
         self.fields: dict[str, list[_Span]] = defaultdict(list)
-        """What each field has: a value, or a list."""
+        """Positions of each field's value or list."""
         self.values: dict[str, list[_Span]] = defaultdict(list)
-        """Each value, be it alone or in a list."""
+        """Positions of each single value, also within a list."""
         self._text = text
         self._changes: list[tuple[_Span, str]] = []
         self._added: list[str] = []
@@ -97,8 +98,8 @@ class _Places:
         self._read_fields("", "")
 
     def put(self, path: str, value: str, line: str, holders: Sequence[_Span] | None = None) -> None:
-        """The value where the field is, else as the first one of the message that holds it, else the line at the end.
-        `holders`: the messages that may; None = those of the path."""
+        """Replace the field's value. If the field is missing, insert it into the first message of its path, or else
+        append `line` to the text. `holders`: the messages that may contain the field; None = all of the path."""
         outer, _, name = path.rpartition(".")
         holders = self.values[outer] if holders is None else holders
         found = [field for field in self.fields[path] if not outer or any(_holds(one, field) for one in holders)]
@@ -111,7 +112,7 @@ class _Places:
             self._added.append(line)
 
     def parameter(self, name: str) -> list[_Span]:
-        """The `value` of the entry of `parameters` with this key."""
+        """Return the positions of `value` in the entry of `parameters` with this key."""
         keys = [key for key in self.values["parameters.key"] if self._text[key[0] + 1 : key[1] - 1] == name]
         entries = [entry for entry in self.values["parameters"] if any(_holds(entry, key) for key in keys)]
         return [one for one in self.values["parameters.value"] if any(_holds(entry, one) for entry in entries)]
@@ -125,7 +126,7 @@ class _Places:
         return text + "".join(f"{line}\n" for line in self._added)
 
     def _read_fields(self, prefix: str, until: str) -> None:
-        """Up to the bracket `until`, which is not taken; "" = to the end."""
+        """Read fields up to the bracket `until`, which is not consumed; "" = up to the end."""
         while self._next() != until:
             path = prefix + self._tokens.popleft()[0]
             start = self._tokens[0].start()
@@ -139,20 +140,21 @@ class _Places:
             self.fields[path].append((start, end))
 
     def _read_value(self, path: str) -> int:
-        """Its end."""
+        """Read a value and return its end."""
         first = self._tokens.popleft()
         end = first.end()
         if first[0] in _CLOSING:
             self._read_fields(f"{path}.", _CLOSING[first[0]])
             end = self._tokens.popleft().end()
-        # Strings that follow each other are one.
+        # Adjacent strings form one string.
         while first.lastgroup == "string" and self._next().startswith(('"', "'")):
             end = self._tokens.popleft().end()
         self.values[path].append((first.start(), end))
         return end
 
     def _next(self) -> str:
-        """No string is a bracket: it has its quotes; "" at the end."""
+        """Return the next token, "" at the end. A string is never equal to a bracket, because it includes its
+        quotes."""
         return self._tokens[0][0] if self._tokens else ""
 
 
@@ -161,8 +163,8 @@ def _holds(outer: _Span, inner: _Span) -> bool:
 
 
 def config_path(model: ToolModel, config_name: str) -> Path:
-    """The file that says how the model is served; it need not be there yet. Raises: ServeError: INVALID_ARGUMENT; there
-    is none that could be written."""
+    """Return the file that configures the model; it may not exist yet. Raises ServeError (INVALID_ARGUMENT) if there is
+    no file that could be written."""
     definition = model.definition
     if definition is None:
         raise invalid_argument("--write: a bare file has no config.pbtxt; give a model's folder")
@@ -183,8 +185,8 @@ def config_path(model: ToolModel, config_name: str) -> Path:
 
 
 def write_choice(path: Path, model: ToolModel, choice: ServingChoice) -> None:
-    """Replace the file in one step; a server that watches sees the one or the other. Raises: ServeError: the choice
-    cannot be written into it; it is as it was."""
+    """Replace the file in one step, so that a watching server sees either the old or the new one. Raises ServeError if
+    the choice cannot be written; the file is then unchanged."""
     before = read_text(path) if path.exists() else f'backend: "{model.backend.name}"\n'
     text = with_choice(before, choice, path.name)
     message = parse_model_config(text, path.name)

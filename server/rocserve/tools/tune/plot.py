@@ -1,4 +1,4 @@
-"""Draws the sweep: throughput over latency, a line for each number of instances."""
+"""Draws the sweep: throughput over latency, one line for each number of instances."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _COLOURS = ("#2563a8", "#c4532d", "#3f8f4e", "#7a4fa3", "#9a7b1c", "#4b5563")
 _RECOMMENDED = "#111827"
 _SOFT = "#6b7280"
 _LOGARITHMIC_FROM = 8.0
-"""Latencies that differ by more than this factor are drawn to a logarithmic scale."""
+"""Ratio of the largest to the smallest latency above which the scale is logarithmic."""
 
 _FURTHEST_BUDGET = 1.08
-"""A budget further to the right than this, of the longest latency, is out of the picture."""
+"""A budget beyond this multiple of the longest latency is not drawn."""
 
 
 def draw(
@@ -34,7 +34,7 @@ def draw(
     latency_budget_ms: float | None,
     path: Path,
 ) -> None:
-    """Write the PNG. Raises: ServeError: UNAVAILABLE, it cannot be written."""
+    """Write the PNG. Raises ServeError (UNAVAILABLE) if it cannot be written."""
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -78,7 +78,8 @@ def draw(
 
 
 def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour: str, below: bool) -> None:
-    """`below`: where the batch sizes are written, so that those of neighbouring lines are not in each other's way."""
+    """Draw a line. `below`: put the batch sizes below it, so that they do not overlap with those of a neighbouring
+    line."""
     axes.plot(
         [one.latency.p95 for one in group],
         [one.throughput for one in group],

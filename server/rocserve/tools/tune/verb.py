@@ -1,4 +1,4 @@
-"""Runs `rocserve tune MODEL`."""
+"""Runs `rocserve tune MODEL`: times batch sizes and numbers of instances, and recommends one setting."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ from rocserve.tools.verb import Verb
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One setting of the sweep."""
+    """Holds the measurement of one setting."""
 
     batch_size: int
-    """0 = the model does not batch: a run is one request."""
+    """0 = the model does not batch, and a run is one request."""
     instances: int
     latency: LatencySummary
-    """Of a batch, with all instances at work."""
+    """Of a batch, while all instances run."""
     throughput: float
-    """Rows a second, of all instances together."""
+    """Rows per second of all instances together."""
 
 
 def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | None) -> tuple[Measurement, str]:
-    """The best, and why it is. With a budget: the highest throughput whose 95th percentile is within it. Without: the
-    knee. Raises: ValueError: nothing was measured, or nothing is within the budget."""
+    """Return the best measurement and the reason. With a budget it is the highest throughput whose 95th percentile
+    is within the budget, without one the knee. Raises ValueError if nothing was measured or nothing is within the
+    budget."""
     if not measurements:
         raise ValueError("nothing was measured")
     if latency_budget_ms is None:
@@ -69,7 +70,8 @@ def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | No
 
 
 def front(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Those that no other one beats in both, by rising latency and so by rising throughput."""
+    """Return the measurements that no other one beats in both figures, by rising latency and therefore rising
+    throughput."""
     best: list[Measurement] = []
     for one in sorted(measurements, key=lambda one: (one.latency.p95, -one.throughput)):
         if not best or one.throughput > best[-1].throughput:
@@ -78,8 +80,8 @@ def front(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 
 def knee(measurements: Sequence[Measurement]) -> Measurement:
-    """Where the share of the best throughput is furthest above the share of its latency. That is the point of the front
-    furthest from the line through the origin and the fastest setting."""
+    """Return the measurement whose share of the best throughput most exceeds its share of the best one's latency. On
+    the front it is the point furthest from the line through the origin and the fastest setting."""
     curve = front(measurements)
     end = curve[-1]
 
@@ -90,7 +92,7 @@ def knee(measurements: Sequence[Measurement]) -> Measurement:
 
 
 def setting(one: Measurement) -> str:
-    """In words: batch size 8, 2 instances."""
+    """Return a text such as "batch size 8, 2 instances"."""
     instances = counted(one.instances)
     return f"batch size {one.batch_size}, {instances}" if one.batch_size else instances
 
@@ -100,19 +102,19 @@ def counted(instances: int) -> str:
 
 
 _HEAD_START_SECONDS = 0.05
-"""From the order to begin to the beginning, so that all begin together."""
+"""Time between sending an order and the start of its runs, so that all processes start together."""
 
 
 def _sweep(
     model: ToolModel, engine: str, options: TuneOptions, progress: ToolProgress, log: logging.Logger
 ) -> tuple[str, list[Measurement], list[str]]:
-    """What ran it ("MIGraphX 2.14.0 (c_api)"), the measurements, and why others could not be made. Raises: ServeError:
-    the engine cannot be opened for one instance."""
+    """Measure each setting. Return the engine's description ("MIGraphX 2.14.0 (c_api)"), the measurements, and the
+    reasons of failed ones. Raises ServeError if the engine cannot be opened for the first number of instances."""
     found: list[Measurement] = []
     failures: list[str] = []
     description, candidate, timing = "", None, options.timing
     for count in sorted(options.instances):
-        # MIGraphX's programs are the same for any number of processes.
+        # MIGraphX's programs do not depend on the number of processes.
         if candidate is None or engine != MIGRAPHX:
             candidate = prepare(model, engine, progress, log, count)
         progress.report(f"opening {counted(count)}")
@@ -166,9 +168,10 @@ class TuneOptions:
 
 
 def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logger) -> int:
-    """The exit status: 1 when a setting could not be measured. Raises: ServeError: the model cannot be measured at all,
-    nothing is within the budget, or the result cannot be written."""
-    # Before minutes of measuring, not after.
+    """Measure the model, print a recommendation and return the exit status: 1 if a setting could not be measured.
+    Raises ServeError if the model cannot be measured, if nothing is within the budget, or if the result cannot be
+    written."""
+    # These checks come before minutes of measuring.
     path = config_path(model, options.model.config_name) if options.write else None
     if options.plot is not None:
         try:
@@ -184,7 +187,7 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
     with ToolProgress() as progress:
         description, measurements, failures = _sweep(model, engine, options, progress, log)
     title = f"{model.source.name} on {description}"
-    # Beside JSON nothing else comes to standard output.
+    # With --json, standard output gets nothing but JSON.
     told = console_on(sys.stderr) if options.json else out
     try:
         best, reason = recommend(measurements, options.latency_budget_ms)
@@ -217,7 +220,8 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
 
 
 def _check_instances(asked: int, machine: ThisMachine) -> None:
-    """As many as a server has by default of one model, on the CPUs or on one GPU: each is a thread or a process."""
+    """Check that the number is within a server's default limit for one model, on the CPUs or on one GPU, because each
+    instance is a thread or a process."""
     most = max(machine.most_instances(0), machine.most_instances(1) if machine.gpus else 0)
     if asked > most:
         raise invalid_argument(f"--instances: {counted(asked)} asked for, at most {most} can be measured here")
