@@ -1,4 +1,4 @@
-"""The data plane's loop, which many parts run on."""
+"""The data plane's loop, on which many parts run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocserve.plane.loop import PlaneLoop
 
 @pytest.fixture
 def plane() -> Iterator[PlaneLoop]:
-    """One that runs."""
+    """A running loop."""
     plane = PlaneLoop(logging.getLogger("test"))
     plane.start()
     yield plane

@@ -16,7 +16,7 @@ from rocserve.core.tensors import encode_bytes_elements, tensor_from_numpy
 
 
 class Answers:
-    """A responder that keeps what it is given."""
+    """A responder that records its responses."""
 
     def __init__(self) -> None:
         self.responses: list[InferResponse] = []
@@ -55,7 +55,7 @@ def shapes(taken: InferRequest) -> list[tuple[int, ...]]:
 
 
 def taken_by(items: SingleItems, sent: InferRequest) -> InferRequest:
-    """As the model sees it."""
+    """The request as the model sees it."""
     return items.take(sent, Answers())[0]
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks are a folder of the checkout, not an installed package."""
+"""Makes the benchmarks importable: they are a folder of the checkout, not an installed package."""
 
 from __future__ import annotations
 

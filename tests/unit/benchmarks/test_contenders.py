@@ -1,4 +1,4 @@
-"""The load generator and the probe together, against a small gRPC server that can be made to fail."""
+"""The load generator and the probe together, against a small gRPC server that can fail."""
 
 from __future__ import annotations
 

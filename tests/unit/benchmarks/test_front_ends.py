@@ -49,7 +49,7 @@ def test_a_server_is_a_name_a_checkout_and_flags() -> None:
 
 
 def test_the_image_model_answers_each_request_of_a_batch_with_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As what is measured says: pixels of 0 to 63, the first 4000 of them as floats."""
+    """The measured model takes pixels of 0 to 63, and returns the first 4000 as floats."""
     backend = types.ModuleType("triton_python_backend_utils")
     backend.get_input_tensor_by_name = lambda request, name: types.SimpleNamespace(as_numpy=lambda: request[name])  # type: ignore[attr-defined]
     backend.Tensor = lambda name, array: (name, array)  # type: ignore[attr-defined]

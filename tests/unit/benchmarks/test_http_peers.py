@@ -1,5 +1,5 @@
-"""The group http_peers: what is asked of each server, and how a small one that can be made to fail is measured. A
-request over HTTP, against a small server that adds and subtracts."""
+"""The group http_peers: the requests to each server, and the measurement of a small server that adds and subtracts, and
+can fail."""
 
 from __future__ import annotations
 

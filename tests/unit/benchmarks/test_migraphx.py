@@ -1,4 +1,4 @@
-"""The group migraphx: what is served, and the bare engine that it is compared with."""
+"""The group migraphx: the served models, and the bare engine that they are compared with."""
 
 from __future__ import annotations
 

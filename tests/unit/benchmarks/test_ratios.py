@@ -1,5 +1,5 @@
-"""The table of what was answered in time. What the guide says of a day that is simulated: of measured numbers, and as
-the simulation has it now."""
+"""The table of answers in time, and the guide's simulated day: its measured numbers, and the simulation's results
+now."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_cpu_times_are_shown_in_microseconds() -> None:
 
 def test_cpu_time_is_taken_from_the_contender_that_is_measured() -> None:
     class Worker:
-        """Uses 2 ms of CPU time a request when it is measured, and 0.5 s while others are."""
+        """Uses 2 ms of CPU time a request while it is measured, and 0.5 s while others are."""
 
         def __init__(self, name: str, idle: float) -> None:
             self.name = name

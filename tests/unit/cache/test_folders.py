@@ -1,4 +1,4 @@
-"""Folders of what engines have compiled: made once, and again where their files have changed."""
+"""Folders of compiled files: made once, and again when their files have changed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_folders_above_it_are_for_its_owner_alone_too(tmp_path: Path) -> None:
         make_private(tmp_path / "cache/rocserve/pytorch")
     finally:
         os.umask(before)
-    # Another engine's part of the cache may be beside it.
+    # Another engine's part of the cache may be next to it.
     assert is_private(tmp_path / "cache/rocserve")
     for folder in ("cache", "cache/rocserve", "cache/rocserve/pytorch"):
         assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""A real gRPC server on loopback that answers by the plain protobuf way, and both clients behind one interface."""
+"""A real gRPC server on loopback that answers with plain protobuf, and both clients behind one interface."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rocserve_client import AsyncClient, Client
 
 @dataclass
 class LoopbackServer:
-    """Models: echo gives its inputs back, slow never answers, fails.<STATUS> fails so, classes gives class texts; in a
-    stream times.<N> answers N times."""
+    """A server with models: echo returns its inputs, slow never answers, fails.<STATUS> fails with that status, classes
+    returns class texts; in a stream times.<N> answers N times."""
 
     address: str = ""
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)
     ready: bool = True
     garbage: bytes = b""
-    """What all answers are instead."""
+    """Replaces all answers."""
 
     def model_infer(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.requests.append(request)
@@ -78,7 +78,7 @@ class LoopbackServer:
 
 
 def decoupled(request: Any) -> Iterator[Any]:
-    """As many responses as the model's name says, and an empty last one where that is asked for."""
+    """As many responses as the model's name says, and an empty last one if the request asks for it."""
     for number in range(int(request.model_name.partition(".")[2])):
         answer = pb.ModelStreamInferResponse()
         response = answer.infer_response

@@ -77,7 +77,7 @@ _NAMES = {
     "RepositoryModelUnload": "unload_model",
     "ModelInfer": "infer",
 }
-"""The client's, where it is not the service's."""
+"""The client's names that differ from the service's."""
 
 
 @pytest.mark.parametrize("garbage", [b"\x0a\xff", b"\xff" * 20, b"<html></html>"])
@@ -216,7 +216,7 @@ def test_wait_for_a_server_that_is_not_started_yet(call: Any) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
-        # It listens and knows no service: that is an answer, and a final one.
+        # The server listens without any service: that is a final answer.
         with pytest.raises(RocserveError) as caught:
             call(address, "wait_until_ready", 20)
         assert caught.value.status is StatusCode.UNIMPLEMENTED

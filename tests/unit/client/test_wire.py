@@ -1,4 +1,4 @@
-"""Clients of several servers: who is asked, and what is tried again, by gRPC's own service config."""
+"""Clients of several servers: which server they ask, and which calls gRPC's service config retries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_joined_and_split_like_protobuf(name: str, shapes: list[int], contents: 
 
 @given(contents=CONTENTS)
 def test_fields_in_any_order(contents: list[bytes]) -> None:
-    """Protobuf allows a field's occurrences anywhere in a message, among others of every wire type."""
+    """Protobuf allows a field's occurrences anywhere in a message, between unknown fields of every wire type."""
     others = (
         pb.InferParameter(double_param=1.5).SerializeToString() + pb.InferParameter(int64_param=-1).SerializeToString()
     )
@@ -94,7 +94,7 @@ def test_a_stream_answer_that_makes_no_sense() -> None:
 
 
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost: the paths of its key and of itself."""
+    """A self-signed certificate for localhost: the paths of its key and of the certificate."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost"]
@@ -121,7 +121,7 @@ def test_mutual_tls(call: Any, loopback: Any, serve: Any, tmp_path: Path) -> Non
 
 
 LARGE = {"A": np.zeros(1 << 20, np.uint8)}
-"""More than gRPC keeps by itself to send it again."""
+"""More than gRPC keeps by default in order to send it again."""
 
 
 @pytest.mark.parametrize(("model", "error", "attempts"), [("UNAVAILABLE", Unavailable, 3), ("INTERNAL", Internal, 1)])

@@ -1,5 +1,5 @@
-"""The command itself: what it says to a wrong command line, and how it ends when it is stopped or cannot write. The end
-of the server part by part, whatever one of them does."""
+"""The command: its answers to wrong command lines, how it ends when it is stopped or cannot write, and the end of the
+server part by part, whatever one part does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages: links lead somewhere, the index has all, contents are the headings, and flags are the settings'."""
+"""The pages: links lead somewhere, the index is complete, contents equal the headings, and flags are the settings'."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LONG_ENOUGH_FOR_CONTENTS = 3
 
 
 def _prose(page: Path) -> str:
-    """Without code blocks, in which brackets and number signs mean other things."""
+    """The page without code blocks, in which brackets and number signs have other meanings."""
     return re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def _anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """The anchor that GitHub makes of a heading."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
 

@@ -1,4 +1,4 @@
-"""What a server prints, onto descriptors that take it slowly, or never."""
+"""A server's prints to descriptors whose reader is slow or absent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = b"0123456789abcde\n" * 20_000
 
 
 def nobody_reads(kind: str) -> tuple[int, int]:
-    """A reading end, and a descriptor that waits once it is full."""
+    """The reading end, and a descriptor that blocks once it is full."""
     if kind == "socket":
         ours, theirs = socket.socketpair()
         return ours.detach(), theirs.detach()

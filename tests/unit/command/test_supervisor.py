@@ -1,4 +1,4 @@
-"""The supervisor alone, with servers that do nothing but die."""
+"""The supervisor alone, with servers that only die."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.exit(supervisor.Supervisor(serve).run())
 
 
 def run(started: Path, most: int, *refused: int) -> tuple[int, str]:
-    """The status, and what it wrote, of a supervisor whose servers die until `most` have been started. `refused`: the
+    """The exit status and the output of a supervisor whose servers die until `most` have been started. `refused`: the
     numbers of the forks that fail."""
     command = [sys.executable, "-c", SCRIPT, *map(str, (started, most, *refused))]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -45,7 +45,7 @@ MakeFolder = Callable[..., Path]
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> MakeFolder:
-    """make_folder("m", {"config.pbtxt": text, "1/model.onnx": ""}) in a repository of its own."""
+    """make_folder("m", {"config.pbtxt": text, "1/model.onnx": ""}) writes a folder into a new repository."""
 
     def make(name: str, files: Mapping[str, str] | None = None) -> Path:
         folder = tmp_path / "repository" / name
@@ -65,7 +65,8 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @pytest.fixture
 def make_signature() -> MakeSignature:
-    """make_signature({"x": ("FP32", (-1, 4))}, {"y": ...}); batching as the first dimensions say, unless told."""
+    """make_signature({"x": ("FP32", (-1, 4))}, {"y": ...}); whether it batches follows from the first dimensions unless
+    it is given."""
 
     def make(
         inputs: Tensors, outputs: Tensors, *, batching: bool | None = None, optional: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The checksum agent: files are what the configuration says of them, or the model is not loaded."""
+"""The checksum agent: the model is loaded only if its files have the configuration's checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of AMD Inference Server, as they are and as they may go wrong."""
+"""Folders of AMD Inference Server, valid and invalid."""
 
 from __future__ import annotations
 

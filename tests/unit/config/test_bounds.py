@@ -1,5 +1,4 @@
-"""What one configuration may ask of the machine. The limits that a model's parameters set: read by their names, and
-refused in words."""
+"""What one configuration may ask of the machine; and the limits in a model's parameters, valid and invalid."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_optional_inputs_are_told(read: Read, make_signature: MakeSignature) -> 
 
 
 def test_an_input_that_the_model_needs_may_not_be_left_out(read: Read, batching: Signature) -> None:
-    """The configuration calls it optional; requests without it ended in the engine, as a KeyError."""
+    """The configuration calls the input optional; requests without it failed in the engine with a KeyError."""
     text = 'backend: "onnxruntime" max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 4 optional: true }'
     definition = complete_definition(read(text), batching)
     (entry,) = definition.config.inputs

@@ -1,4 +1,4 @@
-"""docs/reference/model-configuration.md says of every field what becomes of it."""
+"""Checks that docs/reference/model-configuration.md says for every field what the server does with it."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ REFUSALS = (
         "for repo agent 'unpack'",
     ),
 )
-"""By a field's path: a backend, a configuration that asks for it, and what is said."""
+"""By a field's path: a backend, a configuration that uses the field, and the refusal."""
 
 
 def fields(descriptor: Any, prefix: str = "") -> Iterator[str]:
-    """The paths of all fields; a map is one field, with those of its values under it."""
+    """The paths of all fields; a map is one field, with the fields of its values under it."""
     for field in descriptor.fields:
         yield prefix + field.name
         message = field.message_type
@@ -120,5 +120,5 @@ def test_what_the_table_calls_refused_is_refused(
 def test_every_refusal_of_the_table_is_tested() -> None:
     tested = {path for path, *_ in REFUSALS}
     refused = {path for path, effect in documented().items() if "refused" in effect}
-    # Of foreign platforms see test_backend_choice.py.
+    # test_backend_choice.py tests other servers' platforms.
     assert {path if path in tested else path.split(".")[0] for path in refused} - {"platform", "backend"} == tested

@@ -1,4 +1,4 @@
-"""What `preprocess` stands for, by the configuration of the model that has it; tests/e2e has the networks."""
+"""The models that `preprocess` stands for, by the configuration of their network; tests/e2e has the networks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_model_that_it_is_not_for_is_refused(preset, inputs, outputs, said) ->
 def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
     fit = config(preset, [[3, 64, 64]], outputs)
     assert image_models(fit, ())
-    # Of BF16 each request would fail.
+    # With BF16 each request would fail.
     for datatype in (DataType.BYTES, DataType.BF16):
         others = replace(fit, outputs=tuple(replace(output, datatype=datatype) for output in fit.outputs))
         with pytest.raises(ServeError, match=f"is for a model with {said}.* and gives out0 {datatype.value}"):

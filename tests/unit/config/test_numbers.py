@@ -1,4 +1,4 @@
-"""Every number of a configuration at 0, -1, the ends of its type and beyond: served, or refused in words."""
+"""Every number of a configuration at 0, -1, the ends of its type and beyond: served, or refused with a text."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ TEMPLATES: dict[str, str] = {
     + 'model_metrics { metric_control { metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
     " histogram_options { buckets: [ @ ] } } }\n",
 }
-"""By the field's path: a configuration of a Python model (of an ensemble of one) with "@" in the number's place."""
+"""By the field's path: a configuration of a Python model (or of an ensemble of one) with "@" in the number's place."""
 
 _INTEGERS = {
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
@@ -142,7 +142,7 @@ _FRACTIONS = {FieldDescriptor.TYPE_FLOAT: "3.4028234e38", FieldDescriptor.TYPE_D
 
 
 def numbers_of(message: Descriptor, path: str = "") -> Iterator[tuple[str, FieldDescriptor]]:
-    """The paths of all fields that hold numbers, the kinds of enumerations among them."""
+    """The paths of all number fields, enumerations included."""
     for field in message.fields:
         here = f"{path}{field.name}"
         if field.message_type is not None:
@@ -152,7 +152,7 @@ def numbers_of(message: Descriptor, path: str = "") -> Iterator[tuple[str, Field
 
 
 def values_of(field: FieldDescriptor) -> list[str]:
-    """0, -1, the ends of the type, one beyond each, and of an enumeration what it does not know."""
+    """0, -1, the ends of the type, one beyond each, and for an enumeration a value that it does not have."""
     if field.type in _FRACTIONS:
         largest = _FRACTIONS[field.type]
         return ["0", "-1", largest, f"-{largest}", "1e400", "inf", "nan"]
@@ -164,7 +164,7 @@ def values_of(field: FieldDescriptor) -> list[str]:
 
 
 def is_of_type(field: FieldDescriptor, value: str) -> bool:
-    """Whether the field's type has the value; an enumeration has those that it names."""
+    """Whether the field's type has the value; for an enumeration, whether the value has a name."""
     if field.type in _FRACTIONS:
         return True
     if field.enum_type is not None:
@@ -174,7 +174,7 @@ def is_of_type(field: FieldDescriptor, value: str) -> bool:
 
 
 def configurations(path: str) -> Iterator[tuple[str, str]]:
-    """Each value that is tried of a field, and a configuration with it."""
+    """Each value to try for a field, with a configuration that contains it."""
     for value in values_of(dict(numbers_of(ModelConfig.DESCRIPTOR))[path]):
         yield value, TEMPLATES[path].replace("@", value)
 
@@ -184,7 +184,7 @@ FIELDS: dict[str, FieldDescriptor] = dict(numbers_of(ModelConfig.DESCRIPTOR))
 REGISTRY = discover_backends()
 MACHINE = ToldMachine(instances=16)
 TRIED_SECONDS = 5.0
-"""For one configuration, on a machine that does much else."""
+"""Seconds for one configuration, on a busy machine."""
 
 LOW32, HIGH32, LOW64, HIGH64 = str(-(2**31)), str(2**31 - 1), str(-(2**63)), str(2**63 - 1)
 _DIMENSION = "must be integer >= 1, or -1 to indicate a variable-size dimension"
@@ -245,7 +245,7 @@ REFUSED: dict[str, dict[str, str]] = {
     },
     "model_metrics.metric_control.histogram_options.buckets": {"nan": "'buckets' that are numbers"},
 }
-"""By field and value, what the refusal says; values that the type does not know are refused by themselves."""
+"""By field and value, the refusal's text; values outside of the type are refused by the parser."""
 
 
 def test_every_number_of_a_configuration_is_listed() -> None:
@@ -276,7 +276,7 @@ def test_a_number_is_served_or_refused_in_words(path: str, tmp_path: Path) -> No
 
 
 def plan_whole(folder: Path) -> None:
-    """All that the server does with a configuration but to start workers. Raises: ServeError: it is refused."""
+    """Do all that the server does with a configuration before it starts workers. Raises ServeError if it is refused."""
     (definition,) = FolderReading(folder, REGISTRY).definitions()
     if definition.backend is None:
         complete_definition(definition, None)

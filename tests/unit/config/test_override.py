@@ -1,4 +1,4 @@
-"""What load requests may say: every field of ModelConfig has a rule."""
+"""What load requests may set: every field of ModelConfig has a rule."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ REGISTRY = discover_backends()
 
 
 def fields(descriptor: Any, seen: set[str]) -> Iterator[str]:
-    """All fields of a message and of those within it, as RULES names them."""
+    """All fields of a message and of the messages in it, as RULES names them."""
     if descriptor.full_name in seen:
         return
     seen.add(descriptor.full_name)
@@ -130,7 +130,7 @@ def test_a_field_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("spec", REGISTRY.backends, ids=lambda spec: spec.name)
 def test_no_parameter_of_a_request_names_what_could_run(spec: Any) -> None:
-    """By what the names say; each was looked at when it was put on the list."""
+    """Judged by their names; each was examined when it was added to the list."""
     words = ("path", "env", "library", "script", "file", "dir", "plugin", "module", "exec", "command", "load_config")
     passed_over = {name for name in spec.request_parameters if name.startswith("migraphx_")}
     doubtful = {name for name in spec.request_parameters - passed_over if any(word in name.lower() for word in words)}

@@ -1,5 +1,5 @@
-"""The configuration of backends whose models answer each request for itself. Batches of requests of different shapes:
-what a configuration may say of them, and what the model must have."""
+"""Configurations of backends whose models answer each request themselves, and of batches of requests with different
+shapes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_configuration_as_json_has_all_fields_and_numbers() -> None:
     assert config["parameters"] == {"k": {"string_value": "v"}}
     assert config["model_transaction_policy"] == {"decoupled": True}
     assert config["model_warmup"] == []
-    # Messages that are not set are not there.
+    # Messages that are not set are absent.
     assert "optimization" not in config
     assert "sequence_batching" not in config
 
@@ -235,7 +235,7 @@ def test_outputs_that_each_request_has_a_part_of_are_not_completed() -> None:
 
 
 def fault_of(text: str) -> str:
-    """Raised as INVALID_ARGUMENT."""
+    """The text of the INVALID_ARGUMENT that is raised."""
     with pytest.raises(ServeError) as raised:
         check_loadable(parse_model_config(text, "config.pbtxt"))
     assert raised.value.code is StatusCode.INVALID_ARGUMENT

@@ -1,4 +1,4 @@
-"""What `sequence_batching` may say, and what becomes of it."""
+"""What `sequence_batching` may say, and the resulting configuration."""
 
 from __future__ import annotations
 

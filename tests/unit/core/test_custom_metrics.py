@@ -1,4 +1,4 @@
-"""The sums of what workers tell of the metrics that models define."""
+"""The sums of what workers report of the metrics that models define."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptors that go over a socket: what children inherit, and who waits."""
+"""Descriptors that are sent over a socket: what children inherit, and who waits."""
 
 from __future__ import annotations
 

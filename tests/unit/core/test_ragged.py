@@ -1,4 +1,4 @@
-"""Batches of different shapes, where tests/e2e/test_ragged_batches.py has no model for it."""
+"""Batches of different shapes, for cases that tests/e2e/test_ragged_batches.py has no model for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The memory of requests: refusals at the limit, and nothing given back twice. When memory is given back: after a peak,
-once requests hold little of it, and not for what is in use."""
+"""The memory of requests: refusals at the limit, and single releases. When freed memory is returned: after a peak, once
+requests hold little, and not memory in use."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_what_lies_between_steps_has_half_of_the_memory_for_answers() -> None:
     memory.admit_step(step, 50)
     with pytest.raises(MemoryFull, match=r"between the steps of ensembles may take 50 B together, .* and 1 B more are"):
         memory.admit_step(Holding(), 1)
-    # An answer that came of it has room, and a step that makes less than it read.
+    # An answer to the request has room, and so has a step that makes less than it read.
     memory.admit_answer(answer, 50)
     memory.admit_step(step, -20)
     assert (memory.use().step_bytes, memory.answer_bytes, step.held_bytes) == (30, 80, 30)
@@ -219,7 +219,7 @@ def test_what_an_ended_front_end_has_refused_stays_counted_and_its_row_is_free(
 def test_threads_of_several_processes_never_take_more_than_there_is(
     server_and_front_ends: tuple[RequestMemory, RequestMemory, RequestMemory],
 ) -> None:
-    """All look at what has been taken, not only at what is left."""
+    """Each checks the total taken, not only what was left."""
     taken, most = [0, 0, 0], []
 
     def work(index: int, memory: RequestMemory) -> None:
@@ -248,7 +248,7 @@ MIB = 1 << 20
 
 
 class Process:
-    """What a process has and what its requests hold; a trim leaves what is in use."""
+    """What a process has and what its requests hold; a trim leaves memory in use."""
 
     def __init__(self) -> None:
         self.private = self.in_use = 70 * MIB
@@ -352,8 +352,8 @@ thread.start() if of_any_size else run()
 
 
 def sizes(count: int = 20, mib: int = 4, of_any_size: bool = False, **environment: str) -> tuple[int, ...]:
-    """Bytes of a process that has messages, has freed them, and has trimmed; on a further thread where they may be of
-    any size. The setting stays, so it is one of its own."""
+    """Bytes of a process that has messages, has freed them, and has trimmed; with a further thread if they may be of
+    any size. A separate process, because the setting stays."""
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     command = [sys.executable, "-c", KEPT, *map(str, (count, mib, int(of_any_size)))]
     shown = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

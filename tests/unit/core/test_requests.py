@@ -1,5 +1,5 @@
-"""Parameters that the server acts on: their types and values, in Triton's words. The ids of the requests that a model
-is at, at the head of the lines that it writes. Names of sequences."""
+"""Parameters that the server acts on: their types and values, in Triton's words; request ids at the head of a model's
+log lines; names of sequences."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def request_of(name: str, sequence: SequenceId | None = 1, model: str = "m") -> 
 
 
 class Desk:
-    """Begins requests in their order, and holds those that are said to be large."""
+    """Begins requests in their order, and delays those that are marked as large."""
 
     def __init__(self) -> None:
         self.order = SequenceOrder()

@@ -1,4 +1,4 @@
-"""Versions as clients write them, and what a look-up says in Triton's words."""
+"""Versions as clients write them, and the errors of look-ups, in Triton's words."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_cannot_be_found(name: str, version: str, code: StatusCode, text: s
 
 
 def test_large_heads_are_not_remembered() -> None:
-    """A client may send thousands of them, each another."""
+    """A client may send thousands of different heads."""
     version = cast(ServedVersion, object())
     table = ServingTable({"m": ServedModel("m", {1: version}, version)})
     small = RequestHead("m", "", (), (), {"a": "b"})

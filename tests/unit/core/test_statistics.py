@@ -1,4 +1,4 @@
-"""The counters of the statistics extension. What of latencies is kept, and what --metrics-config says of it."""
+"""The counters of the statistics extension; which latencies are kept, and the values of --metrics-config."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_requests_that_ran_one_by_one_are_an_execution_each_and_sizes_are_apart(
     assert (counted.inference_count, counted.execution_count) == (3 + 3 + 3 + 1, 4)
     assert (counted.success.count, counted.success.ns) == (4, 160 + 120 + 110 + 110)
     assert (counted.queue.count, counted.queue.ns) == (4, 60 + 20 + 10 + 10)
-    # The two share what their batch took.
+    # The two requests share their batch's time.
     assert (counted.compute_infer.count, counted.compute_infer.ns) == (4, 20 + 20 + 1 + 40)
     by_size = {size: (batch.compute_infer.count, batch.compute_infer.ns) for size, batch in counted.batches.items()}
     assert by_size == {3: (3, 41), 8: (1, 40)}
@@ -103,7 +103,7 @@ def test_latencies_are_counted_while_somebody_looks():
     assert (reading.count, reading.quantiles) == (4, ((0.5, 100.0),))
     _answered(statistics, 100, time.monotonic_ns() + WINDOW_NS + 1_000_000_000)
     statistics.snapshot()
-    # Nobody has looked for a minute: it begins anew.
+    # Nobody has read it for a minute: it starts again.
     assert statistics.quantiles([0.5]).count == 0
 
 

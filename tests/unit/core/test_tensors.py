@@ -1,5 +1,5 @@
-"""Elements of BYTES are counted in steps, and what is wrong with them is told. Where tensors lie in a slot, and those
-of fixed sizes in one piece. References to tensors on a GPU."""
+"""BYTES elements are counted in steps, and errors in them are reported; places of tensors in a slot; references to
+tensors on a GPU."""
 
 from __future__ import annotations
 

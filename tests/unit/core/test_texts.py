@@ -1,4 +1,4 @@
-"""What clients and operators are told: paths, hints behind names that nobody knows, numbers of bytes."""
+"""Texts for clients and operators: paths, hints after unknown names, numbers of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests against a model's configuration: what fits, and Triton's words for what does not."""
+"""Requests against a model's configuration: valid ones, and Triton's words for the others."""
 
 from __future__ import annotations
 

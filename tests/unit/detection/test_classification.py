@@ -1,4 +1,4 @@
-"""The end of a classifier, as a worker runs it: scores, and the file of labels that it is given."""
+"""The last model of a classifier as a worker runs it: scores, and the file of labels."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_each_row_has_its_best_class(tmp_path: Path) -> None:
 def test_other_scores_than_labels_fail_their_own_request(
     tmp_path: Path, max_batch_size: int, shape: tuple[int, ...]
 ) -> None:
-    """Four scores by two labels were the answers to two images, and three failed the requests beside them."""
+    """Four scores with two labels were taken for the answers to two images; three scores failed the other requests of
+    the batch."""
     good = request(SCORES=np.full((1, 2) if max_batch_size else (2,), 0.5, np.float32))
     with serving(classifier(tmp_path, max_batch_size)) as model:
         bad, answer = model.execute([request(SCORES=np.zeros(shape, np.float32)), good])

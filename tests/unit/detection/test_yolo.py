@@ -1,4 +1,4 @@
-"""Heads -> boxes, against formulas written out cell by cell and OpenCV's suppression."""
+"""Heads -> boxes, compared with formulas written out cell by cell and OpenCV's suppression."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def geometries():
 
 
 def random_heads(seed, input_size=416, classes=80):
-    """As a network gives them: raw boxes, probabilities of which few are high."""
+    """Heads as a network gives them: raw boxes, and probabilities of which few are high."""
     random = np.random.default_rng(seed)
     heads = []
     for stride in STRIDES:
@@ -121,7 +121,7 @@ def test_the_best_boxes_are_given_where_there_are_too_many():
 
 
 def test_every_one_of_10647_boxes(geometries):
-    """What an untrained network gives: everything is somewhat probable."""
+    """Heads of an untrained network: everything is somewhat probable."""
     heads = random_heads(11)
     for head in heads:
         head[..., 4:] = 0.55 + head[..., 4:] * 0.4
@@ -163,7 +163,7 @@ def test_wild_values_do_no_harm(geometries):
         detections = yolo.detect(heads, geometries, yolo.Resize.STRETCH, (50, 60), thresholds)
     assert np.isfinite(detections.boxes).all()
     assert np.isfinite(detections.scores).all()
-    # The giant covers the image; what is no box, or smaller than any number, is none.
+    # The giant box covers the image; boxes of no size, or smaller than any number, are dropped.
     np.testing.assert_array_equal(detections.boxes[0], [0, 0, 60, 50])
 
 
@@ -184,7 +184,7 @@ def test_a_score_that_is_no_number_is_none(geometries, objectness, probability):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("seed", range(6))
 def test_heads_full_of_extremes_follow_the_formulas(geometries, seed):
-    """Raw values up to the largest floats and beyond: boxes are in the image, best first, as the formulas say."""
+    """Raw values up to the largest floats and beyond: boxes lie in the image, best first, as the formulas say."""
     random = np.random.default_rng(seed)
     heads = random_heads(seed, input_size=128, classes=3)
     for head in heads:
@@ -212,7 +212,7 @@ def test_heads_full_of_extremes_follow_the_formulas(geometries, seed):
 @pytest.mark.parametrize("resize", ["stretch", "not_larger", "letterbox"])
 @pytest.mark.parametrize("size", [(300, 640), (640, 300), (416, 416), (33, 1000)])
 def test_boxes_come_back_through_the_resize(resize, size):
-    """A box of the original, drawn into the network's input as the pipeline would, is found where it was."""
+    """A box in the original, drawn into the network's input as the pipeline resizes it, is found at its place."""
     height, width = size
     original = np.array([[0.1 * width, 0.2 * height, 0.6 * width, 0.9 * height]])
     factors = np.array([416 / width, 416 / height])
@@ -230,7 +230,7 @@ def test_boxes_come_back_through_the_resize(resize, size):
 def test_boxes_are_cut_at_the_image_and_left_out_beyond_it():
     found = made_of([(0.9, 0, (-10, -20, 30, 430)), (0.8, 1, (420, 10, 450, 20)), (0.7, 2, (10, 300, 20, 310))])
     placed = yolo.place(found, yolo.Resize.NOT_LARGER, (416, 416), (104, 208))
-    # At a scale of 2 the image takes the upper half: the third box lies in the empty lower one.
+    # At a scale of 2 the image takes the upper half: the third box lies in the empty lower half.
     np.testing.assert_allclose(placed.boxes, [[0, 0, 15, 104]])
     np.testing.assert_array_equal(placed.classes, [0])
 
@@ -267,7 +267,7 @@ def test_heads_that_do_not_belong_together_are_told(geometries):
 
 
 def test_boxes_of_one_head_are_brought_to_the_image():
-    """Of YOLOv8: an image of 200 x 100 fills the top half of an input of 64 x 64."""
+    """YOLOv8: an image of 200 x 100 fills the top half of an input of 64 x 64."""
     head = np.array(
         [[32, 32, 8], [16, 16, 8], [16, 18, 4], [8, 8, 4], [0.1, 0.2, 0.9], [0.8, 0.7, np.nan]], dtype=np.float32
     )

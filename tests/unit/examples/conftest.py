@@ -1,4 +1,4 @@
-"""The examples are scripts that import each other by name."""
+"""Makes the examples importable: scripts that import each other by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measure of detectors, against cases worked out by hand and against scikit-learn."""
+"""The measure of detectors, compared with cases worked out by hand and with scikit-learn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_everything_right_is_one_and_nothing_is_zero(measure):
 def test_a_wrong_box_costs_as_much_as_comes_after_it(measure):
     true = boxes_of(measure, ("a", "cat", 0, 1), ("a", "cat", 50, 1))
     right_first = boxes_of(measure, ("a", "cat", 0, 0.9), ("a", "cat", 200, 0.8), ("a", "cat", 50, 0.7))
-    # Precision 1 up to a recall of a half, then 2 right of 3.
+    # Precision 1 up to a recall of a half, then 2 of 3 are right.
     assert measure.mean_average_precision(right_first, true) == pytest.approx(0.5 + 0.5 * 2 / 3)
     wrong_first = boxes_of(measure, ("a", "cat", 200, 0.9), ("a", "cat", 0, 0.8), ("a", "cat", 50, 0.7))
     assert measure.mean_average_precision(wrong_first, true) == pytest.approx(2 / 3)
@@ -64,8 +64,8 @@ def test_the_mean_is_over_the_labels_of_the_truth(measure):
 
 
 def test_it_is_scikit_learn_s_area_but_for_the_levelled_precision(measure):
-    """Where precision only falls with recall, levelling changes nothing and both are the same sum."""
-    # It takes seconds to import, in each process that collects the tests.
+    """If precision only falls with recall, levelling changes nothing and both sums are equal."""
+    # Importing it takes seconds in each process that collects the tests.
     from sklearn.metrics import average_precision_score
 
     random = np.random.default_rng(3)

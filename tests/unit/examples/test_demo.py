@@ -1,4 +1,4 @@
-"""What the demo serves and how it judges; the demo itself is run as a whole by `make demo`."""
+"""What the demo serves and how it judges answers; `make demo` runs the whole demo."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What `rocserve detect` prints and writes; e2e/test_example_commands.py runs it as a command. Boxes in pictures, and
-sheets of pictures."""
+"""What `rocserve detect` prints, draws and writes; e2e/test_image_commands.py runs the command."""
 
 from __future__ import annotations
 
@@ -199,7 +198,7 @@ def test_the_plate_is_above_the_box_or_inside_where_there_is_no_room(drawing):
     assert (above[70:79, 57:59] == colour).all()
     inside = np.asarray(drawing.draw_detections(grey(), [drawing.Detection("cup", 0, 0.5, (60, 1, 200, 180))]))
     assert (inside[4:12, 57:59] == colour).all()
-    # At the right edge it is moved to the left, so that it stays whole.
+    # At the right edge the name moves left, so that all of it shows.
     at_edge = np.asarray(drawing.draw_detections(grey(), [drawing.Detection("umbrella", 0, 0.5, (310, 80, 320, 90))]))
     assert (at_edge[70:79] == colour).all(axis=-1).any(axis=0).sum() > 40
 

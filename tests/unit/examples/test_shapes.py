@@ -1,4 +1,4 @@
-"""The pictures of shapes: the same for a seed, and their truth is true."""
+"""The pictures of shapes: the same for a seed, with true boxes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_sizes_and_boxes_are_those_of_the_jpeg(shapes, pictures):
 
 
 def test_a_shape_stands_out_in_its_box_alone(shapes):
-    """On a plain ground the painted pixels reach each side of the box, and none lies beyond it."""
+    """On a plain ground the painted pixels reach each side of the box, and none lies outside."""
     random = np.random.default_rng(1)
     for label in shapes.LABELS:
         for _ in range(20):
@@ -71,7 +71,7 @@ def test_the_pictures_in_the_tree_have_their_truth():
 
 
 def test_the_pictures_in_the_tree_can_be_drawn_anew(shapes):
-    """By the command in docs/guides/detection.md. The bytes may differ: JPEG encoders do."""
+    """By the command in docs/guides/detection.md. The bytes may differ, because JPEG encoders do."""
     assert shapes.read_truth(SHAPES) == {
         f"{index:02}.jpg": picture.shapes for index, picture in enumerate(shapes.draw_pictures(161803, 10))
     }

@@ -30,7 +30,7 @@ CHANNEL_OPTIONS = (
 
 @dataclass
 class Served:
-    """A running transport and the client channels opened to it."""
+    """A running transport and the client channels connected to it."""
 
     transport: GrpcServer
     port: int
@@ -48,7 +48,7 @@ class Served:
         return self.channel().stream_stream(method)
 
     def do(self, *calls: Callable[[], object]) -> None:
-        """On the thread of the transport."""
+        """Run a call on the transport's thread."""
         on_plane(self.transport.plane, lambda: [call() for call in calls])
 
     def calls_alive(self) -> int:

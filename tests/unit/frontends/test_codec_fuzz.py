@@ -1,4 +1,4 @@
-"""The codec against the plain protobuf way, on random messages, random orders of fields and random bytes."""
+"""The codec compared with plain protobuf, on random messages, random orders of fields and random bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rocserve.protocol.faults import describe_fault
 pytestmark = pytest.mark.long
 
 DECODER, ENCODER = RequestDecoder(), ResponseEncoder()
-"""One for all examples, so that remembered heads meet requests that are nearly theirs."""
+"""Shared by all examples, so that remembered heads meet similar requests."""
 
 Request = tritons.ModelInferRequest
 names = st.one_of(st.sampled_from(["", "m", "INPUT0", "shared_memory_region"]), st.text(max_size=12))
@@ -89,7 +89,7 @@ one_field = st.one_of(
 
 @st.composite
 def tags(draw: st.DrawFn) -> bytes:
-    """Any tag, now and then longer than need be."""
+    """Any tag, sometimes longer than necessary."""
     tag = varint(draw(st.integers(0, 20)) << 3 | draw(st.integers(0, 7)))
     if draw(st.integers(0, 3)) == 0:
         return tag[:-1] + bytes([tag[-1] | 0x80]) + b"\x80" * draw(st.integers(0, 4)) + b"\0"
@@ -127,14 +127,14 @@ requests = st.builds(
     outputs=st.lists(outputs, max_size=2),
     raw_input_contents=st.lists(raw_data, max_size=4),
 ).map(Request.SerializeToString)
-"""What clients send."""
+"""Requests as clients send them."""
 
 wire_noise = st.lists(st.one_of(wire_fields, tags(), st.binary(max_size=5)), max_size=8).map(b"".join)
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A message with bytes changed, cut out or put in."""
+    """A message with bytes changed, removed or inserted."""
     data = bytearray(draw(st.one_of(messages, requests)))
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(data)))
@@ -165,7 +165,7 @@ def elements(tensor: Request.InferInputTensor) -> bytes:
 
 
 def read_by_protobuf(data: bytes) -> dict[str, Any]:
-    """What a message says, in plain values. Raises ValueError where the server must refuse it."""
+    """A message's content as plain values. Raises ValueError if the server must refuse it."""
     message = Request.FromString(data)
     raw = list(message.raw_input_contents)
     inputs, found = [], []
@@ -207,7 +207,7 @@ def read_by_codec(data: bytes) -> dict[str, Any]:
 
 
 def agree(data: bytes) -> None:
-    """Twice, since the second reading finds the head remembered."""
+    """Compare twice, because the second reading finds a remembered head."""
     for _ in range(2):
         try:
             expected = read_by_protobuf(data)

@@ -1,4 +1,4 @@
-"""Decoding of requests: what each kind of message means, and the texts of what is refused."""
+"""Decoding requests: the meaning of each kind of message, and the texts of refusals."""
 
 from __future__ import annotations
 

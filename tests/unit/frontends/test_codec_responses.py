@@ -1,5 +1,4 @@
-"""Encoding of responses, read back with protobuf and with tritonclient. Responses whose outputs go out element by
-element."""
+"""Encoding responses, read back with protobuf and with tritonclient; also typed contents."""
 
 from __future__ import annotations
 
@@ -156,7 +155,7 @@ def test_a_large_message_is_joined_in_steps() -> None:
 
 
 def test_a_message_that_there_is_no_memory_for_is_an_error() -> None:
-    """Its client would wait for good."""
+    """Otherwise its client would wait for ever."""
     parts = [memoryview(np.broadcast_to(np.uint8(0), 1 << 50))]
     with pytest.raises(ServeError, match=f"no memory for an answer of {1 << 50} bytes") as raised:
         next(join_large(parts))

@@ -1,4 +1,4 @@
-"""What requests say of their sequences, read beside their heads."""
+"""The sequence parameters of requests, which are read separately from their heads."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_is_remembered_of_sequences_is_bounded() -> None:
 def test_a_request_without_a_sequence_says_so() -> None:
     codec = RequestDecoder()
     assert codec.decode_request(_request({})).sequence is None
-    # A name alike is not one of the three.
+    # A similar name is not one of the three.
     alike = codec.decode_request(_request({"sequence_idle": InferParameter(int64_param=1)}, "sequence_length"))
     assert alike.sequence is None
     assert alike.head.parameters == {"sequence_idle": 1}

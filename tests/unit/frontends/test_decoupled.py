@@ -1,4 +1,4 @@
-"""Requests with any number of responses,, against a model that the test answers by hand."""
+"""Requests with any number of responses, on a model that the test answers by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class OnPlane:
-    """A responder that is called on the data plane's thread; each call waits until it is done."""
+    """A responder that is called on the data plane's thread; each call waits until it has run."""
 
     def __init__(self, responder: Responder, plane: PlaneLoop) -> None:
         self._responder = responder
@@ -77,7 +77,7 @@ class HandModel:
 
 
 class Watcher:
-    """Waits for the client to leave, and knows the request, as a queue does."""
+    """Waits for the client to leave, and holds the request, as a queue does."""
 
     def __init__(self, responder: Responder) -> None:
         self._responder = responder
@@ -104,7 +104,7 @@ class Stream:
         return pb.ModelStreamInferResponse.FromString(next(self.call))
 
     def told(self) -> tuple[str, int | None, bool | None]:
-        """The next answer: the request's id, its value, whether it is the last where that is said."""
+        """The next answer: the request's id, its value, and whether it is the last if that is given."""
         response = self.receive().infer_response
         value = int(np.frombuffer(response.raw_output_contents[0], np.int32)[0]) if response.outputs else None
         parameter = response.parameters.get("triton_final_response")

@@ -1,5 +1,5 @@
-"""Requests with large typed contents, from a client to the service: others go before them, sequences keep their
-order, and errors come back."""
+"""Requests with large typed contents, from a client to the service: smaller requests overtake them, sequences keep
+their order, errors are returned."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LARGE = 1 << 20
 
 @dataclass(eq=False)
 class Service:
-    """Answers each request with its inputs, at once."""
+    """Answers each request immediately with its inputs."""
 
     plane: PlaneLoop
     paths: PrivatePaths = field(default_factory=lambda: PrivatePaths(()))
@@ -61,7 +61,7 @@ def service(plane: PlaneLoop) -> Service:
 
 @pytest.fixture
 def handlers(service: Service, monkeypatch: pytest.MonkeyPatch) -> InferenceHandlers:
-    """Take one step a turn of what takes long."""
+    """Run one step of long work in each turn."""
     monkeypatch.setattr(loop, "_STEPS_SECONDS", 0.0)
     return InferenceHandlers(service, RequestMemory())  # type: ignore[arg-type]
 
@@ -73,7 +73,7 @@ def served(serve: Any, handlers: InferenceHandlers) -> Any:
 
 @pytest.fixture
 def after(service: Service, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """`after(id)` has the contents of large requests be decoded only once the request of this id has come."""
+    """`after(id)` delays the decoding of large requests until the request with this id has arrived."""
 
     def hold(request_id: str) -> None:
         def patient(unread: UnreadRequest, admit: Callable[[int], object]) -> Steps[InferRequest]:
@@ -141,7 +141,7 @@ def test_contents_that_are_none_are_refused(served: Any, service: Service, is_st
     message = typed("bad", LARGE, 5)
     data = message.SerializeToString()
     tensor = message.inputs[0].SerializeToString()
-    # The last number has no end.
+    # The last number is cut off.
     end = data.index(tensor) + len(tensor)
     bad = data[: end - 1] + b"\x80" + data[end:]
     text = "the request is not a valid inference.ModelInferRequest: field 'inputs' at byte"

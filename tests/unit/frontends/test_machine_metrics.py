@@ -1,4 +1,4 @@
-"""The gauges of processors and memory out of a made-up /proc, of GPUs by a module that stands in for amdsmi."""
+"""The gauges of processors and memory from a fake /proc, and of GPUs from a stand-in for amdsmi."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_this_machine_has_them() -> None:
 
 
 def stand_in(**replaced: Any) -> Any:
-    """As amdsmi is, with two GPUs."""
+    """A module like amdsmi, with two GPUs."""
     functions: dict[str, Any] = {
         "AmdSmiMemoryType": types.SimpleNamespace(VRAM=0),
         "amdsmi_init": lambda: None,

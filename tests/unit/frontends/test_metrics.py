@@ -1,4 +1,4 @@
-"""The metrics endpoint: its text, what the text says, and its HTTP."""
+"""The metrics endpoint: its text, the text's meaning, and its HTTP."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_text_format() -> None:
 
 @dataclass
 class ToldVersion:
-    """A version of which only what is counted is known."""
+    """A version that only has counts."""
 
     name: str
     version: int
@@ -202,7 +202,7 @@ def test_engines_and_those_that_took_their_place() -> None:
 
 
 class Written:
-    """What stands for the metrics; may fail."""
+    """Writes metrics, or fails."""
 
     text = "metrics ü\n"
     fails = False

@@ -1,4 +1,5 @@
-"""How the loop hears of gRPC's events: the descriptor that is found, what proves it, and the thread that stands in."""
+"""How the loop receives gRPC's events: the descriptor that it finds, the proof that it is the right one, and the thread
+that replaces it."""
 
 from __future__ import annotations
 
@@ -118,15 +119,15 @@ plane.stop()
 """
 LARGE_BYTES = 128 << 20
 MOST_BYTES_A_TURN = 32 << 20
-"""What the kernel has of a connection, some 6 MiB, and what comes while that is read; with windows that grow it is up
-to 100 MiB."""
+"""The kernel's buffers of a connection, about 6 MiB, and what arrives while they are read; with growing windows up to
+100 MiB."""
 
 CONNECTIONS = 12
-"""Their calls are three events each, fewer than a turn takes."""
+"""Each of their calls is three events, fewer than a turn takes."""
 
 
 def idle_second(process: subprocess.Popen[str]) -> float:
-    """How long its loop may sleep behind a second in which it does nothing."""
+    """How long its loop may sleep after a second without work."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -143,7 +144,7 @@ def echo(call: UnaryCall) -> None:
 def served_by(
     script: str, polling: type, experiments: str = "-event_engine_listener", *arguments: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that runs the script, and its port; `polling`: how it has to wait for gRPC's events."""
+    """A process that runs the script, and its port; `polling`: how it must wait for gRPC's events."""
     with subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         stdin=subprocess.PIPE,
@@ -204,7 +205,8 @@ def test_calls_that_have_come_on_connections_of_their_own_are_taken_in_one_turn(
             tell()
             assert process.stdout.readline() == "held\n"
             answers = [call.future(b"%d" % number, timeout=30) for number, call in enumerate(calls)]
-            # All are in the kernel, or nearly so: a server that takes a call a turn is found out whatever is late.
+            # Nearly all of them are in the kernel's buffers: a server that takes one call a turn is detected however
+            # slow the machine is.
             time.sleep(0.5)
             tell()
             assert [answer.result() for answer in answers] == [b"%d" % number for number in range(CONNECTIONS)]

@@ -1,4 +1,4 @@
-"""Requests that are prepared beside others: strings are counted, large inputs copied; sequences keep their order."""
+"""Requests that are prepared concurrently: strings are counted, large inputs copied; sequences keep their order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LARGE = 3 * COPIED_AT_ONCE
 
 
 class TakingModel:
-    """Keeps what it is asked."""
+    """Records its requests."""
 
     # Inputs in shared memory are copied for it.
     config = ModelConfig(name="m", response_cache=True)
@@ -45,7 +45,7 @@ class TakingModel:
 
 @pytest.fixture(autouse=True)
 def one_step_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However quick it is."""
+    """However fast the machine is."""
     monkeypatch.setattr(loop, "_STEPS_SECONDS", 0.0)
 
 
@@ -68,7 +68,7 @@ def service(plane: PlaneLoop, model: TakingModel, regions: ClientRegions) -> Inf
 
 
 def ask_all(service: InferenceService, *requests: InferRequest) -> None:
-    """In one turn of the loop."""
+    """Send all in one turn of the loop."""
     responder: Any = None
     service.plane.call_soon(lambda: [service.infer(request, responder) for request in requests])
 

@@ -1,4 +1,4 @@
-"""Connections: many at once, broken ones, compression, shutdown, nothing left behind."""
+"""Connections: many concurrent ones, broken ones, compression, shutdown, nothing left behind."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_thousand_connections_at_once(serve: Any, many_descriptors: None) -> N
 
 
 def half_a_message(path: str) -> bytes:
-    """What a client has sent that dies in the middle of a DATA frame, which is itself the middle of a message."""
+    """The bytes of a client that dies within a DATA frame, in the middle of a message."""
     body = b"\x00" + struct.pack(">I", 5000) + bytes(700)
     return (
         PREFACE
@@ -127,7 +127,7 @@ def test_a_client_that_vanishes_in_mid_message_leaves_nothing(serve: Any, how: s
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", served.port)) as client:
             client.sendall(half_a_message(path))
-            # The answer to our SETTINGS shows that the server has taken the connection up.
+            # The answer to our SETTINGS shows that the server has accepted the connection.
             client.settimeout(10)
             assert client.recv(1000)
             if path == STREAM:
@@ -158,7 +158,7 @@ def test_a_client_that_speaks_no_http2_harms_nobody(serve: Any) -> None:
 
 @contextmanager
 def counting_proxy(port: int) -> Iterator[tuple[int, dict[str, int]]]:
-    """Passes one connection on and counts its bytes each way."""
+    """Forwards one connection and counts its bytes each way."""
     counts = {"up": 0, "down": 0}
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -289,7 +289,7 @@ def test_an_idle_server_with_open_connections_stops_at_once_and_twice(serve: Any
 
 
 def test_who_has_connected_when_the_port_is_closed_is_served(serve: Any) -> None:
-    """Its first bytes, sent at once, meet no reset."""
+    """Its first bytes, sent immediately, are not answered by a reset."""
     served = serve(one(echo), max_connection_age_ms=1000)
     resets: list[str] = []
     refused = threading.Event()
@@ -300,7 +300,7 @@ def test_who_has_connected_when_the_port_is_closed_is_served(serve: Any) -> None
                 client.settimeout(0.5)
                 try:
                     client.connect(("127.0.0.1", served.port))
-                except OSError:  # Refused, or not answered any more.
+                except OSError:  # Refused, or no longer answered.
                     refused.set()
                     return
                 client.settimeout(20)
@@ -402,7 +402,7 @@ def test_a_stopped_transport_leaves_no_descriptor_and_no_thread(serve: Any) -> N
     for _ in range(5):
         cycle()
     wait_until(lambda: threading.active_count() <= threads)
-    # Those of the client's own threads come and go.
+    # The client's own threads come and go.
     wait_until(lambda: len(open_descriptors() - descriptors) <= 2)
 
 

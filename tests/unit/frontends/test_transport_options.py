@@ -1,5 +1,4 @@
-"""The transport's options. How long connections live: their age, and clients that ping too often. Certificates that
-cannot be used."""
+"""The transport's options; the age of connections; clients that ping too often; unusable certificates."""
 
 from __future__ import annotations
 
@@ -102,7 +101,8 @@ def kinds_of_frames(data: bytes) -> list[int]:
 
 
 def answers_to_pings(port: int, count: int) -> list[int]:
-    """The kinds of the frames that the server sends to who pings again and again, until it has answered as often."""
+    """The kinds of the frames that the server sends to a client that pings repeatedly, until it has answered as many
+    pings."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
         connection.sendall(PREFACE + frame(SETTINGS, b""))
         data = b""
@@ -123,7 +123,7 @@ def answers_to_pings(port: int, count: int) -> list[int]:
     [
         ({}, True),
         ({"http2_max_ping_strikes": 0}, False),
-        # Without calls gRPC takes two hours in place of a shorter pause, unless pings are permitted then.
+        # Without calls gRPC replaces a shorter pause by two hours, unless pings without calls are permitted.
         ({"http2_min_recv_ping_interval_without_data_ms": 0}, True),
         ({"http2_min_recv_ping_interval_without_data_ms": 0, "keepalive_permit_without_calls": True}, False),
     ],

@@ -21,7 +21,7 @@ STREAM = "/test.Service/Stream"
 
 
 class Receiver:
-    """Notes what it is given; echoes messages at once unless told not to."""
+    """Records its events; echoes messages immediately unless told otherwise."""
 
     def __init__(self, call: StreamCall, answers: bool = True) -> None:
         self.call = call
@@ -44,14 +44,14 @@ class Receiver:
 
 
 class Patient(Receiver):
-    """Leaves the stream open at the half-close, as one with unanswered messages does."""
+    """Leaves the stream open at the half-close, like a stream with unanswered messages."""
 
     def on_half_close(self) -> None:
         self.events.append("half-close")
 
 
 class Receivers:
-    """A handler that keeps the receivers it makes."""
+    """A handler that keeps the receivers that it makes."""
 
     def __init__(self, answers: bool = True, kind: type[Receiver] = Receiver) -> None:
         self.all: list[Receiver] = []
@@ -252,7 +252,7 @@ def test_a_flood_from_a_client_that_does_not_read_is_bounded(serve: Any) -> None
     while len(received) != before:
         before = len(received)
         time.sleep(0.5)
-    # What the server holds, and what the client's own windows took of the answers.
+    # What the server holds, and the answers in the client's own windows.
     assert len(received) * len(message) < backlog + (32 << 20)
     assert sum(map(len, rpc)) == count * len(message)
     assert len(received) == count

@@ -1,4 +1,4 @@
-"""Large typed contents: decoded in steps to what protobuf makes of them, whatever they are written like."""
+"""Large typed contents: decoded in steps, with the results of protobuf, however they are encoded."""
 
 from __future__ import annotations
 

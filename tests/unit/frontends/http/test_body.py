@@ -1,4 +1,4 @@
-"""Bodies within bounds, whatever their client says of their length. Which encodings are taken, chosen and undone."""
+"""Bounds of HTTP bodies, whatever their client announces; and content encodings: accepted, chosen, decoded."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_little_is_compressed_and_decompressed_at_once(
     given: list[int] = []
 
     class Stream:
-        """Of zlib, with what its calls take and give, each of which holds up all other threads while it is copied."""
+        """Counts what the calls of zlib take and give, because each copies while it holds up all other threads."""
 
         def __init__(self, stream: Any) -> None:
             self._stream = stream

@@ -25,7 +25,7 @@ from rocserve.frontends.http.infer_bodies import InferText, parse_infer_text
 
 @pytest.fixture(autouse=True)
 def found_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The functions below, by those processes."""
+    """The functions below, for those processes."""
     tests = Path(__file__).parents[3]
     monkeypatch.setenv("PYTHONPATH", f"{tests.parent}{os.pathsep}{tests}", prepend=os.pathsep)
 

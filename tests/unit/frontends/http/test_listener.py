@@ -1,4 +1,4 @@
-"""Connections: limits, the end, ports that cannot be had."""
+"""Connections: limits, the server's end, ports that are taken."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REQUEST = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Gate:
-    """A handler whose answers wait until it is opened."""
+    """A handler whose answers wait until the gate is opened."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -96,7 +96,7 @@ async def test_the_end_waits_for_open_requests() -> None:
     await asyncio.sleep(0.1)
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", port)
-    # A connection that was open is still answered.
+    # An open connection is still answered.
     idle_writer.write(REQUEST % b"again")
     assert b"Connection: close\r\n" in await idle_reader.readuntil(b"answer")
     gate.open.set()
@@ -142,7 +142,7 @@ async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(caplog: 
 
 
 class FastClient:
-    """A connection whose client reads all that is written at once."""
+    """A connection whose client immediately reads all that is written."""
 
     def __init__(self) -> None:
         self.begun_at = 0.0
@@ -150,7 +150,7 @@ class FastClient:
         self.listener = HttpListener(lambda request: None, LOG)
         self.written = b""
         self.in_turn: list[int] = [0]
-        """Bytes that have been written in each turn of the loop."""
+        """Bytes that were written in each turn of the loop."""
 
     def check_open(self) -> None: ...
 
@@ -188,7 +188,7 @@ async def test_others_have_their_turn_while_a_fast_client_reads(sizes: list[int]
 
 
 async def is_closed(reader: asyncio.StreamReader, seconds: float = 10.0) -> bool:
-    """The server closes it within the time, whatever comes first."""
+    """Wait until the server closes the connection, whatever it sends before; return whether it did in time."""
     try:
         async with asyncio.timeout(seconds):
             while await reader.read(1 << 20):
@@ -216,7 +216,7 @@ async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_fo
         writers.append(writer)
         assert await is_closed(oldest)
         await reader.readuntil(b"answer")
-    # Now two have an answer, and a request in hand is not given up for them.
+    # Now two have received an answer, and a running request is not given up for them.
     gate.open.set()
     await busy.readuntil(b"answer")
     for writer in writers:
@@ -244,7 +244,7 @@ async def test_where_all_have_requests_in_hand_the_oldest_half_body_is_closed() 
         writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nnew")
         await reader.readuntil(b"answer to new")
         assert await is_closed(oldest)
-        # So that this one is not closed for the next, as it waits for a request.
+        # So that this connection, which waits for a request, is not closed for the next one.
         writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nhal")
         await asyncio.sleep(0.1)
         writers.append(writer)
@@ -279,7 +279,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(first: bytes) -> No
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(first)
     for _ in range(4):
-        # What trickles in keeps nothing open.
+        # Bytes that trickle in keep no connection open.
         await asyncio.sleep(0.2)
         writer.write(b"x" if first else b"")
     assert await is_closed(reader, 4.0)
@@ -314,7 +314,7 @@ async def ask_with_tls(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def test_a_handshake_counts_as_a_connection_and_goes_before_those_that_had_a_request(tls: RenewedContext) -> None:
-    """Of 8 connections two idle after a request, and one too many after another begins its handshake."""
+    """Of 8 connections two are idle after a request; another begins its handshake, and then one more connects."""
     listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most=8), tls)
     port = await listen(listener)
     idle = [await ask_with_tls(port) for _ in range(2)]
@@ -375,12 +375,12 @@ async def test_an_answer_that_is_not_read_is_given_up(streams: bool) -> None:
 
     listener = HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(write_seconds=0.5))
     port = await listen(listener)
-    # Its small limit makes the client leave what comes in the socket.
+    # The small limit makes the client's data stay in the socket.
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
     writer.write(REQUEST % b"x" * 64)
     await asyncio.sleep(2.5)
     assert await is_closed(reader)
-    # Of what is asked on and on nothing is made as long as the answers before are not read.
+    # Pipelined requests are not parsed while earlier answers are unread.
     assert 1 <= len(ended) < 20
     writer.close()
     await listener.stop(0)
@@ -394,7 +394,7 @@ async def test_an_address_of_another_machine() -> None:
 
 
 def fill_descriptors() -> list[int]:
-    """Descriptors in the gaps that other tests have left, and one behind all: the next come in their order."""
+    """Fill the gaps between descriptors that other tests have left, so that new descriptors are numbered in order."""
     last = max(number for number, _ in open_descriptors())
     fillers = [os.open("/dev/null", os.O_RDONLY)]
     while fillers[-1] < last:
@@ -413,14 +413,14 @@ async def test_the_last_descriptors_are_kept_for_the_server(caplog: pytest.LogCa
         reader, writer = await ask(port, b"at-once")
         connections.append((reader, writer))
         answers.append(await reader.read(15))
-    # The newest is served, and the oldest, which idles, gives its place up.
+    # The newest connection is served, and the oldest, which is idle, is closed.
     assert answers == [b"HTTP/1.1 200 OK"] * 8
     reader, _ = connections[0]
     assert await is_closed(reader)
     assert [text.partition(":")[0] for text in caplog.messages] == [
         "connections are closed whose clients keep them waiting"
     ]
-    # What leaves makes room.
+    # A closed connection makes room.
     for _, writer in connections:
         writer.close()
     await asyncio.sleep(0.1)
@@ -454,7 +454,7 @@ async def test_connections_that_say_nothing_never_take_the_descriptors_that_are_
         assert clients.stdin is not None and clients.stdout is not None
         connected = asyncio.ensure_future(asyncio.to_thread(clients.stdout.readline))
         if at_once:
-            # Nothing is taken meanwhile: they come in one round of the loop.
+            # The server accepts none meanwhile: they arrive in one round of the loop.
             time.sleep(1.0)  # noqa: ASYNC251
         counts = []
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as it comes over a connection: bodies, order, heads that are refused, ends."""
+"""HTTP/1.1 on a connection: bodies, order, refused headers, ends."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def handle(request: Request) -> None:
 
 
 async def fail(request: Request | None = None) -> Response:
-    """`request`: whose answer has begun."""
+    """`request`: the request whose answer has begun."""
     if request is not None:
         request.begin_stream(200, "text/plain")
         await request.send(b"begun")
@@ -90,7 +90,7 @@ async def listening(limits: ConnectionLimits | None = None) -> AsyncIterator[int
 
 
 async def exchange(port: int, *sent: bytes, pause: float = 0.02) -> bytes:
-    """All that the server says until it closes."""
+    """All that the server sends until it closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for part in sent:
         writer.write(part)
@@ -134,7 +134,7 @@ async def test_bodies_in_one_piece_and_byte_by_byte(rest: bytes) -> None:
     ],
 )
 async def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(protocol: bytes, rest: bytes) -> None:
-    """As curl --http2 and Java's client send them."""
+    """curl --http2 and Java's client send such requests."""
     sent = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAM\r\n" % protocol + rest
     async with listening() as port:
         for parts in ([sent], [sent[index : index + 1] for index in range(len(sent))], [KNOWN + sent]):
@@ -233,7 +233,7 @@ async def test_an_answer_in_parts_and_one_of_unknown_length() -> None:
         answer = await exchange(port, b"GET /stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
         assert b"Transfer-Encoding: chunked\r\n" in answer
         assert body_of(answer) == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
-        # HTTP/1.0 has no chunks: the end of the connection is the answer's.
+        # HTTP/1.0 has no chunks: the end of the connection is the answer's end.
         answer = await exchange(port, b"GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
         assert b"chunked" not in answer
         assert body_of(answer) == b"onetwo"
@@ -263,7 +263,7 @@ async def test_a_body_that_nobody_reads_is_passed_over() -> None:
         writer.write(bytes(3_000_000) + POST + b"Content-Length: 1\r\n\r\n1")
         assert (await asyncio.wait_for(reader.readuntil(b"<1>"), 10)).startswith(b"HTTP/1.1 200 OK\r\n")
         writer.close()
-        # A client that wants no more gets its answer, not a reset, though it still sends.
+        # A client with a last request gets its answer, not a reset, even if it still sends.
         answer = await exchange(port, sent.replace(b"\r\n\r\n", b"\r\n" + CLOSE + b"\r\n"), bytes(3_000_000))
         assert body_of(answer) == b"nothing here"
 
@@ -364,7 +364,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
     async with listening() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /nowhere HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
-        # Not where nobody wants the body.
+        # Not if nobody reads the body.
         assert (await reader.readuntil(b"nothing here")).startswith(b"HTTP/1.1 404")
         writer.close()
 
@@ -475,7 +475,7 @@ async def test_a_fault_of_the_server_is_told_or_ends_an_answer_that_has_begun() 
 
 
 async def test_one_connection_does_not_keep_the_others_waiting() -> None:
-    """Others have their turn among thousands of requests that come at once."""
+    """Others have their turn among thousands of pipelined requests."""
     flood = b"GET / HTTP/1.1\r\n\r\n" * 10_000
     async with listening() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -277,7 +277,7 @@ def test_a_part_without_a_name_is_refused() -> None:
 
 
 def read_form(body: bytes, config: ModelConfig) -> tuple[int, Any]:
-    """How many steps it takes, and the request."""
+    """The number of steps, and the request."""
     steps = InferRequestReader().of_form(body, b"b.", config, "")
     count = 0
     while True:

@@ -1,5 +1,5 @@
-"""Requests on their way to the scheduler, and answers on theirs to the client. The service behind the listener: what
-calls hold whose clients have gone."""
+"""HTTP requests on their way to the scheduler, and responses on their way to the client; and what calls keep after
+their clients have left."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def parts(answer: Callable[[HttpResponder], None] = lambda responder: None) -> A
 
 
 class Call(InferCall):
-    """A request of one input of three bytes, and the answers that its client gets."""
+    """A request with one input of three bytes, and the answers that its client receives."""
 
     def __init__(self, answer: Callable[[HttpResponder], None] = lambda responder: None) -> None:
         self.answers: list[Response] = []
@@ -142,7 +142,7 @@ def test_a_client_that_has_gone() -> None:
     call.plane.turn()
     assert told == ["early", "late"]
     assert call.memory.used_bytes == 3, "the model has it still"
-    # What still comes is nobody's.
+    # Later responses have no receiver.
     call.send(response(bytearray(b"a")))
     assert call.answers == []
     assert call.memory.used_bytes == 0
@@ -271,7 +271,7 @@ async def test_a_large_message_that_is_forwarded_is_not_read_beside_other_reques
 
 
 class Sink:
-    """A client's connection: what it is sent, and how many turns others have had by then."""
+    """A client's connection: the bytes sent to it, and the turns that others had by then."""
 
     def __init__(self, turns_so_far: Callable[[], int]) -> None:
         self.begun_at = 0.0

@@ -1,4 +1,4 @@
-"""Who may call what over HTTP: the secret that a file holds now, whatever has been sent and admitted before."""
+"""Restricted calls over HTTP: the secret that the file holds now counts, whatever was admitted before."""
 
 from __future__ import annotations
 

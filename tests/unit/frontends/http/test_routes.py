@@ -1,4 +1,4 @@
-"""Which URL asks for what. Timeouts out of headers and settings."""
+"""The routes of URLs; and timeouts from headers and settings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tensors between JSON and raw contents. JSON that is none, in the words of Triton's parser (asked there), and bytes
-that pass through."""
+"""Tensors between JSON and raw contents; invalid JSON, in the words of Triton's parser (recorded from it), and bytes
+that are kept unchanged."""
 
 from __future__ import annotations
 

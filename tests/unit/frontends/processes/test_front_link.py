@@ -1,4 +1,4 @@
-"""A front's link between two loops: requests there, answers back, clients that leave, ends that go."""
+"""A front end's link between two loops: requests, answers, clients that leave, ends that close."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TOGETHER = 3
 
 
 class Client:
-    """Waits for answers in the front."""
+    """Waits for answers in the front end."""
 
     def __init__(self, takes_one: bool) -> None:
         self.takes_one = takes_one
@@ -132,7 +132,7 @@ class Service:
             responder.send(self._echo(request))
 
     def _answer_together(self) -> None:
-        """An echo of one batch, as a worker would leave it."""
+        """An echo of one batch, as a worker leaves it."""
         first = self._echo(self.requests[0])
         sizes = [len(data) for data in first.data]
         nbytes = sum(sizes)
@@ -149,7 +149,7 @@ class Service:
         self.requests.clear()
 
     def _placed(self, request: InferRequest) -> InferResponse:
-        """The echo as a worker would leave it."""
+        """The echo as a worker leaves it."""
         response = self._echo(request)
         places = [self.outputs.allocate(len(data))[0] for data in response.data]
         for place, data in zip(places, response.data, strict=True):
@@ -167,7 +167,7 @@ class Service:
 
 
 class Watch:
-    """A call of a stream in the server."""
+    """A stream's watch in the server."""
 
     def __init__(self, call: StreamCall, ends: Ends) -> None:
         self._call = call
@@ -191,10 +191,10 @@ class Ends:
         self.server_gone = threading.Event()
         self.calls: list[UnaryCall] = []
         self.watches: list[Watch] = []
-        """Those that go on."""
+        """Open watches."""
         self.listening: list[tuple[int, str]] = []
         self.to_front: list[tuple[int, int, int, bytes]] = []
-        """Kind, number, count and content of what is not of inference."""
+        """Kind, number, count and content of messages that are not for inference."""
         self.link = FrontLink(
             servers,
             "GRPC",
@@ -300,7 +300,7 @@ def test_calls_travel_whole_and_small_ones_do_not_wait_for_large_ones(ends: Ends
 
 
 class WatchingClient:
-    """A stream of a front's client."""
+    """A stream of a front end's client."""
 
     method = full_name("Watch")
     metadata = ()
@@ -313,11 +313,11 @@ class WatchingClient:
         raise error
 
     def request_next(self) -> None:
-        """It has sent all."""
+        """It has sent all its messages."""
 
 
 def test_a_client_that_asks_twice_in_one_stream_watches_once(ends: Ends) -> None:
-    """As without a front end in a process, the last counts; and nothing is left of it when it goes."""
+    """As without front-end processes, the last request counts; nothing of it is left when the client leaves."""
     forwarding = Forwarding(RequestMemory(), ends.remote.end)
     route = forwarding.routes()[WatchingClient.method]
 
@@ -336,14 +336,14 @@ def test_a_client_that_asks_twice_in_one_stream_watches_once(ends: Ends) -> None
 
 
 def _slots_of_calls(ends: Ends) -> object:
-    """What the front keeps, once what has come back is known."""
+    """The slots that the front end holds, after it has taken what was returned."""
     ends.front.call_soon(ends.remote.end.take_returns)
     return ends.remote.end._slots
 
 
 @pytest.mark.parametrize("inputs", [(), (InputHead("I", "INT32", (0,), {}),)], ids=["no tensors", "an empty tensor"])
 def test_nothing_travels_too(ends: Ends, inputs: tuple[InputHead, ...]) -> None:
-    """The second time nothing has to be told of its head either."""
+    """The second time the head is not announced again either."""
     for _ in range(2):
         client = ends.ask(InferRequest(RequestHead("echo", "", inputs, (), {}), "", [b"" for _ in inputs]))
         assert client.ended.wait(10)
@@ -369,7 +369,7 @@ def test_thousands_at_once_are_all_answered_and_leave_nothing(ends: Ends) -> Non
     gc.collect()
 
     def is_given_back() -> bool:
-        # They are taken with the next messages, or when the heaps are trimmed.
+        # They are returned with the next messages, or when the heaps are trimmed.
         ends.front.call_soon(ends.remote.end.take_returns)
         ends.server.call_soon(ends.link._end.take_returns)
         return not ends.remote.end._slots and not ends.link._end._slots
@@ -393,7 +393,7 @@ def test_errors_many_answers_and_ends(ends: Ends) -> None:
 
 
 def test_large_heads_are_of_one_request_each(ends: Ends) -> None:
-    """A client may send thousands of them, each another."""
+    """A client may send thousands of different heads."""
     for value in range(3):
         parameters = {f"p{number}": value for number in range(5000)}
         head = RequestHead("echo", "", (InputHead("I", "INT32", (1,), {}),), (), parameters)
@@ -405,7 +405,7 @@ def test_large_heads_are_of_one_request_each(ends: Ends) -> None:
 
 
 def test_equal_parameters_of_answers_are_sent_once(ends: Ends) -> None:
-    """Each answer of an ensemble has some."""
+    """Each answer of an ensemble has parameters."""
     values: tuple[ParameterValue, ...] = (1, True, 1.0, "1", 0.0, -0.0)
     for _ in range(2):
         for value in values:
@@ -476,7 +476,7 @@ LARGE = np.arange(1_000_000, dtype=np.int32)
 
 @pytest.fixture
 def pause(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """What is large of requests' inputs is copied when it is set."""
+    """When it is set, large inputs of requests are copied."""
     may_end = threading.Event()
 
     def copy(view: memoryview, start: int, data: Buffer) -> Iterator[None]:
@@ -548,12 +548,12 @@ def test_heads_are_forgotten_while_a_large_request_is_copied(ends: Ends, pause: 
 
 @cache
 def head_of(shape: tuple[int, ...]) -> RequestHead:
-    """The same each time: heads are told apart by what they are, not by what they say."""
+    """The same object each time: heads are compared by identity, not by their contents."""
     return RequestHead("never", "", (InputHead("I", "INT32", shape, {}),), (), {})
 
 
 def asked_and_held(ends: Ends, array: np.ndarray, **fields: object) -> InferRequest:
-    """A request that is never answered, as it has come."""
+    """A request that is never answered, as it arrived."""
     request = InferRequest(head_of(array.shape), data=[memoryview(array.tobytes())], **{"id": "", **fields})  # type: ignore[arg-type]
     assert ends.ask(request).watched.wait(10)
     return ends.service.requests.pop()
@@ -562,7 +562,7 @@ def asked_and_held(ends: Ends, array: np.ndarray, **fields: object) -> InferRequ
 def test_inputs_lie_where_the_workers_that_get_them_read_them(ends: Ends) -> None:
     heap = ends.service.heap = SharedHeap("version", 1 << 24)
     array = np.arange(100_000, dtype=np.int32)
-    # It tells the front end where to put what comes behind it.
+    # The server answers with the place for the rest.
     assert not isinstance(asked_and_held(ends, array).data, PlacedTensors)
     for fields in ({"id": ""}, {"id": "r", "sequence": SequenceTag(7, True, False)}):
         come = asked_and_held(ends, array, **fields)
@@ -580,7 +580,7 @@ def test_a_share_of_a_version_that_has_gone_is_used_no_more(ends: Ends) -> None:
     assert isinstance(held.data, PlacedTensors)
     ends.service.heap = None
     ends.server.call_soon(heap.close)
-    # What was under way is still read; then there is nothing of it left, on either side.
+    # Messages under way are still read; then nothing is left on either side.
     wait_until(lambda: not ends.link._shares and len(ends.remote.end.heaps) == 1, "the end of the share")
     assert not isinstance(asked_and_held(ends, array).data, PlacedTensors)
     assert [bytes(each) for each in held.data] == [array.tobytes()]
@@ -598,7 +598,7 @@ def test_a_share_of_a_version_that_goes_is_kept_while_a_request_is_copied_into_i
     ends.service.heap = None
     ends.server.call_soon(heap.close)
     wait_until(lambda: ends.remote._ended, "the end of the heap")
-    # It goes elsewhere.
+    # The requests go to another server.
     few = np.arange(100, dtype=np.int32)
     assert not isinstance(asked_and_held(ends, few).data, PlacedTensors)
     pause.set()
@@ -628,7 +628,7 @@ def test_the_share_of_a_front_end_that_has_died_is_kept_until_nobody_reads_it(en
 
 
 def asked_for_outputs(ends: Ends) -> Client:
-    """Of a worker, which are not freed while the client has its response."""
+    """A worker's outputs, which are not released while the client has its response."""
     arrays = [np.arange(100_000, dtype=np.int32), np.arange(3, dtype=np.int32), np.zeros(0, np.int32)]
     client = ends.ask(request_of("placed", *arrays))
     assert client.ended.wait(10)
@@ -651,7 +651,7 @@ def test_outputs_are_read_where_a_worker_has_left_them(ends: Ends) -> None:
 def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
     ends: Ends, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # When heaps are trimmed, all that has come back is taken anyhow.
+    # Trimming the heaps takes all that was returned anyway.
     monkeypatch.setattr(trimming, "TRIM_PERIOD_SECONDS", 3600.0)
     arrays = [np.arange(i, i + length, dtype=np.int32) for i in range(2 * TOGETHER)]
     for of_batch in (arrays[:TOGETHER], arrays[TOGETHER:]):
@@ -665,14 +665,14 @@ def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
             assert [tensor.numpy().tolist() for tensor in response.outputs] == [array.tolist(), (-array[:3]).tolist()]
         assert ends.service.went_together
         del client, response
-        # On the front's loop, as a real one's clients go: it tells the server before it sleeps.
+        # On the front end's loop, like a real one's clients: it informs the server before it sleeps.
         while clients:
             ends.front.call_soon(clients.pop().responses.clear)
     is_small = length * TOGETHER * 4 <= entries.LARGEST_SHARED
 
     def are_back() -> bool:
         if is_small:
-            # For little the server is not woken; it takes it whenever it is awake.
+            # The server is not woken for little; it takes it when it is awake.
             ends.server.wake()
         return len(ends.service.returned) == 2
 
@@ -681,7 +681,7 @@ def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
 
 
 def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: Ends) -> None:
-    """Its heap cannot be handed to the front any more."""
+    """Its heap cannot be passed to the front end any more."""
     ends.service.reader.close()
     clients = [ends.ask(request_of("together", np.arange(3, dtype=np.int32))) for _ in range(TOGETHER)]
     wait_until(lambda: ends.service.went_together is False)
@@ -709,7 +709,7 @@ def test_outputs_of_a_worker_that_has_ended(ends: Ends) -> None:
     wait_until(lambda: not ends.remote._output_heaps, what="the front's end of it")
     ends.front.call_soon(client.responses.clear)
     wait_until(lambda: ends.service.returned, what="a place that is returned")
-    # What is yet to be sent goes by the server's own heap.
+    # The rest is sent through the server's own heap.
     response = InferResponse.of("m", "1", "r", ())
     assert not ends.link._output_heaps and ends.link._outputs_in_heap(response) is None
 
