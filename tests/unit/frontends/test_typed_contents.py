@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, str, Callable[[], list[Any]]]] = {
     "strings": ("BYTES", "bytes_contents", lambda: [b"", b"a", bytes(200), b"\xff" * 20_000] * 64 + [b""] * COUNT),
     "a large string": ("BYTES", "bytes_contents", lambda: [b"a", random.Random(7).randbytes(3 << 20), b"", b"b"]),
 }
-"""The datatype, the field, and what makes the elements: only in the process that runs these tests."""
+"""The datatype, the field, and what makes the elements, in the process that runs these tests only."""
 every_kind = pytest.mark.parametrize("kind", CASES)
 
 
@@ -71,7 +71,7 @@ def message_of(datatype: str, field: str, elements: Iterable[Any]) -> ModelInfer
 
 
 def written(*contents: bytes, datatype: str = "INT32") -> bytes:
-    """A message with an input whose contents are these bytes, a field of contents for each."""
+    """A message with an input whose contents are these bytes, one field of contents for each."""
     tensor = ModelInferRequest.InferInputTensor(name="I", datatype=datatype, shape=[3]).SerializeToString()
     for each in contents:
         tensor += length_prefix(ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER, len(each)) + each
@@ -80,7 +80,7 @@ def written(*contents: bytes, datatype: str = "INT32") -> bytes:
 
 
 def decoded(data: bytes, admit: Callable[[int], object] = lambda nbytes: None) -> tuple[InferRequest, int]:
-    """And how many steps it took."""
+    """The decoded request, and the number of steps."""
     large = LargeContents.of(data)
     assert large is not None
     steps = RequestDecoder().read_large(large).decode(admit)
@@ -95,7 +95,7 @@ def decoded(data: bytes, admit: Callable[[int], object] = lambda nbytes: None) -
 
 
 def assert_same(data: bytes) -> None:
-    """As without steps: the request, or the error."""
+    """The same as without steps: the request, or the error."""
     try:
         expected = RequestDecoder().decode_request(data)
     except ServeError as error:
@@ -185,7 +185,7 @@ def test_messages_of_one_length_are_told_apart() -> None:
     typed = written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE))
     raw = ModelInferRequest(model_name="m")
     raw.inputs.add(name="I", datatype="UINT8", shape=[len(typed)])
-    # The tag, the length and what it counts.
+    # The tag, the length, and the bytes that it counts.
     raw.raw_input_contents.append(bytes(len(typed) - raw.ByteSize() - 4))
     data = raw.SerializeToString()
     assert len(data) == len(typed)
@@ -215,5 +215,5 @@ def test_memory_is_asked_for_before_it_is_used() -> None:
     with pytest.raises(MemoryFull) as raised:
         decoded(data, lambda nbytes: memory.admit(holding, nbytes))
     assert raised.value.code is StatusCode.RESOURCE_EXHAUSTED
-    # What the other inputs take.
+    # The bytes of the other inputs.
     assert holding.held_bytes == 4 + 5

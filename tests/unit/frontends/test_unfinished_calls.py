@@ -1,5 +1,5 @@
-"""The bounds of calls that wait for their clients, small,. What has come of messages that are not whole, by what the
-kernel says of connections. Answers that their clients do not read,: counted, and given up in time."""
+"""Calls that wait for their clients, with small bounds: the bytes of partial messages, as the kernel counts them; and
+answers that clients do not read, counted and given up in time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Echo:
         self._call.request_next()
 
     def on_half_close(self) -> None:
-        # gRPC shows an ended call so first.
+        # The first sign that gRPC gives of an ended call.
         self.is_over = True
         self._call.finish(StatusCode.OK, "")
 
@@ -83,7 +83,7 @@ def test_the_largest_connections_oldest_go_first_when_all_are_too_many(serve: An
     with Http2Connection(served.port) as modest, Http2Connection(served.port) as greedy:
         first = modest.begin(method, prefixed(b"whole")[:6])
         streams = [greedy.begin(method) for _ in range(80)]
-        # Of 80 and one; some more, for room. grpc.aio hands over calls that come at once in about their order.
+        # Of 80 and one, with some more as a margin: grpc.aio passes on concurrent calls roughly in order.
         wait_until(lambda: 17 <= 80 - statuses(greedy, streams).count(None) < 40)
         assert statuses(greedy, streams)[0] == StatusCode.RESOURCE_EXHAUSTED
         assert set(statuses(greedy, streams)) == {None, StatusCode.RESOURCE_EXHAUSTED}
@@ -149,11 +149,11 @@ A, B = "ipv4:127.0.0.1:1000", "ipv6:%5B::1%5D:1000"
 LOG = logging.getLogger("test.unfinished")
 MESSAGE = 1 << 20
 CLOSE = 4096
-"""What frames and the like may make of a difference."""
+"""The difference that frames and similar overhead may make, in bytes."""
 
 
 class Counted:
-    """A check a second of what the connections have received."""
+    """Checks each second what the connections have received."""
 
     def __init__(self, limit: int = 1 << 30) -> None:
         self.memory = RequestMemory(limit)
@@ -246,7 +246,7 @@ CLIENTS = 5
 
 
 def call_without_reading(port: int, path: str) -> socket.socket:
-    """A call whose client never widens the window of 64 KiB that it begins with."""
+    """A call whose client never widens its initial window of 64 KiB."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=10)
     message = frame(DATA, END_STREAM, 1, prefixed(b"x"))
     connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(HEADERS, END_HEADERS, 1, head(path)) + message)
@@ -258,7 +258,7 @@ def answer(call: UnaryCall) -> None:
 
 
 class Answers:
-    """Several messages to a stream at once, then its end."""
+    """Sends several messages on a stream, then ends it."""
 
     def __init__(self, call: StreamCall) -> None:
         self._call = call
@@ -296,7 +296,7 @@ def test_answers_that_nobody_reads_count_until_they_are_given_up(
     time.sleep(0.2)
     transport.give_up_unread()
     assert transport.memory.answer_bytes == CLIENTS * held, "given up before its time"
-    # 0.3 s, and 16 s more for a MiB.
+    # 0.3 s, and 16 s more for 1 MiB.
     transport.sending.update(dict.fromkeys(transport.sending, time.monotonic() - 1000))
     transport.give_up_unread()
     wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)

@@ -1,4 +1,5 @@
-"""Who gets room, who makes it, and who goes unasked; by a clock of the tests' own."""
+"""Which versions get room, which are unloaded for others, and which are unloaded because they are idle; with the tests'
+own clock."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ HOUR = 3600.0
 
 @dataclass
 class Host:
-    """Loads and unloads at once what the room says."""
+    """Loads and unloads immediately what the room decides."""
 
     room: Room[Tenant]
     now: float = 1000.0

@@ -145,7 +145,7 @@ def test_a_link_to_itself_beside_models_keeps_none_of_them_from_being_read(root:
 def test_a_folder_that_fails_while_it_is_read_is_refused_by_itself(
     root: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a broken disk, or a network file system whose server has forgotten the folder."""
+    """As on a broken disk, or on a network file system whose server has forgotten the folder."""
     folders.model("bad", 1)
     folders.model("good", 1)
     scandir = os.scandir
@@ -168,7 +168,7 @@ def test_a_folder_that_fails_while_it_is_read_is_refused_by_itself(
 
 @contextmanager
 def no_root() -> Iterator[None]:
-    """Root may read all; it is nobody meanwhile."""
+    """Run as user nobody, because root may read everything."""
     own = os.geteuid()
     if own == 0:
         os.seteuid(NOBODY)
@@ -295,7 +295,7 @@ def test_a_repository_that_vanishes_during_a_scan_keeps_its_models_as_they_were(
     before = scanner.scan().models["m"]
 
     def vanish(*arguments: Any, **options: Any) -> ModelScan:
-        """Once it is known which folders there are."""
+        """Remove the folder after it has been listed."""
         root.rename(root.with_name("away"))
         if replaced:
             root.mkdir()
@@ -366,7 +366,7 @@ def test_a_folder_with_too_many_files_is_refused(root: Path, folders: Folders) -
         f"holds more than {MOST_ENTRIES} files and folders; keep elsewhere what is no part of the model, or raise"
         " --max-folder-entries"
     )
-    # Nothing of it is remembered, so that a change within it is none.
+    # Nothing of it is remembered, so a change in it is no change.
     (folder / "1" / "one more").touch()
     assert scanned(root)["m"] == scan
 
@@ -391,7 +391,7 @@ def test_only_what_has_changed_or_is_young_is_scanned_again(
     monkeypatch.setattr(scanner_file, "_CLOCK_SECONDS", 0)
     scanner = make_scanner(root)
     before = scanner.scan().models
-    # As much as the times of files may be coarser than the clock.
+    # The times of files may be coarser than the clock by this much.
     time.sleep(0.02)
     for name in ("told", "untold", "new", "empty"):
         folders.model(name, 1, 2)

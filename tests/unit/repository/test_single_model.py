@@ -1,5 +1,5 @@
-"""What `rocserve serve WHAT` finds at a path, and which files of it count. The folders of the models that are made
-beside another one."""
+"""What `rocserve serve WHAT` finds at a path, and which files belong to the model; and the folders of generated
+models."""
 
 from __future__ import annotations
 

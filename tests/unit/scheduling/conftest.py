@@ -1,4 +1,4 @@
-"""Stand-ins for what lies around a scheduler: the loop, instances that a test answers by hand, responders."""
+"""Stand-ins for the surroundings of a scheduler: the loop, instances that a test answers by hand, responders."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class Bench:
         return answer
 
     def submit_in_one_turn(self, *values: float) -> None:
-        """Single rows, before the loop's turn ends."""
+        """Submit single rows before the loop's turn ends."""
         self.loop.turning(lambda: [self._submit(value) for value in values])()
 
     def new_instance(self) -> HandInstance:
-        """One that the scheduler does not know yet."""
+        """An instance that the scheduler does not know yet."""
         return HandInstance(self.loop)
 
     @property

@@ -1,6 +1,5 @@
-"""Which of the waiting requests share a batch: Triton's rules, case by case. Instances of models whose engine takes
-next to no time: batches are as large as waiting for a moment makes them. The queue's priority levels: as many as a
-configuration may ask for, at the cost of those that requests come for."""
+"""Which of the waiting requests share a batch: Triton's rules, case by case; batches of models whose engine takes
+almost no time; and the queue's priority levels, whose cost depends on the used ones only."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ _LONG = 30_000_000
 
 
 def formed(bench, rows: list[int]) -> list[tuple[int, ...]]:
-    """The batches that requests of these many rows make which wait while another runs, once it is done."""
+    """The batches that waiting requests of these row counts form once the running batch ends."""
     bench.submit(0.0, rows=8)
     assert len(bench.executions) == 1
     for count in rows:
@@ -71,7 +70,7 @@ def test_with_a_delay_that_has_not_passed(make_bench, preferred, rows, batches) 
 def test_what_is_sent_ahead_could_not_have_grown(make_bench) -> None:
     bench = make_bench(DynamicBatching(preferred_batch_sizes=(2, 4)))
     for _ in range(20):
-        # The engine has to show that it is quick.
+        # The engine must first prove that it is fast.
         bench.submit(0.0, 4)
         bench.executions[-1].finish()
     before = len(bench.executions)
@@ -133,7 +132,7 @@ def test_what_cannot_grow_does_not_wait(make_bench, monkeypatch):
 
 
 def test_an_instance_that_is_not_done_in_time_is_waited_for_no_longer(make_bench, monkeypatch, wait_for):
-    # Longer than an engine is taken to need of which nothing is known yet.
+    # Longer than the assumed time of an engine without measurements.
     monkeypatch.setattr(instances, "BRIEF_NS", 2 * instances.SHORT_NS)
     bench = make_bench(DynamicBatching(), instances=2)
     for value in (1.0, 2.0):
@@ -158,7 +157,7 @@ LIMITS = QueueLimits(max_requests=1000)
 
 
 class Plan:
-    """All that the queue reads of a request's plan."""
+    """The part of a request's plan that the queue reads."""
 
     timeout_microseconds = 0
 

@@ -1,4 +1,4 @@
-"""Ensembles as graphs: order, fan-out, only what is needed, members of other batching, errors."""
+"""Ensembles as graphs: order, fan-out, only the needed steps, members with other batching, errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FP32 = DataType.FP32
 
 
 class Member:
-    """A member that answers at once with `rule` of its input, or keeps the request until `finish`."""
+    """A member that answers immediately with `rule` of its input, or keeps the request until `finish`."""
 
     def __init__(
         self, name: str, rule, max_batch_size: int = 8, held: bool = False, outputs=("OUT",), labels=()
@@ -336,10 +336,10 @@ def test_an_answer_of_members_that_were_replaced_meanwhile_is_not_kept():
 
 
 def test_an_answered_request_leaves_nothing_behind():
-    """Not even until the next collection of garbage: its data may be large."""
+    """Not even until the next garbage collection: its data may be large."""
 
     class Data(bytearray):
-        """One that can be referred to weakly."""
+        """An object that can be weakly referenced."""
 
     member = Member("a", plus(1), held=True)
     version = ensemble(member, steps=[step("a", "X", "Y")])
@@ -350,13 +350,13 @@ def test_an_answered_request_leaves_nothing_behind():
         head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
         answer = Answer()
         version.infer(InferRequest(head, "", [data]), answer)
-        # As a scheduler does with those that wait for a while.
+        # As a scheduler does with requests that wait for a while.
         responder = member._waiting[0][2]
         responder.watch_cancellation(functools.partial(print, responder))
         member.finish()
         assert answer.value() == [2.0, 3.0]
         gone = weakref.ref(data)
-        # What a client's transport lets go of.
+        # What a client's transport releases.
         del answer.leave
         del data, responder, answer
         member.requests.clear()
@@ -375,7 +375,7 @@ def test_what_goes_between_steps_counts_until_the_ensemble_has_answered():
     refused = ask(version, 1, 1)
     assert refused.error.code is StatusCode.RESOURCE_EXHAUSTED
     assert refused.error.text.startswith("in ensemble 'e', tensors between the steps of ensembles may take 24 B ")
-    # The second step's answer stands where what it has read stood.
+    # The second step's answer takes the place of its input.
     for left, answer in zip((16, 8, 0), waiting, strict=True):
         second.finish()
         assert answer.value() == [3, 3]
@@ -413,11 +413,11 @@ def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
     assert version.memory.answer_bytes == 24
     second.finish()
     assert answer.value() == [2, 2]
-    # The first has gone; the second step's answers to the others are not there yet.
+    # The first request has ended; the second step's answers to the others have not arrived.
     assert version.memory.answer_bytes == 16
     second._waiting.reverse()
     second.finish()
-    # That of the third waits for that of the second, in the place of what it was made of.
+    # The third step's input takes the place of the second step's.
     assert (answer.count, version.memory.answer_bytes) == (1, 16)
     second.finish()
     assert (answer.count, version.memory.answer_bytes) == (3, 0)
@@ -426,7 +426,7 @@ def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
 
 
 def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():
-    """A stream may never end; what its steps have had is not kept until then."""
+    """A stream may never end; the tensors of its finished steps are not kept until then."""
 
     class Many(Answer):
         def expect_many(self) -> None: ...
@@ -456,7 +456,7 @@ def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():
 
 
 class Texts:
-    """A member that answers with so many empty strings."""
+    """A member that answers with this many empty strings."""
 
     version = 1
     properties: ClassVar[dict[str, str]] = {}
@@ -477,7 +477,7 @@ class Texts:
 
 
 class InAHeap(Member):
-    """Answers as a worker does, in a heap of its own."""
+    """Answers as a worker does, in its own heap."""
 
     def __init__(self, name: str, rule) -> None:
         super().__init__(name, rule, max_batch_size=ROWS)
@@ -498,7 +498,7 @@ class InAHeap(Member):
 
 
 ROWS = 1024
-"""Of 8 bytes: more than is copied sooner than kept."""
+"""Rows of 8 bytes: so many that keeping them is cheaper than copying."""
 
 
 def test_a_tensor_lies_where_its_worker_has_left_it_until_its_reader_has_answered(
@@ -509,10 +509,10 @@ def test_a_tensor_lies_where_its_worker_has_left_it_until_its_reader_has_answere
     steps = [step("first", "X", "m"), step("last", "m", "Y")]
     version = ensemble(first, last, steps=steps, max_batch_size=ROWS)
     answers = [ask(version, *range(2 * ROWS)) for _ in range(3)]
-    # The third finds no room for more.
+    # There is no room for the third one's.
     one, other, third = first.placed
     assert [first.reader.offset_of(request.data[0]) for request in last.requests] == [one, other, None]
-    # Its worker may read them there.
+    # Its worker may read them in that heap.
     assert [getattr(request.data, "offset", None) for request in last.requests] == [one, other, None]
     assert first.returned == [third]
     last.requests.clear()
@@ -562,7 +562,7 @@ def test_many_strings_between_members_are_counted_in_steps():
 
 
 class OnGpu(Member):
-    """Gives references where it may."""
+    """Returns references if the request allows them."""
 
     def __init__(self, name: str, device: str = "GPU-0", **more) -> None:
         super().__init__(name, lambda values: values, **more)

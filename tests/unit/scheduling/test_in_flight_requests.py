@@ -32,7 +32,7 @@ from .conftest import config
 
 
 class HandOutcome:
-    """What a worker says of a batch."""
+    """What a worker reports about a batch."""
 
     is_large = False
     slot = None
@@ -92,7 +92,7 @@ class HandInstance:
         self._loop.turning(on_answer)(answer, final)
 
     def end(self) -> None:
-        """Of the worker, for the requests that are open."""
+        """End the worker, with its open requests."""
         open_requests, self.open = self.open, {}
         for on_answer in open_requests.values():
             on_answer(RequestLost(StatusCode.UNAVAILABLE, "it died"), True)
@@ -136,7 +136,7 @@ class Model:
 
 
 class Told(Responder):
-    """Keeps every response."""
+    """Records every response."""
 
     def __init__(self, loop: HandLoop) -> None:
         super().__init__(loop)
@@ -154,7 +154,7 @@ class Told(Responder):
             self.values.append(float(answer.outputs[0].numpy()[0, 0]))
         if final:
             self.done.set()
-            # Who is to be told knows the request; where it took a while somebody is.
+            # The receiver of the outcome knows the request; if that takes a while, so does this one.
             self.leave = None
 
 
@@ -168,7 +168,7 @@ def value(number: float) -> ModelResponse:
 
 
 def test_what_follows_a_large_response_waits_until_it_is_sent(loop: HandLoop) -> None:
-    """Others are not to wait for it, so it takes a while."""
+    """Other requests must not wait for it, so it takes several turns."""
     model = Model(loop, decoupled=True)
     instance, told = model.instance(), model.submit()
     told.keeps_slots = True
@@ -189,7 +189,7 @@ def test_what_follows_a_large_response_waits_until_it_is_sent(loop: HandLoop) ->
 
 
 class Slot:
-    """A response's."""
+    """The slot of a response."""
 
 
 def drained(model: Model) -> Flag:
@@ -235,7 +235,7 @@ def test_nothing_of_a_request_is_left_for_the_garbage_collector(
     try:
         told = weakref.ref(model.submit())
         end(instance)
-        # Until then it is among those whose clients are to be asked after.
+        # Until then it is among those whose clients may leave.
         model.loop.wait_for(lambda: told() is None)
     finally:
         gc.enable()
@@ -245,7 +245,7 @@ def test_a_request_stays_open_until_its_last_response(model: Model) -> None:
     instance = model.instance()
     told, following = model.submit(), model.submit()
     instance.finish(open_requests={0})
-    # The instance is free for the next one meanwhile.
+    # The instance is free for the next request meanwhile.
     instance.finish()
     assert following.values == [0.0]
     event = drained(model)
@@ -336,7 +336,7 @@ def test_what_never_ran_is_run_elsewhere(model: Model) -> None:
     instance = model.instance()
 
     def die() -> None:
-        # As the worker's end may come between the opening of the request and its sending.
+        # The worker's end may come between the opening of the request and its sending.
         instance.closed = True
         instance.end()
 
@@ -367,7 +367,7 @@ def test_clients_of_requests_that_run_long_are_watched(model: Model) -> None:
     model.loop.wait_for(lambda: told.leave is not None)
     told.leave()
     assert instance.cancelled == [1]
-    # One that was quick is not.
+    # A fast request is not.
     instance.finish()
     quick = model.submit()
     instance.finish()
@@ -382,7 +382,7 @@ def test_after_its_first_call_a_model_gets_nothing_ahead(model: Model) -> None:
     for _ in range(40):
         model.submit()
         instance.finish()
-    # Quick as it is, a second batch is sent ahead.
+    # The engine is fast, so a second batch is sent ahead.
     model.submit(), model.submit()
     assert len(instance.batches) == 2
     instance.finish(), instance.finish()

@@ -1,4 +1,4 @@
-"""Calls whose tensors are on a GPU, as the server hands them on."""
+"""Calls whose tensors are on a GPU, as the server forwards them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Called:
 
 
 def answer_of(called: Called) -> tuple[Any, int]:
-    """What the caller's worker is sent, and how many of its first tensors are references."""
+    """The response that the caller's worker receives, and how many of its first tensors are references."""
     answers: list[tuple[Any, int]] = []
 
     def answer_call(number: int, answer: Any, final: bool, references: int = 0) -> None:

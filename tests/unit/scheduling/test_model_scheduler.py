@@ -29,7 +29,7 @@ def test_without_batching_one_request_runs_at_a_time(make_bench):
     for index in range(3):
         assert len(bench.executions) == index + 1
         assert bench.executions[index].request_sizes == (1,)
-        # A quick engine would be sent the next ahead.
+        # The server would send requests ahead to a fast engine.
         bench.executions[index].engine_ns = 10_000_000
         bench.executions[index].finish()
     assert [value_of(answer) for answer in answers] == [2.0, 4.0, 6.0]
@@ -38,10 +38,10 @@ def test_without_batching_one_request_runs_at_a_time(make_bench):
 
 
 def test_an_answered_request_is_let_go_of_long_before_its_deadline(make_bench):
-    """Its data may be large, and its client may have said that it waits for hours."""
+    """Its data may be large, and its client may have set a deadline in hours."""
 
     class Data(bytearray):
-        """One that can be referred to weakly."""
+        """An object that can be weakly referenced."""
 
     bench = make_bench()
     bench.submit(1.0)
@@ -64,7 +64,7 @@ def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(ma
     bench = make_bench(width=2)
     for value in range(40):
         bench.submit(float(value))
-    # The engine has to show that it is quick; until then each request goes for itself.
+    # The engine must first prove that it is fast; until then each request runs alone.
     alone = 0
     while not bench.executions[alone].is_grouped:
         bench.executions[alone].finish()
@@ -81,7 +81,7 @@ def test_waiting_requests_of_a_quick_model_travel_together_and_run_one_by_one(ma
     for answer, request in zip(answered, group.requests, strict=True):
         if answer.error is None:
             assert value_of(answer) == 2 * np.frombuffer(request[0], np.float32)[0]
-    # Each was an execution of its own.
+    # Each was an execution.
     assert after.execution_count - before.execution_count == len(answered) - 1
     assert set(after.batches) == {1}
 

@@ -1,4 +1,4 @@
-"""Which requests run when not all can be answered in time: on a clock of the test's own."""
+"""Which requests run when not all can be answered in time; with the test's own clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAN = RequestValidator(config()).validate(
 
 
 def entry_at(now_ns: int, milliseconds: float | None, in_turn: bool = False) -> InferRequest:
-    """A request that comes now, whose client waits for so long."""
+    """A request that arrives now, with this deadline."""
     deadline = None if milliseconds is None else now_ns / 1e9 + milliseconds / 1e3
     request = InferRequest(RequestHead("m", "", ()), "", [], deadline, in_turn)
     request.plan, request.nbytes, request.queue_start_ns = PLAN, PLAN.nbytes, now_ns
@@ -35,7 +35,7 @@ def entry_at(now_ns: int, milliseconds: float | None, in_turn: bool = False) -> 
 
 
 class Model:
-    """An instance of a model with its queue, on a clock of its own."""
+    """An instance of a model with its queue, and a clock."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Model:
         self.now_ns = SECOND
         self.run_ms = run_ms
         self.ran: list[tuple[InferRequest, int]] = []
-        """With the time at which each ended."""
+        """Each request with the time at which it ended."""
         self.full = 0
 
     def come(self, milliseconds: float | None, in_turn: bool = False) -> InferRequest:
@@ -67,7 +67,7 @@ class Model:
         return entry
 
     def step(self) -> list[InferRequest]:
-        """Run the next batch, to its end."""
+        """Run the next batch to its end."""
         if self.queue.deadline_count:
             decision = self.triage.decide(self.now_ns, 0)
         else:
@@ -83,8 +83,8 @@ class Model:
     def serve(
         self, per_second: float, seconds: float, deadline_ms: Callable[[random.Random], float], burst: int = 1
     ) -> float:
-        """Requests at random times; how many a second are answered in time, as their clients see it: the way to the
-        server and back takes up to 10 ms each, of which the server knows nothing."""
+        """Send requests at random times. Returns the answers a second that are in time for their clients: the way to
+        the server and back takes up to 10 ms each, of which the server knows nothing."""
         numbers = random.Random(7)
         end = self.now_ns + int(seconds * SECOND)
         arrivals: list[tuple[int, float, float]] = []
@@ -109,7 +109,7 @@ class Model:
                 index += 1
             waiting = len(self.queue)
             if not self.step() and len(self.queue) == waiting:
-                # It waits for company.
+                # It waits for a larger batch.
                 self.now_ns += MS
         in_time = [e for e, ended in self.ran[already:] if ended + numbers.uniform(0.5, 10) * MS <= by_client[e]]
         return len(in_time) / seconds
@@ -148,7 +148,7 @@ def batches(delay_ms: int = 0) -> DynamicBatcher:
 )
 def test_the_goodput_under_overload_is_that_of_the_peak(model, load: float, burst: int):
     bench, capacity = model()
-    # Bursts of ten leave even a queue without a bound empty now and then.
+    # With bursts of ten even an unbounded queue is empty now and then.
     least = 0.9 if burst == 1 or load > 2 else 0.6
     assert bench.serve(load * capacity, 10, lambda _: 200, burst) >= least * capacity
 

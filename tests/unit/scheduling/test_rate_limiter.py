@@ -1,4 +1,4 @@
-"""The rate limiter: resources, turns, and schedulers that wait for both."""
+"""The rate limiter: resources, order, and schedulers that wait for both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def limits(priority: int = 0, everywhere: bool = False, **counts: int) -> Instan
 
 
 class Limited:
-    """A limiter whose callbacks run when they are called for, and instances that write down their grants."""
+    """A limiter whose callbacks run when the test asks for it, and instances that record their grants."""
 
     def __init__(self, *explicit: RateLimitResource) -> None:
         self.granted: list[str] = []
@@ -33,7 +33,7 @@ class Limited:
         return LimitedInstance(needs, device, lambda: self.granted.append(name))
 
     def end(self, instance: LimitedInstance) -> None:
-        """It has run and does not ask again."""
+        """End a run, without asking again."""
         self.limiter.release(instance, has_run=True)
         self.run_soon()
 
@@ -76,7 +76,7 @@ def test_devices_have_their_own_and_the_machine_has_one(limited: Limited) -> Non
     limited.load(shared)
     assert limited.limiter.ask(limited.instance("0", own, 0))
     assert limited.limiter.ask(limited.instance("1", own, 1))
-    # The CPU holds what device 0 has.
+    # The CPU has the same resources as device 0.
     assert not limited.limiter.ask(limited.instance("cpu", own))
 
 
@@ -96,7 +96,7 @@ def test_who_ran_least_for_its_priority_is_next(limited: Limited) -> None:
     running, order = "urgent", []
     for _ in range(16):
         order.append(running)
-        # Both have work without end: who has run asks again at once.
+        # Both have endless work: after a run each asks again immediately.
         limited.limiter.release(instances[running], has_run=True)
         granted = limited.limiter.ask(instances[running])
         limited.run_soon()
@@ -158,7 +158,7 @@ def test_who_asked_and_has_nothing_to_run_any_more_stands_in_nobodys_way(limited
 
 @pytest.fixture
 def pair(make_bench, loop):
-    """Two models whose instances hold the one R that there is."""
+    """Two models whose instances need the only unit of R."""
     limiter = RateLimiter((), loop.call_soon)
     needs = limits(R=1)
     limiter.register([needs_of(needs, None)])

@@ -1,4 +1,4 @@
-"""The store of the response cache. The response cache of a model that answers in the order of arrival."""
+"""The response cache: its store, and its use by a model that answers in the order of arrival."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ HEAD = RequestHead("m", "", (InputHead("IN", "FP32", (1, 2)),))
 
 @pytest.fixture
 def ask(make_bench, request):
-    """Ask for a value; gives the answer, and the executions that the test finishes."""
+    """Ask for a value; return the answer, and the executions that the test finishes."""
     policy = QueuePolicy(default_timeout_microseconds=getattr(request, "param", 0))
     bench = make_bench(DynamicBatching(preserve_ordering=True, default_queue_policy=policy), max_batch_size=1)
     answers = CachedAnswers(ResponseCache(1 << 20), bench.config, 1, bench.statistics, logging.getLogger("test"))

@@ -1,5 +1,5 @@
-"""Answers in the order of arrival, one or many to a request. Answers to a batch whose clients are in other processes:
-by each link those that are alike together."""
+"""Answers in the order of arrival, one or many to a request; and answers to a batch whose clients are in other
+processes: equal ones are sent together over each link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rocserve.workers.results import BatchOutcome
 
 
 class Log:
-    """A responder that writes down what it is told, with the data as it is at that moment."""
+    """A responder that records its responses, with their data at that moment."""
 
     def __init__(self, name: str, said: list[str]) -> None:
         self._name = name
@@ -55,7 +55,7 @@ def responders(said: list[str]) -> list[OrderedResponder]:
 
 
 def response(data: bytearray) -> InferResponse:
-    """In a worker's memory."""
+    """A response in a worker's memory."""
     made = InferResponse.of("m", "1", "", [Tensor("OUT", DataType.UINT8, (1, len(data)), memoryview(data))])
     made.slot = object()
     return made
@@ -91,7 +91,7 @@ def test_who_gives_up_its_ticket_keeps_nobody_waiting(responders, said) -> None:
 
 
 def test_what_comes_while_another_is_sent_follows_it_on_memory_of_its_own(said) -> None:
-    """A response may lead to the next: another step of an ensemble, say."""
+    """A response may lead to the next: another step of an ensemble, for example."""
     sequencer = ResponseSequencer()
     first, second = sequencer.ticket(), OrderedResponder(Log("b", said), sequencer.ticket(), HandLoop().work_off)
     data = bytearray(b"1")
@@ -185,7 +185,7 @@ class Linked(LinkedResponder):
 
 
 def outcome_of(count: int) -> BatchOutcome:
-    """Results of single rows: both outputs of a request, one behind the other."""
+    """Results of single rows: both outputs of a request, one after the other."""
     memory = np.arange(count * 32, dtype=np.int32)
     outcome = BatchOutcome(None, (1, 2, 3), memoryview(memory).cast("B"))
     outcome.parts = [(128 * index, (HEADS, [slice(0, 8), slice(B_AT, B_AT + 4)])) for index in range(count)]
@@ -194,7 +194,7 @@ def outcome_of(count: int) -> BatchOutcome:
 
 
 def answers_to(outcome: BatchOutcome, *asked: tuple[RequestHead, Linked]) -> list[str]:
-    """Adds all and sends them; the errors."""
+    """Add all answers and send them; return the errors."""
     validator = RequestValidator(MODEL)
     answers = BatchAnswers(ResponseMaker(MODEL, 1), outcome)
     errors = []

@@ -1,4 +1,4 @@
-"""Requests that wait in a worker behind others: they are still to run, so they expire and are cancelled in time."""
+"""Requests that wait in a worker behind others: they have not begun, so they expire and are cancelled in time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def value_of(answer) -> float:
 
 @pytest.fixture
 def bench(make_bench):
-    """Its engine has been quick; a batch is sent ahead once it has 8 rows."""
+    """A scheduler whose engine has been fast; a batch is sent ahead once it has 8 rows."""
     bench = make_bench(DynamicBatching())
     for _ in range(20):
         bench.submit(0.0, 8)
@@ -65,7 +65,7 @@ def test_one_that_has_begun_since_is_left_to_its_end(bench) -> None:
 
 def test_its_company_is_answered(bench) -> None:
     bench.submit(1.0, 8)
-    # One waits in the queue until the second makes a full batch.
+    # One waits in the queue until the second completes a full batch.
     first, second = bench.submit(2.0, 4, timeout=50_000), bench.submit(3.0, 4)
     assert first.done.wait(5)
     bench.executions[0].finish()

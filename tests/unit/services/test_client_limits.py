@@ -1,4 +1,4 @@
-"""From where admin calls are taken. Methods that are only for clients with a header."""
+"""Limits of a client; client addresses that may make admin calls; methods that need a header."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rocserve.settings.server import admin_addresses
 
 
 class Answers:
-    """A responder that remembers nothing."""
+    """A responder that records nothing."""
 
     def expect_many(self) -> None: ...
     def send(self, answer: object, final: bool = True) -> None: ...
@@ -60,7 +60,7 @@ def test_a_client_has_so_many_requests_in_flight_however_they_end(last: Answer) 
         " for answers, and try again"
     )
     limits.admit("10.0.0.2", Answers())
-    # Responses that others follow do not count; what comes after the last is not counted again.
+    # Responses that others follow do not count, and nothing after the last one counts again.
     first.send(InferResponse.of("m", "1", "", ()), final=False)
     first.send(internal("one of several"), final=False)
     refusal(limits, "10.0.0.1")
@@ -90,7 +90,7 @@ def test_a_client_sends_so_many_requests_a_second() -> None:
     for _ in range(2):
         limits.admit("10.0.0.1", Answers()).send(None)
     refusal(limits, "10.0.0.1")
-    # No more than a second's worth is saved.
+    # At most a second's worth accumulates.
     clock.now += 3600
     for _ in range(10):
         limits.admit("10.0.0.1", Answers()).send(None)
@@ -113,7 +113,7 @@ def test_the_table_of_clients_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     limits = ClientLimits(0, 2, clock)
     for number in range(100):
         limits.admit(f"10.0.0.{number}", Answers()).send(None)
-    # All others share what one client has.
+    # All others share one client's limit.
     for number in range(2):
         limits.admit(f"10.0.1.{number}", Answers()).send(None)
     assert "the client others sends" in refusal(limits, "10.0.1.2")
@@ -148,7 +148,7 @@ LOAD = "RepositoryModelLoad"
 
 @dataclass(frozen=True)
 class Call:
-    """What is looked at of a gRPC call."""
+    """The part of a gRPC call that is used here."""
 
     peer: str
     metadata: tuple[tuple[str, str], ...] = ()

@@ -1,4 +1,4 @@
-"""LogSettings, and parameters of load and unload requests: what is taken, and Triton's words for what is not."""
+"""LogSettings, and the parameters of load and unload requests: accepted values, and Triton's words for the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Value = bool | int | str | None
 
 
 class Control:
-    """The service, asked in plain values."""
+    """The service, with plain values."""
 
     def __init__(self, log: ServerLog) -> None:
         self._service = LogControlService(log)
@@ -100,7 +100,7 @@ def test_what_stands_before_a_fault_has_been_changed(control: Control) -> None:
 
 
 class NotingRepository:
-    """Keeps what it is asked for."""
+    """Records its requests."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""What only reads: answers of one moment, whatever is served in the next."""
+"""Reading methods: each answer shows one moment, whatever is served in the next."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rocserve.services.queries import QueryService, Readiness
 
 
 class LeavingTables(ServingTableHolder):
-    """The model is served while its table is looked at for the first time."""
+    """Serves the model only until its table is read for the first time."""
 
     def __init__(self, version: ServedVersion) -> None:
         self._tables = [ServingTable({"m": ServedModel("m", {1: version}, version)}), ServingTable()]

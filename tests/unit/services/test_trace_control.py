@@ -1,4 +1,4 @@
-"""TraceSetting: what is taken, in which form, and Triton's words for what is not."""
+"""TraceSetting: accepted values and their forms, and Triton's words for the others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AT_START = {
 
 
 class Control:
-    """The service, asked in plain values."""
+    """The service, with plain values."""
 
     def __init__(self, *config: tuple[str, str, str]) -> None:
         tables = ServingTableHolder()

@@ -1,4 +1,4 @@
-"""`rocserve bench` on real engines. No test asserts a time, only that all of them are there."""
+"""`rocserve bench` on real engines. No test asserts a time, only that all of them are printed."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class TestPyTorchFiles:
 
 
 def test_a_batch_that_the_file_does_not_have(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
-    """Each engine takes a file with a batch of 1 baked in at other sizes as well; ONNX Runtime row by row."""
+    """Each engine also runs a file with a fixed batch of 1 at other sizes; ONNX Runtime row by row."""
     model = _file(tmp_path, mlp(batch=1))
     ran = command.on_migraphx(
         migraphx_root, "bench", model, "--target", "ref", "--batch-sizes", "1,2", "--against", "onnxruntime", *_QUICK
@@ -180,7 +180,7 @@ def test_a_compiled_file(migraphx_root: Path, command: Command, tmp_path: Path) 
     assert command.on_migraphx(migraphx_root, *words).status == 0
     ran = command.on_migraphx(migraphx_root, "bench", program, "--target", "ref", *_QUICK)
     assert (ran.status, ran.row("migraphx ")[0]) == (0, "2")
-    # The ONNX file beside it is what the other engines take.
+    # The other engines take the ONNX file next to it.
     ran = command.on_migraphx(
         migraphx_root, "bench", program, "--target", "ref", "--against", "onnxruntime", "--batch-sizes", "2", *_QUICK
     )
@@ -252,7 +252,7 @@ def test_no_process_is_left_behind(tmp_path: Path, number: int, status: int, wor
 
 
 def _is_running(pid: int) -> bool:
-    """An orphan that has ended may stay a zombie where nobody reaps it."""
+    """An ended orphan may stay a zombie if nobody reaps it."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -29,7 +29,7 @@ def cache(tmp_path: Path) -> ProgramCache:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever earlier runs have left among the temporary files is none of these tests' business."""
+    """Away from files that earlier runs left in the temporary folder."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
@@ -38,7 +38,7 @@ def run(cache: ProgramCache, *words: str) -> int:
 
 
 def fill(cache: ProgramCache) -> dict[str, str]:
-    """Three programs of two models and what is known of two files; the programs' keys, the oldest first."""
+    """Three programs of two models, and the records of two files; returns the programs' keys, oldest first."""
     on_gpu = a_recipe(
         "resnet",
         options=CompileOptions(Target.GPU, Precision.FP16),

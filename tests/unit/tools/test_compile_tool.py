@@ -1,5 +1,5 @@
-"""`rocserve compile` on the real MIGraphX; the comparison of precisions is in test_compare_tool.py. `rocserve compile
---compare` on the real MIGraphX: the errors of precisions that its reference target has."""
+"""`rocserve compile` on the real MIGraphX, and `--compare` with the precisions of its reference target;
+test_differences.py has the comparison itself."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_faults_of_the_command_line(command: Command, folder: Path, tmp_path: Pa
 
 
 def test_switches_stand_alone_or_have_a_value(command: Command, folder: Path, tmp_path: Path) -> None:
-    """And never take the model for it."""
+    """A switch never takes the model for its value."""
     for switch in ("--exhaustive-tune", "--exhaustive-tune=true", "--fast-math=false"):
         ran = command("compile", switch, folder, "--migraphx-root", tmp_path)
         assert (ran.status, "MIGraphX is not in" in ran.err) == (1, True)
@@ -178,7 +178,7 @@ def test_a_comparison_writes_no_file(command: Command, tmp_path: Path) -> None:
 def test_a_program_is_written_to_mxr_files_only(
     migraphx_root: Path, command: Command, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Least of all over the model."""
+    """Above all not over the model."""
     monkeypatch.chdir(tmp_path)
     model = tmp_path / "scorer.onnx"
     model.write_bytes(mlp())
@@ -191,7 +191,7 @@ def test_a_program_is_written_to_mxr_files_only(
 def test_the_cache_that_is_named_is_the_one_that_was_written(
     migraphx_root: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the cache's folder cannot be made, programs go to another."""
+    """If the cache's folder cannot be made, programs go to another one."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     model = tmp_path / "scorer.onnx"
@@ -264,7 +264,7 @@ def test_on_calibration_data(migraphx_root: Path, command: Command, model: Path,
 
 
 def test_images_of_a_tensorflow_graph(migraphx_root: Path, command: Command, tmp_path: Path) -> None:
-    """Clients' are NHWC, the program's NCHW."""
+    """Clients' images are NHWC, the program's NCHW."""
     (tmp_path / "m.pb").write_bytes(classifier())
     np.savez(tmp_path / "samples.npz", image=np.random.default_rng(1).random((3, 8, 8, 3), dtype=np.float32))
     ran = command.on_migraphx(

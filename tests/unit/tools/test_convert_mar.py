@@ -1,4 +1,4 @@
-"""`rocserve convert-mar`: the folders that it writes, and what it refuses. Nothing here needs PyTorch."""
+"""`rocserve convert-mar`: the folders that it writes, and its refusals. Nothing here needs PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rocserve doctor`: on this machine as it is, and on others that stand in folders of a test's."""
+"""`rocserve doctor`: on this machine, and on machines made of a test's folders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ONNXRUNTIME = "rocserve.backends.onnx.backend"
 
 
 def _failure(engine: str, python: tuple[str, ...] = (sys.executable,), seconds: float = 60) -> str:
-    """ "" = the tiny model's answer was right."""
+    """The failure of the tiny model; "" = its answer was right."""
     try:
         try_engine(NETWORK, engine, {}, EngineSettings(), seconds, python=python)
     except ServeError as error:

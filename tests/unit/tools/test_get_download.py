@@ -1,4 +1,4 @@
-"""Downloads from a real HTTP server on the loopback interface that misbehaves in the ways that servers do."""
+"""Downloads from a real HTTP server on the loopback that misbehaves as servers do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Answer = Callable[["Handler"], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers each request with the next of the server's answers; the last one stays."""
+    """Answers each request with the next of the server's answers; the last one is repeated."""
 
     server: Server
 
@@ -61,7 +61,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Notes:
-    """Remembers what a download tells."""
+    """Records the progress of a download."""
 
     def __init__(self) -> None:
         self.done: list[int] = []
@@ -77,7 +77,7 @@ class Notes:
 def send(
     content: bytes = CONTENT, *, stop: int | None = None, length: int | None = None, ranges: bool = True
 ) -> Answer:
-    """The content from where it is asked for, up to byte `stop`; `length`: what the header says the whole is."""
+    """Send the content from the requested byte up to byte `stop`; `length`: the whole length in the header."""
 
     def answer(handler: Handler) -> None:
         first = handler.first_byte() if ranges else 0
@@ -204,7 +204,7 @@ def test_a_part_of_a_file_of_another_length_is_refused(server: Server, target: P
 
 
 def test_a_part_whose_bytes_are_not_those_it_says_begins_anew(server: Server, target: Path, part: Path) -> None:
-    """The header is right, the bytes are those of the beginning, as from a cache that does not know of ranges."""
+    """The header is right, but the bytes are those of the beginning, as from a cache that ignores ranges."""
     part.write_bytes(CONTENT[:1000])
 
     def lie(handler: Handler) -> None:
@@ -345,7 +345,7 @@ def test_a_disk_without_room_is_said_before_anything_is_downloaded(server: Serve
 
 
 def test_a_file_that_cannot_grow_any_more(server: Server, target: Path, part: Path) -> None:
-    """A limit on the size of files stands for a disk that fills up: the same call fails."""
+    """A limit on the size of files replaces a full disk: the same call fails."""
     server.answers["/file"] = [send()]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
@@ -361,7 +361,7 @@ def test_a_file_that_cannot_grow_any_more(server: Server, target: Path, part: Pa
 def test_a_part_that_just_got_its_name_is_not_written_to(
     target: Path, part: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between opening the part and locking it another process may have finished: the file is then the model's."""
+    """Another process may finish between opening and locking the part: the file is then the model's."""
     part.write_bytes(CONTENT)
     target.parent.mkdir()
     lock = fcntl.flock

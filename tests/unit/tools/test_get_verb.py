@@ -48,7 +48,7 @@ def mirror(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository, and a catalogue whose file is small; a build that takes no time."""
+    """A repository, and a catalogue with a small file and a fast build."""
     monkeypatch.setitem(verb.CATALOGUE, "resnet50", PUBLISHED)
     monkeypatch.setattr(resnet50, "build", small_model)
     folder = tmp_path / "repository"
@@ -65,7 +65,7 @@ def small_model() -> onnx.ModelProto:
 def get(
     repository: Path, *, source: str = "http://127.0.0.1:1", terminal: bool = False, **flags: bool
 ) -> tuple[int, str]:
-    """The exit status and what was printed."""
+    """The exit status and the output."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=100)
     options = verb.GetOptions(("resnet50",), model_repository=repository, source=source, **flags)
@@ -172,7 +172,7 @@ def test_a_build_that_fails_leaves_nothing(repository: Path, monkeypatch: pytest
 
 
 def test_ctrl_c_ends_it_in_a_line_and_the_next_time_goes_on(tmp_path: Path) -> None:
-    """The command itself: a server that stops in the middle, SIGINT, and what is asked for the second time."""
+    """The command itself: a server that stops in the middle, SIGINT, and the bytes requested the second time."""
     folder, asked, stopped = tmp_path / "resnet50", [], threading.Event()
     size = CATALOGUE["resnet50"].size
 
@@ -232,7 +232,7 @@ def test_complaints_go_to_standard_error(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_folder_that_cannot_be_written(repository: Path, mirror: str) -> None:
-    """A folder where the part should be stands for a read-only disk: root may write anywhere else."""
+    """A folder in the part's place acts as a read-only disk: root may write anywhere else."""
     for part in ("model.onnx.part", "model.onnx.untrained.part"):
         (repository / "resnet50" / part).mkdir()
     for untrained in (False, True):

@@ -1,4 +1,4 @@
-"""`rocserve inspect` on the real MIGraphX; what a GPU's programs show is in the summaries of their prints."""
+"""`rocserve inspect` on the real MIGraphX; the summaries of printed programs include a GPU's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that run an engine on order: what they answer, and how they end."""
+"""Measuring processes: their answers, and how they end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The model that a tool works on, and what its command line changes. Describing a model with the real engines, outside
-a server."""
+"""The model that a tool works on, changes by its command line, and its description by the real engines outside of a
+server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rocserve quantise`, on the digits that the sample's classifier has never seen."""
+"""`rocserve quantise`, on digits that the sample's classifier was not trained with."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_rates_are_between_two_polls() -> None:
     assert rate(100.0, statistics("m", "1", ok=10, failed=2)) is None
     assert rate(102.0, statistics("m", "1", ok=20, failed=4)) == "6.0"
     assert rate(103.0, statistics("m", "1", ok=20, failed=4)) == "0.0"
-    # Loaded again: the counters begin anew.
+    # Loaded again: the counters start at zero.
     assert rate(104.0, statistics("m", "1", ok=1)) == "0.0"
     assert rate(105.0) is None
 
@@ -201,7 +201,7 @@ def test_printed_once_and_plain_into_a_pipe(address: str) -> None:
     (failed,) = [line for line in lines if "broken" in line]
     assert "UNAVAILABLE" in failed
     assert ("a long reason " * 20).strip() in failed
-    # No rule, which would be as wide as the reason.
+    # Without the ruled line, which would be as wide as the reason.
     assert len(lines) == 4
 
 

@@ -1,4 +1,4 @@
-"""Weights as PyTorch wrote them up to version 1.5, written here by hand."""
+"""Weights in the format that PyTorch wrote up to version 1.5, written here by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocserve.tools.networks.efficientnet_lite0 import read_torch_weights
 
 
 class _Saved:
-    """A tensor whose elements lie column by column, as one that was transposed before it was saved."""
+    """A tensor in column-major order, like one that was transposed before it was saved."""
 
     def __init__(self, key: str, values: np.ndarray) -> None:
         self.key, self.values = key, values
@@ -35,7 +35,7 @@ class _Pickler(pickle.Pickler):
         self._inside: set[str] = set()
 
     def persistent_id(self, value: object) -> object:
-        # The tensor itself comes first, and then stands for its storage within what it is reduced to.
+        # The tensor is pickled first; what it reduces to refers to its storage.
         if isinstance(value, _Saved) and value.key in self._inside:
             return ("storage", sys.modules["torch"].FloatStorage, value.key, "cpu", value.values.size + 1, None)
         if isinstance(value, _Saved):
@@ -45,7 +45,7 @@ class _Pickler(pickle.Pickler):
 
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the pickles name."""
+    """The module that the pickles name."""
 
     def _rebuild_tensor_v2() -> None: ...
 

@@ -126,7 +126,7 @@ parameters: { key: "batch_sizes", value: { string_value: "1,"
         assert changed == text.replace("max_batch_size : 64", "max_batch_size : 4").replace(
             "count: 1", "count: 2"
         ).replace("[ 16, 64 ]", "[ 4 ]").replace('"1,"\n   "64"', '"1,2,4"')
-        # Once more: nothing changes any more.
+        # A second run changes nothing.
         assert with_choice(changed, _CHOICE, "config.pbtxt") == changed
 
     def test_what_is_not_there_is_added_at_the_end(self) -> None:

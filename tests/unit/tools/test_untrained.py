@@ -1,5 +1,5 @@
-"""The untrained networks as ONNX Runtime runs them: the published tensors and sizes, and answers that are finite and
-not the same for all images."""
+"""The untrained networks on ONNX Runtime: the published tensors and sizes, and finite answers that differ between
+images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Built:
         return sum(math.prod(weight.dims) for weight in weights)
 
     def costly_nodes(self) -> dict[str, int]:
-        """How many there are of the operators that a network's time is spent in."""
+        """The number of nodes of the operators that take most of a network's time."""
         counts = Counter(node.op_type for node in onnx.load(self.file).graph.node)
         return {operator: counts[operator] for operator in COSTLY if counts[operator]}
 

@@ -57,7 +57,7 @@ class Row:
 
 
 class Execution(hand_instances.Execution):
-    """A batch of a model whose OUT is the value, and STATE_OUT is STATE_IN with the value behind it."""
+    """A batch of a model whose OUT is the value, and whose STATE_OUT is STATE_IN followed by the value."""
 
     engine_ns = 0
 
@@ -91,7 +91,7 @@ class HandInstance(hand_instances.HandInstance):
 
 
 class Answer(hand_instances.Answer):
-    """With the answer's one value."""
+    """An answer with its one value."""
 
     @property
     def value(self) -> int | None:
@@ -103,7 +103,7 @@ class Answer(hand_instances.Answer):
 
     @property
     def text(self) -> str:
-        """Of the error that comes, or has come."""
+        """The text of the error, now or later."""
         assert self.done.wait(5)
         assert self.error is not None
         return self.error.text
@@ -183,7 +183,7 @@ class Bench:
 
     @property
     def rows(self) -> list[Row]:
-        """Of the last batch."""
+        """The rows of the last batch."""
         return self.instance.last.rows
 
 

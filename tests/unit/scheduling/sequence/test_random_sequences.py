@@ -1,4 +1,4 @@
-"""Whatever comes in whatever order: each request is answered once, in its sequence's order, by one instance."""
+"""Random requests in random order: each is answered once, in its sequence's order, by one instance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Course:
         self.finished: dict[HandInstance, int] = defaultdict(int)
         self.ran: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.life_of: dict[int, tuple[int, int]] = {}
-        """By the request's number: an id that has ended may live again, elsewhere and at once."""
+        """By the request's number. An ended id may be used again immediately, on another instance."""
         self.lives: dict[int, int] = defaultdict(int)
 
     def ask(self) -> None:

@@ -34,7 +34,7 @@ OLDEST = OldestStrategy(max_candidate_sequences=4)
 def test_a_sequence_keeps_its_row(make_bench):
     bench = make_bench()
     first = bench.ask(1, 10, start=True)
-    # While the first runs, three more come; they are run together, each in its row.
+    # While the first one runs, three more arrive; they run together, each in its row.
     others = [bench.ask(sequence, 10 * sequence, start=True) for sequence in (2, 3)]
     again = bench.ask(1, 11)
     assert bench.rows == [Row(10, 1, 0, 1, 1)]
@@ -42,7 +42,7 @@ def test_a_sequence_keeps_its_row(make_bench):
     assert bench.rows == [Row(11, 0, 0, 1, 1), Row(20, 1, 0, 1, 2), Row(30, 1, 0, 1, 3)]
     bench.instance.last.finish()
     assert [answer.value for answer in (first, again, *others)] == [10, 11, 20, 30]
-    # The rows before the third's are of nobody.
+    # The rows before the third one's belong to no sequence.
     last = bench.ask(3, 31, end=True)
     assert bench.rows == [Row(0, 0, 0, 0, 0), Row(0, 0, 0, 0, 0), Row(31, 0, 1, 1, 3)]
     bench.instance.last.finish()
@@ -62,7 +62,7 @@ def test_sequences_wait_for_a_slot_in_their_order(make_bench):
     assert not any(answer.done.is_set() for answer in waiting)
     bench.ask(2, end=True)
     bench.instance.last.finish()
-    # Row 1 is the fifth sequence's now.
+    # Row 1 now belongs to the fifth sequence.
     assert [row.value for row in bench.rows] == [0, 50]
     bench.instance.last.finish()
     assert [row.value for row in bench.rows] == [0, 51]
@@ -112,7 +112,7 @@ def test_oldest_runs_one_request_of_a_sequence_at_a_time(make_bench):
         bench.ask(sequence, 10 * sequence, start=True)
     assert [row.value for row in bench.rows] == [1]
     bench.instance.last.finish()
-    # In the order in which they came up, without rows of nobody.
+    # In the order of arrival, without empty rows.
     assert [row.value for row in bench.rows] == [20, 30, 2]
     bench.instance.last.finish()
     bench.ask(3, 31, end=True)
@@ -145,21 +145,21 @@ def test_oldest_waits_for_a_preferred_size(make_bench):
 def test_the_server_keeps_states(make_bench, strategy):
     bench = make_bench(states=(STATE,), **strategy)
     answers = []
-    # All of it comes at once: the second request of the sequence waits for the state that the first gives.
+    # All arrive together: the second request of the sequence waits for the state that the first one returns.
     for place, value in enumerate((5, 6, 7)):
         answers.append(bench.ask(1, value, start=place == 0, end=place == 2))
     states = []
     for _ in range(3):
         states.append(bench.rows[0].state)
         bench.instance.last.finish()
-    # A dimension of any size is 1 before the model says more.
+    # A dimension of any size starts as 1.
     assert states == [[0], [0, 5], [0, 5, 6]]
     assert [answer.value for answer in answers] == [5, 6, 7]
     assert [answer.names for answer in answers] == [["OUT"]] * 3
 
 
 def test_an_answer_without_its_states_still_lies_in_the_workers_memory(make_bench, monkeypatch):
-    """Who gets it is to copy what it keeps, as of any other."""
+    """Its receiver copies what it keeps, as with any other answer."""
     slot = object()
     monkeypatch.setattr(Outcome, "slot", slot)
     monkeypatch.setattr(Outcome, "is_large", True)
@@ -193,7 +193,7 @@ def test_a_state_may_begin_with_a_file(make_bench):
     bench.ask(1, 1, start=True)
     assert bench.rows[0].state == [8, 9]
     bench.instance.last.finish()
-    # A second start begins anew.
+    # A second start restarts the sequence.
     bench.ask(1, 2, start=True)
     assert bench.rows[0].state == [8, 9]
 
@@ -356,7 +356,7 @@ def test_sequences_are_lost_with_their_worker(make_bench):
     assert "sequence 1 of model 'm' has been lost with the worker that ran it, start it again" in caught.value.text
     bench.instances[1].last.finish()
     assert other.value == 2
-    # It can begin again, on the instance that is left.
+    # The sequence can begin again on the instance that is left.
     bench.ask(1, 5, start=True)
     assert bench.instances[1].last.rows[-1] == Row(5, 1, 0, 1, 1)
 
@@ -403,7 +403,7 @@ def test_a_replaced_version_goes_on_with_its_sequences(make_bench):
     old.instance.last.finish()
     drained = Flag(old.loop)
     old.scheduler.close(drained.set)
-    # Requests come to the new version, which leads those of old sequences back.
+    # Requests come to the new version, which passes those of old sequences back.
     new.ask(2, 2, start=True)
     assert new.rows == [Row(2, 1, 0, 1, 2)]
     answer = new.ask(1, 3, end=True)
@@ -421,7 +421,7 @@ def test_a_version_that_is_about_to_be_replaced_has_its_sequences(make_bench):
     old, new = make_bench(router=router), make_bench(router=router)
     old.ask(1, 1, start=True)
     old.instance.last.finish()
-    # The new version is offered already, and the old one is still to be told.
+    # The new version is already offered, and the old one has not been informed yet.
     new.ask(1, 2)
     assert old.rows == [Row(2, 0, 0, 1, 1)]
     with pytest.raises(ServeError, match="must specify the START flag"):
@@ -461,10 +461,10 @@ def test_what_waits_behind_batches_that_cannot_be_handed_over_runs(make_bench, m
 
 @pytest.mark.parametrize("states", [(), (STATE,)], ids=["without states", "with states"])
 def test_answered_requests_leave_nothing_behind(make_bench, states):
-    """Not even until the next collection of garbage: their data may be large."""
+    """Not even until the next garbage collection: their data may be large."""
 
     class Data(bytearray):
-        """One that can be referred to weakly."""
+        """An object that can be weakly referenced."""
 
     bench = make_bench(states=states)
     gc.collect()
@@ -485,7 +485,8 @@ def test_answered_requests_leave_nothing_behind(make_bench, states):
 
 
 def test_the_client_of_an_iterative_request_is_watched_once_and_heard_at_any_time(make_bench):
-    """Its model may want it thousands of times, each with states of its own: none is kept to be told."""
+    """Its model may reschedule it thousands of times, with new states each time: no cancellation callback of an earlier
+    run is kept."""
     bench = make_bench(iterative=True)
     watching = []
 
@@ -501,7 +502,7 @@ def test_the_client_of_an_iterative_request_is_watched_once_and_heard_at_any_tim
     for _ in range(3):
         (batch,) = scheduler._pool.in_hand[bench.instance]
         (entry,) = batch.entries
-        # As its answerer has it: the model has answered that it wants it again.
+        # From its answerer: the model has rescheduled it.
         batch.drop(entry)
         bench.loop.turning(entry.on_again)(entry)
         bench.loop.run(0.03)
@@ -516,7 +517,7 @@ def test_the_client_of_an_iterative_request_is_watched_once_and_heard_at_any_tim
 
 
 def test_the_slot_of_an_iterative_sequence_is_free_when_its_last_answer_is_sent(make_bench):
-    """A client may ask again at once: its request takes the first row, not one behind a row of nobody."""
+    """A client may send the next request immediately: it takes the first row, not one after an empty row."""
     bench = make_bench(iterative=True)
 
     class Impatient(Answer):

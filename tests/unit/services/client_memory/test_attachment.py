@@ -1,4 +1,5 @@
-"""Requests with tensors in shared memory: what is fetched, what is left there, and for how long a region stays."""
+"""Requests with tensors in shared memory: inputs that are fetched, outputs that are left there, and how long a region
+stays."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ MOST = (1 << 64) - 1
 
 @dataclass
 class Version:
-    """What of a served version is looked at."""
+    """The part of a served version that is used here."""
 
     config: ModelConfig
 
 
 @dataclass
 class Heard:
-    """Notes what it is told, and which regions were registered then."""
+    """Records its responses, and the regions that were registered at that moment."""
 
     regions: ClientRegions
     told: list[Any] = field(default_factory=list)
@@ -380,7 +381,7 @@ def test_a_region_in_use_goes_when_its_last_user_has(memory: ClientMemory, regio
     second, second_responder = ask()
     first_responder.send(answer(bytes(16)))
     second_responder.send(ServeError(StatusCode.UNAVAILABLE, "the worker died"))
-    # Told after the regions were let go: whoever has the answer finds them gone.
+    # Answered after the regions are released: a client with the answer finds them released.
     assert (first.registered, second.registered) == ([["r"]], [[]])
 
 

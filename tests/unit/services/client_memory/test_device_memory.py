@@ -1,4 +1,4 @@
-"""The process that opens memory of GPUs, where there is none; tests/e2e/test_gpu.py has one."""
+"""The process that opens GPU memory, on machines without a GPU; tests/e2e/test_gpu.py uses one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions of shared memory: what may be registered, bounds, and files that change under them."""
+"""Regions of shared memory: what may be registered, bounds, and files that change after registration."""
 
 from __future__ import annotations
 
