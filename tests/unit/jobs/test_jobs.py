@@ -1,4 +1,4 @@
-"""What a child writes, and what is told of it. What is told of a job while it goes on."""
+"""A child's messages, and the reports about its job while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ print(failures)
 
 def test_where_descriptors_are_out_none_is_left_behind() -> None:
     done = subprocess.run([sys.executable, "-c", NO_DESCRIPTORS], stdout=subprocess.PIPE, check=True)
-    # A process takes some dozen; with the last of the limits there are enough.
+    # A process takes about a dozen; the last of the limits is enough.
     assert 10 < int(done.stdout) < 38
 
 

@@ -1,4 +1,4 @@
-"""The log's lines: one a message, whatever the message is made of, in tritonserver's two forms."""
+"""The log's lines: one for each message, whatever the message contains, in tritonserver's two forms."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_levels_are_switched_while_it_is_written(written: WrittenLog) -> None:
     written.server_log.change(info=False)
     assert log_all() == "WE"
     written.server_log.change(warning=False, error=False, verbose=1)
-    # Details are information to tritonserver, but have a switch of their own.
+    # Tritonserver logs details as information, but has a separate switch for them.
     assert log_all() == "I"
     written.server_log.change(info=True, warning=True, error=True, format="ISO8601")
     assert log_all() == "2222"

@@ -1,4 +1,4 @@
-"""What the event loop has nobody to tell comes into the log."""
+"""Errors of the event loop that no caller receives are logged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_connections_that_cannot_be_accepted_are_one_line(
         "connections cannot be accepted: Too many open files; raise the hard limit of open files (ulimit -Hn,"
         " LimitNOFILE), or let fewer clients connect"
     ]
-    # What gRPC's core writes of other servers of this process is none of it.
+    # Errors that gRPC's core writes about other servers of this process do not count.
     written = capfd.readouterr().err
     assert "Traceback" not in written
     assert "out of system resource" not in written

@@ -1,4 +1,4 @@
-"""Triton's recorded outcomes: they come back as they were, and what has changed since is noticed."""
+"""Triton's recorded outcomes: they are read back unchanged, and later changes are noticed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OUTCOMES = [
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Gives these outcomes whatever it is asked."""
+    """Gives these outcomes, whatever it is asked."""
 
     name: str
     outcomes: Sequence[Outcome]
@@ -48,7 +48,7 @@ def recorded(file: Path, exchange: Exchange, outcomes: Sequence[Outcome], *depen
 
 
 def pair(file: Path, ours: Outcome, triton: Outcome | None = None, differences: Sequence[Difference] = ()) -> Pair:
-    """Without an outcome of Triton it is not running."""
+    """A pair. Without an outcome Triton is not running."""
     running: Any = None if triton is None else Server("triton", [triton])
     rocserve: Any = Server("rocserve", [ours])
     servers = Servers(running, rocserve, FOLDER, FOLDER / "scratch", "started")
@@ -66,7 +66,7 @@ def test_outcomes_come_back_as_they_were(file: Path) -> None:
 
 
 def test_the_order_of_entries_comes_back_too(file: Path) -> None:
-    """Differences are searched for in printed outcomes."""
+    """Differences are searched in printed outcomes."""
     answer = {"z": 1, "a": {"y": 1, "b": 2}}
     recorded(file, ASKED, [Outcome("OK", answer=answer)])
     assert str(RecordedTriton(file, FOLDER).take(ASKED)[0].answer) == str(answer)
@@ -92,7 +92,7 @@ def test_the_file_is_the_same_whatever_the_order_of_the_tests(file: Path) -> Non
 
 
 def test_equal_answers_leave_the_file_as_it_is(file: Path) -> None:
-    """Triton names the entries of a map in any order."""
+    """The order of Triton's maps is undefined."""
     recorded(file, ASKED, [Outcome("OK", answer={"a": 1, "b": 2})])
     before = file.read_text()
     recorded(file, ASKED, [Outcome("OK", answer={"b": 2, "a": 1})])

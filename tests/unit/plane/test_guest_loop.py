@@ -98,7 +98,7 @@ async def test_timers_come_in_their_order_whenever_they_were_set(guest: GuestLoo
             came.append("last")
             ended.set()
 
-        # Far behind the others: a machine that stands still meanwhile makes it due before "between" is set.
+        # Long after the others: on a machine that stands still meanwhile it would be due before "between" is set.
         loop.call_at(start + 1.0, last)
         loop.call_at(start + 0.05, first)
         loop.call_at(start + 0.01, came.append, "never").cancel()

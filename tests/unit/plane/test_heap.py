@@ -1,4 +1,4 @@
-"""Heaps: places of tensors, who may write, and memory that is given back."""
+"""Heaps: places of tensors, who may write, and memory that is returned to the system."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def heap() -> Iterator[Heap]:
 
 
 def memory_of(heap: Heap) -> int:
-    """Bytes that its file takes."""
+    """Bytes that the heap's file takes."""
     descriptor = heap.open_for_reading()
     try:
         return os.fstat(descriptor).st_blocks * 512
@@ -47,7 +47,7 @@ def memory_of(heap: Heap) -> int:
 
 
 def trim(heap: Heap) -> int:
-    """A whole round; the calls that it took."""
+    """Trim a whole round; return the number of calls."""
     calls = 1
     while heap.trim():
         calls += 1
@@ -83,7 +83,7 @@ def test_all_of_a_heap_can_be_one_tensor_or_many(heap: Heap) -> None:
         heap.allocate(LIMIT)
     with pytest.raises(HeapFull, match=f"no room for {LIMIT + 1} bytes"):
         heap.allocate(LIMIT + 1)
-    # Another size has room of its own.
+    # Another size has separate room.
     pages = [heap.allocate(1 << 20)[0] for _ in range(LIMIT >> 20)]
     assert len(set(pages)) == len(pages)
     with pytest.raises(HeapFull):
@@ -122,13 +122,13 @@ def test_readers_see_what_is_written_and_cannot_write(heap: Heap) -> None:
 
 @pytest.mark.parametrize("shorter", [0, mmap.PAGESIZE, LIMIT])
 def test_no_owner_can_cut_a_heap(heap: Heap, shorter: int) -> None:
-    """What a reader has mapped stays there: touching memory that has gone would end its process."""
+    """A reader's mapping stays valid: touching removed memory would end its process."""
     with pytest.raises(PermissionError):
         os.ftruncate(heap._descriptor, shorter)
 
 
 def test_what_was_not_written_is_not_read(heap: Heap) -> None:
-    """Memory costs nothing until it is touched; a reader of all that a worker names would pay for it."""
+    """Memory costs nothing until it is touched; a reader of everything that a worker names would pay for it."""
     reader = HeapReader(heap.open_for_reading())
     offset = heap.allocate(LIMIT)[0]
     heap.view(offset, 1 << 20)[:] = bytes(1 << 20)
@@ -157,10 +157,10 @@ def test_memory_that_nobody_needs_is_given_back(heap: Heap) -> None:
     busy = [heap.allocate(size)[0] for _ in range(3)]
     for offset in busy:
         heap.free(offset)
-    # 37 that nobody took since, a part a call.
+    # 37 that nobody has taken since then, a part in each call.
     assert trim(heap) == 37 * size // GIVEN_BACK_AT_ONCE + 1
     assert memory_of(heap) <= 3 * size + mmap.PAGESIZE
-    # Those with memory are taken first, then those without, then new ones.
+    # Places with memory are taken first, then those without, then new ones.
     again = [heap.allocate(size)[0] for _ in range(41)]
     assert set(again[:3]) == set(busy)
     assert set(again[:40]) == set(offsets)
@@ -173,7 +173,7 @@ def test_giving_back_one_large_tensor_takes_several_calls(heap: Heap) -> None:
     heap.free(offset)
     trim(heap)
     assert heap.trim()
-    # While its pages are taken from it, it is nobody's.
+    # While its pages are being released, nobody can take it.
     with pytest.raises(HeapFull):
         heap.allocate(LIMIT)
     trim(heap)
@@ -190,7 +190,7 @@ def test_a_heap_leaves_nothing_behind(heap: Heap) -> None:
     for _ in range(2):
         reader.close()
         other.close()
-    # As a batch that ends late.
+    # Like a batch that ends late.
     del slot
     assert not other.trim()
     del view, written
@@ -215,7 +215,7 @@ def test_parts_are_mapped_when_they_are_used() -> None:
 
 
 def mappings(name: str) -> int:
-    """Of anonymous files of that name."""
+    """Mappings of anonymous files with that name."""
     return Path("/proc/self/maps").read_text().count(f"/memfd:{name} ")
 
 

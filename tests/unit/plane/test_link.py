@@ -1,4 +1,4 @@
-"""Links and doorbells: order, room, what a hostile end can do, and that no message is slept through."""
+"""Links and doorbells: order, room, hostile ends, and that no end sleeps while a message waits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(taken: bytes) -> list[int]:
 
 
 class Pair:
-    """The files of both ends; the second's words to write, as a hostile process has them."""
+    """The files of both ends, with the second end's words writable, as a hostile process has them."""
 
     def __init__(self) -> None:
         self.first, self.second = create_file("first", FIRST_RINGS), create_file("second", SECOND_RINGS)
@@ -120,14 +120,14 @@ def test_rings_fill_pages(rings: tuple[int, ...]) -> None:
 
 
 def test_rings_have_to_be_in_the_file(pair: Pair) -> None:
-    """What a process is given may not be what it expects."""
+    """The file that a process receives may not have the expected layout."""
     with pytest.raises(ValueError, match=f"rings of {4 * ENTRIES} entries in a file of"):
         LinkEnd(pair.first, FIRST_RINGS, pair.readers[1], (4 * ENTRIES,))
 
 
 @pytest.mark.parametrize("lie", [1, 31, ENTRY_BYTES * (3 * ENTRIES + 1), (1 << 64) - ENTRY_BYTES, 1 << 63])
 def test_an_end_that_lies_is_found_out(pair: Pair, lie: int) -> None:
-    """Of how much it posted and of how much it took."""
+    """An end that lies about how much it posted or took."""
     honest = pair.first_end()
     reader, writer = honest.readers[0], honest.writers[1]
     pair.hostile[reader.posted_at] = lie
@@ -148,7 +148,7 @@ def test_an_end_cannot_take_back_what_it_posted(pair: Pair) -> None:
 
 
 def test_no_word_is_anothers(pair: Pair) -> None:
-    """Rings each way, their counts, and two threads' sleeps."""
+    """The words of rings each way, their counts, and two threads' sleeps share nothing."""
     first, second = pair.first_end(), pair.second_end()
     at = [writer._posted_at for writer in first.writers] + [reader._taken_at for reader in first.readers]
     assert len(set(at)) == 3
@@ -216,7 +216,7 @@ def test_sleep_on_a_socket_ends_by_time_by_a_ring_and_by_the_end_of_the_other(pa
         assert sleeper.sleep(60, lambda: False)
         assert time.monotonic() - started < 30
         timer.join()
-    # What was posted before the end is still to be taken.
+    # Messages posted before the end can still be taken.
     assert sleeper.sleep(60, lambda: True)
     assert not sleeper.sleep(60, lambda: False)
     there.close()
@@ -253,7 +253,7 @@ def test_sleep_ends_by_time_by_a_ring_and_by_another_descriptor(doorbell: Doorbe
 
 
 def _echo(pair: Pair, connection: socket.socket) -> None:
-    """The other process: gives back what comes on the first ring until it is a number of all ones."""
+    """The other process: echoes what comes on the first ring, until a number of all ones."""
     end, random = pair.second_end(), Random(1)
     ringer, sleeper = (
         SocketRinger(end.other_sleep_word(), connection),
@@ -275,7 +275,7 @@ def _echo(pair: Pair, connection: socket.socket) -> None:
 def test_nothing_is_slept_through_between_processes(
     pair: Pair, keeps_store_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ring that is missed would cost a minute. Once as this machine needs it, once as Arm does."""
+    """A missed ring would cost a minute. Tested with this machine's memory order, and as Arm needs it."""
     for module in (link, doorbell):
         monkeypatch.setattr(module, "KEEPS_STORE_ORDER", keeps_store_order)
     here, there = socket.socketpair()

@@ -65,7 +65,7 @@ def test_an_earlier_timer_does_not_wait_for_a_later(plane: PlaneLoop) -> None:
 
 def test_timers_are_finer_than_a_millisecond(plane: PlaneLoop) -> None:
     lateness: list[float] = []
-    # epoll's own time-out would be a whole millisecond late; on a busy machine some are later for want of a CPU.
+    # epoll's own timeout would be a whole millisecond late; on a busy machine some calls are later for want of a CPU.
     while sum(late < 0.0008 for late in lateness) <= len(lateness) // 50 + 10:
         done = threading.Event()
         when = time.monotonic() + 0.0002
@@ -162,11 +162,11 @@ def test_the_end_of_a_turn_is_called_once_and_when_all_that_has_come_has_been_ha
         plane.at_end_of_turn(end)
         plane.at_end_of_turn(end)
         calls.append("first")
-        # In this turn's end, for the calls at hand are this one and the next.
+        # At the end of this turn, because the current calls are this one and the next.
         plane.call_soon(done.set)
 
     def both() -> None:
-        # One turn takes what was there when it began: both of these.
+        # One turn runs what was there when it began: both calls.
         plane.call_soon(first)
         plane.call_soon(lambda: (plane.at_end_of_turn(end), calls.append("second")))
 
@@ -295,7 +295,7 @@ def test_a_sources_descriptor_wakes_and_so_does_its_longest_sleep(plane: PlaneLo
 
 
 def test_what_a_source_does_not_tell_of_is_found_soon_after_something_came(plane: PlaneLoop) -> None:
-    """gRPC's core has threads of its own whose events wake nobody: clients waited for the longest sleep."""
+    """gRPC's core has threads whose events wake nobody: clients waited for the longest sleep."""
     box = Mailbox()
     box.longest_sleep_seconds = 60
     plane.call_soon(partial(plane.add_source, box))
@@ -370,7 +370,7 @@ def test_long_work_leaves_others_their_turns(plane: PlaneLoop, monkeypatch: pyte
 
     plane.call_soon(begin)
     assert done.wait(5)
-    # The first steps at once, then one a turn; calls have each turn.
+    # The first steps immediately, then one a turn; calls run in each turn.
     assert taken == ["a", "b", "a", "call", "b", "a", "b"]
 
 
@@ -409,7 +409,7 @@ def test_quick_steps_are_taken_at_once(plane: PlaneLoop, monkeypatch: pytest.Mon
 
 
 def test_what_a_sleep_did_not_bring_is_not_looked_for() -> None:
-    """Neither is what a timer did not ask for."""
+    """Nor what a timer did not ask for."""
     loop, box = PlaneLoop(logging.getLogger("test"), spin=10_000), Mailbox()
     box.longest_sleep_seconds = 0.01
     timers = 0

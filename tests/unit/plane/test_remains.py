@@ -1,4 +1,4 @@
-"""The memory of a large heap that is closed goes some megabytes a step, and only when nobody reads it any more."""
+"""The memory of a large closed heap is released some megabytes a step, after its last reader has released it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE = 64 << 20
 
 
 class Steps:
-    """Those that are still to be taken."""
+    """Steps that have not been taken."""
 
     def __init__(self) -> None:
         self._tasks: deque[Iterator[None]] = deque()
@@ -28,7 +28,7 @@ class Steps:
         self._tasks.append(steps)
 
     def take(self, measure: Callable[[], int]) -> list[int]:
-        """What each step has taken off the measure."""
+        """How much each step has taken off the measure."""
         taken = []
         while self._tasks:
             before = measure()
@@ -44,7 +44,7 @@ def steps() -> Steps:
 
 
 def resident(name: str) -> int:
-    """Bytes of the files of a name that this process has mapped and touched, each mapping by itself."""
+    """Bytes of the files with this name that this process has mapped and touched, counting each mapping."""
     total, is_of_it = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first = line.split(maxsplit=1)[0]
@@ -56,7 +56,7 @@ def resident(name: str) -> int:
 
 
 class Watch:
-    """The bytes that a file takes, which it keeps open."""
+    """Keeps a file open; reports the bytes that it takes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -122,7 +122,7 @@ def test_what_is_still_held_stays_though_the_heap_is_closed(
     heap.close()
     assert steps.take(memory) == []
     assert memory() == LARGE
-    # Without the heap's own end, and the garbage collector.
+    # Without the end of the heap object itself, and without the garbage collector.
     gc.disable()
     try:
         held.clear()
@@ -133,7 +133,7 @@ def test_what_is_still_held_stays_though_the_heap_is_closed(
 
 
 def test_what_a_dead_owner_has_left_goes_a_piece_a_step(steps: Steps, watched: Callable[[Heap], Watch]) -> None:
-    """As an instance's outputs when its worker dies."""
+    """Like an instance's outputs when its worker dies."""
     descriptor = create_file("dead", LIMIT)
     reader = HeapReader(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY), later=steps.later)
     owner = Heap.of_file(descriptor)

@@ -1,5 +1,5 @@
-"""Heaps of which others own shares: what lies in one is read where it is, and lives as long as somebody holds it.
-Mappings of files that their owners cut: the missing part is zeros, and nothing else changes."""
+"""Heaps with shares that others own: tensors in a share are read in place, and live as long as somebody holds them.
+Mappings of files that their owners truncate: the missing part reads as zeros, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_share_is_lent_anew_only_when_nobody_holds_it_nor_what_lies_in_it(heap
     gc.collect()
     again = lent(heap)
     assert again.number == number
-    # The memory of its last owner has been given back.
+    # The memory of its last owner has been released.
     assert bytes(heap.reader.view(slot.offset, 8)) == bytes(8)
 
 
@@ -127,7 +127,7 @@ def without_the_gil(view: memoryview) -> bytes:
 @pytest.mark.parametrize("kept", [0, 4096, 123_456, SIZE])
 def test_what_is_gone_reads_as_zeros(region: Mapped, kept: int, read: Callable[[memoryview], bytes]) -> None:
     region.file.cut(kept)
-    # The last page that is left is filled up with zeros.
+    # The rest of the last page is filled with zeros.
     assert read(region.view) == b"x" * kept + bytes(SIZE - kept)
     assert region.mapping.is_torn == (kept < SIZE)
 

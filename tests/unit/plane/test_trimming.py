@@ -1,4 +1,4 @@
-"""Memory of many heaps goes back to the system little by little."""
+"""The memory of many heaps is returned to the system little by little."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class TurningLoop(HandLoop):
 
 
 class FullHeap:
-    """Has so many pieces to give back in its first round."""
+    """Has this many pieces to release in its first round."""
 
     def __init__(self, plane: TurningLoop, pieces: int, seconds: float = 0.0) -> None:
         self._plane = plane
         self._pieces = pieces
         self._seconds = seconds
         self.given_at: list[int] = []
-        """By the callback in which they went."""
+        """The callback in which each piece was released."""
 
     def trim(self) -> bool:
         time.sleep(self._seconds)

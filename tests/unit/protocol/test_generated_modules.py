@@ -1,4 +1,4 @@
-"""The committed modules are what protos/ says, and live beside tritonclient's in one process. Our messages hold all of
+"""The committed modules equal protos/, and coexist with tritonclient's in one process. Our messages contain all of
 tritonclient's, and AMD Inference Server's and gRPC's calls have their public numbers."""
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _enums(file) -> Iterator[EnumDescriptor]:
 
 
 def _field(field: FieldDescriptor) -> dict[str, object]:
-    """All of a field that shows on the wire or in text format."""
+    """All properties of a field that show on the wire or in text format."""
     return {
         "number": field.number,
         "type": field.type,

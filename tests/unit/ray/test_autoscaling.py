@@ -1,4 +1,4 @@
-"""The autoscaling policy; that Serve follows it is a test of tests/e2e."""
+"""The autoscaling policy; tests/e2e checks that Serve follows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader whose loads the tests hold, fail and count, and model folders as users write them."""
+"""A loader whose loads the tests hold, fail and count; and model folders as users write them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FakeVersion:
         self.statistics = ModelStatistics()
         self.properties: dict[str, str] = {}
         self.data = data
-        """What the version's file held when it was loaded."""
+        """The content of the version's file when it was loaded."""
         self.available = True
         self.status_reason = ""
         self.on_change = on_change
@@ -83,7 +83,7 @@ class FakeVersion:
         raise NotImplementedError
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """An ensemble's; here they change nothing."""
+        """Members change nothing here."""
 
     async def unload(self) -> None:
         await self.may_unload.wait()
@@ -99,7 +99,7 @@ class FakeLoader:
     cancelled: list[tuple[str, int]] = field(default_factory=list)
     held: dict[str, asyncio.Event] = field(default_factory=dict)
     progress: dict[str, Callable[[str], None]] = field(default_factory=dict)
-    """By model: says what its load is at."""
+    """Model -> the function that reports its load's progress."""
     failing: dict[str, Exception] = field(default_factory=dict)
     running: int = 0
     most_running: int = 0
@@ -171,7 +171,7 @@ class Folders:
 
 
 class Served:
-    """A repository under test, and what its table and index say."""
+    """A repository under test, with its table and index."""
 
     def __init__(self, repository: ModelRepository, table: ServingTableHolder, loader: FakeLoader) -> None:
         self.repository = repository
@@ -179,7 +179,7 @@ class Served:
         self.loader = loader
 
     def data(self, name: str, version: str = "") -> str:
-        """What the file held that the version served was loaded from; the error's text when none is served."""
+        """The content of the file from which the served version was loaded; the error's text if none is served."""
         try:
             found = self.table.table.find(name, version)
         except ServeError as error:
@@ -201,7 +201,7 @@ class Served:
         return self.repository.index(ready_only=False)
 
     async def until(self, condition: Callable[[], bool], what: str = "") -> None:
-        """Wait until the condition holds; the index is in the failure."""
+        """Wait until the condition holds; a failure shows the index."""
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not condition():  # noqa: ASYNC110 - what is waited for has no event
@@ -210,7 +210,7 @@ class Served:
             pytest.fail(f"{what or 'it'} did not come; index: {self.index()}; loads: {self.loader.loads}")
 
     async def settle(self) -> None:
-        """Long enough that every change has been seen and acted on."""
+        """Wait until every change has been scanned and followed."""
         await asyncio.sleep(SETTLE_SECONDS * 3 + 0.3)
 
 

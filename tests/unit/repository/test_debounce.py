@@ -1,4 +1,4 @@
-"""Notifications of changed files: their end."""
+"""The end of notifications about changed files."""
 
 from __future__ import annotations
 

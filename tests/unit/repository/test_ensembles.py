@@ -1,4 +1,4 @@
-"""Ensembles and their members, in poll mode. Samples of an ensemble go through its members before it is said to be
+"""Ensembles and their members, in poll mode; an ensemble's samples go through its members before it counts as
 loaded."""
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ async def test_an_ensemble_in_an_ensemble_follows_its_members_member(start: Star
 async def test_other_threads_may_ask_while_an_ensemble_goes(
     start: Start, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What they have found at one reading may be gone at the next."""
+    """A member that they found once may be gone when they look again."""
     folders.ensemble("e", "m")
     served: Served = await start()
     content = served.repository._table.models["e"].content
@@ -246,7 +246,8 @@ ensemble_scheduling {{
 
 
 def layers(folders: Folders, count: int) -> None:
-    """Of two ensembles each, whose members are those of the next layer; those of the last are of the model `m`."""
+    """Layers of two ensembles, whose members are those of the next layer; the members of the last layer are the model
+    `m`."""
     for number in range(count):
         for name in ("a", "b"):
             folder = folders.ensemble(f"{number}_{name}", "m")
@@ -312,7 +313,7 @@ TENSOR = ("FP32", (2,))
 
 
 class Member:
-    """Implements core.serving.ServedVersion as far as an ensemble asks."""
+    """Implements core.serving.ServedVersion as far as an ensemble uses it."""
 
     name = "member"
     version = 1

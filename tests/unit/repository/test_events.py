@@ -1,4 +1,4 @@
-"""What has become of models, for whoever watches. What becomes of tasks that fail beside everything else."""
+"""Events of models for clients that watch; and background tasks that fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_changes_of_rows_are_events() -> None:
 async def test_the_next_event_is_waited_for() -> None:
     events = RepositoryEvents()
     assert list(await events.after(0, 0.01)) == []
-    # Of another server, whose clients come to this one.
+    # The id of another server, whose clients now come to this one.
     waiting = asyncio.create_task(events.after(70, 10.0))
     await asyncio.sleep(0)
     assert not waiting.done()

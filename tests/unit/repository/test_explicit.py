@@ -195,7 +195,7 @@ async def test_private_files_are_open_to_workers_of_another_user_under_any_umask
     (folder,) = (tmp_path / "private").iterdir()
     modes = {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
     assert modes == {"m": 0o755, "m/1": 0o755, "m/1/model.onnx": 0o644, "m/labels.txt": 0o644}
-    # Others would have to know its name.
+    # Another client would have to know its name.
     assert stat.S_IMODE(folder.stat().st_mode) == 0o711
 
 
@@ -495,7 +495,7 @@ async def test_a_load_scans_its_own_folder_alone(
 async def test_the_members_of_an_ensemble_are_loaded_from_all_namespaces(
     start: Start, folders: Folders, tmp_path: Path
 ) -> None:
-    """As Triton does, though requests cannot name them then."""
+    """As in Triton, although requests cannot name them then."""
     other = Folders(tmp_path / "other")
     folders.ensemble("e", "m")
     folders.model("m", 1)

@@ -1,5 +1,5 @@
-"""Instance groups as workers: on the CPU, on GPUs, and where there are none. Host policies: names on the command line
-for CPU cores."""
+"""Instance groups as workers: on the CPU, on GPUs, and without GPUs; host policies: names on the command line for CPU
+cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameters of load requests: their types, and paths that stay where they belong."""
+"""The parameters of load requests: their types, and paths that stay within the model's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which load goes next, and how many are tried again in a time."""
+"""The order of loads, and the rate of retries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_a_slot_is_not_lost_with_a_load_that_is_called_off() -> None:
         await asyncio.sleep(0)
         before.cancel()
         await asyncio.sleep(0)
-    # It has been given the slot and not yet run.
+    # It has received the slot, but has not run yet.
     with_it.cancel()
     await asyncio.gather(before, with_it, return_exceptions=True)
     async with asyncio.timeout(5), slots.taken(False):
@@ -79,7 +79,7 @@ async def test_a_retry_that_is_called_off_takes_nobodys_turn() -> None:
 
 
 def _pauses(policy: RetryPolicy, attempts: int, took_seconds: float = 0.0) -> float:
-    """After this many failed tries."""
+    """The pauses after this many failed tries."""
     failure = policy.next_failure(internal("bad"), "a", Failure(internal("bad"), "a", attempts - 1), took_seconds)
     assert failure.retry_at is not None
     return round(failure.retry_at - time.monotonic(), 1)

@@ -1,4 +1,4 @@
-"""What a configuration must not lose while the model that it is of stays the same."""
+"""What a configuration must not lose while its model's files stay the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ X, Y = SERVED.outputs
         ({"max_batch_size": 0}, "max_batch_size"),
         ({"max_batch_size": 4}, "max_batch_size"),
         ({"outputs": (replace(X, labels=("a",)), Y)}, "2 of the 3 labels of output 'X'"),
-        # Another interface, which is meant.
+        # Another interface: the change is deliberate.
         ({"inputs": (A, InputConfig("C", DataType.FP32, (4,)))}, ""),
         ({"inputs": (A, B, InputConfig("C", DataType.FP32, (4,)))}, ""),
         ({"outputs": (replace(X, labels=("a", "b", "d", "e")), Y)}, ""),
@@ -65,7 +65,7 @@ async def test_a_configuration_that_loses_an_output_leaves_what_serves(start: An
     assert "next try" not in served.reason("m")
     loads = len(served.loader.loads)
     await asyncio.sleep(0.5)
-    # Nothing but another configuration can help.
+    # Only another configuration can help.
     assert len(served.loader.loads) == loads
     (folder / "config.pbtxt").write_text(whole)
     await served.until(lambda: served.reason("m") == "")

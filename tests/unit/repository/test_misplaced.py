@@ -1,5 +1,5 @@
-"""Model files in the wrong place: what is said of them, and that the commands that are named repair it. Models that
-come without their files, which somebody may fetch later: never loaded, and no fault of the server's."""
+"""Model files in the wrong place: the warnings, and that the named commands repair it. Models without their files,
+which somebody may fetch later: never loaded, and no failure of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poll mode on real folders, with real notifications and the real clock; only the loading itself is played."""
+"""Poll mode on real folders, with real notifications and the real clock; only the loads are simulated."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Several repositories, links, mounts, and folders that come and go. What is wrong in the folder: it is told, retried,
-and harms nothing that serves. Changes while models load, and loads beside each other. Versions, their policy and the
-configuration as they change in the folder."""
+"""Poll mode: several repositories, links, mounts, folders that appear and disappear; faults in a folder, which are
+reported, retried and harm no served model; changes during loads, and concurrent loads; changes of versions, version
+policy and configuration."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ async def test_a_folder_whose_name_another_had_is_taken_up_at_once_when_that_goe
 
 
 def write_chain(root: Path) -> None:
-    """The ensemble `chain` and its members."""
+    """Write the ensemble `chain` and its members."""
     (root / "chain" / "1").mkdir(parents=True)
     (root / "chain" / "1" / "model.onnx").write_text("good")
     stages = []

@@ -1,4 +1,4 @@
-"""What the index says while models load, and loads that take an hour beside others."""
+"""What the index says while models load, and hour-long loads next to others."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_unloading_calls_a_load_off(start: Start, folders: Folders, loader
 
 
 class Load:
-    """One that takes a slot until it is told to end."""
+    """A load that holds a slot until it is told to end."""
 
     def __init__(self, slots: LoadSlots, compiles: bool) -> None:
         self.began = asyncio.Event()
@@ -146,7 +146,7 @@ async def test_a_long_load_hands_its_slot_on() -> None:
     long, waiting = Load(slots, compiles=True), Load(slots, compiles=False)
     assert await long.has_begun() and await waiting.has_begun()
     assert slots.all_taken
-    # Its end frees nothing that it has no more.
+    # Its end does not release a slot that it no longer has.
     long.may_end.set()
     await long.task
     assert slots.all_taken
@@ -162,10 +162,10 @@ async def test_hanging_loads_hand_their_slots_on_up_to_a_bound() -> None:
         assert await load.has_begun()
     keeps, waits = Load(slots, compiles=False), Load(slots, compiles=False)
     assert await keeps.has_begun() and not await waits.has_begun(0.2)
-    # A load that ends makes room for the next one that is overdue.
+    # A load that ends makes room for the next overdue one.
     hanging[0].may_end.set()
     assert await waits.has_begun()
-    # One that compiles needs no such room.
+    # A load that compiles needs no such room.
     for load in (keeps, waits, *hanging):
         load.task.cancel()
         await asyncio.wait((load.task,))

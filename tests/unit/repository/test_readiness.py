@@ -1,5 +1,5 @@
-"""When the repository calls the server ready: a drop that fails never takes it from the clients of what serves. The
-line that says how the start has ended."""
+"""When the repository counts as ready: a failed drop never takes readiness from the clients of served models. And the
+line that reports how the start ended."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Versions that are loaded when they are asked for: requests, loads, swaps and ends. The loader is a stand-in, the data
-plane's loop and the repository are real."""
+"""Versions that are loaded on request: requests, loads, swaps and ends. The loader is a stand-in; the data plane's loop
+and the repository are real."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TWO = ResidencySettings(max_loaded_models=2)
 
 @dataclass
 class Answer:
-    """A responder, and what it was told. Its request runs until `finish`."""
+    """A responder with its responses. Its request runs until `finish`."""
 
     version: FakeVersion | None = None
     error: ServeError | None = None
@@ -72,7 +72,7 @@ class Rig:
     running: list[Answer] = field(default_factory=list)
 
     def ask(self, name: str, deadline: float | None = None, sequence: int = 0, finish: bool = True) -> Answer:
-        """A request, whose answer comes at once when the model is loaded, unless it is to run on."""
+        """A request that is answered immediately when the model is loaded, unless it must go on running."""
         answer = Answer()
         tag = SequenceTag(sequence_id(sequence), True, False) if sequence else None
         request = InferRequest(RequestHead(name, "", ()), "", (), deadline, sequence=tag)
@@ -299,7 +299,7 @@ async def test_the_memory_of_each_gpu_has_a_limit_of_its_own(
     for name in ("a", "other"):
         await host.loaded(name)
     assert host.resident == {"a", "other"}
-    # It seems to fit, by its files. What it has taken is known once it is there.
+    # By its files it seems to fit. The memory that it really takes is known after its load.
     await host.loaded("b")
     await host.served.until(lambda: len(host.resident) == 2)
     assert "other" in host.resident
@@ -349,7 +349,7 @@ async def test_the_log_has_a_failure_once(
     def failures() -> list[str]:
         return [record.message for record in caplog.records if "failed to load" in record.message]
 
-    # A pinned one is loaded to be served at all, the other by a request.
+    # A pinned model is loaded at the start, the other one by a request.
     models(folders, "pinned", "other")
     loader.failing = {"pinned": unavailable("out of order"), "other": unavailable("broken")}
     host: Rig = await rig(load_models=("pinned",))
@@ -366,7 +366,7 @@ async def test_waiting_is_bounded_by_deadlines_clients_and_flags(
     models(folders, "a")
     host: Rig = await rig(ResidencySettings(max_loaded_models=1, model_wait_seconds=0.5))
     loader.hold("a")
-    # All of them come in one turn of the data plane's loop, so that none is late for another.
+    # All arrive in one turn of the data plane's loop, so that none waits for another.
     gate = threading.Event()
     host.plane.call_soon(gate.wait)
     gone, patient, _, refused = (host.ask("a") for _ in range(4))
@@ -414,7 +414,7 @@ async def test_an_idle_model_that_is_asked_when_it_is_about_to_go_goes_later(fol
     gate = threading.Event()
     host.plane.call_soon(gate.wait)
     running = host.ask("a", finish=False)
-    # The data plane hears of the end of its idle time behind the request.
+    # The data plane learns of the end of its idle time after the request.
     await asyncio.sleep(0.6)
     gate.set()
     await host.answered(running)

@@ -1,4 +1,4 @@
-"""Real workers for the tests: a zygote, the data plane's loop, groups of the engines in `engines`."""
+"""Real workers for tests: a zygote, the data plane's loop, groups with the engines in `engines`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _engines_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def own_children() -> Callable[[], list[psutil.Process]]:
-    """Gives the processes that the test itself has started; servers that stay for other tests are not among them."""
+    """The processes that the test itself has started, without servers that stay for other tests."""
     bystanders = {child.pid for child in psutil.Process().children()}
 
     def find() -> list[psutil.Process]:

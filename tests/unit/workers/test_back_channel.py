@@ -1,5 +1,5 @@
-"""Responses, calls and cancellations, with both ends in one process: each arrives once, in its order, whatever the
-other end does."""
+"""Responses, calls and cancellations, with both ends in one process: each arrives once, in order, whatever the other
+end does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Both:
         return on_plane(self.plane, lambda: self.requests.open_request(on_answer))
 
     def opened(self, index: int = 0) -> OpenCall:
-        """A call, once it has come."""
+        """The call, once it has arrived."""
         assert self.called.acquire(timeout=10)
         return self.calls[index][1]
 
@@ -73,7 +73,7 @@ class Both:
         on_plane(self.plane, lambda: self.server.end(error))
 
     def close(self) -> None:
-        """As the ends of both processes would."""
+        """Close both ends, as both processes would."""
         self.end(unavailable("the test is over"))
         if self.worker._reader.is_alive():
             self.worker._reader.join(10)
@@ -88,7 +88,7 @@ def both(plane: PlaneLoop) -> Iterator[Both]:
 
 
 class Heard:
-    """What came to a callback, on memory of its own."""
+    """Copies of what a callback received."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[Result | None, bool]] = []
@@ -107,7 +107,7 @@ class Heard:
 
 
 def test_a_call_that_comes_just_behind_the_end_of_the_server_is_answered(both: Both) -> None:
-    """Another thread of the model makes it, while the worker finds out."""
+    """Another thread of the model makes the call while the worker notices the end."""
     both.worker.start()
     both.end(unavailable("killed"))
     both.worker._reader.join(10)
@@ -130,7 +130,7 @@ def test_what_is_under_way_goes_on_when_no_new_batches_are_taken(both: Both) -> 
     both.worker.call(ModelCall("m", response(6, size=2048).outputs, ("X",)), second)
     both.answer(both.opened(1), (response(8), True))
     assert value_of(second.wait()[0][0]) == 8
-    # More than a page is given back at once.
+    # More than a page is released together.
     wait_until(lambda: not both.server._to_return)
 
 
@@ -147,7 +147,7 @@ def test_a_model_may_call_before_it_serves(plane: PlaneLoop) -> None:
 
 
 def served(answer: ModelResponse | ServeError | None) -> Answer:
-    """As another model's scheduler answers."""
+    """Answer as another model's scheduler does."""
     if isinstance(answer, ModelResponse):
         return InferResponse.of("other", "1", "", answer.outputs, answer.parameters)
     return answer
@@ -251,12 +251,12 @@ def test_cancellations_reach_requests_that_come_later(both: Both) -> None:
 
 
 def test_clients_of_any_number_of_requests_may_leave_at_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that breaks must not cost all others their worker."""
+    """A broken connection must not cost all other clients their worker."""
     monkeypatch.setattr(instance_requests, "MOST_WAITING", 10)
     numbers = [both.open_request(Heard()) for _ in range(SERVER_RINGS[BACK] + 100)]
     responders = [both.worker.open_request(number) for number in numbers]
     on_plane(both.plane, lambda: [both.requests.cancel(number) for number in numbers])
-    # What has found no room is tried again meanwhile.
+    # Cancellations that found no room are tried again meanwhile.
     time.sleep(0.05)
     both.worker.start()
     wait_until(lambda: all(responder.is_cancelled for responder in responders))
@@ -279,7 +279,7 @@ def test_calls_and_their_answers(both: Both) -> None:
     assert answers[2] == (None, True)
     with pytest.raises(ServeError, match="the call of model 'm' cannot be sent"):
         both.worker.call(ModelCall("m", (), (), parameters={"k": "x" * (1 << 20)}), heard)
-    # All memory is back, but for less than a page.
+    # All memory is released, except for less than a page.
     wait_until(lambda: not both.requests._unread)
     wait_until(lambda: _unread(both) < mmap.PAGESIZE)
 
@@ -303,7 +303,7 @@ def test_a_call_that_cannot_be_run_is_answered(both: Both) -> None:
 
 @pytest.mark.parametrize("size", [20_000, 8 << 20], ids=["small", "large"])
 def test_answers_wait_for_a_worker_that_reads_late(both: Both, size: int) -> None:
-    """More of them than the ring holds."""
+    """More answers than the ring holds."""
     heard = Heard()
     both.worker.call(ModelCall("m", (), ()), heard)
     opened = both.opened()
@@ -430,7 +430,7 @@ def test_the_end_reaches_all(both: Both) -> None:
     late = threading.Event()
     opened.watch_cancellation(late.set)
     assert late.is_set()
-    # The worker's side of it: all that wait get an error.
+    # The worker's end: all waiting calls get an error.
     ((answer, final),) = waiting.wait()
     assert isinstance(answer, ServeError)
     assert answer.code is StatusCode.UNAVAILABLE

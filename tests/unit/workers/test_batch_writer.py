@@ -1,5 +1,5 @@
-"""Messages of a batch to a worker, and where its inputs lie. The requests of a batch taken apart in the worker, and
-what became of them put together again."""
+"""Messages of a batch to a worker, and the places of its inputs; a batch's requests taken apart in the worker, and
+their results put together."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_inputs_for_which_there_is_no_room(plane: PlaneLoop) -> None:
     with pytest.raises(HeapFull, match="no room for") as caught:
         peer.send(large)
     assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
-    # What was new to the worker in it is sent again.
+    # Layouts that were new to the worker in it are sent again.
     batch = [peer.take(), peer.execute()][1]
     peer.finish(batch, peer.result(bytes(64)))
     assert peer.arrived.acquire(timeout=5)
@@ -85,13 +85,13 @@ def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
 
 
 def of_another_front_end(member: Member) -> Member:
-    """Whose heads, and all that is worked out from them, are its own."""
+    """Requests whose heads, and all that is computed from them, are separate objects."""
     form, *others = member
     return (RequestForm(form.layout), *others)
 
 
 def test_requests_of_equal_layouts_are_of_one_form_to_the_worker(peer: Peer) -> None:
-    """It gathers what is of one form straight into its engine's memory."""
+    """The worker gathers requests of one form directly into its engine's memory."""
     (member,) = members_of(add_sub_inputs(), ("SUM",), (1,))
     for members in ([member, of_another_front_end(member)], [of_another_front_end(member)]):
         on_plane(peer.plane, functools.partial(peer.instance.execute, False, members, peer.on_outcome))
@@ -121,14 +121,14 @@ def test_requests_of_several_sizes_are_gathered_in_the_engines_memory(peer: Peer
 
 
 def test_the_first_batch_of_a_lane_may_have_no_values(peer: Peer) -> None:
-    """It was gathered in memory that cannot be written, until a batch with values had come."""
+    """It was gathered in read-only memory, until a batch with values had come."""
     gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m"), lambda rows: {}, False)
     batch = gatherer.batch(peer.execute([batch_input("A", np.zeros((0, 3), np.int32))]).requests)
     assert batch.inputs["A"].numpy().shape == (0, 3)
 
 
 def test_batches_of_all_sizes_are_gathered_in_the_same_memory(peer: Peer) -> None:
-    """Each had its own, which stayed: of 64 requests' worth 2,080."""
+    """Each size had its own memory, which stayed: 64 requests kept memory for 2,080."""
     gatherer = BatchGatherer(peer.end_of_worker, ModelConfig("m", max_batch_size=64), lambda rows: {}, False)
     tracemalloc.start()
     try:
@@ -155,7 +155,7 @@ def test_batches_of_all_sizes_are_gathered_in_the_same_memory(peer: Peer) -> Non
 
 
 def test_a_layout_that_the_worker_has_forgotten_is_sent_again(peer: Peer) -> None:
-    """Also where its forms were another each time."""
+    """Also if its forms were different objects each time."""
     (one,) = members_of([batch_input("A", np.zeros((1, 1), np.int32))], ("SUM",), (1,))
     for width in range(2, 3 * REMEMBERED_LAYOUTS):
         (wide,) = members_of([batch_input("A", np.zeros((1, width), np.int32))], ("SUM",), (1,))
@@ -191,7 +191,7 @@ def test_large_inputs_are_copied_in_steps_and_batches_keep_their_order(peer: Pee
 
 
 def test_inputs_that_lie_in_a_share_of_the_heap_are_named_and_kept_until_the_worker_reports(peer: Peer) -> None:
-    """Beside others, which are copied; and those of another version's heap are others."""
+    """Next to inputs that are copied; and inputs in another version's heap are not named."""
     elsewhere = SharedHeap("elsewhere", 1 << 20)
     members, places, shares = [], [], []
     for heap in (peer.inputs, elsewhere):
@@ -365,7 +365,7 @@ def test_inputs_and_details_of_requests_side_by_side(both: Both) -> None:
 
 
 def test_large_layouts_are_of_one_batch_each(both: Both) -> None:
-    """A client may send thousands of them, each another."""
+    """A client may send thousands of different layouts."""
     heads = (TensorHead("N", DataType.INT64, (1,)),)
     large = RequestForm(RequestLayout(heads, ("A",), 1, parameters={f"p{number}": number for number in range(5000)}))
     small = RequestForm(RequestLayout(heads, ("A",), 1))
@@ -409,7 +409,7 @@ def test_results_travel_through_shared_memory(both: Both) -> None:
 def test_a_result_of_more_than_may_be_unread_waits_for_large_ones_only(
     both: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small ones before it, which the server has read, may wait there to be returned together."""
+    """Small results before it, which the server has read, may wait there to be released together."""
     monkeypatch.setattr(worker_end, "_MOST_UNREAD_BYTES", 1 << 20)
     large = np.arange(1 << 19, dtype=np.float32)
 
@@ -465,7 +465,7 @@ def test_a_response_that_cannot_be_sent_fails_its_request(both: Both, bad: Model
 
 
 def test_damaged_strings_of_a_sample_are_refused() -> None:
-    """What an engine is given here comes from a file."""
+    """This engine reads its input from a file."""
     words = tensor_from_numpy("W", np.array([[b"a"], [b"b"]], dtype=object))
     damaged = Tensor("W", words.datatype, (2, 1), bytes(words.data)[:-1])
     with pytest.raises(ServeError, match="incomplete string data"):

@@ -1,5 +1,5 @@
-"""Cgroups, over a folder that stands for their tree: what is written in which order, and what refusals lead to. What
-workers get of the server's environment, and whom they run as."""
+"""Cgroups, on a folder that stands for their tree: what is written in which order, and the effect of refusals; the
+workers' environment, and their user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = "system.slice/rocserve.service"
 
 
 class Tree:
-    """A cgroup's folder as the kernel shows it, with what is written to its files, which must not be there for it."""
+    """A cgroup's folder as the kernel shows it, and what is written to its files, which need not exist."""
 
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.processes = place / "proc"
@@ -170,7 +170,7 @@ def test_a_cgroup_without_its_bounds_is_none(tree: Tree, file: str) -> None:
     [
         ("oom 1\noom_kill 2\noom_group_kill 1\n", "max 0\n", 3, "memory limit of 1048576 bytes exceeded"),
         ("oom 1\noom_kill 0\n", "max 0\n", 3, ""),
-        # The limit of what is around it.
+        # The limit of the cgroup around it.
         ("oom 0\noom_kill 1\n", "max 0\n", 3, ""),
         ("oom 0\noom_kill 0\n", "max 7\n", 40, "limit of 40 tasks exceeded"),
         ("oom 0\noom_kill 0\n", "max 7\n", 12, ""),
@@ -270,7 +270,7 @@ def test_users_that_no_file_knows_have_their_number_as_group():
 
 @pytest.mark.parametrize("number", [2**32 - 1, 2**32, 10**20])
 def test_numbers_that_no_user_or_group_can_have_are_refused(number: int):
-    """To the kernel the first means that a process stays who it is, which is root."""
+    """For the kernel the first one means that a process keeps its user, which is root."""
     with pytest.raises(ValueError, match=f"there is no user '{number}'"):
         find_user(str(number))
     with pytest.raises(ValueError, match=f"there is no group '{number}'"):

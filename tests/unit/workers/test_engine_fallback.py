@@ -1,4 +1,4 @@
-"""A model that its engine cannot load, and the engine that takes its place: with real workers."""
+"""A model that its engine cannot load, and the engine that replaces it; with real workers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REGISTRY = BackendRegistry(
 
 
 class Loads:
-    """Loads models of the backend above, and keeps what they report."""
+    """Loads models of the backend above, and records their reports."""
 
     def __init__(self, loader: WorkerVersionLoader, folder: Path) -> None:
         self.fallbacks = loader.fallbacks

@@ -1,5 +1,5 @@
-"""Batches through a real worker. Samples of `model_warmup` as batches: every datatype, from zeros, random numbers and
-files."""
+"""Batches through a real worker; and samples of `model_warmup` as batches: every datatype, from zeros, random numbers
+and files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rocserve.workers.results import BatchOutcome
 from rocserve.workers.warmup import warm_up_samples
 
 ROWS = 100
-"""Of 16 INT32: their sums are more than is copied anyway, so that a batch has room for them."""
+"""Of 16 INT32: their sums are too large to be copied anyway, so that a batch gets room for them."""
 
 
 async def test_one_request(workshop: Workshop) -> None:
@@ -52,7 +52,7 @@ async def test_a_batch_of_requests_is_cut_by_their_sizes(workshop: Workshop) -> 
     (instance,) = group.instances
     arrays = [np.full((rows, 16), rows, np.int32) for rows in (1, 3, 2)]
     inputs = [batch_input("A", *arrays), batch_input("B", *arrays)]
-    for _ in range(3):  # The later ones go the remembered way.
+    for _ in range(3):  # The later ones take the remembered path.
         answer = await submit(instance, inputs, ("DIFFERENCE", "SUM"), (1, 3, 2))
         assert [list(outputs) for outputs in answer.outputs] == [["DIFFERENCE", "SUM"]] * 3
         for array, outputs in zip(arrays, answer.outputs, strict=True):
@@ -277,7 +277,7 @@ async def test_grouped_requests_run_one_by_one_and_a_failure_is_one_requests_own
 async def test_grouped_requests_whose_outputs_are_their_inputs_have_their_own(
     workshop: Workshop, behaviour: str, width: int
 ) -> None:
-    """The next one is gathered where the one before was."""
+    """The next request is gathered where the previous one was."""
     group = await workshop.serving(behaviour)
     values = [np.full((1, width), value, np.int32) for value in (5, 6, 7)]
     for _ in range(3):

@@ -1,5 +1,4 @@
-"""Inputs that lie in a client's file, or another worker's heap: what a worker reads where it lies, and for how long it
-has that."""
+"""Inputs in a client's file, or in another worker's heap: what a worker reads in place, and for how long it may."""
 
 from __future__ import annotations
 
@@ -33,9 +32,9 @@ from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import ReceivedBatch, ServerGone
 
 COUNT = 2048
-"""Elements of an input: more than are copied sooner than they are read where they lie."""
+"""Elements of an input: so many that reading them in place is cheaper than copying."""
 BEGIN = 4096
-"""Of the inputs in the file."""
+"""Offset of the inputs in the file."""
 KINDS = {DataType.FP32: np.float32, DataType.INT32: np.int32}
 
 
@@ -76,12 +75,12 @@ def execute(peer: Peer, *members: Member) -> ReceivedBatch:
 def end(peer: Peer, batch: ReceivedBatch) -> None:
     peer.end_of_worker.fail(batch, (batch.taken_ns, batch.taken_ns), unavailable("no"))
     assert peer.arrived.acquire(timeout=10)
-    # The plane's thread lets go of the batch, and of its file, once it has told of the outcome.
+    # The plane's thread releases the batch and its file after it has reported the outcome.
     on_plane(peer.plane, lambda: None)
 
 
 def seen(peer: Peer, batch: ReceivedBatch) -> bytes:
-    """The first bytes of its request's input, as the worker finds them."""
+    """The first bytes of its request's input, as the worker reads them."""
     (request,) = batch.requests
     (data,) = request_inputs(request, peer.end_of_worker.files[request.file])
     assert len(data) == 4 * COUNT
@@ -262,7 +261,7 @@ def test_what_has_been_read_does_not_count_as_the_workers_memory_for_long(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, most_bytes: int, is_left: bool
 ) -> None:
     def resident() -> list[int]:
-        """KiB, of the mapping to read."""
+        """KiB of the mapping that is read."""
         maps = Path("/proc/self/smaps").read_text().split("VmFlags")
         return [int(each.split("Rss:")[1].split()[0]) for each in maps if file.path.name in each and " r--s " in each]
 

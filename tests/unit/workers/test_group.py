@@ -146,7 +146,7 @@ async def test_a_killed_worker_fails_what_is_in_it_and_comes_back(workshop: Work
     in_engine, behind, elsewhere = run_add_sub(first), run_add_sub(first), run_add_sub(second)
     await asyncio.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
-    # What waited behind the batch in the engine never ran, so it may run elsewhere.
+    # Requests behind the batch in the engine never ran, so they may run elsewhere.
     assert isinstance((await behind).error, WorkerGone)
     for answer in await asyncio.gather(in_engine, elsewhere):
         assert answer.error is not None and answer.error.code is StatusCode.UNAVAILABLE
@@ -221,7 +221,7 @@ async def test_a_worker_that_closes_its_socket_is_replaced(workshop: Workshop) -
     group = await workshop.serving("close_socket")
     answer = await run_add_sub(group.instances[0])
     assert answer.error is not None
-    # The server ends such a worker, unless that finds its socket closed before and ends by itself.
+    # The server ends such a worker, unless the worker notices its closed socket first and ends by itself.
     assert re.search(r"ended unexpectedly \((.*socket; killed by signal 9|exited with status 70)\)", answer.error.text)
     await until(lambda: workshop.events.recoveries)
 
@@ -311,7 +311,7 @@ async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_c
     descriptors, memory, threads = open_descriptors(), process.memory_info().rss, process.num_threads()
     for _ in range(50):
         await kill_one()
-    # Memory of the last one goes in turns of the loop that follow.
+    # The last one's memory is released in later turns of the loop.
     await until(lambda: len(open_descriptors()) <= len(descriptors))
     assert (await run_add_sub(group.instances[0])).error is None
     assert process.num_threads() <= threads
@@ -325,7 +325,7 @@ async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:
         group = await workshop.serving(plans=[WorkerPlan(InstanceKind.CPU, None, 2)])
         await run_add_sub(group.instances[0])
         await group.stop(5.0)
-        # Before Python 3.13 what an instance has mapped keeps descriptors.
+        # Before Python 3.13 an instance's mappings keep descriptors.
         workshop.events.opened.clear()
 
     await cycle()
@@ -339,7 +339,7 @@ async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:
 
 async def test_when_descriptors_are_short_the_load_fails_with_that_reason(workshop: Workshop) -> None:
     await (await workshop.serving()).stop(1.0)
-    await asyncio.sleep(0.1)  # The data plane's thread gives the instance's descriptors back.
+    await asyncio.sleep(0.1)  # The data plane's thread closes the instance's descriptors.
     before = open_descriptors()
     taken = {number for number, _ in before}
     limit = next(number for number in itertools.count() if number - len(taken & set(range(number))) == 9)

@@ -1,5 +1,5 @@
-"""An instance from its first batch to its end, and memory. An instance whose worker says what no right worker would: it
-is broken with the reason, once."""
+"""An instance from its first batch to its end, and its memory; and an instance whose worker sends invalid messages: it
+is broken once, with the reason."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_an_answer_just_before_the_end_counts(peer: Peer) -> None:
 
 @pytest.mark.parametrize(("taken", "at_once"), [(0, 1), (1, 1), (2, 1), (3, 1), (1, 2), (3, 2)])
 def test_what_the_worker_had_not_taken_may_run_elsewhere(peer: Peer, taken: int, at_once: int) -> None:
-    """Those that it had taken and that its engine takes at once may have run in part: they fail. It takes all that is
-    there at once."""
+    """Batches that the worker had taken, and that its engine takes concurrently, may have run in part: they fail. The
+    worker takes all that is there."""
     peer.instance.batches_at_once = at_once
     for _ in range(taken):
         peer.send()
@@ -160,7 +160,7 @@ def test_a_worker_that_takes_no_batches_is_reported(peer: Peer) -> None:
 
 
 def test_batches_of_many(plane: PlaneLoop) -> None:
-    """Two batches at a time against an echo of the first input, each on memory of its own."""
+    """Two batches at a time against an echo of the first input, each in separate memory."""
     peer = Peer(plane)
     failures: list[object] = []
 
@@ -221,7 +221,7 @@ async def test_memory_of_a_large_batch_is_given_back_when_idle(
     threading.Event().wait(0.3)
     assert used()[1] >= size and bytes(tensor.data[-1:]) == b"y"  # Still being read.
     peer.release()
-    # It looks again once it has had something to do.
+    # The worker looks again once it has had something to do.
     peer.send()
     await until(lambda: used()[1] <= 4 << 20)
     assert not caplog.records

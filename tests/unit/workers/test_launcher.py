@@ -1,4 +1,4 @@
-"""The zygote and what it starts."""
+"""The zygote and the processes that it starts."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_loader_that_is_not_there(workshop: Workshop) -> None:
 
 @pytest.fixture
 def interpreter(tmp_path: Path) -> str:
-    """A Python of an environment that has numpy (here simply ours) and nothing else."""
+    """A Python of an environment that has numpy (here the tests') and nothing else."""
     environment = tmp_path / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     packages = next(environment.glob("lib/*/site-packages"))
@@ -190,7 +190,7 @@ async def test_when_the_zygote_dies_workers_go_on_and_others_can_be_started(
     assert (await run_add_sub(group.instances[0])).error is None
     second = await workshop.serving()
     assert (await run_add_sub(second.instances[0])).error is None
-    # Only the kernel reports the end of the old worker now.
+    # Only the kernel now reports the end of the old worker.
     os.kill(worker, signal.SIGKILL)
     await until(lambda: workshop.events.recoveries == 1)
     assert "its exit status is not known" in workshop.events.restarts[0][0]
@@ -282,7 +282,8 @@ asyncio.run(main())
 
 @pytest.mark.long
 def test_all_end_with_the_server_whatever_they_do() -> None:
-    """However they were started, and however that ends: four servers at once, for most of it is waiting."""
+    """However the workers were started, and however the server ends: four servers concurrently, because most of the
+    time is waiting."""
     tests = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{tests}:{tests.parent / 'server'}:{os.environ['PYTHONPATH']}"}
     with ExitStack() as ending:
@@ -317,7 +318,7 @@ def test_worker_code_imports_neither_grpc_nor_protobuf() -> None:
 
 
 def test_worker_processes_import_little() -> None:
-    """A model's own interpreter needs numpy only, and asyncio and the like cost a worker memory."""
+    """A model's own interpreter has only numpy, and asyncio and similar modules cost each worker memory."""
     program = (
         "import sys, rocserve.workers.main\n"
         "third = {name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)\n"

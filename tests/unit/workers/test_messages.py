@@ -1,5 +1,4 @@
-"""Messages to bytes and back. Tensors that travel by layouts sent once: they arrive as they were sent, and nonsense is
-refused."""
+"""Messages to bytes and back; tensors by layouts that are sent once: they arrive unchanged, and nonsense is refused."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ def test_sets_and_options_keep_their_types() -> None:
 
 
 def test_text_that_utf8_has_no_form_for_is_escaped() -> None:
-    """It would fail all answers with it, such as the index of all models."""
+    """It would make every answer with it fail, such as the index of all models."""
     progress = messages.Progress("at \udcff", {"\ud800": "\ud83d\ude00"})
     assert decode_message(encode_message(progress)) == messages.Progress("at \\udcff", {"\\ud800": "\U0001f600"})
 
@@ -137,7 +136,7 @@ class Sides:
         self.known.define(number, self.sender.put_text(text), len(text))
 
     def send(self, tensors: list[Tensor], details: bytes = b"") -> tuple[int, int, int]:
-        """Their fields of an entry."""
+        """The fields of their entry."""
         return self.sender.put(tensors, details)
 
 
@@ -250,7 +249,7 @@ def test_tensors_that_cannot_be_are_refused(sides: Sides, head: TensorHead) -> N
 
 
 def test_a_layout_that_takes_long_to_read_is_none(sides: Sides) -> None:
-    """The server does nothing else meanwhile: 70,000 tensors took it 0.8 s, and 15 MB."""
+    """The server does nothing else meanwhile: 70,000 tensors took it 0.8 s and 15 MB."""
     heads = [TensorHead("", DataType.INT8, ())] * 20_000
     with pytest.raises(ValueError, match="commas, expected at most 32768"):
         sides.define(1, to_json(tuple(heads)))
@@ -263,7 +262,7 @@ def test_a_layout_that_takes_long_to_read_is_none(sides: Sides) -> None:
 
 
 def test_parameters_of_a_response_are_bounded_in_number(sides: Sides) -> None:
-    """As a request's: 100,000 took the server 0.6 s to read. A text among them may hold as many of its own."""
+    """As a request's are: the server needed 0.6 s for 100,000. A text among them may be as long."""
     many, text = {str(number): 1 for number in range(16385)}, {"json": json.dumps({str(n): 1 for n in range(20000)})}
     with pytest.raises(ServeError, match="a response has 16385 parameters, at most 16384 can be sent"):
         sides.sender.response(1, ModelResponse([], many), True)
@@ -277,7 +276,7 @@ def test_parameters_of_a_response_are_bounded_in_number(sides: Sides) -> None:
 
 
 SIDES = Sides()
-"""For the many examples of a property."""
+"""Shared by the many examples of a property."""
 
 
 @given(st.binary(max_size=200))

@@ -1,5 +1,5 @@
-"""What an engine says while it works: on its way to the server. The time of a load: all of its parts together, without
-what the engine compiles."""
+"""An engine's progress on its way to the server; and the time limit of a load, which covers all its parts except
+compiling."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_server_that_does_not_read_is_not_waited_for() -> None:
         while not received or not isinstance(received[-1], LoadFailed):
             received.append(reader.receive())
         sending.join()
-    # Whole messages, in their order; of those that found no room only the last.
+    # Whole messages, in order; of those that found no room only the last.
     texts = [message.text for message in received[:-1]]
     numbers = [int(text.split()[0]) for text in texts]
     assert numbers == [*range(len(numbers) - 1), 999] and len(numbers) < 1000

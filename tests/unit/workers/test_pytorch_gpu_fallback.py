@@ -1,4 +1,4 @@
-"""A GPU that PyTorch's build cannot use: which models go on on the CPU, and which do not. With real workers."""
+"""A GPU that PyTorch's build cannot use: which models go on on the CPU, and which do not; with real workers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Load = Callable[..., Coroutine[None, None, LoadedModelVersion]]
 
 
 class WithGpu(ToldMachine):
-    """Of PyTorch's build for AMD's GPUs it is told; the one that is here is for CPUs, and finds none."""
+    """A machine with PyTorch's build for AMD GPUs; the real one is for CPUs, and finds no GPU."""
 
     def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
         return module == "torch"
 
 
 class WithLowering(WithGpu):
-    """Of torch_migraphx it is told, too; the worker does not find it."""
+    """A machine with torch_migraphx, too; the worker does not find it."""
 
     def is_installed(self, module: str, files: tuple[str, ...] = ()) -> bool:
         return module in ("torch", "torch_migraphx", "migraphx")

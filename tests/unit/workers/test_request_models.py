@@ -64,7 +64,7 @@ async def test_a_request_comes_with_all_that_its_client_says(models: RequestMode
 async def test_a_model_may_put_each_answer_where_it_put_the_one_before(
     models: RequestModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests that wait for it travel together, and run one by one."""
+    """Requests that wait for it are grouped, and run one by one."""
     monkeypatch.setattr(batch_policy, "LONGEST_GROUP_NS", 1_000_000_000)
     version = await models.load("m", "reuses")
     for first in range(0, 2000, 100):
@@ -128,7 +128,7 @@ async def test_a_model_that_forgets_answers_fails_its_batch(models: RequestModel
 async def test_inputs_are_the_models_own(models: RequestModels) -> None:
     await models.load("m", "keeps")
     sums = [(await models.ask("m", [[value]]).done()).out[0][0] for value in (5, 7, 9, 11, 13, 15)]
-    # What came before has been set to 1 by the model itself.
+    # The model itself has set earlier values to 1.
     assert sums == [5.0, 8.0, 11.0, 14.0, 17.0, 20.0]
 
 
@@ -228,7 +228,7 @@ async def test_nothing_is_left_behind(models: RequestModels) -> None:
     before = open_descriptors()
     for _ in range(3):
         await come_and_go()
-    # The ends of the workers' pipes are closed as their ends become known.
+    # The ends of the workers' pipes are closed once their ends are known.
     await until(lambda: open_descriptors() <= before)
 
 
@@ -249,7 +249,7 @@ async def test_a_python_without_numpy_is_named(models: RequestModels, tmp_path: 
 
 
 def test_a_python_that_is_too_old_can_read_that_it_is() -> None:
-    """3.6 knows no annotations from __future__, and answered with a SyntaxError."""
+    """3.6 has no annotations in __future__: the answer was a SyntaxError."""
     tree = ast.parse(Path(bootstrap.__file__).read_text(), feature_version=(3, 6))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert "__future__" not in imported

@@ -1,5 +1,4 @@
-"""Watches of workers: their processes, over real ones; how much they write;
-what counts as one that hangs, and what does not."""
+"""Watches of workers: their processes (real ones), how much they write, and what counts as a hang."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from rocserve.workers.resource_watch import ResourceWatch, read_processes
 from rocserve.workers.worker_output import WorkerOutput
 
 ROW_COUNT = 10
-# Each process lives until the next one has been forked; several such rows, for half a minute at most.
+# Each process lives until the next one has been forked; several such chains, for half a minute at most.
 ROWS = f"""
 import os, time
 end = time.monotonic() + 30
@@ -43,14 +42,14 @@ SLEEPERS = "import os, time; [os.fork() or time.sleep(30) for number in range(5)
 
 
 class Worker:
-    """A process with a group of its own, which is killed when it is to end."""
+    """A process with a separate group, which is killed when it must end."""
 
     def __init__(self, code: str) -> None:
         self._process = subprocess.Popen([sys.executable, "-S", "-c", code], process_group=0)
         self.pid = self._process.pid
         self.reasons: list[str] = []
         self.states: list[str] = []
-        """Of its group's processes when it was to end, zombies left out."""
+        """The states of its group's processes when it had to end, without zombies."""
 
     @property
     def has_ended(self) -> bool:
@@ -77,7 +76,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
 
 @contextmanager
 def descriptors_left(number: int) -> Iterator[None]:
-    """This process can open that many files at once meanwhile."""
+    """A context in which this process can open this many more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
@@ -112,7 +111,7 @@ async def test_processes_that_fork_without_end_are_all_stopped_before_they_are_k
 
 
 class Writing:
-    """Writes all of some bytes into a pipe, from a thread."""
+    """Writes bytes into a pipe, from a thread."""
 
     def __init__(self, data: bytes) -> None:
         self.reader, self._writer = os.pipe()
@@ -128,7 +127,7 @@ class Writing:
 
 
 async def log_of(data: bytes, caplog: pytest.LogCaptureFixture) -> tuple[list[str], WorkerOutput]:
-    """The log's lines of all that was written, by what was read of it."""
+    """The log's lines of what was written, as it was read in these pieces."""
     writing = Writing(data)
     output = WorkerOutput(writing.reader, "m:1: ", LOG)
     with caplog.at_level("INFO", LOG.name):
@@ -150,7 +149,7 @@ async def test_every_line_of_a_flood_is_written_or_counted(caplog: pytest.LogCap
     assert written == [f"m:1: line {number}" for number in range(500)] + written[500:]
     assert len(written) < 1500
     assert len(written) + left_out(lines) == 200_001
-    # One that says how many, a second, and not one for each that passes.
+    # One line a second with the number of dropped lines, and not one for each.
     assert len(lines) - len(written) < 20
     assert output.last_line == "the end"
 
@@ -210,7 +209,7 @@ def test_requests_that_a_model_holds_open_are_no_hang_unless_its_process_is_stop
     holds = Owed(requests=5, said=9)
     assert after([(holds, RUNS)] * 100).excess == ""
     assert not after([(holds, RUNS)] * 100).is_reported
-    # The time counts from the stop on, calls or not.
+    # The time counts from the stop on, with or without calls.
     stopped = (replace(holds, calls=2), STOPPED)
     assert after([(holds, RUNS)] * 100 + [stopped] * 10).excess == ""
     assert after([stopped] * 11).excess == "its process was stopped for 600 s (hang_timeout_secs)"

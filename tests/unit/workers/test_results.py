@@ -1,4 +1,4 @@
-"""Results as a worker sends them: cut into requests, refused where they make no sense."""
+"""Results as a worker sends them: cut into requests, refused if they are invalid."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sent() -> Iterator[Sent]:
 
 
 SENT = Sent()
-"""For the many examples of a property."""
+"""Shared by the many examples of a property."""
 
 
 def together(start: int = 64, number: int = 0) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ def of(requests: int, start: int = 64, number: int = 0, details: int = 0) -> tup
 
 
 def slices(outcome: BatchOutcome, count: int) -> list[list[tuple[object, ...]]]:
-    """By request, each output's head and the bytes that it has."""
+    """By request, each output's head and its bytes."""
     found = [outcome.outputs_of(index) for index in range(count)]
     return [[(*head, bytes(data)) for head, data in zip(*each, strict=True)] for each in found]
 
@@ -116,7 +116,7 @@ def test_results_of_each_request(sent: Sent) -> None:
     [
         (HEAD, (3, 2)),
         (TensorHead("X", DataType.INT32, ()), (2, 2)),
-        # The worker cuts them: their bytes do not follow from their rows.
+        # The worker cuts them, because their bytes do not follow from their rows.
         (STRINGS, (2, 2)),
     ],
 )
@@ -147,7 +147,7 @@ def test_outputs_that_do_not_fit_the_batch(sent: Sent, head: TensorHead, sizes: 
 def test_results_that_make_no_sense(sent: Sent, entry: tuple[int, ...], reason: str) -> None:
     sent.layout(0, HEAD)
     sent.layout(1, STRINGS)
-    # It has been seen where it is good, too.
+    # It has also been read where it is valid.
     sent.read(together())
     with pytest.raises(ValueError, match=reason):
         sent.read(entry)
@@ -193,7 +193,7 @@ def test_what_is_remembered_is_bounded(sent: Sent) -> None:
 
 
 def test_a_layout_that_comes_again_with_another_meaning(sent: Sent) -> None:
-    """Numbers are not used again; a worker that does so is taken at its last word."""
+    """Numbers are not used again; if a worker does, its latest layout counts."""
     sent.layout(1, HEAD)
     sent.read(together(number=1), sizes=(2, 2))
     sent.layout(1, TensorHead("Y", DataType.UINT8, (4, 8)))

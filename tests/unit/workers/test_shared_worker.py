@@ -35,7 +35,7 @@ async def test_models_of_a_group_are_in_one_process(workshop: Workshop, own_chil
     await asyncio.gather(*(sums(group, number) for number, group in enumerate(groups)))
     other = await workshop.serving(config=config_of("add_sub", name="alone"))
     assert pids(other) != pids(groups[0])
-    assert len(own_children()) == 3  # The zygote, and the two.
+    assert len(own_children()) == 3  # The zygote, and the two workers.
 
 
 async def test_models_that_load_at_once_start_one_process(workshop: Workshop) -> None:
@@ -63,7 +63,7 @@ async def test_a_model_that_is_unloaded_leaves_the_others_alone(workshop: Worksh
 async def test_one_that_comes_as_the_last_other_goes_is_served(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a folder is renamed. The process, which has no model for a moment, was ended."""
+    """As when a folder is renamed. The process, without a model for a moment, was ended."""
     first, connect = await serving(workshop, "first"), asyncio.open_unix_connection
     ended = asyncio.Event()
 
@@ -88,7 +88,7 @@ async def test_one_that_does_not_end_is_let_go_of(workshop: Workshop) -> None:
     await stuck.stop(0.2)
     error = (await answer).error
     assert error is not None and error.code is StatusCode.UNAVAILABLE
-    await asyncio.sleep(1.5)  # Longer than what is broken is waited for.
+    await asyncio.sleep(1.5)  # Longer than the wait for a broken one.
     await sums(other, 7)
     assert not workshop.events.restarts
 
@@ -154,7 +154,7 @@ async def test_who_hangs_is_named_to_all(workshop: Workshop) -> None:
 
 
 async def test_each_restart_of_a_crasher_comes_later(workshop: Workshop) -> None:
-    """What answers meanwhile comes back at once."""
+    """Models that have answered come back immediately."""
     crasher, other = await serving(workshop, "crasher", "crash"), await serving(workshop, "other")
     for round_ in range(3):
         await until(lambda: crasher.instances and other.instances)

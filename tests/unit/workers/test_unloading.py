@@ -1,4 +1,4 @@
-"""What is left of a version that was unloaded: nothing, and that at once."""
+"""Nothing is left of an unloaded version, immediately after its unload."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_schedulers_are_called_on_the_data_planes_thread_alone(
     sequence = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
     assert (await models.ask("m", parameters=sequence).done()).out == [[1.0]]
     await models.unload("m")
-    # The caller hears of the end before the scheduler lets go of all that knows it.
+    # The caller is notified before the scheduler releases everything.
     await until(lambda: "_let_go" in called)
     assert called.keys() >= {"attach", "submit", "_finish", "close"}
     assert set().union(*called.values()) == {plane.thread}
@@ -66,7 +66,7 @@ def parts() -> set[str]:
 
 @pytest.mark.parametrize("more", CONFIGS.values(), ids=CONFIGS)
 async def test_unloaded_versions_do_not_wait_for_the_garbage_collector(models: RequestModels, more: str) -> None:
-    """It comes by seldom, and until then each would keep its instances' memory."""
+    """It runs seldom, and until then each version would keep its instances' memory."""
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Trace files: Triton's form, and when which file is written. Spans at a collector: their order, names, events,
+"""Trace files: Triton's form, and which file is written when. Spans at a collector: their order, names, events,
 attributes, and the client's own trace around them."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_the_form_of_a_trace(tmp_path: Path) -> None:
         {"id": 1, "timestamps": [{"name": "REQUEST_END", "ns": 90}]},
         {"id": 1, "timestamps": [{"name": "GRPC_SEND_END", "ns": 99}]},
     ]
-    # In order of time, and this one is of now.
+    # In order of time, and this one is the newest.
     assert tensor == {
         "id": 1,
         "activity": "TENSOR_QUEUE_INPUT",
@@ -371,7 +371,7 @@ def test_a_collector_that_is_not_there_is_said_once_in_the_log(
         return [record.getMessage() for record in caplog.records if record.name == LOG.name]
 
     wait_until(warnings, "the word in the log")
-    # A second one of the exporter's is not passed on.
+    # A second message of the exporter is not passed on.
     logging.getLogger("opentelemetry.exporter").warning("once more")
     traces.close()
     assert [re.sub(": .*", "", text) for text in warnings()] == ["spans cannot be sent", "spans are lost"]

@@ -1,5 +1,5 @@
-"""Which requests are traced, and how the settings of models follow those of all. --trace-config: what its settings come
-to, and what is refused."""
+"""Which requests are traced, and how the settings of models follow the global ones; the settings of --trace-config,
+valid and invalid."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_so_many_th_and_no_more_than_the_count() -> None:
     assert chosen(settings, 12) == [3, 6]
     assert settings.values_of("").count == 0
     settings.change("", {"count": 1})
-    # Counting begins anew.
+    # Counting starts again.
     assert chosen(settings, 6) == [3]
 
 
@@ -114,7 +114,7 @@ def test_a_group_is_handed_on_once_all_of_it_has_ended() -> None:
     child.end()
     assert sink.groups == [group]
     assert [(record.number, record.parent_id) for record in group.records] == [(1, 0), (2, 1)]
-    # What comes too late is not handed on a second time.
+    # Traces that end late are not passed on a second time.
     root.child("member", "2", "id").end()
     assert len(sink.groups) == 1
 
@@ -304,5 +304,5 @@ def test_what_is_refused_of_spans(name: str, value: str, environment: dict[str, 
 def test_what_is_said_of_spans_has_to_make_sense_in_the_other_mode_too() -> None:
     with pytest.raises(ValueError, match="bsp_schedule_delay=soon: expected a whole number"):
         trace_options([("opentelemetry", "bsp_schedule_delay", "soon")], {})
-    # The environment is not about this server's traces then.
+    # The environment's variables then do not mean this server's traces.
     assert trace_options([("opentelemetry", "url", "http://x")], {"OTEL_BSP_SCHEDULE_DELAY": "soon"}).shown == ()

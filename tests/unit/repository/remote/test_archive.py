@@ -1,4 +1,4 @@
-"""Archives on web servers: what is taken, and what is refused."""
+"""Archives on web servers: what is accepted, and what is refused."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_what_is_no_whole_archive_is_refused(web: WebServer, tmp_path: Pat
 async def test_an_archive_that_is_damaged_within_a_file_is_refused(
     web: WebServer, tmp_path: Path, mode: str, values: int
 ) -> None:
-    """What cannot be compressed is in the archive as it is, so that only a checksum says it was changed."""
+    """Incompressible data lies in the archive unchanged, so that only a checksum shows the damage."""
     content = bytes(byte % values for byte in random.Random(7).randbytes(1_000_000))
     data = bytearray(tar_of({"m/1/model.onnx": content}, mode=mode))
     middle = len(data) // 2

@@ -1,4 +1,4 @@
-"""The copy on the disk: what it holds after crashes and damage. How much copies may take."""
+"""The copy on the disk: its content after crashes and damage, and the space that copies may take."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_server_killed_while_it_places_leaves_nothing_half_done(home: Path, mo
         put(copy, a="new", b="new")
     assert files(home) == {"m/a": "new", "m/b": "old"}
     monkeypatch.undo()
-    # The next server ends it, without the network.
+    # The next server completes it, without the network.
     assert recorded_units(home) == ["m"]
     assert copy_of(home).fingerprint == (("m/a", 3, "new"), ("m/b", 3, "new"))
     assert files(home) == {"m/a": "new", "m/b": "new"}
@@ -100,7 +100,7 @@ def test_a_server_killed_while_it_places_leaves_nothing_half_done(home: Path, mo
 def test_a_damaged_file_is_no_longer_counted(home: Path) -> None:
     put(copy_of(home), a="good", b="good")
     (home / "models/m/a").write_text("evil")
-    # Touched, and the same.
+    # Touched, with the same content.
     (home / "models/m/b").write_text("good")
     assert copy_of(home).fingerprint == (("m/b", 4, "good"),)
 
@@ -127,7 +127,7 @@ async def _keys(copy: UnitCopy) -> list[str]:
 
 
 def copy_home(folder: Path, name: str, size: int, used: float) -> Path:
-    """A repository's copy that no server uses."""
+    """The copy of a repository that no server uses."""
     found = folder / name
     use(found).close()
     (found / "file").write_bytes(bytes(size))

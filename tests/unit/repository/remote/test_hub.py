@@ -70,7 +70,7 @@ async def test_a_token_is_sent(web: WebServer, tmp_path: Path) -> None:
     assert await contents(source_of(web, HF_TOKEN="secret"), tmp_path) == web.hub
     (tmp_path / "token").write_text("secret\n")
     assert await contents(source_of(web, HF_HOME=str(tmp_path)), tmp_path) == web.hub
-    # As a secret has it that was made of a file.
+    # As in a secret that was made from a file.
     assert await contents(source_of(web, HF_TOKEN="secret\n"), tmp_path) == web.hub
 
 

@@ -1,4 +1,4 @@
-"""One repository elsewhere: when what is listed is taken, from a stand-in of a web server or hub."""
+"""One remote repository: when listed objects are copied, from a stand-in of a web server or hub."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_clock_that_is_wrong_only_delays(web: WebServer, tmp_path: Path)
 async def test_what_came_whole_is_not_taken_again(web: WebServer, tmp_path: Path) -> None:
     web.pinned, web.damaged = "c0ffee", "m/1/model.onnx"
     first = opened(web, tmp_path)
-    # The fellow of what fails may be called off before it is whole.
+    # The other download may be cancelled before it is complete.
     while not any(not file.suffix for file in (tmp_path / "incoming").rglob("*") if file.is_file()):
         await first.scan(takes=True)
     assert "with the digest" in first.notes()["m"]

@@ -1,5 +1,5 @@
-"""URLs of repositories elsewhere. Which model an object belongs to, and which may become a file. Credentials of
-buckets, where Triton and AWS look for them."""
+"""URLs of remote repositories; the model of each object, and which objects may become files; credentials of buckets,
+where Triton and AWS look for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine that takes the place of rocserve_reporting_engine; the parameter `plain` may say that it fails, too."""
+"""The engine that replaces rocserve_reporting_engine; the parameter `plain` may make it fail, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that says what it is at; the config's parameter `behaviour` says how it goes on."""
+"""An engine that reports its progress; the config's parameter `behaviour` says how it continues."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Model:
     def close(self) -> None: ...
 
     def _compile(self) -> None:
-        """In a child, until the test says so."""
+        """Compile in a child, until the test ends it."""
         child = subprocess.Popen(["sleep", "600"])
         (self._source.model_folder / "child").write_text(str(child.pid))
         self._source.report("compiling batch size 1:\ncompile, 1 s")
@@ -73,7 +73,7 @@ class Model:
         child.wait()
 
     def _begin_again(self) -> None:
-        """The first ends when the test says so, the next compiles."""
+        """The first load ends when the test says so, the next one compiles."""
         marker = self._source.model_folder / "began"
         if marker.exists():
             self._source.report("compiling batch size 1: compile, 1 s")

@@ -82,14 +82,14 @@ class Model:
         return Tensor("TEXT", *_bytes([[json.dumps(details)]] * request.inputs["IN"].shape[0]))
 
     def _renamed(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
-        """Outputs of other lengths than the inputs, each request its own, and one that nobody wants."""
+        """Outputs of other lengths than the inputs, for each request, and one that was not requested."""
         return [
             ModelResponse([out([[value] * int(value) for value in request.inputs["IN"].numpy()[0, :1]]), text(["x"])])
             for request in requests
         ]
 
     def _reuses(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
-        """An array of its own for all requests that it is given together."""
+        """One array for all requests of a batch."""
         if len(requests) > len(self._array):
             self._array = np.zeros((len(requests), 1), np.float32)
         for place, request in enumerate(requests):
@@ -105,7 +105,7 @@ class Model:
         ]
 
     def _raises(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
-        """After the first request is answered, where there are several."""
+        """Raise after the first request is answered, if there are several."""
         if len(requests) > 1:
             requests[0].responder.send(ModelResponse([_as_out(requests[0])]), True)
         raise RuntimeError("the model's own words")
@@ -114,7 +114,7 @@ class Model:
         return []
 
     def _keeps(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
-        """Each request gets the sum of all inputs that came so far; inputs may be written to."""
+        """Each request gets the sum of all inputs so far; inputs may be written to."""
         self._kept += requests
         total = sum(float(request.inputs["IN"].numpy().sum()) for request in self._kept)
         for request in requests:
@@ -134,7 +134,7 @@ class Model:
             request.responder.send(None, True)
 
     def _waits(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
-        """Says that it is there, and is open until it is cancelled."""
+        """Send a response, and stay open until the request is cancelled."""
         for request in requests:
             threading.Thread(target=self._wait, args=(request,), daemon=True).start()
         return [None] * len(requests)
@@ -147,7 +147,7 @@ class Model:
         request.responder.send(ServeError(StatusCode.CANCELLED, "nobody waits"), True)
 
     def _descends(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
-        """Calls itself with one less, down to 0."""
+        """Call itself with one less, down to 0."""
         (request,) = requests
         value = float(request.inputs["IN"].numpy()[0, 0])
         if not value:
@@ -156,7 +156,7 @@ class Model:
         return [self._call(ModelCall(self._source.source.name, [less], ("OUT",)))]
 
     def _calls(self, requests: Sequence[ModelRequest]) -> list[Answer | None]:
-        """Hands each request on to another model; what that says last is the answer."""
+        """Pass each request on to another model; its last response is the answer."""
         return [
             self._call(
                 ModelCall(
@@ -190,7 +190,7 @@ def _as_out(request: ModelRequest) -> Tensor:
 
 
 def _summary(said: list[Answer | None]) -> Answer:
-    """An error as it is; a single response as it is; else how many there were."""
+    """An error unchanged; a single response unchanged; else the number of responses."""
     errors = [answer for answer in said if isinstance(answer, ServeError)]
     if errors:
         return errors[0]

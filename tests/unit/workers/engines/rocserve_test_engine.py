@@ -77,7 +77,8 @@ class Model:
         return BatchResult({"SUM": a + b, "DIFFERENCE": a - b})
 
     def _in_room(self, batch: Batch) -> BatchResult:
-        """In the batch's room where there is some; DIFFERENCE is as wide as B says, of ones where SUM's was used."""
+        """Use the batch's room if there is some; DIFFERENCE is as wide as B says, and of ones if SUM's room was
+        used."""
         a, b = batch.arrays["A"], batch.arrays["B"]
         outputs = {}
         place = batch.room.get("SUM")
@@ -120,7 +121,7 @@ class Model:
         raise RuntimeError("the engine's own words")
 
     def _single(self, batch: Batch) -> BatchResult:
-        """Takes one request at a time, and no zeros."""
+        """Take one request at a time, and no zeros."""
         assert len(batch.request_sizes) == 1, batch.request_sizes
         if not batch.inputs["A"].numpy().any():
             raise ValueError("nothing but zeros")
@@ -156,7 +157,7 @@ class Model:
         return BatchResult({"SUM": np.full((1, size), 7, np.uint8), "DIFFERENCE": np.zeros((1, 1), np.uint8)})
 
     def _close_socket(self, batch: Batch) -> BatchResult:
-        """As a fault in the worker would."""
+        """Like a fault in the worker."""
         for descriptor in range(3, 64):
             try:
                 if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
@@ -167,7 +168,7 @@ class Model:
         return self._add_sub(batch)
 
     def _facts(self, batch: Batch) -> BatchResult:
-        """About the worker itself, as strings."""
+        """Facts about the worker itself, as strings."""
         facts = [
             f"pid={os.getpid()}",
             f"comm={Path('/proc/self/comm').read_text().strip()}",

@@ -1,4 +1,4 @@
-"""ONNX Runtime as plainly as it goes, to measure the worker around it."""
+"""ONNX Runtime with as little code as possible, to measure the worker around it."""
 
 from __future__ import annotations
 
