@@ -1,1 +1,1 @@
-"""What the server can be asked, free of any transport: messages in, messages out."""
+"""Answers what clients ask of the server, independent of transports: messages in, messages out."""

@@ -1,5 +1,5 @@
-"""Who may call which methods: those that send a secret header, and admin calls by where they come from
-(--admin-address). Both front ends ask here."""
+"""Decides which clients may call which methods: by a secret header, and for admin calls by address (--admin-address).
+Both front ends use it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.settings import AdminAddresses, GrpcSettings, HttpSettings, RestrictedProtocols, ServerSettings
 
 _POLL_SECONDS = 1.0
-"""Between two checks of the file: not each call has one."""
+"""Time between two checks of the file, so that not every call reads the disk."""
 
 
 GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
-"""Precedes the name that --grpc-restricted-protocol gives; --http-restricted-api's is the header's whole name."""
+"""Precedes the name that --grpc-restricted-protocol gives. --http-restricted-api gives the header's whole name."""
 
 _METHODS: Mapping[str, Sequence[str]] = {
     "health": ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
@@ -41,15 +41,15 @@ _METHODS: Mapping[str, Sequence[str]] = {
     ),
 }
 PROTOCOLS: Mapping[str, str] = MappingProxyType({name: key for key, names in _METHODS.items() for name in names})
-"""The protocol that a method belongs to: all of inference.GRPCInferenceService and of grpc.health.v1.Health."""
+"""The protocol of each method of inference.GRPCInferenceService and grpc.health.v1.Health."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """The header that a client must send, and its value."""
+    """A header that clients must send, and its value."""
 
     header: str
-    """As the flag has it; headers' names are compared without regard to case."""
+    """As the flag has it. Headers' names are compared without regard to case."""
     secret: str | SecretFile
 
     @property
@@ -57,7 +57,7 @@ class Restriction:
         return isinstance(self.secret, SecretFile)
 
     def admits(self, value: str | bytes | None) -> bool:
-        """Whether this is the header's value; None where the client sent no such header."""
+        """Return whether `value` is the header's value; None = the client sent no such header."""
         if value is None:
             return False
         given = value.encode(errors="surrogateescape") if isinstance(value, str) else value
@@ -65,7 +65,7 @@ class Restriction:
         return hmac.compare_digest(given, expected.encode(errors="surrogateescape"))
 
     def admits_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
-        """Whether a call's metadata has the header; where it is there twice, the first counts."""
+        """Return whether a call's metadata has the header. If the header is there twice, the first one counts."""
         name = self.header.lower()
         return self.admits(next((value for key, value in metadata if key.lower() == name), None))
 
@@ -76,8 +76,8 @@ class Restriction:
 def restrictions(
     settings: Sequence[RestrictedProtocols], log: logging.Logger, header_prefix: str = ""
 ) -> Mapping[str, Restriction]:
-    """The restrictions by method; methods that anybody may call are not in it. Raises: OSError, ValueError: a file
-    holds no secret."""
+    """Return the restrictions by method, without the methods that anybody may call. Raises OSError or ValueError if a
+    file holds no secret."""
     by_protocol: dict[str, Restriction] = {}
     for group in settings:
         secret = group.value if group.file is None else SecretFile(group.file, log)
@@ -87,17 +87,17 @@ def restrictions(
 
 
 class SecretFile:
-    """May be asked from any thread."""
+    """Reads a secret from a file, and again when the file changes. Safe on any thread."""
 
     def __init__(self, path: Path, log: logging.Logger) -> None:
-        """Raises: OSError, ValueError: there is no secret in it."""
+        """Raises OSError or ValueError if the file holds no secret."""
         self._path = path
         self._log = log
         self._mark, self._value = self._read_mark(), self._read()
         self._checked_at = time.monotonic()
 
     def value(self) -> str:
-        """The secret; while the file cannot be read, or is empty, the last one."""
+        """Return the secret; if the file cannot be read or is empty, the last one."""
         now = time.monotonic()
         if now - self._checked_at >= _POLL_SECONDS:
             self._checked_at = now
@@ -111,7 +111,6 @@ class SecretFile:
         return self._value
 
     def _read_mark(self) -> tuple[int, int, int]:
-        """What changes when the file does."""
         found = self._path.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino
 
@@ -123,28 +122,28 @@ class SecretFile:
 
 
 _CHANGES_SETTINGS = frozenset({"TraceSetting", "LogSettings"})
-"""Without settings in the request they only report."""
+"""Methods that only report unless the request has settings."""
 _ONLY_TELLS = {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaSharedMemoryStatus"}
 ADMIN_METHODS = _CHANGES_SETTINGS | ({*_METHODS["model-repository"], *_METHODS["shared-memory"]} - _ONLY_TELLS)
 
 FORWARDING_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via", "origin"})
-"""In small letters. Who sends one of them is no client on this machine, but a proxy that speaks for another, or a
-browser (`Origin`), whose pages come from anywhere and may send what they like to the machine that it runs on."""
+"""In lower case. A client with one of these headers is not on this machine: it is a proxy that speaks for another
+client, or a browser (`Origin`), whose pages come from anywhere and may send anything to the browser's machine."""
 
 _LOOPBACK = frozenset({ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")})
-"""Not all of 127.0.0.0/8: service meshes deliver what comes from elsewhere from 127.0.0.6."""
+"""Not all of 127.0.0.0/8, because service meshes deliver requests of other machines from 127.0.0.6."""
 _LOCAL_ONLY = AdminAddresses(local=True)
 _ANYBODY = AdminAddresses(anybody=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Where a call comes from."""
+    """The source of a call."""
 
     address: str
-    """An IP address, or "unix" of a socket in this machine's file system; "" = not known."""
+    """An IP address; "unix" = a socket in this machine's file system; "" = unknown."""
     is_forwarded: bool
-    """It carries one of FORWARDING_HEADERS."""
+    """The call has one of FORWARDING_HEADERS."""
 
     def is_among(self, addresses: AdminAddresses) -> bool:
         if addresses.anybody:
@@ -162,14 +161,14 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may call what of one front end."""
+    """Decides which clients may call which methods of one front end."""
 
     restrictions: Mapping[str, Restriction]
-    """By method, those that want a secret header."""
+    """By method, only of methods that need a secret header."""
     addresses: AdminAddresses | None
-    """Where admin calls may come from; None = from this machine, those that are `protected` from anywhere."""
+    """Where admin calls may come from; None = from this machine, and to `protected` methods from anywhere."""
     protected: Collection[str]
-    """The methods that want a secret header or a client's certificate."""
+    """The methods that need a secret header or a client's certificate."""
 
     @classmethod
     def of(cls, settings: ServerSettings, port: GrpcSettings | HttpSettings, log: logging.Logger) -> Access:
@@ -177,7 +176,8 @@ class Access:
         return cls(restricted, settings.admin_addresses, ADMIN_METHODS if port.use_ssl_mutual else restricted)
 
     def check_admin(self, method: str, peer: Peer, request: Callable[[], Any]) -> None:
-        """Raises: ServeError: PERMISSION_DENIED. `request`: gives the method's message."""
+        """Raise ServeError (PERMISSION_DENIED) if an admin call may not come from `peer`. `request`: returns the
+        method's message."""
         if method not in ADMIN_METHODS:
             return
         addresses = self._admin_addresses(method)
@@ -190,7 +190,6 @@ class Access:
         )
 
     def describe(self) -> str:
-        """In one line for the log."""
         headers = _grouped((restriction.header, method) for method, restriction in self.restrictions.items())
         sources = _grouped((str(self._admin_addresses(method)), method) for method in ADMIN_METHODS)
         restricted = {name for names in headers.values() for name in names}
@@ -207,7 +206,7 @@ class Access:
 
 
 def _grouped(methods: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
-    """The protocols of methods by what comes before these, both sorted."""
+    """Return the protocols of (key, method) pairs by key, both sorted."""
     found: dict[str, set[str]] = {}
     for key, method in methods:
         found.setdefault(key, set()).add(PROTOCOLS[method])
@@ -215,7 +214,7 @@ def _grouped(methods: Iterable[tuple[str, str]]) -> Mapping[str, Sequence[str]]:
 
 
 def ip_address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Without its scope, and of IPv4 where it is one within IPv6; None = it is none."""
+    """Return the IP address that a text names, without its scope, or None. An IPv4 address within IPv6 becomes IPv4."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

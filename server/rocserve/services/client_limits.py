@@ -1,5 +1,5 @@
-"""Limits what one client may ask for: requests in flight, and requests a second. A client is an address: all that come
-through a proxy are one."""
+"""Limits one client's requests in flight, and its requests in a second. A client is an address, so all clients of one
+proxy count as one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from rocserve.observability.failures import Allowance
 from rocserve.services.access import ip_address_of
 
 MOST_CLIENTS = 65_536
-"""Addresses that are counted apart, some 20 MB; further ones count as one client."""
+"""Addresses that are counted separately, some 20 MB. All further addresses count as one client."""
 _IPV6_NETWORK_BITS = 64
-"""What one machine or household has: its addresses are one client's."""
+"""Prefix length in bits: all IPv6 addresses of one /64 network are one client, because one machine or household has
+them all."""
 _SECONDS_BETWEEN_CLEANINGS = 1.0
 _OTHERS = "others"
 
@@ -32,7 +33,8 @@ class _Client:
 
 
 class ClientLimits:
-    """Admits requests by the address that they come from; a token bucket a client, which holds a second's worth."""
+    """Admits requests by the address of their client, with a token bucket for each client that holds a second's
+    requests."""
 
     def __init__(
         self, most_in_flight: int, most_per_second: float, clock: Callable[[], float] = time.monotonic
@@ -45,12 +47,11 @@ class ClientLimits:
         self._cleaned_at = clock()
 
     def __len__(self) -> int:
-        """How many clients are known just now."""
         return len(self._clients)
 
     def admit(self, address: str, responder: Responder) -> Responder:
-        """Count a request until it has been answered: by the responder that this gives. Raises: ServeError:
-        RESOURCE_EXHAUSTED, its client has asked for too much; nothing has been counted."""
+        """Count a request until the returned responder has answered it. Raises ServeError (RESOURCE_EXHAUSTED) if its
+        client has reached a limit; then nothing is counted."""
         name, client = self._find(_client_of(address))
         if self._most_in_flight and client.in_flight >= self._most_in_flight:
             raise ServeError(
@@ -89,7 +90,8 @@ class ClientLimits:
 
 
 def _client_of(address: str) -> str:
-    """Of an IPv6 address its network; of what is no address, a socket in the file system say, itself."""
+    """Return the client's name: the network of an IPv6 address; a text that is no address, such as "unix",
+    unchanged."""
     parsed = ip_address_of(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((parsed, _IPV6_NETWORK_BITS), strict=False))

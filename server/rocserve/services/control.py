@@ -1,4 +1,4 @@
-"""What clients change while the server runs: which models it has, which requests are traced, what the log shows."""
+"""Changes a running server for clients: its models, the requests that are traced, the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from rocserve.services.methods import Method
 
 @dataclass(eq=False)
 class RepositoryControlService:
-    """On the event loop, as a load takes its time. Raises: ServeError: with Triton's codes and words."""
+    """Loads and unloads models, on the event loop because loads take long. Raises ServeError with Triton's codes and
+    texts."""
 
     _repository: ModelRepository
 
@@ -53,27 +54,28 @@ class RepositoryControlService:
 
 
 def refuse_repository_name(name: str) -> None:
-    """Raises: ServeError: a request names a repository."""
+    """Raise ServeError (UNIMPLEMENTED) if a request names a repository."""
     if name:
         raise unimplemented("'repository_name' specification is not supported")
 
 
 _NUMBER = re.compile(r"\s*([+-]?)0*([0-9]+)")
-"""What C++ takes for one: whatever follows it."""
+"""A number as C++ parses it: any text may follow."""
 _MOST_DIGITS = 11
-"""With as many it is out of range, and Python makes no number of thousands."""
+"""A number of so many digits is out of range. Longer ones are cut, because Python refuses to parse thousands of
+digits."""
 _INT_RANGE = range(-(1 << 31), 1 << 31)
 _TRACE_NUMBERS = {
     "trace_rate": ("rate", 0, (1 << 32) - 1),
     "trace_count": ("count", -1, (1 << 31) - 1),
     "log_frequency": ("log_frequency", 0, (1 << 32) - 1),
 }
-"""The field of TraceValues, the least, and the most."""
+"""By setting: the field of TraceValues, the least value, and the largest."""
 
 
 @dataclass(eq=False)
 class TraceControlService:
-    """On the data plane's thread."""
+    """Changes and reports the trace settings, on the data plane's thread."""
 
     _tracing: Tracing
     _tables: ServingTableHolder
@@ -82,12 +84,11 @@ class TraceControlService:
         return {"TraceSetting": Method(pb.TraceSettingRequest, self.trace_setting)}
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Change the settings that are named, then report all. A setting without a value goes back to that of
-        all models, and that of all to what the server was started with.
+        """Change the named settings, then report all.
 
-        Raises:
-            ServeError: INVALID_ARGUMENT for a model that is not ready or a value that cannot be; UNIMPLEMENTED for the
-                trace file.
+        A model's setting without a value becomes that of all models. For all models it becomes the value that the
+        server was started with. Raises ServeError: INVALID_ARGUMENT for a model that is not ready or an invalid value;
+        UNIMPLEMENTED for the trace file.
         """
         name = request.model_name
         if name:
@@ -113,8 +114,8 @@ class TraceControlService:
 
 
 def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
-    """The new values by field; names that are none are passed over, as by Triton. Raises: ServeError: see
-    TraceControlService.trace_setting."""
+    """Return the new values by field. As in Triton, unknown level names are ignored. Raises ServeError as
+    `trace_setting` does."""
     if "trace_file" in settings:
         raise unimplemented("trace file location can not be updated through network protocol")
     change: dict[str, int | None] = {}
@@ -143,7 +144,7 @@ def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
             raise invalid_argument(f"{unable}, value is out of range [ {least}, {most} ], {got}")
         if number < least < 0:
             raise invalid_argument(f"{unable}. Expecting value >= {least}, {got}")
-        # A negative rate or frequency is a very large one to Triton.
+        # To Triton a negative rate or frequency is a very large one.
         change[field] = number if least < 0 else number % (most + 1)
     return change
 
@@ -155,15 +156,16 @@ _LOG_SETTINGS = {
     "log_verbose_level": ("verbose", "uint32_param", "int32"),
     "log_format": ("format", "string_param", "string"),
 }
-"""In the order in which Triton takes them: the field of LogSettings, that of the message, and what errors call it."""
+"""In the order in which Triton handles them: the field of LogSettings, the field of the message, and the type's name in
+errors."""
 _FORMATS = ("default", "ISO8601")
 _LARGEST_LEVEL = (1 << 31) - 1
-"""Beyond an int32 it is negative to Triton, and that is none."""
+"""To Triton a larger level is a negative int32, which means level 0."""
 
 
 @dataclass(eq=False)
 class LogControlService:
-    """Safe on any thread."""
+    """Changes and reports the log settings, on any thread."""
 
     _log: ServerLog
 
@@ -171,11 +173,10 @@ class LogControlService:
         return {"LogSettings": Method(pb.LogSettingsRequest, self.log_settings)}
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Change the settings that are named, then report all. As with Triton those before a fault have been
-        changed, in the order of the fields here.
+        """Change the named settings, then report all.
 
-        Raises:
-            ServeError: UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a value of the wrong kind.
+        As in Triton, settings before an invalid one stay changed, in the order of `_LOG_SETTINGS`. Raises ServeError:
+        UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a value of the wrong type.
         """
         if "log_file" in request.settings:
             raise unimplemented("log file location can not be updated through network protocol")

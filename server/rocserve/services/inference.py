@@ -1,5 +1,5 @@
-"""The one way in for inference requests, whatever front end they come from: what they are told beside their messages,
-and the records of single ones, where they are wanted: traces, and details in the log."""
+"""Takes the inference requests of all front ends, attaches data from outside their messages, and records single
+requests in traces and the log."""
 
 from __future__ import annotations
 
@@ -36,74 +36,71 @@ NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
         "HTTP": "HTTP end point doesn't support models with decoupled transaction policy",
     }
 )
-"""By the protocol of a request that can have one response only."""
+"""By the protocol of a request that can have only one response."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """Where a request of a client comes from."""
+    """The source of a client's request."""
 
     protocol: str
-    """GRPC or HTTP."""
+    """"GRPC" or "HTTP"."""
     received_ns: tuple[int, int]
-    """time.monotonic_ns() when its bytes began to come and when they were all there."""
+    """time.monotonic_ns() when the first bytes of the request came, and when all were there."""
     headers: Mapping[str, str]
-    """What came beside it, names in lower case; of those that came twice one."""
+    """The request's headers, names in lower case. Of a header that came twice one value is kept."""
     address: str
-    """Of the client, or of the last proxy on the way."""
+    """The client's address, or that of the last proxy."""
 
 
 class ClientResponder(Responder, Protocol):
-    """A front end's responder."""
-
     takes_one: bool
-    """There is room for one response only."""
+    """The client can take only one response."""
 
     def origin(self) -> RequestOrigin:
-        """Asked as soon as the request has come, and only of those that are observed."""
+        """Return the request's source. Called only for observed or limited requests, as soon as they have come."""
 
 
 class Inference(Protocol):
-    """What takes the requests of a front end: the server's own service, or the way to it from another process."""
+    """Takes the requests of a front end: the server's service, or the link to it from another process."""
 
     paths: PrivatePaths
 
     @property
     def plane(self) -> PlaneLoop:
-        """On whose thread requests are handed in."""
+        """The loop on whose thread `infer` must be called."""
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
-        """Schedule a request; never blocks, and every error goes to the responder."""
+        """Schedule a request. Never blocks, and sends every error to the responder."""
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
-        """No request could be made of what has come, and its client has been answered. `find_id` reads its id, as far
-        as that can be read; it is called where the log wants it."""
+        """Log a call that made no request and has been answered with `error`. `find_id` reads the request's id as far
+        as possible, and is called only if the log needs it."""
 
 
 @dataclass(eq=False)
 class InferenceService:
-    """On the data plane's thread."""
+    """Takes requests on the data plane's thread, see Inference."""
 
     _dispatcher: Dispatcher
     _client_memory: ClientMemory
     _observer: RequestObserver
     paths: PrivatePaths
-    """Takes those of the server out of errors."""
+    """Removes the server's paths from errors."""
     plane: PlaneLoop
-    """On whose thread requests are handed in."""
     _client_limits: ClientLimits | None = None
 
     @property
     def wants_origins(self) -> bool:
-        """Whether it asks responders where their requests come from."""
+        """Return whether the service asks responders for the source of requests."""
         return self._observer.is_on or self._client_limits is not None
 
     def watch_wants(self, callback: Callable[[], object]) -> None:
-        """Call back, on any thread, when `wants_origins` may have changed."""
+        """Set the callback, for any thread, for when `wants_origins` may have changed."""
         self._observer.on_switched = callback
 
     def heap_for(self, head: RequestHead) -> SharedHeap | None:
-        """Where the workers read inputs that would get a request of this head now; None: there is no such place."""
+        """Return the heap in which the workers would read a request of this head now; None if there is none."""
         try:
             version = self._dispatcher.tables.table.find(head.model_name, head.model_version)
         except ServeError:
@@ -140,11 +137,11 @@ _RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTT
 
 
 class RequestObserver:
-    """Observes requests while a trace or the log wants it; both may be switched from any thread."""
+    """Records requests in traces and the log, when these are switched on, which any thread may do."""
 
     def __init__(self, tracing: Tracing, tables: ServingTableHolder, log: logging.Logger) -> None:
         self.is_on = False
-        """The one thing that is checked for every request."""
+        """The only check that is made for every request."""
         self.on_switched: Callable[[], object] | None = None
         self._tracing = tracing
         self._tables = tables
@@ -153,13 +150,13 @@ class RequestObserver:
         self.switch()
 
     def switch(self) -> None:
-        """Tracing or the log's level may have changed."""
+        """Adjust to a change of the tracing settings or the log's level."""
         self.is_on = self._tracing.is_on or self._log.isEnabledFor(logging.DEBUG)
         if self.on_switched is not None:
             self.on_switched()
 
     def begin(self, request: InferRequest, client: ClientResponder) -> Responder:
-        """A request has come: the responder that it is to be answered by."""
+        """Record that a request has come; return the responder that must answer it."""
         origin, head = client.origin(), request.head
         now_ns = time.monotonic_ns()
         responder: Responder = client
@@ -170,7 +167,7 @@ class RequestObserver:
         try:
             version = self._tables.table.find(head.model_name, head.model_version)
         except ServeError:
-            # As with Triton: nothing comes of it, and it is not counted.
+            # As in Triton, a request to an unknown model is neither traced nor counted.
             return responder
         group = self._tracing.begin(version.name, origin.headers)
         if group is None:
@@ -187,7 +184,7 @@ class RequestObserver:
             self._log.debug("%sinference is refused: %s: %s", prefix, error.code.name, error.text)
 
     def note_tensors(self, request: InferRequest, responder: Responder) -> Responder:
-        """The request's data are there, from wherever they came: the responder that the model is to answer to."""
+        """Record the inputs, now that all are there; return the responder that the model must answer to."""
         trace = request.trace
         if trace is None or not trace.wants_tensors:
             return responder
@@ -196,7 +193,7 @@ class RequestObserver:
 
 
 class _TensorResponder(ForwardingResponder):
-    """Writes down the tensors of answers as the model gives them: a client may want them in its own memory."""
+    """Records the tensors of answers as the model gives them, because a client may want them in its shared memory."""
 
     __slots__ = ("_trace",)
 
@@ -211,7 +208,7 @@ class _TensorResponder(ForwardingResponder):
 
 
 class _ClientTracedResponder(ForwardingResponder):
-    """Writes down how the request of a client is answered, and ends its trace."""
+    """Records when a client's request is answered, and ends its trace."""
 
     __slots__ = ("_is_complete", "_protocol", "_trace")
 
@@ -238,7 +235,7 @@ class _ClientTracedResponder(ForwardingResponder):
 
 
 class LoggedResponder(ForwardingResponder):
-    """Says in the log what became of a request; never what its tensors hold."""
+    """Logs the beginning and end of a request, but no tensor data."""
 
     __slots__ = ("_asked", "_log", "_model", "_prefix", "_sent", "_started_ns")
 
@@ -248,7 +245,7 @@ class LoggedResponder(ForwardingResponder):
         self._model = f"model '{head.model_name}'"
         self._asked = f"{self._model} version {head.model_version}" if head.model_version else self._model
         self._prefix = request_prefix([request.id])
-        """Triton's, which many errors' texts begin with already."""
+        """Triton's prefix, with which many error texts begin already."""
         self._started_ns = started_ns
         self._log = log
         self._sent = 0
@@ -279,19 +276,19 @@ _Pairs = tuple[tuple[str, str], ...]
 
 
 class HeaderForwarding:
-    """Callable from several threads."""
+    """Adds headers to the parameters of requests. Safe on any thread."""
 
     def __init__(self, pattern: str) -> None:
-        """`pattern`: a regular expression; a header whose name it matches anywhere is forwarded. Raises: re.error: it
-        is no regular expression."""
+        """`pattern`: a regular expression; headers whose name it matches anywhere are forwarded. Raises re.error if it
+        is invalid."""
         self._pattern = re.compile(pattern)
-        # Plans are remembered by the head's identity, so equal requests must go on having one head. The dict's own
-        # operations are atomic; two threads may both make a head that is new.
+        # Plans are remembered by the head's identity, so equal requests must keep one head. The dict's operations are
+        # atomic; two threads may each make a new head.
         self._heads = Memo[tuple[RequestHead, _Pairs], RequestHead]()
 
     def forward(self, head: RequestHead, headers: Iterable[tuple[str, str | bytes]]) -> RequestHead:
-        """The head with the headers among its parameters; a header goes before a parameter of its name. Raises:
-        ServeError: INVALID_ARGUMENT for a header whose name has a meaning of its own among the parameters."""
+        """Return the head with the headers among its parameters; a header replaces a parameter of its name. Raises
+        ServeError (INVALID_ARGUMENT) if a header's name is reserved among the parameters."""
         search = self._pattern.search
         pairs = tuple(
             (name, value if isinstance(value, str) else value.decode(errors="replace"))
@@ -313,5 +310,5 @@ class HeaderForwarding:
 
 
 def header_forwarding(pattern: str) -> HeaderForwarding | None:
-    """None where no header is forwarded; see `HeaderForwarding`."""
+    """Return the forwarding for a pattern; None if the pattern is empty."""
     return HeaderForwarding(pattern) if pattern else None

@@ -1,4 +1,4 @@
-"""Methods of inference.GRPCInferenceService and rocserve.Page that take one message and give one."""
+"""Describes methods of inference.GRPCInferenceService and rocserve.Page that take one message and return one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rocserve.core.private_paths import PrivatePaths
 class Method:
     request: type[Message]
     answer: Callable[[Any], Any]
-    """Gives a Message, in place and on any thread; a slow one has a task of the event loop await it."""
+    """Returns a Message, on any thread; if `is_slow`, an awaitable of one, for a task of the event loop."""
     is_slow: bool = False
     answer_serialised: Callable[[bytes], Any] | None = None
-    """As `answer`, to a request that has been serialised; None: it has to be read for that."""
+    """Like `answer`, but takes the serialised request; None = the request must be parsed."""
 
 
 def on_loop(method: Method, loop: asyncio.AbstractEventLoop) -> Method:
-    """The method for tasks of another loop than `loop`, whose task answers it."""
+    """Return the method for tasks of another event loop: a task of `loop` answers it."""
     if not method.is_slow:
         return method
 
@@ -39,7 +39,7 @@ def on_loop(method: Method, loop: asyncio.AbstractEventLoop) -> Method:
 
 
 def without_paths(methods: Mapping[str, Method], paths: PrivatePaths) -> Mapping[str, Method]:
-    """The same methods, whose errors have no paths of the server."""
+    """Return the same methods, but without the server's paths in their errors."""
 
     @contextmanager
     def hiding() -> Iterator[None]:

@@ -1,5 +1,5 @@
-"""The methods that only read: liveness, readiness, metadata, configuration, statistics, the index, and what the page
-of the HTTP port asks beside them."""
+"""Answers the methods that only read: liveness, readiness, metadata, configuration, statistics, the repository index,
+and the queries of the page on the HTTP port."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from rocserve.workers.resource_watch import memory_bytes
 
 @dataclass(eq=False)
 class Readiness:
-    """Read from any thread."""
+    """Whether the server and its models are ready, on any thread."""
 
     _is_repository_ready: Callable[[], bool]
     is_exiting: bool = False
-    """Not ready from now on, nor are the models."""
+    """The server and its models are no longer ready."""
 
     def is_ready(self) -> bool:
         return not self.is_exiting and self._is_repository_ready()
@@ -39,7 +39,7 @@ class Readiness:
 
 _QUANTILES = (0.5, 0.9, 0.99)
 _WAIT_SECONDS = 10.0
-"""For the next event; then the answer is that there is none yet."""
+"""How long a query for events waits for the next one."""
 
 EXTENSIONS = (
     "classification",
@@ -55,7 +55,7 @@ EXTENSIONS = (
     "statistics",
     "trace",
     "logging",
-    # Workers of AMD Inference Server: its clients look here for those that they may load.
+    # Workers of AMD Inference Server, because its clients look here for the workers that they may load.
     "migraphx",
     "rocal",
 )
@@ -63,15 +63,14 @@ EXTENSIONS = (
 
 @dataclass(eq=False)
 class QueryService:
-    """Each method takes a request and gives its answer; safe on any thread. Raises: ServeError: with Triton's codes and
-    words."""
+    """Answers each method on any thread. Raises ServeError with Triton's codes and texts."""
 
     _tables: ServingTableHolder
     _repository: ModelRepository
     _server_id: str
     _readiness: Readiness
     _paths: PrivatePaths
-    """Takes those of the server out of reasons and properties."""
+    """Removes the server's paths from reasons and properties."""
 
     def methods(self) -> Mapping[str, Method]:
         return {
@@ -165,7 +164,7 @@ class QueryService:
         return response
 
     async def overview(self, request: page_pb2.OverviewRequest) -> page_pb2.OverviewResponse:
-        # Of hundreds of models it takes a while, which nobody else is to wait for.
+        # For hundreds of models this takes long, and must not delay others.
         return await asyncio.to_thread(
             lambda: page_pb2.OverviewResponse(
                 server=self._server_id,
@@ -227,7 +226,6 @@ class QueryService:
 
 
 def _fill_durations(message: Message, counters: StatisticsSnapshot | BatchStatistics | ResponseStatistics) -> None:
-    """The durations of a message, from those of the same names."""
     for name in (field.name for field in message.DESCRIPTOR.fields if field.message_type is not None):
         duration, counted = getattr(message, name), getattr(counters, name, Duration())
         # Set even at zero, so that clients that print the message always find every phase.

@@ -1,1 +1,1 @@
-"""Shared memory of clients: tensors that they leave in files of /dev/shm, and outputs that they want there."""
+"""Reads and writes tensors in clients' shared memory: files of /dev/shm, and GPU memory."""

@@ -1,4 +1,4 @@
-"""A request whose tensors lie in clients' shared memory: its inputs are fetched, its outputs are left there."""
+"""Attaches clients' shared memory to requests: reads inputs from it, and writes outputs to it."""
 
 from __future__ import annotations
 
@@ -32,31 +32,27 @@ _READ_AT_ONCE = 64 * 1024
 """Bytes up to which an input is copied when its request comes."""
 
 SeenPart = tuple[ClientRegion, GuardedMapping, int]
-"""Of a region, whose memory a model is given where it lies: its mapping, and the part's end."""
+"""A part of a region that a model reads in place: the region, its mapping, and the part's end."""
 WantedPart = tuple[AnyRegion, RegionReference]
-"""Where an output is to be left."""
 
 
 @dataclass(eq=False)
 class ClientMemory:
-    """On the data plane's thread."""
+    """Attaches shared memory to requests, on the data plane's thread."""
 
     _tables: ServingTableHolder
     _regions: ClientRegions
     most_bytes: int
-    """Of one request's inputs. A file may be said to be longer than all memory."""
+    """Bound on one request's inputs, because a file may claim to be longer than all memory."""
     work_off: Callable[[Steps[None]], object]
-    """Takes the steps of what takes long."""
+    """Runs long work step by step."""
 
     def attach(self, request: InferRequest, responder: Responder) -> tuple[Responder, Sequence[Steps[None]]]:
-        """Put the inputs that lie in regions into the request's data.
+        """Put inputs in regions into the request's data.
 
-        Returns:
-            Who is to answer the request, which leaves in regions the outputs that are wanted there; and the steps that
-            copy large inputs, to be taken before the request goes on. A step raises ServeError as this does.
-
-        Raises:
-            ServeError: there is no such model, region or part of a region; nothing is held then.
+        Returns the responder that must answer the request, which writes outputs to regions; and the steps that copy
+        large inputs, which must run before the request is dispatched. A step raises ServeError as this function does.
+        Raises ServeError if there is no such model, region or part of a region; then no region is held.
         """
         head = request.head
         config = self._tables.table.find(head.model_name, head.model_version).config
@@ -77,7 +73,7 @@ class ClientMemory:
                 continue
             left -= reference.nbytes
             if not fits:
-                # Validation refuses it for its length: as many zeros, which take no memory, spare the reading.
+                # Validation refuses the input for its length. Zeros of that length take no memory and need no reading.
                 data[index] = np.broadcast_to(_ZERO, reference.nbytes).data
             elif left < 0:
                 raise ServeError(
@@ -89,7 +85,7 @@ class ClientMemory:
                 data[index] = into = np.empty(reference.nbytes, np.uint8).data
                 copying.append(region.read_into(into, reference.offset))
             else:
-                # What a trace notes of inputs it notes at once.
+                # A trace records the inputs immediately.
                 data[index] = region.read(reference.offset, reference.nbytes)
         request.data = data
         if seen and len(seen) == len(data):
@@ -112,7 +108,7 @@ class ClientMemory:
 
 
 class RegionResponder(EndingResponder):
-    """Leaves outputs in regions on their way to the client."""
+    """Writes outputs to regions on their way to the client."""
 
     def __init__(
         self,
@@ -122,8 +118,8 @@ class RegionResponder(EndingResponder):
         seen: Sequence[SeenPart],
         config: ModelConfig,
     ) -> None:
-        """`parts`: by output; they are given back before the last answer, as a client that has it may unregister its
-        regions at once. `seen`: what the model is given where it lies."""
+        """`parts`: by output; released before the last answer, because a client that has it may unregister its regions.
+        `seen`: the parts that the model reads in place."""
         super().__init__(responder, partial(memory.give_back, parts))
         self._parts = parts
         self._seen = seen
@@ -131,7 +127,6 @@ class RegionResponder(EndingResponder):
         self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """See core.serving.Responder."""
         if not isinstance(answer, InferResponse):
             super().send(answer, final)
             return
@@ -146,7 +141,7 @@ class RegionResponder(EndingResponder):
         data = list(response.data)
         try:
             for region, mapping, end in self._seen:
-                # Of a file that has been cut meanwhile the model has seen zeros.
+                # If the client has cut the file meanwhile, the model has read zeros.
                 region.check_whole(mapping, end)
             for index, head in enumerate(response.head.outputs):
                 if head.name in self._parts:
@@ -162,12 +157,12 @@ class RegionResponder(EndingResponder):
         except ServeError as error:
             self.send(error, final)
             return
-        # A new one: what was given may be kept, to answer other requests.
+        # A new response, because the original may be kept to answer other requests.
         super().send(replace(response, data=data, in_shared_memory=self._parts.keys()), final)
 
 
 def _only_copies(config: ModelConfig) -> bool:
-    """Whether nothing is done with the model's inputs here but to copy them to a worker."""
+    """Return whether the server only copies the model's inputs to a worker."""
     return not (
         config.is_ensemble
         or config.response_cache
@@ -178,7 +173,8 @@ def _only_copies(config: ModelConfig) -> bool:
 
 
 def _placed(head: RequestHead, seen: Sequence[SeenPart]) -> PlacedTensors | None:
-    """The inputs as workers read them in the region's file; None: they do not lie there as in a slot of a heap."""
+    """Return the inputs as places in the region's file for workers to read; None if the inputs do not lie there as in a
+    heap's slot."""
     places = TensorPlaces([TensorHead(entry.name, DataType(entry.datatype), entry.shape) for entry in head.inputs])
     if places.sizes is None:
         return None  # Strings for a model that takes none.
@@ -194,7 +190,7 @@ def _placed(head: RequestHead, seen: Sequence[SeenPart]) -> PlacedTensors | None
 
 
 def _wanted_parts(head: RequestHead) -> Mapping[str, RegionReference]:
-    """Where outputs are wanted, by their names; of an output that is asked for twice the first counts."""
+    """Return by name where outputs must be written. If a request asks for an output twice, the first one counts."""
     wanted: dict[str, RegionReference] = {}
     for output in head.outputs:
         reference = read_reference(output.name, output.parameters)
@@ -207,7 +203,7 @@ def _wanted_parts(head: RequestHead) -> Mapping[str, RegionReference]:
 
 
 def _has_other_size(entry: InputHead, nbytes: int) -> bool:
-    """Whether the input's own shape and datatype need another number of bytes; that of BYTES is not known."""
+    """Return whether the input's shape and datatype need another number of bytes. BYTES may have any."""
     try:
         datatype = DataType(entry.datatype)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Memory of GPUs that clients share: a process opens it, and copies from and to it, so that the server's own has no
-part of a GPU's libraries. It is asked one thing at a time, and alone has PyTorch, whose builds for all makers' GPUs
-open their handles by one call."""
+"""Copies from and to GPU memory of clients, in a separate process so that the server's own loads no GPU libraries. The
+process runs one command at a time. Only it imports PyTorch, whose builds for all makers' GPUs open their handles by one
+call."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.plane import anonymous_file
 
 COPIED_AT_ONCE = 4 << 20
-"""Bytes: a millisecond's work, of which the data plane has some a turn."""
+"""Bytes that are copied in one step: about a millisecond, of which the data plane runs some in each turn."""
 _START_SECONDS = 120.0
-"""PyTorch is imported, and a GPU's driver started."""
+"""Includes the import of PyTorch, and the start of a GPU's driver."""
 _ANSWER_SECONDS = 5.0
 _LONGEST_ANSWER = 4096
 HANDLE_BYTES = 64
 
 _REQUEST = struct.Struct("<BIIQQ64s")
-"""The kind of request, a region's number, its GPU, an offset, a number of bytes, and a handle."""
+"""The command, a region's number, its GPU, an offset, a number of bytes, and a handle."""
 _OPEN, _READ, _WRITE, _CLOSE = range(4)
-"""_CLOSE alone is not answered."""
+"""The commands. Only _CLOSE has no answer."""
 _DONE = b"+"
-"""An answer; else it is the reason why not."""
+"""The answer to a command that succeeded. Any other answer is the reason of a failure."""
 _LONGEST_REASON = 500
 _GONE = b"/gone"
-"""In the place of PyTorch's own count of who uses the memory, which other programs do not keep."""
+"""Replaces PyTorch's own counter of the memory's users, which other programs do not keep."""
 
 
 class DeviceProcess:
-    """Asks the process; safe on any thread."""
+    """Sends commands to the process, on any thread."""
 
     def __init__(self) -> None:
-        """Takes seconds. Raises: ServeError: UNAVAILABLE, it does not start, or finds no GPU."""
+        """Start the process, which takes seconds. Raises ServeError (UNAVAILABLE) if it does not start or finds no
+        GPU."""
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._is_given_up = False
@@ -60,34 +61,34 @@ class DeviceProcess:
 
     @property
     def has_ended(self) -> bool:
-        # The driver takes its time with one that was killed: its socket is closed long before.
+        # A killed process ends late, because the driver takes long; its socket is closed long before.
         return self._is_given_up or self._process.poll() is not None
 
     def open(self, handle: bytes, device: int, nbytes: int) -> int:
-        """The number of what has been opened. Raises: ServeError: INVALID_ARGUMENT, the driver's reason."""
+        """Open a region and return its number. Raises ServeError (INVALID_ARGUMENT) with the driver's reason."""
         number = next(self._numbers)
         with self._lock:
             self._ask(_OPEN, number, device, 0, nbytes, handle)
         return number
 
     def read(self, number: int, offset: int, data: memoryview) -> None:
-        """Fill up to 4 MiB. Raises: ServeError, as `write`."""
+        """Fill `data`, up to 4 MiB. Raises ServeError as `write` does."""
         with self._lock:
             self._ask(_READ, number, 0, offset, len(data))
             data[:] = self._memory[: len(data)]
 
     def write(self, number: int, offset: int, data: memoryview) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT, the driver's reason; UNAVAILABLE, the process has ended."""
+        """Raises ServeError: INVALID_ARGUMENT with the driver's reason; UNAVAILABLE if the process has ended."""
         with self._lock:
             self._memory[: len(data)] = data
             self._ask(_WRITE, number, 0, offset, len(data))
 
     def close(self, number: int) -> None:
-        """Let go of what has been opened. Never waits."""
+        """Close a region. Never waits."""
         try:
             self._connection.send(_REQUEST.pack(_CLOSE, number, 0, 0, 0, b""), socket.MSG_DONTWAIT)
         except OSError:
-            pass  # It has ended, or will be ended for not reading.
+            pass  # The process has ended, or will be killed because it does not read.
 
     def _ask(self, kind: int, number: int, device: int, offset: int, nbytes: int, handle: bytes = b"") -> None:
         try:
@@ -108,21 +109,21 @@ class DeviceProcess:
             raise invalid_argument(answer.decode(errors="replace"))
 
     def _ended(self, reason: object) -> ServeError:
-        """One that has not answered in time is ended, for its next answer would be to another question."""
+        """Kill the process, whose next answer would be to an earlier command; return the error."""
         self._is_given_up = True
         self._process.kill()
         return unavailable(f"the process that opens the memory of GPUs has ended ({reason}); register the region again")
 
 
 def main(arguments: list[str]) -> None:
-    """Descriptors: the socket, and the memory through which all is copied."""
+    """Run commands. `arguments`: descriptors of the socket, and of the memory through which all data is copied."""
     connection = socket.socket(fileno=int(arguments[0]))
     memory = anonymous_file.map_to_write(int(arguments[1]))
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
         connection.send(f"PyTorch {torch.__version__} finds no GPU here that it can use".encode())
         return
-    # Copies are faster where the driver knows the memory, and work where it does not.
+    # Copies are faster if the driver knows the memory, and work if it does not.
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     torch.cuda.cudart().cudaHostRegister(address, len(memory), 0)
     host = torch.frombuffer(memory, dtype=torch.uint8)
@@ -151,12 +152,12 @@ def _open(torch: Any, handle: bytes, device: int, nbytes: int) -> Any:
         raise ValueError(f"there is no GPU {device}, only {torch.cuda.device_count()}")
     storage = torch.UntypedStorage._new_shared_cuda(device, handle, nbytes, 0, _GONE, 0, b"", False)
     region = torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", device)).set_(storage)
-    # That it is as large as its client says shows only at its end.
+    # The region's end shows whether it is as large as its client says.
     region[-1:].cpu()
     return region
 
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    # What the driver does at the end of a process is for nobody.
+    # Skips the driver's work at the end of a process, which has no use.
     os._exit(0)

@@ -1,8 +1,8 @@
-"""The regions that clients have registered by their names, and the methods that register, list and unregister them. A
-region is a part of a file of POSIX shared memory, or memory of a GPU (`device_memory.py`).
+"""Registers clients' regions of shared memory by name, lists and unregisters them. A region is a part of a file of
+POSIX shared memory, or memory of a GPU (`device_memory.py`).
 
-A file is mapped, and its client may cut the file at any time, by mistake or not: see `plane/guarded_mapping.py`. What a
-request has read or written is therefore checked afterwards.
+Clients may cut a mapped file at any time, by mistake or not: see `plane/guarded_mapping.py`. Data that a request has
+read or written is therefore checked afterwards.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ FOLDER = "/dev/shm"
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _UNSIGNED = (1 << 64) - 1
 _GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
-"""Of PyTorch's builds for GPUs."""
+"""Files of PyTorch's builds for GPUs."""
 
 
 class Region:
-    """What regions have in common. Safe on any thread."""
+    """The base of regions. Safe on any thread."""
 
     def __init__(self, name: str, nbytes: int) -> None:
         self.name = name
         self.nbytes = nbytes
         self.users = 0
-        """Requests under way that write to it; counted by the region's owner."""
+        """Requests in flight that write to it. Counted by ClientRegions."""
         self.is_leaving = False
-        """It goes when its last user has."""
+        """It is removed after its last user."""
 
     def check_bounds(self, offset: int, nbytes: int) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT in Triton's words, the part is not within the region."""
+        """Raise ServeError (INVALID_ARGUMENT, Triton's texts) if the part is not within the region."""
         if offset >= self.nbytes:
             raise invalid_argument(f"Invalid offset for shared memory region: '{self.name}'")
         if nbytes > _UNSIGNED - offset:
@@ -59,11 +59,11 @@ class Region:
 
 
 class ClientRegion(Region):
-    """A part of a file, which is closed with the last reference to it."""
+    """A part of a file, which is closed with the last reference."""
 
     def __init__(self, name: str, key: str, offset: int, nbytes: int, guard: FaultGuard) -> None:
-        """Open the file; `offset` and `nbytes` say which part of it the region is. Raises: ServeError: there is no such
-        file, it is smaller than that, or cannot be mapped; codes and texts are Triton's."""
+        """Open the file and map `nbytes` of it from `offset`. Raises ServeError, with Triton's codes and texts, if
+        there is no such file, it is too small, or it cannot be mapped."""
         super().__init__(name, nbytes)
         self.key = key
         self.offset = offset
@@ -81,14 +81,15 @@ class ClientRegion(Region):
             raise
 
     def view(self, offset: int, nbytes: int) -> tuple[memoryview, GuardedMapping]:
-        """A part that is within bounds where it lies, and what `check_whole` takes when it has been read or written. It
-        stays valid when the region goes. Raises: ServeError: INVALID_ARGUMENT, the client has cut the file."""
+        """Return a part in place, and its mapping for `check_whole` after reading or writing. The part must be within
+        bounds, and stays valid after the region is removed. Raises ServeError (INVALID_ARGUMENT) if the client has cut
+        the file."""
         self._check_present(offset + nbytes)
         return self.file.view(self.offset + offset, nbytes), self.file.mapping
 
     def check_whole(self, mapping: GuardedMapping, end: int) -> None:
-        """Raises: ServeError: not all before byte `end` of the region was there: INVALID_ARGUMENT, the client has cut
-        the file; RESOURCE_EXHAUSTED, there is no room for its pages."""
+        """Raise ServeError if part of the region before byte `end` was missing: INVALID_ARGUMENT if the client has cut
+        the file; RESOURCE_EXHAUSTED if there is no room for its pages."""
         self._check_present(end)
         if mapping.is_torn:
             text = f"shared memory region '{self.name}' lacks pages: is {FOLDER} large enough?"
@@ -120,7 +121,7 @@ class ClientRegion(Region):
 
 
 def _open(name: str, key: str) -> int:
-    """shm_open's rules: slashes at the beginning do not count, and there is no other."""
+    """Open a file by shm_open's rules: leading slashes do not count, and there may be no others."""
     file_name = key.lstrip("/")
     if not file_name:
         raise invalid_argument(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
@@ -148,10 +149,8 @@ def _refused(name: str, why: str) -> ServeError:
 
 
 class DeviceRegion(Region):
-    """Memory on a GPU."""
-
     def __init__(self, name: str, device: int, nbytes: int, process: DeviceProcess, handle: bytes) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT, it cannot be opened."""
+        """Raises ServeError (INVALID_ARGUMENT) if the memory cannot be opened."""
         super().__init__(name, nbytes)
         self.device = device
         self._process = process
@@ -180,17 +179,15 @@ class DeviceRegion(Region):
 
 @dataclass(frozen=True, slots=True)
 class RegionReference:
-    """A part of a region."""
-
     region: str
     offset: int
-    """Bytes from the region's beginning. Triton reads both numbers as unsigned ones, so a negative one is huge."""
+    """Bytes from the region's beginning. Triton reads both numbers as unsigned, so a negative one is huge."""
     nbytes: int
 
 
 def read_reference(tensor: str, parameters: Parameters) -> RegionReference | None:
-    """Where the tensor lies; None = in the request itself. Raises: ServeError: INVALID_ARGUMENT, a parameter is of the
-    wrong type, or lacks its fellow."""
+    """Return where a tensor lies; None = in the request itself. Raises ServeError (INVALID_ARGUMENT) if a parameter has
+    the wrong type or its counterpart is missing."""
     region = parameters.get(SHARED_REGION)
     if region is None:
         for name in (SHARED_OFFSET, SHARED_BYTE_SIZE):
@@ -221,53 +218,51 @@ RegionKind = TypeVar("RegionKind", ClientRegion, DeviceRegion)
 
 @dataclass(eq=False)
 class ClientRegions:
-    """Those of all clients. Safe on any thread: HTTP's register theirs on the event loop. Texts and codes are Triton's;
-    "CUDA" is memory on GPUs of any maker, and regions of the system are others.
+    """Keeps the regions of all clients. Safe on any thread, because HTTP registers regions on the event loop. Texts and
+    codes are Triton's. "CUDA" stands for memory on any maker's GPU, and "system" for files.
 
-    A region that a request is to write to stays until that has been done, also when it is unregistered meanwhile: its
-    name is taken until then, and requests may still use it.
+    A region that a request must write to stays until the request has done so, even if it is unregistered. Until then
+    its name is in use, and other requests may use it.
     """
 
     _guard: FaultGuard
     allowed: bool = True
-    """Whether clients may register any at all."""
+    """Clients may register regions."""
     _regions: dict[str, AnyRegion] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Guards changes of the dict and the regions' marks."""
+    """Guards changes of the dict, and the regions' `users` and `is_leaving`."""
     _process: DeviceProcess | None = field(default=None, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
-        """Raises: ServeError: ALREADY_EXISTS, or as ClientRegion does."""
+        """Raises ServeError (ALREADY_EXISTS), or as ClientRegion does."""
         self._check_free(name)
         self._add(ClientRegion(name, key, offset, nbytes, self._guard))
 
     def _check_free(self, name: str) -> None:
-        """Raises: ServeError: ALREADY_EXISTS."""
         if name in self._regions:
             raise ServeError(StatusCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
 
     def _add(self, region: AnyRegion) -> None:
-        """Raises: ServeError: ALREADY_EXISTS."""
         with self._lock:
             self._check_free(region.name)
             self._regions[region.name] = region
 
     def unregister(self, name: str, kind: type[Region]) -> None:
-        """One of another kind, or that is not known, is passed over; all of the kind where the name is empty."""
+        """Remove a region of the kind, or all of the kind if `name` is empty. Unknown regions and other kinds are
+        ignored."""
         with self._lock:
             for region in [self._regions.get(name)] if name else list(self._regions.values()):
                 if isinstance(region, kind):
                     self._leave(region)
 
     def registered(self, kind: type[RegionKind]) -> list[RegionKind]:
-        """In the order of their names."""
         with self._lock:
             found = [region for region in self._regions.values() if isinstance(region, kind)]
         return sorted(found, key=lambda region: region.name)
 
     def checked(self, reference: RegionReference) -> AnyRegion:
-        """The region that a reference names. Raises: ServeError: there is no such region, or no such part of it."""
+        """Return the region that a reference names. Raises ServeError if there is no such region or part."""
         region = self._regions.get(reference.region)
         if region is None:
             raise not_found(f"Unable to find shared memory region: '{reference.region}'")
@@ -275,7 +270,7 @@ class ClientRegions:
         return region
 
     def borrow(self, reference: RegionReference) -> AnyRegion:
-        """One to write to, which is to be given back; raises as `checked` does."""
+        """Return a region to write to, until `give_back`. Raises as `checked` does."""
         with self._lock:
             region = self.checked(reference)
             region.users += 1
@@ -292,7 +287,7 @@ class ClientRegions:
         if not region.users:
             del self._regions[region.name]
 
-    # The methods
+    # Methods
 
     def methods(self) -> Mapping[str, Method]:
         return {
@@ -335,7 +330,7 @@ class ClientRegions:
     async def cuda_register(self, request: pb.CudaSharedMemoryRegisterRequest) -> pb.CudaSharedMemoryRegisterResponse:
         self._check_allowed()
         self._check_free(request.name)
-        # The first has a process started, which takes seconds.
+        # The first call starts a process, which takes seconds.
         self._add(await asyncio.to_thread(self._opened, request))
         return pb.CudaSharedMemoryRegisterResponse()
 
@@ -345,7 +340,7 @@ class ClientRegions:
         return pb.CudaSharedMemoryUnregisterResponse()
 
     def _opened(self, request: pb.CudaSharedMemoryRegisterRequest) -> DeviceRegion:
-        """The process starts when a client shares the first memory of a GPU, and another one when it has ended."""
+        """Open a region. The process starts with the first region, and again if it has ended."""
         failure = f"failed to register CUDA shared memory region: '{request.name}'"
         if not has_file("torch", _GPU_LIBRARIES):
             raise invalid_argument(f"{failure}, GPUs not supported")
@@ -361,7 +356,7 @@ class ClientRegions:
             raise ServeError(error.code, text) from None
 
     def _shown(self, name: str, kind: type[RegionKind]) -> Sequence[RegionKind]:
-        """The regions of a kind; with a name that one. Raises: ServeError: NOT_FOUND."""
+        """Return the regions of the kind, or only the named one. Raises ServeError (NOT_FOUND)."""
         if not name:
             return self.registered(kind)
         region = self._regions.get(name)
