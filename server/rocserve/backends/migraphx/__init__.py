@@ -1,4 +1,5 @@
-"""The migraphx backend: compiled MIGraphX programs (.mxr), on AMD GPUs or on MIGraphX's CPU and reference targets."""
+"""Describes the migraphx backend: compiled MIGraphX programs (.mxr), on AMD GPUs or on MIGraphX's targets cpu and
+ref."""
 
 from __future__ import annotations
 

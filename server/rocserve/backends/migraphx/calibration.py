@@ -1,14 +1,14 @@
-"""Reads the samples that int8 and fp8 are calibrated with, and makes them the inputs of a program's runs.
+"""Reads the samples that calibrate int8 and fp8, and makes the inputs of a program's runs from them.
 
-    calibration_data        holds
-    samples.npz             an array an input, by its name: [samples, ...]
+    calibration_data        contents
+    samples.npz             one array per input, under the input's name: [samples, ...]
     samples.npy             for one input: a sample, or [samples, ...]
     samples/                for one input: .npy files in the order of their names, each a sample or [samples, ...],
                             or images, which go through a rocAL pipeline
-    samples/<input>/        for several inputs: a folder of .npy files each
+    samples/<input>/        for several inputs: a folder of .npy files per input
 
-The samples are checked against the program's inputs: MIGraphX takes wrong names without a word, and does not
-survive wrong shapes.
+The samples are checked against the program's inputs because MIGraphX silently accepts wrong names, and aborts on wrong
+shapes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 _DEFAULT_PIPELINE = "pipeline.json"
 _DATA = "calibration_data:"
-"""How errors call what is in the folder."""
+"""The prefix of error texts about files in the folder."""
 PIPELINE_HINT = (
     f"copy the one that prepares the model's images into its folder as {_DEFAULT_PIPELINE}, or name it in"
     " 'calibration_pipeline'"
@@ -44,8 +44,8 @@ PIPELINE_HINT = (
 
 
 def calibration_data(options: CompileOptions, model_folder: Path) -> Path:
-    """The file or folder; only where the precision needs it. Raises: ServeError: INVALID_ARGUMENT; there is none, or it
-    is outside of the model's folder."""
+    """Return the path of the calibration data, a file or a folder. Raises ServeError (INVALID_ARGUMENT) if it is
+    missing, or outside of the model's folder."""
     path = path_within(model_folder, options.calibration_data, (model_folder,), "calibration_data")
     if not path.exists():
         raise invalid_argument(
@@ -56,8 +56,8 @@ def calibration_data(options: CompileOptions, model_folder: Path) -> Path:
 
 
 def calibration_pipeline(options: CompileOptions, model_folder: Path) -> Path | None:
-    """The rocAL pipeline for images; None where there is none. Raises: ServeError: INVALID_ARGUMENT; the one that is
-    named is not there, or outside of the model's folder."""
+    """Return the rocAL pipeline for calibration images; None = the model has none. Raises ServeError (INVALID_ARGUMENT)
+    if the configured pipeline is missing, or outside of the model's folder."""
     name = options.calibration_pipeline or _DEFAULT_PIPELINE
     path = path_within(model_folder, name, (model_folder,), "calibration_pipeline")
     if path.is_file():
@@ -68,13 +68,13 @@ def calibration_pipeline(options: CompileOptions, model_folder: Path) -> Path | 
 
 
 def calibration_digest(options: CompileOptions, model_folder: Path) -> str:
-    """SHA-256 over the data and the pipeline; "" where the precision needs none. Raises: ServeError: as
+    """Return the SHA-256 of the data and the pipeline; "" = the precision needs no calibration. Raises ServeError like
     `calibration_data` and `calibration_pipeline`."""
     if not options.precision.needs_calibration:
         return ""
     data = calibration_data(options, model_folder)
     for name in (file.relative_to(data) for file in data.rglob("*")):
-        # Before anything is read: a link may lead to what has no end.
+        # Links are checked before anything is read: a link may lead to an endless file.
         if not any(part.startswith(".") for part in name.parts):
             path_within(data, name.as_posix(), (model_folder,), _DATA)
     digests = [folder_digest(data)]
@@ -91,9 +91,10 @@ _OUTPUT = "image"
 def prepare_images(
     files: Sequence[Path], pipeline: Path, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Sequence[np.ndarray[Any, Any]]:
-    """The pipeline's result for each image, for the input `input_name`: arrays of `shape`, without a batch dimension.
-    Raises: ServeError: INVALID_ARGUMENT; the pipeline is wrong or gives another shape, or an image is damaged."""
-    # Here and not above: OpenCV takes its time to import, and only images need it.
+    """Run the pipeline on each image, and return arrays of `shape`, without a batch dimension, for the input
+    `input_name`. Raises ServeError (INVALID_ARGUMENT) if the pipeline is wrong or makes another shape, or if an image
+    is damaged."""
+    # Imported here because OpenCV is slow to import, and only images need it.
     from rocserve.backends.rocal.backend import load
     from rocserve.backends.rocal.interface import OutputContradiction
 
@@ -141,24 +142,26 @@ _ARRAY = ".npy"
 
 @dataclass(frozen=True, slots=True)
 class CalibrationInput:
-    """What the samples of an input must be."""
+    """Describes the samples that an input needs."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    """Of one sample, in the client's layout; without the batch dimension where the model has one."""
+    """Of one sample, in the client's layout, without the batch dimension."""
     rows: int
-    """How many samples make an input of one run; 0 = a sample is all of it."""
+    """Samples per run; 0 = the model has no batch dimension, a run takes one sample."""
     is_nhwc: bool
-    """The program has it in the order NCHW."""
+    """Whether samples are NHWC, and the program's input is NCHW."""
 
 
 def read_calibration(
     model_folder: Path, recipe: ProgramRecipe, parameters: Mapping[str, ProgramTensor]
 ) -> Sequence[Mapping[str, Array]]:
-    """The inputs of one run after the other, as quantising takes them, at least one; samples that do not fill a last
-    batch are followed by the first ones. The program's `parameters` may be fewer than the model's inputs. Raises:
-    ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs."""
+    """Return the inputs of each calibration run, at least one run.
+
+    If the samples do not fill the last batch, the first samples fill it. The program's `parameters` may be fewer than
+    the model's inputs. Raises ServeError (INVALID_ARGUMENT) if the data cannot be read, or do not fit the inputs.
+    """
     inputs = {}
     for name, tensor in parameters.items():
         dtype = NUMPY_DTYPES.get(tensor.datatype)
@@ -177,7 +180,7 @@ def read_calibration(
     rows = max((each.rows for each in inputs.values()), default=0)
     runs = []
     for start in range(0, count, rows or 1):
-        # Indices beyond the last sample go on with the first.
+        # Indices beyond the last sample wrap around to the first.
         chosen = np.arange(start, start + rows) % count if rows else start
         run = {name: samples[name][chosen] for name in inputs}
         runs.append(
@@ -192,8 +195,9 @@ def read_calibration(
 def read_samples(
     model_folder: Path, options: CompileOptions, names: Collection[str], inputs: Mapping[str, CalibrationInput]
 ) -> Mapping[str, Array]:
-    """By input, [samples, *shape]: as many of each, and at least one. `names`: of the model's inputs, which may be more
-    than `inputs`. Raises: ServeError: INVALID_ARGUMENT; the data cannot be read, or do not fit the inputs."""
+    """Return [samples, *shape] for each input: equally many samples of each, at least one. `names`: the model's inputs,
+    which may be more than `inputs`. Raises ServeError (INVALID_ARGUMENT) if the data cannot be read, or do not fit the
+    inputs."""
     data = calibration_data(options, model_folder)
     if not inputs:
         raise invalid_argument("a model without inputs cannot be calibrated; leave out its precision")
@@ -206,7 +210,7 @@ class _Reader:
     data: Path
     options: CompileOptions
     names: Collection[str]
-    """Of the model's inputs."""
+    """The names of the model's inputs."""
     inputs: Mapping[str, CalibrationInput]
 
     def read(self) -> dict[str, Array]:
@@ -223,7 +227,7 @@ class _Reader:
             except ServeError:
                 raise
             except Exception as error:
-                # Over a damaged file numpy raises nearly anything.
+                # numpy raises almost any exception for a damaged file.
                 raise self._wrong(f"cannot be read as an .npz file: {error}") from None
         elif self.data.suffix == _ARRAY and len(self.inputs) == 1:
             ((name, one),) = self.inputs.items()
@@ -263,7 +267,7 @@ class _Reader:
         pipeline = calibration_pipeline(self.options, self.model_folder)
         if pipeline is None:
             raise self._wrong(f"holds images, but there is no rocAL pipeline to make inputs of them; {PIPELINE_HINT}")
-        # Without a batch dimension, a sample of four dimensions has images itself.
+        # If the model has no batch dimension, a sample of four dimensions is several images.
         stacked = not one.rows and len(one.shape) == IMAGE_RANK
         together, shape = (one.shape[0], one.shape[1:]) if stacked else (1, one.shape)
         used = min(len(images), self.options.calibration_samples) // together * together
@@ -286,7 +290,7 @@ class _Reader:
         return np.concatenate(arrays)[: self.options.calibration_samples]
 
     def _stack(self, one: CalibrationInput, array: Any, source: str) -> Array:
-        """The samples of an array that is one, or several of them."""
+        """Return the array as [samples, *shape]. The array is one sample, or several."""
         if not isinstance(array, np.ndarray) or array.dtype != one.dtype:
             found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise self._wrong(f"has {found} for input '{one.name}' ({source}), expected {one.dtype}")
@@ -301,7 +305,7 @@ class _Reader:
         )
 
     def _files(self, name: str = "") -> list[Path]:
-        """Of the folder, or of the one of this name within it."""
+        """List the files of the data's folder, or of its folder `name`."""
         roots = (self.model_folder,)
         folder = path_within(self.data, name, roots, _DATA) if name else self.data
         names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))

@@ -1,4 +1,4 @@
-"""Programs for recipes: from the cache, or compiled into it by a child process."""
+"""Compiles programs: takes a recipe's program from the cache, or compiles it into the cache in a child process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
 from rocserve.jobs.runner import JobRunner
 
 BEFOREHAND = "compile it beforehand with `rocserve compile`"
-"""The remedy for a compile beyond the time limit, beside raising it."""
+"""A remedy for a compile beyond the time limit, in addition to a higher limit."""
 _SEARCH = "3"
-"""Of MIOPEN_FIND_ENFORCE: search for the fastest kernels, also where the database has some."""
+"""Value of MIOPEN_FIND_ENFORCE: search for the fastest kernels, even if MIOpen's database has some."""
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
-"""Each makes a folder in the cache and removes it; while some compile for hours, fifty others may wait."""
+"""Each attempt makes a folder in the cache and removes it, and fifty processes may wait while a compile takes hours."""
 
 
 class _NoSlotFree(Exception):
-    """Waiting with the key locked would keep it from a process that has a slot, such as a load that clients await."""
+    """Ends a build that got no compile slot. Waiting inside the build would lock the key, and a process that has a slot
+    (a load that clients await) could not compile the program."""
 
 
 def _give_up() -> None:
@@ -44,7 +45,7 @@ class ProgramCompiler:
     model_folder: Path = field(kw_only=True)
     semaphore: CompileSemaphore = field(default_factory=machine_semaphore, kw_only=True)
     remedy: str = field(default=BEFOREHAND, kw_only=True)
-    """What else helps against the time limit; "" = nothing."""
+    """A remedy for the time limit, in addition to a higher limit; "" = none."""
 
     def program(
         self,
@@ -54,13 +55,16 @@ class ProgramCompiler:
         low_priority: bool = False,
         report: Callable[[str], None] | None = None,
     ) -> CachedProgram:
-        """The program, which stays in the cache as long as the result lives. `timeout_seconds`: of compiling, without
-        the wait for other processes that compile; 0 = none. `report`: instead of the runner's. Raises: JobError: it
-        cannot be compiled, or that took too long or was called off. ServeError: the cache cannot take it."""
+        """Return the program, which stays in the cache as long as the result lives.
+
+        `timeout_seconds` limits the compile without the wait for other processes; 0 = no limit. `report` replaces the
+        runner's. Raises JobError if the compile fails, times out or is called off; ServeError if the cache cannot store
+        the program.
+        """
 
         variables = {}
         if recipe.options.target is Target.GPU:
-            # What MIOpen reads, which MIGraphX uses for convolutions on a GPU.
+            # MIOpen reads these variables; MIGraphX uses it for convolutions on a GPU.
             variables["MIOPEN_USER_DB_PATH"] = str(self.cache.tuning_folder)
             if recipe.options.miopen_tuning:
                 variables["MIOPEN_FIND_ENFORCE"] = _SEARCH
@@ -102,7 +106,8 @@ class ProgramCompiler:
 
     @contextmanager
     def _own_program(self, recipe: ProgramRecipe) -> Iterator[str]:
-        """Where the program of the file's own batch size lies, for a re-batched one; "" where there is none yet."""
+        """Yield the cached program of the file's own batch size, if the recipe changes the batch size; "" = not cached
+        yet."""
         if not recipe.rebatched:
             yield ""
             return

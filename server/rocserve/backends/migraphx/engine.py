@@ -1,11 +1,11 @@
-"""MIGraphX as an engine, as a worker loads it.
+"""Loads a model into a worker with MIGraphX.
 
-What may take long, or not survive, happens in children of the worker (`jobs/`): compiling, and the first load and run
-of every program. The worker itself loads only what a child has tried.
+Calls that may take long or crash run in children of the worker (`jobs/`): compiling, and the first load and run of
+every program. The worker loads only programs that a child has tried.
 
-A model that is a compiled program already (.mxr) is brought by its user. The file is not trusted: its header is checked
-without loading it, then a child loads and runs it once. A file that crashes the child is not tried again until it
-changes. Where it cannot be used and the ONNX file that it was made from lies beside it, that is compiled instead.
+A compiled program (.mxr) comes from the user and is not trusted: its header is checked without loading it, then a child
+loads and runs it once. A file that crashes the child is not tried again until it changes. If the file cannot be used
+and the ONNX file it was compiled from lies next to it, the ONNX file is compiled instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
         try:
             context.compiler.runner.run(ProbeJob(model.name, str(path)), InspectResult, timeout_seconds=limit)
         except JobError as error:
-            # Another limit, or more memory, may change any other end.
+            # Only a crash is remembered: another time limit, or more memory, may change any other failure.
             if error.is_crash:
                 trials.remember(key, replace(trial, crash=error.text))
             raise
@@ -63,7 +63,7 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
     program = context.open_program(path)
     layout = program_layout(program, *_tensor_names(context, path, len(program.outputs)))
     varying = batch_range(program.parameters.values())
-    # The program's batches; others are padded and run in pieces.
+    # The program's own batch sizes; smaller requests are padded, larger ones run in pieces.
     largest, rows = model.config.max_batch_size, varying
     if varying is not None and largest > varying.most:
         raise invalid_argument(
@@ -78,13 +78,16 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
     loaded = LoadedProgram(program, layout, rows, context.serving.pad_with_first_row)
     model.report("")
     signature = replace(layout.signature(rows is not None), max_batch_size=varying.most if varying else None)
-    # Which precision it was compiled in, its file does not say.
+    # The file does not say in which precision it was compiled.
     return MigraphxModel(context, signature, ProgramRunner(model.name, loaded), {"precision": ""})
 
 
 def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Sequence[str], Sequence[str]]:
-    """Of inputs and outputs: a program knows its inputs' names but not their order, and of its outputs only the order.
-    The configuration's; else those of the ONNX file beside it; else outputs are output_0, output_1 and so on."""
+    """Return the names of inputs and outputs.
+
+    A program knows its inputs' names but not their order, and its outputs' order but not their names. The names come
+    from the configuration, else from the ONNX file next to the program; else outputs are output_0, output_1 and so on.
+    """
     config = context.model.config
     sibling, graph = sibling_model(path), None
     with suppress(ServeError):
@@ -106,13 +109,16 @@ def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Se
 _LOG = logging.getLogger(__name__)
 
 _PROGRAM_FILES = "migraphx"
-"""The backend whose models are compiled programs; those of the others are compiled here."""
+"""The backend whose models are compiled programs. The models of other backends are compiled here."""
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `configuration/`. Ready with its first program; more may follow while it serves. Raises:
-    ServeError: MIGraphX cannot be used here or cannot compile the model, in its own words with what can be done; the
-    file or the configuration is wrong; or memory does not suffice."""
+    """Load a model; `configuration/` describes its parameters.
+
+    The model is ready with its first program; more programs may follow while it serves. Raises ServeError if MIGraphX
+    cannot be used here or cannot compile the model (with MIGraphX's own text and a remedy), if the file or the
+    configuration is wrong, or if memory does not suffice.
+    """
     context = open_compile_context(model, _LOG)
     if model.config.backend != _PROGRAM_FILES:
         return load_compiled(context)

@@ -1,4 +1,4 @@
-"""Chooses MIGraphX for a model: for the backends that have no other engine, and the rules that others share."""
+"""Chooses MIGraphX for a model, and holds the rules that backends with other engines share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 MIGRAPHX = EngineSpec(
     name="migraphx",
     module="rocserve.backends.migraphx.engine",
-    # On a GPU a program's scratch memory belongs to the program: one run at a time.
+    # On a GPU a program owns its scratch memory, so only one run at a time is possible.
     thread_safe=False,
     forks_from_zygote=False,
     needs_migraphx=True,
@@ -19,12 +19,12 @@ MIGRAPHX = EngineSpec(
 
 
 _OTHER_TARGETS = ("cpu", "ref")
-"""What the parameter `target` may say instead of "gpu"."""
+"""Values of the parameter `target` other than "gpu"."""
 
 
 def choose_migraphx(config: ModelConfig, machine: Machine) -> EngineChoice:
-    """MIGraphX, for models that nothing else runs. Parameter `engine` may say auto or migraphx. Raises: ServeError:
-    INVALID_ARGUMENT for another engine, UNAVAILABLE when MIGraphX is not here."""
+    """Choose MIGraphX for a backend that has no other engine. The parameter `engine` is auto or migraphx. Raises
+    ServeError (INVALID_ARGUMENT) for another engine, ServeError (UNAVAILABLE) if MIGraphX is not installed."""
     read_choice(config, "engine", "auto", ("auto", MIGRAPHX.name))
     return migraphx_choice(config, machine, f"the only one of backend '{config.backend}'", "")
 
@@ -32,8 +32,9 @@ def choose_migraphx(config: ModelConfig, machine: Machine) -> EngineChoice:
 def migraphx_choice(
     config: ModelConfig, machine: Machine, reason: str, remedy: str, fallback: EngineSpec | None = None
 ) -> EngineChoice:
-    """MIGraphX because of `reason`. `remedy`: what else to do than to install it, "" = nothing. Raises: ServeError:
-    UNAVAILABLE with why it cannot be used and what to do, INVALID_ARGUMENT for a wrong parameter."""
+    """Return MIGraphX as the choice, because of `reason`. `remedy`: an alternative to installing MIGraphX; "" = none.
+    Raises ServeError (UNAVAILABLE) with a remedy if MIGraphX cannot be used, ServeError (INVALID_ARGUMENT) for a wrong
+    parameter."""
     if machine.migraphx:
         other_way = f"; or {remedy}" if remedy else ""
         raise unavailable(f"model '{config.name}' needs MIGraphX ({reason}): {machine.migraphx}{other_way}")
@@ -43,12 +44,12 @@ def migraphx_choice(
 
 
 def aims_at_gpus(config: ModelConfig) -> bool:
-    """Whether MIGraphX is to compile for a GPU where it may choose."""
+    """Return whether MIGraphX compiles for a GPU if `target` leaves the choice open."""
     return config.parameters.get("target", "").strip().lower() not in _OTHER_TARGETS
 
 
 def has_gpu_for(config: ModelConfig, machine: Machine) -> bool:
-    """Whether an instance that may run on a GPU has one: the machine's, or those that its group names."""
+    """Return whether any instance that may run on a GPU has one: a GPU of the machine, or one that its group names."""
     groups = [group for group in config.instance_groups if not group.passive]
     if not groups:
         return bool(machine.gpus)

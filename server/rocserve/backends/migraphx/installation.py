@@ -1,4 +1,4 @@
-"""Where MIGraphX is installed. Nothing is loaded: this is safe, and quick, in the server's own process."""
+"""Finds the MIGraphX installation. Nothing is loaded: this is safe and quick in the server's own process."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ INSTALL_LINES = (
     "apt-get install amdrocm10-migraphx (ROCm 10) or migraphx (ROCm 7), or "
     "pip install 'migraphx>=2' migraphx-libs --extra-index-url https://stable.repo.amd.com/rocm/migraphx/whl-next/"
 )
-"""PyPI's own migraphx is an empty 0.0.1."""
+"""PyPI's own migraphx is an empty 0.0.1, so the line names AMD's index."""
 
 _ROOT_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib", "lib64", "usr/lib64")
-"""Where a root may have its libraries: one of Debian's packages, or a ROCm folder."""
+"""A root's folders that may hold the library: unpacked Debian packages, or a ROCm folder."""
 _OWN_LOADER = "ld-linux-x86-64.so.2"
 _BESIDE = "migraphx/lib"
-"""MIGraphX's other libraries, beside its C library."""
+"""The folder of MIGraphX's other libraries, next to its C library."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigraphxInstallation:
     library: str
-    """The path of the C library; "" = only the Python module was found."""
+    """Path of the C library; "" = only the Python module was found."""
     module_folder: str = ""
-    """The folder that holds the official Python module for this interpreter; "" = there is none."""
+    """Folder of the official Python module for this interpreter; "" = not found."""
     loader: tuple[str, ...] = ()
-    """Words before a command that start it with the C library that MIGraphX was built for; empty = none."""
+    """The words before a command that run it with the C library that MIGraphX was built for; empty = none needed."""
     origin: str = ""
-    """Why that place was searched, for people: "$ROCM_PATH", "the dynamic loader's cache", ..."""
+    """Why the folder was searched, for people: "$ROCM_PATH", "the dynamic loader's cache", ..."""
 
 
 def find_installation(
     settings: EngineSettings, environment: Mapping[str, str] = os.environ, system: Path = Path("/")
 ) -> MigraphxInstallation:
-    """In this order: the root that the settings or $ROCSERVE_MIGRAPHX_ROOT name (then nowhere else), $ROCM_PATH,
-    $LD_LIBRARY_PATH, the wheel migraphx-libs, /opt/rocm, its newest extras-*, the newest /opt/rocm-*, the dynamic
-    loader's cache. The Python module is searched beside the library, then where this interpreter imports from.
+    """Find MIGraphX's C library and Python module.
 
-    Raises:
-        ServeError: UNAVAILABLE; neither the library nor the module was found; says which places were searched.
+    The library is searched in the root that the settings or $ROCSERVE_MIGRAPHX_ROOT name, and then nowhere else;
+    without a root in $ROCM_PATH, $LD_LIBRARY_PATH, the wheel migraphx-libs, /opt/rocm, its newest extras-*, the newest
+    /opt/rocm-* and the dynamic loader's cache, in this order. The Python module is searched next to the library, then
+    on this interpreter's path. Raises ServeError (UNAVAILABLE) with the searched places if neither was found.
     """
     root = settings.migraphx_root or environment.get(ROOT_VARIABLE, "")
     named_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
@@ -58,7 +58,7 @@ def find_installation(
     searched = [(folder.absolute(), reason) for folder, reason in (named if root else _places(environment, system))]
     for folder, reason in searched:
         if (folder / LIBRARY).is_file():
-            # A root that has its own C library has the loader for it beside.
+            # A root with its own C library has the matching loader next to MIGraphX's library.
             loader, path = folder / _OWN_LOADER, f"{folder}:{folder / _BESIDE}"
             words = (str(loader), "--library-path", path) if root and loader.exists() else ()
             module = _module_in(folder) or _importable_module()
@@ -80,12 +80,12 @@ def find_installation(
 
 
 def python_command(installation: MigraphxInstallation) -> tuple[str, ...]:
-    """What starts this interpreter so that it can load the installation."""
+    """Return the command that starts this interpreter so that it can load the installation."""
     return (*installation.loader, sys.executable)
 
 
 def _places(environment: Mapping[str, str], system: Path) -> Iterator[tuple[Path, str]]:
-    """Folders that may hold the library, and why."""
+    """Yield the folders that may hold the library, and why."""
     named = environment.get("ROCM_PATH", "")
     if named:
         yield Path(named) / "lib", "$ROCM_PATH"
@@ -100,7 +100,7 @@ def _places(environment: Mapping[str, str], system: Path) -> Iterator[tuple[Path
         yield folder / "lib", "ROCm's extras"
     for folder in _newest_first((system / "opt").glob("rocm-*")):
         yield folder / "lib", "an installed ROCm"
-    # The cache names each library by its path, ended by a zero; asking ldconfig would be a process and its output.
+    # The cache holds each library's path, followed by a zero byte. Reading it saves a process for ldconfig.
     with suppress(OSError):
         pattern = rb"\0(/[^\0]*/)" + re.escape(LIBRARY.encode()) + rb"\0"
         for match in re.findall(pattern, (system / "etc/ld.so.cache").read_bytes()):
@@ -108,19 +108,21 @@ def _places(environment: Mapping[str, str], system: Path) -> Iterator[tuple[Path
 
 
 def _module_in(folder: Path) -> str:
-    """The folder, where it has the module for this interpreter (migraphx.cpython-3XX-*.so): ROCm's has."""
+    """Return the folder if it holds the module for this interpreter (migraphx.cpython-3XX-*.so), as ROCm's folder does;
+    else ""."""
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
     return str(folder) if any((folder / f"migraphx{suffix}").is_file() for suffix in suffixes) else ""
 
 
 def _importable_module() -> str:
-    """The folder on this interpreter's path that has the module. Finding it runs nothing of it."""
+    """Return the folder on this interpreter's path that holds the module; "" = not found. Nothing of the module is
+    run."""
     try:
         spec = importlib.util.find_spec("migraphx")
     except (ImportError, ValueError):
         return ""
     if spec is None or not spec.origin:
-        return ""  # a folder that happens to be called so
+        return ""  # A namespace package: a folder that only has the name.
     file = Path(spec.origin)
     return str(file.parent.parent if spec.submodule_search_locations else file.parent)
 

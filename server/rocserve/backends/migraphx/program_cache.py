@@ -1,9 +1,10 @@
-"""The cache of compiled programs, a folder each.
+"""Keeps compiled programs and the results of load trials in the cache.
 
 programs/<key>/program.mxr, about.json, .sha256     load-trials/<key>     miopen/
 
-The trials of users' own .mxr files are remembered, so that a file that crashes MIGraphX is tried once. A trial is of a
-file's bytes in an environment: a changed file, another MIGraphX or another GPU is tried anew.
+A load trial is the first load and run of a user's own .mxr file. Its result is kept so that a file that crashes
+MIGraphX is tried once. The trial's key covers the file's bytes and the environment: a changed file, another MIGraphX or
+another GPU is tried again.
 """
 
 from __future__ import annotations
@@ -39,30 +40,29 @@ from rocserve.core.plain import from_json, to_json
 from rocserve.settings import EngineSettings
 
 _MOST_TRIALS = 1000
-"""Kept in a folder; the oldest go."""
+"""Per folder; the oldest trials are removed first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTrial:
     model: str
     file: str
-    """The file's name."""
     migraphx_version: str
     crash: str = ""
-    """How it ended the process, which is why it is not tried again; "" = it was loaded and run."""
+    """How the program crashed the process, the reason not to try it again; "" = it was loaded and run."""
     time: float = field(default_factory=time.time)
-    """In seconds since 1970."""
+    """Seconds since 1970."""
 
 
 def load_trial_key(digest: str, environment: ProgramEnvironment, target: str) -> str:
-    """64 hexadecimal digits for a file's digest in an environment."""
+    """Return 64 hexadecimal digits for a file's digest in an environment."""
     text = json.dumps([digest, target, json.loads(to_json(environment))], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTrials:
-    """Those in a folder, a file each; `spare` takes new ones where that cannot be written."""
+    """Keeps the load trials of a folder, one file each. `spare` takes new trials if the folder cannot be written."""
 
     directory: Path
     spare: Path | None = None
@@ -71,7 +71,7 @@ class LoadTrials:
         return next(filter(None, (_read(folder / key) for folder in self._folders)), None)
 
     def remember(self, key: str, trial: LoadTrial) -> None:
-        """Where a folder can be written."""
+        """Store a trial, if a folder can be written."""
         folder = self._folders[-1]
         new = folder / f".{secrets.token_hex(8)}"
         with suppress(OSError):
@@ -84,13 +84,13 @@ class LoadTrials:
                 path.unlink(missing_ok=True)
 
     def entries(self) -> Sequence[tuple[str, LoadTrial]]:
-        """Keys and load trials, the oldest first."""
+        """Return keys and load trials, oldest first."""
         found = {path.name: _read(path) for folder in reversed(self._folders) for path in _files(folder)}
         trials = [(key, trial) for key, trial in found.items() if trial is not None]
         return sorted(trials, key=lambda entry: entry[1].time)
 
     def forget(self, key: str) -> None:
-        """Raises: OSError: it cannot be removed."""
+        """Remove a trial. Raises OSError if its file cannot be removed."""
         for folder in self._folders:
             (folder / key).unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ def _files(folder: Path) -> Sequence[Path]:
 
 
 def _read(path: Path) -> LoadTrial | None:
-    """None where there is none, or one that another version of rocserve has written."""
+    """Return the trial; None = there is none, or another version of rocserve wrote it."""
     try:
         return from_json(LoadTrial, path.read_bytes())
     except (OSError, ValueError):
@@ -118,34 +118,34 @@ PROGRAM_FILENAME = "program.mxr"
 ABOUT_FILENAME = "about.json"
 _PROGRAMS, _LOAD_TRIALS, _TUNING = "programs", "load-trials", "miopen"
 _LEAST_FREE_BYTES = 64 << 20
-"""Below this nothing is compiled into a file system."""
+"""With less free space on its file system, a folder takes no compiled program."""
 _BLOCK_BYTES = 4096
-"""A file system that is full may have room for less, such as beside the file's name."""
+"""Size of the file that tests a folder: a full file system may still store fewer bytes next to the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramAbout:
-    """The description of a compiled program."""
-
     model: str
-    """Whose load or tool compiled it; another model with the same file and options uses it too."""
+    """The model whose load or tool compiled the program. Other models with the same file and options use the program
+    too."""
     source_file: str
-    """The name of the model's file, without its folder."""
+    """Name of the model's file, without its folder."""
     recipe: ProgramRecipe
     compile_seconds: float = 0.0
-    """Quantising and compiling."""
+    """Time to quantise and to compile."""
     inputs: tuple[ProgramTensor, ...] = ()
-    """By name. Not among them: inputs of the model on which no output depends."""
+    """By name. Inputs of the model on which no output depends are missing."""
     outputs: tuple[ProgramTensor, ...] = ()
     scratch_bytes: int | None = None
-    """The memory that it works in beside its weights, inputs and outputs; None where that is not known."""
+    """Working memory of the program, in addition to weights, inputs and outputs; None = unknown."""
     messages: tuple[str, ...] = ()
-    """What MIGraphX wrote while it was compiled; cut where that is much."""
+    """MIGraphX's output during the compile, cut if it is long."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedProgram:
-    """A program that can be loaded. It is not removed as long as this lives in any process, or until `release`."""
+    """A program that can be loaded. It stays in the cache until `release`, or as long as the object lives in any
+    process."""
 
     key: str
     path: Path
@@ -162,7 +162,7 @@ class CacheEntry(FolderEntry):
     """A program as `rocserve cache list` shows it."""
 
     about: ProgramAbout | None
-    """None where it cannot be read: another version of rocserve has written it, or it is damaged."""
+    """None = unreadable: another version of rocserve wrote it, or it is damaged."""
 
     @property
     def key(self) -> str:
@@ -170,16 +170,16 @@ class CacheEntry(FolderEntry):
 
 
 def open_cache(settings: EngineSettings, warn: Callable[[str], None] = lambda text: None) -> ProgramCache:
-    """The cache that the settings name. `warn` takes a sentence on each fault of it. Raises: ServeError: UNAVAILABLE,
-    others than this user may write to its folder."""
+    """Open the cache that the settings name. `warn` takes a sentence on each fault. Raises ServeError (UNAVAILABLE) if
+    other users may write to its folder."""
     return ProgramCache(cache_directory(settings), settings.cache_bytes, warn=warn)
 
 
 class ProgramCache:
-    """Compiled programs by their recipes' keys.
+    """Finds, builds and removes compiled programs by their recipes' keys.
 
-    Where its folder cannot be written, or its disk is full, its programs are used all the same, and new ones go to
-    a spare folder among the temporary files: a model is served whatever state the cache is in.
+    If its folder cannot be written or its disk is full, its programs are still used, and new ones go to a spare folder
+    among the temporary files: the cache's state keeps no model from being served.
     """
 
     def __init__(
@@ -190,14 +190,15 @@ class ProgramCache:
         spare_directory: Path | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Programs take `limit_bytes` together: those used least lately go first. `spare_directory`: None = a folder of
-        this user's among the temporary files. Raises: ServeError: UNAVAILABLE, others may write to the folder."""
+        """`limit_bytes`: of all programs together; the least recently used are removed first. `spare_directory`: None =
+        this user's folder among the temporary files. Raises ServeError (UNAVAILABLE) if other users may write to the
+        folder."""
         self.directory = directory
         self.limit_bytes = limit_bytes
         self._warn = warn
         self._spare_directory = spare_directory or usual_spare_directory()
         self._problem = _prepare(directory)
-        """Why nothing can be written; "" where it can."""
+        """Why the folder cannot be written; "" = it can."""
         if self._problem:
             warn(
                 f"compiled programs cannot be kept in {directory} ({self._problem}): those that are there are used, new"
@@ -205,25 +206,28 @@ class ProgramCache:
             )
 
     def find(self, key: str) -> CachedProgram | None:
-        """The program, which counts as used now and stays for as long as the result lives."""
+        """Return the program, which counts as used now and stays as long as the result lives."""
         for programs in self._places():
             if (found := programs.find(key)) is not None:
-                with suppress(OSError):  # Somebody may have removed it since.
+                with suppress(OSError):  # Another process may have removed the program since.
                     return _program(found)
         return None
 
     def find_or_build(
         self, key: str, build: Callable[[Path], ProgramAbout], waiting: Callable[[], None]
     ) -> CachedProgram:
-        """The program; where it is not there or damaged, `build` writes it to a path and describes it, in one process
-        at a time. Others call `waiting` again and again; what either raises is passed on. Raises: ServeError:
-        UNAVAILABLE, it cannot be written anywhere."""
+        """Return the program; if it is missing or damaged, `build` writes it to a path and describes it, in one process
+        at a time.
+
+        The other processes call `waiting` repeatedly. Errors of both functions are passed on. Raises ServeError
+        (UNAVAILABLE) if no folder can store the program.
+        """
 
         def make(folder: Path) -> None:
             try:
                 about = build(folder / PROGRAM_FILENAME)
             except ServeError:
-                # MIGraphX does not notice that it fills a disk: what it has saved only cannot be loaded.
+                # MIGraphX does not notice a full disk: the saved program fails only when it is loaded.
                 _check_room(folder)
                 raise
             (folder / ABOUT_FILENAME).write_bytes(to_json(about))
@@ -243,7 +247,7 @@ class ProgramCache:
                 except UnusablePlaceError as error:
                     problem = error.reason
                 else:
-                    # Now that it is there: `build` may give up, to be called again and again.
+                    # The warnings wait for a success because `build` may give up and be called again many times.
                     for each in problems:
                         self._warn(f"nothing can be compiled into {each}; {ANOTHER_PLACE}")
                     return made
@@ -251,7 +255,7 @@ class ProgramCache:
         raise unavailable(f"there is no place to compile into ({'; '.join(problems)}); {ANOTHER_PLACE}")
 
     def entries(self) -> Sequence[CacheEntry]:
-        """All of the cache and the spare folder, those used least lately first."""
+        """Return all programs of the cache and the spare folder, least recently used first."""
         found = [entry for programs in self._places() for entry in programs.entries()]
         return [
             CacheEntry(entry.path, entry.size_bytes, entry.used_at, _read_about(entry.path))
@@ -259,18 +263,19 @@ class ProgramCache:
         ]
 
     def compiling(self) -> Sequence[str]:
-        """The keys of the programs that any process compiles at this moment."""
+        """Return the keys of the programs that any process is compiling now."""
         return [key for programs in self._places() for key in programs.being_made()]
 
     def remove(self, key: str) -> bool:
-        """Whether it is gone now: what a process builds or is about to load stays. Raises: ServeError: UNAVAILABLE, the
-        folder cannot be written."""
+        """Remove a program. Returns whether it is gone: a program that a process builds or is about to load stays.
+        Raises ServeError (UNAVAILABLE) if the folder cannot be written."""
         gone = [programs.remove(key) for programs in self._places()]
         return all(gone)
 
     def prune(self, limit_bytes: int) -> Sequence[CacheEntry]:
-        """Remove programs, those used least lately first, until the rest takes no more; also what killed processes have
-        left. What was removed. Raises: ServeError: UNAVAILABLE, one could not be removed; the others were."""
+        """Remove the least recently used programs until the rest takes `limit_bytes` at most, and the leftovers of
+        killed processes. Returns the removed programs. Raises ServeError (UNAVAILABLE) if a program could not be
+        removed; the others were."""
         entries = self.entries()
         removed: set[Path] = set()
         failures: list[ServeError] = []
@@ -285,12 +290,11 @@ class ProgramCache:
 
     @property
     def load_trials(self) -> LoadTrials:
-        """What trials of users' own programs came to."""
         return LoadTrials(self.directory / _LOAD_TRIALS, self._spare / _LOAD_TRIALS if self._problem else None)
 
     @property
     def tuning_folder(self) -> Path:
-        """Where MIOpen keeps its tuning for this machine's GPUs."""
+        """MIOpen's folder for the tuning results of this machine's GPUs."""
         return (self._spare if self._problem else self.directory) / _TUNING
 
     @functools.cached_property
@@ -298,26 +302,27 @@ class ProgramCache:
         with suppress(ServeError):
             if not _prepare(self._spare_directory):
                 return self._spare_directory
-        # Somebody else was there first: a folder of this process alone, which goes with it.
+        # Another user made the spare folder first: use a folder of this process alone, which ends with the process.
         self._own_spare = tempfile.TemporaryDirectory(prefix="rocserve-cache-")
         _prepare(Path(self._own_spare.name))
         return Path(self._own_spare.name)
 
     def _writable(self) -> Iterator[Path]:
-        """Where programs may be compiled into, the best first; the spare folder is made when it is asked for."""
+        """Yield the folders that may take new programs, the preferred one first. The spare folder is created only if
+        asked for."""
         if not self._problem:
             yield self.directory
         yield self._spare
 
     def _places(self) -> Sequence[FolderCache]:
-        """Those that may hold programs."""
+        """Return the folders that may hold programs."""
         directories = [self.directory]
         if "_spare" in self.__dict__:
             directories.append(self._spare)
         elif is_private(self._spare_directory):
-            # Other processes may have left programs there; reading makes and writes nothing.
+            # Other processes may have left programs there; reading creates and writes nothing.
             directories.append(self._spare_directory)
-        # The spare folder may be the cache's own.
+        # The spare folder may be the cache's own folder.
         return [self._programs(directory) for directory in dict.fromkeys(directories)]
 
     def _programs(self, directory: Path) -> FolderCache:
@@ -327,8 +332,8 @@ class ProgramCache:
 
 
 def _prepare(directory: Path) -> str:
-    """Make what is missing of the folders. Why nothing can be written there; "" where it can. Refuses a
-    folder that others may write to."""
+    """Create the missing folders. Returns why nothing can be written there; "" = it can. Raises ServeError
+    (UNAVAILABLE) if other users may write to the folder."""
     try:
         make_private(directory)
         for name in (_PROGRAMS, _LOAD_TRIALS, _TUNING):
@@ -337,19 +342,19 @@ def _prepare(directory: Path) -> str:
         return ""
     except OSError as error:
         problem = error.strerror or str(error)
-    with suppress(OSError):  # where it is not there, it holds nothing that could be used
+    with suppress(OSError):  # A missing folder holds nothing that could be used.
         check_private(directory)
     return problem
 
 
 def _check_room(folder: Path) -> None:
-    """Raises: OSError: it takes no files, or none that holds anything."""
+    """Raises OSError if the folder takes no files, or only empty ones."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         file.write(bytes(_BLOCK_BYTES))
 
 
 def _program(folder: CachedFolder) -> CachedProgram:
-    """Raises: OSError: it is no longer there."""
+    """Raises OSError if the program has been removed."""
     about = from_json(ProgramAbout, (folder.path / ABOUT_FILENAME).read_bytes())
     path = folder.path / PROGRAM_FILENAME
     return CachedProgram(folder.path.name, path, about, path.stat().st_size, folder)

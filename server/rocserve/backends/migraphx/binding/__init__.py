@@ -1,1 +1,1 @@
-"""MIGraphX behind one small interface, over its C API or over its official Python module."""
+"""Puts MIGraphX behind one small interface, over its C API or its official Python module."""

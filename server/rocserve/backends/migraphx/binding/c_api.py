@@ -1,7 +1,7 @@
-"""MIGraphX through its C API (libmigraphx_c.so.3) with ctypes: any Python, and the GIL is released during each call.
+"""Calls MIGraphX's C API (libmigraphx_c.so.3) through ctypes. Any Python works, and each call releases the GIL.
 
-Its functions take pointers, and numbers that each go as 64 bits, whatever their width: ctypes needs no prototypes. All
-return a status. Names are given here without "migraphx_".
+The functions take pointers, and numbers that are passed as 64 bits whatever their width, so ctypes needs no prototypes.
+Every function returns a status. This file names the functions without "migraphx_".
 """
 
 from __future__ import annotations
@@ -50,19 +50,20 @@ MADE_ONCE = frozenset(
         "quantize_fp8",
     }
 )
-"""Those that write messages beside their errors, or change what they are given. The others may be called again."""
+"""The functions that write messages in addition to errors, or change their arguments. All others may be called
+again."""
 
 _IN_ORDER = tuple(NUMPY_DTYPES)
 _LATEST_BOOL = 4
-"""As a number of MIGraphX's; types have been added before it (2 in 7.1, 1 in older ones)."""
+"""The number of the type bool in the newest known MIGraphX; new types have moved it (2 in 7.1, 1 before)."""
 
 
 class Library:
-    """Its functions, and shapes of MIGraphX's in plain numbers and back. Safe on several threads; each call releases
-    the GIL."""
+    """Calls the library's functions, and converts MIGraphX's shapes to plain numbers and back. Safe on several threads;
+    each call releases the GIL."""
 
     def __init__(self, path: str, add_message: Callable[[str], None] = lambda text: None) -> None:
-        """`add_message`: takes MIGraphX's output that is no error. Raises: MigraphxError: the library cannot be loaded
+        """`add_message` takes MIGraphX's output other than errors. Raises MigraphxError if the library cannot be loaded
         into this process."""
         try:
             self._library = ctypes.CDLL(path)
@@ -70,9 +71,9 @@ class Library:
             raise MigraphxError(f"MIGraphX's C library cannot be loaded: {error}") from None
         self._errors = StandardErrorCapture()
         self._add_message = add_message
-        # MIGraphX writes an error in pieces: those of overlapping calls would be mixed.
+        # MIGraphX writes an error in pieces, which overlapping calls would mix.
         self._speaking = threading.RLock()
-        # Half, float and double, which follow bool, are known by their sizes.
+        # The types half, float and double follow bool. Their sizes identify them.
         for first in range(1, _LATEST_BOOL + 1):
             scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
             if [self.number("shape_bytes", scalar) for scalar in scalars] == [1, 2, 4, 8]:
@@ -81,17 +82,20 @@ class Library:
         raise MigraphxError("this MIGraphX numbers its datatypes as no known version does")
 
     def function(self, name: str) -> Any:
-        """The bare function, for calls that cannot fail; it takes numbers as c_size_t or c_void_p. Raises:
-        MigraphxError: this MIGraphX, an older one, does not have it."""
+        """Return the bare function, for calls that cannot fail. It takes numbers as c_size_t or c_void_p. Raises
+        MigraphxError if this MIGraphX is too old to have it."""
         try:
             return getattr(self._library, f"migraphx_{name}")
         except AttributeError:
             raise MigraphxError(f"this version of MIGraphX cannot do it: its C API has no migraphx_{name}") from None
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Standard error is only taken during calls that are made once, which wait for each other: so the last output
-        of a process that dies of a run (a GPU driver's, say) reaches the log. Other calls that fail are made again to
-        have MIGraphX's words; should one succeed then, that is its result. Raises: MigraphxError: MIGraphX's words."""
+        """Call a function; raise MigraphxError with MIGraphX's text if it fails.
+
+        Standard error is captured only during the functions in `MADE_ONCE`, one call at a time: if a run kills the
+        process, its last output (a GPU driver's, say) still reaches the log. A failed call of another function is
+        repeated with standard error captured, to get MIGraphX's text; if the second call succeeds, its result counts.
+        """
         function = self.function(name)
         passed = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
         if name not in MADE_ONCE and function(*passed) == 0:
@@ -109,21 +113,21 @@ class Library:
             self._add_message(text)
 
     def new(self, name: str, destroy: str, *arguments: Any) -> Handle:
-        """Calls a function that gives out a handle of the caller's, with the handle first."""
+        """Call a function whose first argument receives a new handle, which the caller owns."""
         return Handle(self, self.borrowed(name, *arguments), destroy)
 
     def borrowed(self, name: str, *arguments: Any) -> int:
-        """Calls a function that gives out a handle which belongs to what it is got from."""
+        """Call a function whose first argument receives a handle, which the object it comes from owns."""
         return self.number(name, *arguments, kind=c_void_p)
 
     def number(self, name: str, *arguments: Any, kind: Any = ctypes.c_size_t) -> int:
-        """Calls a function that gives a number of this kind, by its first argument."""
+        """Call a function whose first argument receives a number of type `kind`."""
         number = kind()
         self.call(name, byref(number), *arguments)
         return number.value or 0
 
     def tensor(self, name: str, shape: int) -> ProgramTensor:
-        """`shape`: a handle; it is only read."""
+        """Describe a tensor. `shape`: a handle, which is only read."""
         number = self.number("shape_type", shape, kind=ctypes.c_int)
         index = number - self._first
         datatype = _IN_ORDER[index] if 0 <= index < len(_IN_ORDER) else f"number {number}"
@@ -133,22 +137,23 @@ class Library:
             found = (self.borrowed("dynamic_dimensions_get", dimensions, index) for index in range(count))
             return ProgramTensor(name, datatype, tuple(map(self._bounds, found)))
         lengths = self._sizes("shape_lengths", shape)
-        # A single value without a dimension is {1} with the stride 0 to MIGraphX.
+        # MIGraphX's shape of a scalar is {1} with the stride 0.
         return ProgramTensor(name, datatype, () if lengths == (1,) and self.strides(shape) == (0,) else lengths)
 
     def strides(self, shape: int) -> tuple[int, ...]:
-        """In elements."""
+        """Return the strides in elements."""
         return self._sizes("shape_strides", shape)
 
     def create(self, datatype: str, lengths: Sequence[int]) -> Handle:
-        """Of values that lie close together, last dimension first; without lengths a single value."""
+        """Make the shape of a packed row-major tensor; no lengths = a scalar."""
         number = self._first + _IN_ORDER.index(datatype)
         if not lengths:
             return self.new("shape_create_scalar", "shape_destroy", number)
         return self.new("shape_create", "shape_destroy", number, _size_array(lengths), len(lengths))
 
     def _bounds(self, dimension: int) -> Dimension:
-        """The C API does not give a dimension's bounds, but compares: those that its memory begins with are tried."""
+        """Return a dimension's bounds. The C API only compares dimensions, so the bounds are read from the object's
+        first bytes and compared with the dimension."""
         least, most = (ctypes.c_size_t * 2).from_address(dimension)
         tried = self.range(least, most) if least <= most else None
         if tried is None or not self.number("dynamic_dimension_equal", tried, dimension, kind=ctypes.c_bool):
@@ -165,24 +170,22 @@ class Library:
         return tuple(values[: count.value]) if count.value else ()
 
     def _error(self, name: str, status: int, text: str) -> MigraphxError:
-        """What MIGraphX wrote before the error is kept as messages; the error is without the function's name."""
+        """Make the error without the function's name, and keep the output before it as messages."""
         before, *messages = text.split(f"migraphx_{name}: Error: ")
         if not messages:
-            # Compilers differ in how they name the function.
+            # Compilers name the function differently.
             before, *messages = re.split(r"^[^\n]*?: Error: ", text, flags=re.MULTILINE)
         if not messages:
             before, messages = "", [text]
-        # The error of a run on another thread may have just begun.
+        # The last error may be a run's on another thread that has just begun.
         words = next((words.strip() for words in reversed(messages) if words.strip()), "")
         self._add_message(before)
         return MigraphxError(words or f"MIGraphX gave up without a word (migraphx_{name}, status {status})")
 
 
 class Handle:
-    """An object of MIGraphX's that is ours: destroyed once, when nothing refers to it any more.
-
-    At the end of the process it is left alone: what it belongs to may be gone by then.
-    """
+    """Owns an object of MIGraphX's, and destroys it when nothing refers to the handle any more. At the end of the
+    process the object is left alone because the objects it depends on may be gone."""
 
     def __init__(self, library: Library, pointer: int, destroy: str) -> None:
         self.pointer = pointer
@@ -193,16 +196,16 @@ class Handle:
 
 _STANDARD_OUTPUT = 1
 _PRINTING = threading.Lock()
-"""Standard output is the process's: one program is printed at a time."""
+"""Standard output belongs to the process, so only one program is printed at a time."""
 
 
 class CBinding(Binding):
-    """Safe on several threads; every call releases the GIL."""
+    """Parses and loads programs through the C API. Safe on several threads; every call releases the GIL."""
 
     name = "c_api"
 
     def __init__(self, path: str) -> None:
-        """Raises: MigraphxError: the library cannot be loaded into this process."""
+        """Raises MigraphxError if the library cannot be loaded into this process."""
         super().__init__()
         self._library = Library(path, self.add_message)
         self.library = path
@@ -214,7 +217,7 @@ class CBinding(Binding):
     def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> CProgram:
         handle = self._library.new("onnx_options_create", "onnx_options_destroy")
         self._library.call("onnx_options_set_default_dim_value", handle, default_dimension)
-        # MIGraphX takes either fixed shapes or such that vary: with one that varies, all are given as varying.
+        # MIGraphX takes either fixed or varying shapes: if one varies, all are passed as varying.
         fixed = {name: [size for size in shape if isinstance(size, int)] for name, shape in shapes.items()}
         if all(len(fixed[name]) == len(shape) for name, shape in shapes.items()):
             for name, sizes in fixed.items():
@@ -227,7 +230,7 @@ class CBinding(Binding):
                 pointers = (ctypes.c_void_p * len(ranges))(*(each.pointer for each in ranges))
                 dimensions = self._library.new(
                     "dynamic_dimensions_create", "dynamic_dimensions_destroy", pointers, len(ranges)
-                )  # which copies them
+                )  # The function copies them.
                 self._library.call("onnx_options_set_dyn_input_parameter_shape", handle, name.encode(), dimensions)
         return self._program("parse_onnx", path, handle)
 
@@ -255,13 +258,11 @@ class CBinding(Binding):
 
 
 class CProgram(Program):
-    """A program of the C API."""
-
     def __init__(self, library: Library, handle: Handle, compiled: bool) -> None:
         self._library = library
         self._handle = handle
         self._given = c_void_p()
-        """The results of the latest run."""
+        """The results of the latest run, or a null pointer."""
         super().__init__(compiled)
 
     def _read_parameters(self) -> Sequence[ProgramTensor]:
@@ -281,7 +282,7 @@ class CProgram(Program):
         return [self._library.tensor("", self._library.borrowed("shapes_get", found, index)) for index in range(count)]
 
     def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
-        """The samples' arrays are in the caller's hands, and so alive, until this returns."""
+        """The caller keeps the samples' arrays alive until this returns."""
         if not calibration:
             self._library.call(f"quantize_{kind}", self._handle)
             return
@@ -323,13 +324,13 @@ class CProgram(Program):
         return _Results(self._library, self.outputs)
 
     def _text(self) -> str:
-        """The C API prints to standard output, which is exchanged meanwhile."""
+        """The C API prints to standard output, which leads to a file meanwhile."""
         flush = ctypes.CDLL(None).fflush
         with _PRINTING, tempfile.TemporaryFile() as file:
             flush(None)
             try:
                 kept = os.dup(_STANDARD_OUTPUT)
-            except OSError:  # It is closed.
+            except OSError:  # Standard output is closed.
                 kept = os.open(os.devnull, os.O_WRONLY)
             os.dup2(file.fileno(), _STANDARD_OUTPUT)
             try:
@@ -346,9 +347,9 @@ class CProgram(Program):
 
 
 class _Arguments:
-    """What a program runs on: arguments that share the arrays' memory. An array at the same place costs nothing again.
+    """Holds a program's arguments, which share the arrays' memory. An array at an unchanged address is not bound again.
 
-    MIGraphX does not keep the arrays alive, nor does this: they must live until the call that takes `handle` is over.
+    Neither MIGraphX nor this class keeps the arrays alive: they must live until the call that takes `handle` returns.
     """
 
     def __init__(self, library: Library, tensors: Mapping[str, ProgramTensor]) -> None:
@@ -356,8 +357,8 @@ class _Arguments:
         self._tensors = tensors
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._made: dict[str, tuple[tuple[int, ...], Handle]] = {}
-        """The latest shape of each."""
-        # These fail for bad handles only, and where memory is out.
+        """The shape handle of each argument, for its latest lengths."""
+        # These functions fail only for bad handles, or without memory.
         self._create = library.function("argument_create")
         self._add = library.function("program_parameters_add")
         self._destroy = library.function("argument_destroy")
@@ -373,7 +374,7 @@ class _Arguments:
             if made is None or made[0] != lengths:
                 made = self._made[name] = (lengths, self._library.create(self._tensors[name].datatype, lengths))
             argument = c_void_p()
-            # It copies the shape, and is copied by the parameters, where an earlier one of this name goes.
+            # The argument copies the shape; the parameters copy the argument, and drop the earlier one of this name.
             status = self._create(byref(argument), made[1], c_void_p(place[0]))
             if not status:
                 status = self._add(self.handle, name.encode(), argument)
@@ -384,14 +385,14 @@ class _Arguments:
 
 
 class _Results:
-    """What runs of one program gave, as arrays on MIGraphX's memory."""
+    """Makes arrays on MIGraphX's memory from the results of a program's runs."""
 
     def __init__(self, library: Library, outputs: Sequence[ProgramTensor]) -> None:
         self._library = library
         self._fixed = [all(isinstance(size, int) for size in output.shape) for output in outputs]
         self._views: list[Callable[[int], Array] | None] = [None] * len(outputs)
-        """From an output's address, where its shape is fixed."""
-        # These fail for bad handles only.
+        """The function from an output's address to its array; used again if the output's shape is fixed."""
+        # These functions fail only for bad handles.
         self._get = library.function("arguments_get")
         self._buffer = library.function("argument_buffer")
         self._shape = library.function("argument_shape")
@@ -399,7 +400,8 @@ class _Results:
         self._argument, self._place = c_void_p(), c_void_p()
 
     def views(self, arguments: c_void_p) -> Sequence[Array]:
-        """`arguments`: the handle that a run gave; the views are good as long as it is."""
+        """Return arrays on the results. `arguments`: the handle from a run; the arrays are valid as long as the
+        handle."""
         argument, buffer = self._argument, self._place
         found = []
         for index, view in enumerate(self._views):
@@ -411,14 +413,14 @@ class _Results:
         return found
 
     def _view_at(self, argument: c_void_p) -> Callable[[int], Array]:
-        """How such an output lies in MIGraphX's memory: what makes an array of an address."""
+        """Return the function that makes an array at an address, for an output of this layout."""
         shape = c_void_p()
         self._shape(byref(shape), argument)
         tensor = self._library.tensor("", shape.value or 0)
         dtype = NUMPY_DTYPES.get(tensor.datatype)
         if dtype is None:
             raise MigraphxError(f"an output is of MIGraphX's type {tensor.datatype}, which no array can hold")
-        sizes = tuple(size for size in tensor.shape if isinstance(size, int))  # what ran has one shape
+        sizes = tuple(size for size in tensor.shape if isinstance(size, int))  # After a run every dimension is fixed.
         strides = self._library.strides(shape.value or 0)[: len(sizes)]
         extent = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
         memory: Any = ctypes.c_char * (extent * dtype.itemsize if all(sizes) else 0)

@@ -1,4 +1,4 @@
-"""Memory of the GPU, of the HIP that MIGraphX has loaded, for programs that take and give their tensors there."""
+"""Allocates GPU memory through the HIP that MIGraphX has loaded, for programs whose tensors lie on the GPU."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import numpy as np
 _MAPS = Path("/proc/self/maps")
 _HIP = re.compile(r"(/\S*/libamdhip64\.so\S*)")
 _TO_DEVICE, _TO_HOST = 1, 2
-"""Of hipMemcpyKind."""
+"""Values of hipMemcpyKind."""
 
 Array = np.ndarray[Any, Any]
 
 
 class GpuMemoryError(Exception):
-    """HIP refused, in its own words."""
+    """HIP refused a call; the text is HIP's own."""
 
 
 class GpuBuffers:
-    """A program's parameters in the memory of the process's first GPU, its buffers for outputs among them: at the same
-    place in each run, and freed with this; at the process's end they are left alone. Calls release the GIL."""
+    """Holds a program's inputs and output buffers in the memory of the process's first GPU, at the same addresses in
+    every run. The memory is freed with the object, but left alone at the process's end. Calls release the GIL."""
 
     def __init__(self, hip: Any, shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
-        """`hip`: libamdhip64. Raises: GpuMemoryError."""
+        """`hip`: libamdhip64. Raises GpuMemoryError if memory cannot be allocated."""
         self._hip = hip
         hip.hipGetErrorString.restype = ctypes.c_char_p
         self.arrays: dict[str, Array] = {}
-        """They say where tensors lie, to those who ask for an array's address; their values must not be looked at."""
+        """Only addresses, shapes and types: the host must not read the values."""
         for name, (shape, dtype) in shapes.items():
             address, nbytes = c_void_p(), max(1, int(np.prod(shape)) * dtype.itemsize)
             self._call("hipMalloc", ctypes.byref(address), c_size_t(nbytes))
@@ -42,14 +42,14 @@ class GpuBuffers:
             self.arrays[name] = np.ndarray(shape, dtype, memory)
 
     def fill(self, inputs: Mapping[str, Array]) -> None:
-        """`inputs`: C-contiguous."""
+        """Copy inputs, which are C-contiguous, to the GPU."""
         for name, array in inputs.items():
             if array.nbytes:
                 self._copy(_address(self.arrays[name]), array, array.nbytes, _TO_DEVICE)
         self.wait()
 
     def fetched(self, result: Array) -> Array:
-        """A result, which is described by an array on the GPU's memory, on the host's. After `wait`."""
+        """Copy a result to the host. `result` is an array on the GPU's memory. Call `wait` before."""
         strides = [(size - 1) * stride for size, stride in zip(result.shape, result.strides, strict=True)]
         extent = sum(strides) + result.itemsize if result.size else 0
         octets = np.empty(extent, np.uint8)
@@ -58,7 +58,7 @@ class GpuBuffers:
         return np.ndarray(result.shape, result.dtype, octets, strides=result.strides)
 
     def wait(self) -> None:
-        """For all that the device has been given; a copy of memory that is not pinned may return before it is done."""
+        """Wait for all work on the GPU: a copy of memory that is not pinned may return before it is done."""
         self._call("hipDeviceSynchronize")
 
     def _copy(self, destination: int, source: Array, nbytes: int, kind: int) -> None:
@@ -72,12 +72,11 @@ class GpuBuffers:
 
 
 def _free(hip: Any, address: c_void_p) -> None:
-    """It is done with, whatever HIP says."""
     hip.hipFree(address)
 
 
 def loaded_hip() -> ctypes.CDLL | None:
-    """libamdhip64 of this process; None = no library has loaded HIP, as MIGraphX's target gpu does."""
+    """Return this process's libamdhip64; None = no library (MIGraphX's target gpu does) has loaded HIP."""
     match = _HIP.search(_MAPS.read_text(errors="surrogateescape"))
     return ctypes.CDLL(match[1]) if match else None
 

@@ -1,7 +1,7 @@
-"""What rocserve needs of MIGraphX. Two bindings implement it; one suite of tests runs over both.
+"""Declares what rocserve needs from MIGraphX. Two bindings implement it, and one test suite runs over both.
 
-What would end the process or give wrong numbers (a second compile, an empty program, int8 without calibration, inputs
-of another shape) is refused here, before a binding calls MIGraphX.
+Calls that would end the process or give wrong numbers (a second compile, an empty program, int8 without calibration,
+inputs of another shape) are refused here, before a binding calls MIGraphX.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUMPY = {
     "int64": np.int64,
     "uint32": np.uint32,
     "uint64": np.uint64,
-    # numpy has no names for the rest: arrays hold their bits.
+    # numpy has no such types: arrays hold the values' bits.
     "fp8e4m3fnuz": np.uint8,
     "fp8e4m3fn": np.uint8,
     "fp8e5m2": np.uint8,
@@ -42,30 +42,32 @@ _NUMPY = {
     "fp8e5m2fnuz": np.uint8,
 }
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
-"""The arrays that hold MIGraphX's datatypes, by the names it prints (without "_type"), as it numbers them from its bool
-on. Not among them: what arrays cannot hold (tuples, four-bit numbers)."""
+"""The numpy types of MIGraphX's datatypes, in the order of MIGraphX's numbers from bool on. Keys are the names that
+MIGraphX prints, without "_type". Tuples and four-bit numbers are missing because arrays cannot hold them."""
 AS_BITS = frozenset({"fp8e4m3fnuz", "fp8e4m3fn", "fp8e5m2", "bf16", "fp8e5m2fnuz"})
 
 _OUTPUT_BUFFER = "#output_"
-"""Is in the names of the parameters that a program compiled without offload_copy has for its outputs."""
+"""Part of the names of output buffers: the parameters for outputs of a program that was compiled without
+offload_copy."""
 _MOST_MESSAGES = 1000
-"""Lines kept until they are taken; the oldest go."""
+"""Lines kept until `take_messages`; the oldest are dropped first."""
 
 
 class MigraphxError(Exception):
-    """MIGraphX refused, or was kept from what it does not survive; the text is MIGraphX's own where it has one."""
+    """MIGraphX refused a call, or rocserve refused a call that MIGraphX would not survive. The text is MIGraphX's own
+    if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DimensionRange:
-    """A dimension that may vary from run to run, bounds included."""
+    """The bounds of a dimension that may vary from run to run, both included."""
 
     least: int
     most: int
 
 
 ANY = (1 << 64) - 1
-"""The most of a dimension that has no bound."""
+"""The upper bound of an unbounded dimension."""
 
 Dimension = int | DimensionRange
 
@@ -75,14 +77,14 @@ class ProgramTensor:
     """A parameter or an output of a program."""
 
     name: str
-    """"" for outputs: a program does not know their names."""
+    """"" for outputs because a program does not know their names."""
     datatype: str
     """MIGraphX's name without "_type": float, half, double, bool, int8 ... uint64, bf16, fp8e4m3fn, ..."""
     shape: tuple[Dimension, ...]
 
 
 Shapes = Mapping[str, tuple[Dimension, ...]]
-"""By input, batch included; an input that the graph lacks is an error."""
+"""By input, batch included. A shape for an input that the graph lacks is an error."""
 NO_SHAPES: Shapes = {}
 NO_FIXED_SHAPES: Mapping[str, tuple[int, ...]] = {}
 
@@ -91,31 +93,31 @@ class Program(abc.ABC):
     """A MIGraphX program. Calls on several threads wait for each other. Every method may raise MigraphxError."""
 
     def __init__(self, compiled: bool) -> None:
-        """Subclasses call it last: it reads the program by their methods."""
+        """Subclasses call this last because it reads the program through their methods."""
         self.is_compiled = compiled
         self._lock = threading.Lock()
         self._gpu_buffers: GpuBuffers | None = None
         self._read_tensors()
 
     def _read_tensors(self) -> None:
-        """Reads what the program takes and gives; compiling changes it."""
+        """Read the parameters and the outputs, which compiling changes."""
         tensors = self._read_parameters()
         self.parameters: Mapping[str, ProgramTensor] = {
             tensor.name: tensor for tensor in tensors if _OUTPUT_BUFFER not in tensor.name
         }
-        """The inputs."""
         self.output_buffers: Mapping[str, ProgramTensor] = {
             tensor.name: tensor for tensor in tensors if _OUTPUT_BUFFER in tensor.name
         }
-        """For outputs ("main:#output_0"): the program was compiled without offload_copy, for tensors on the GPU."""
+        """Empty unless the program was compiled without offload_copy, for tensors on the GPU. Names are like
+        "main:#output_0"."""
         self.outputs = tuple(self._read_outputs())
 
     def quantize(self, kind: str, target: str = "", calibration: Sequence[Mapping[str, Array]] = ()) -> None:
-        """`kind`: fp16, bf16, or, with a target and calibration, int8 or fp8. `calibration`: of each run all inputs, in
-        their exact shapes."""
+        """Quantise the program. `kind`: fp16 or bf16; or int8 or fp8, with a target and calibration. `calibration`: all
+        inputs of each run, in their exact shapes."""
         with self._lock:
             self._require_uncompiled("quantised any more")
-            # Without samples the numbers are wrong, with a wrong name too; a wrong shape aborts.
+            # MIGraphX gives wrong numbers without samples or with a wrong name, and aborts on a wrong shape.
             if kind in ("int8", "fp8") and not calibration:
                 raise MigraphxError(f"{kind} needs calibration data: give it at least one sample of the model's inputs")
             for number, sample in enumerate(calibration):
@@ -128,7 +130,8 @@ class Program(abc.ABC):
     def compile(
         self, target: str, *, offload_copy: bool = True, fast_math: bool = True, exhaustive_tune: bool = False
     ) -> None:
-        """`target`: gpu, cpu or ref. `offload_copy`: inputs and outputs are in host memory; MIGraphX copies."""
+        """Compile for `target`: gpu, cpu or ref. `offload_copy`: inputs and outputs lie in host memory, and MIGraphX
+        copies them."""
         with self._lock:
             self._require_uncompiled("compiled again")
             self._compile(target, offload_copy, fast_math, exhaustive_tune)
@@ -142,10 +145,8 @@ class Program(abc.ABC):
             self._save(path)
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        """Inputs C-contiguous in the exact shape and datatype (bf16 as uint16, the fp8s as uint8: their bits).
-
-        The outputs are the caller's own: copied, never views on MIGraphX's memory or on the inputs.
-        """
+        """Run the program. Inputs are C-contiguous and have the exact shape and datatype (bf16 as uint16 and fp8 as
+        uint8: their bits). The outputs are copies, never views on MIGraphX's memory or on the inputs."""
         with self._lock:
             self._require_ready(inputs)
             try:
@@ -154,10 +155,10 @@ class Program(abc.ABC):
                 self._drop_results()
 
     def run_into(self, inputs: Mapping[str, Array], outputs: Sequence[Array | None]) -> None:
-        """The same, into C-contiguous arrays of the caller's, which must have the outputs' shapes and datatypes.
+        """Run the program into C-contiguous arrays of the outputs' shapes and datatypes.
 
-        An array with fewer rows (of the first dimension) than its output gets the first of them; one that is None gets
-        nothing.
+        An array with fewer rows (first dimension) than its output gets the output's first rows. None discards the
+        output.
         """
         with self._lock:
             self._require_ready(inputs)
@@ -168,7 +169,7 @@ class Program(abc.ABC):
             for number, (array, output) in enumerate(zip(outputs, self.outputs, strict=True)):
                 if array is None:
                     continue
-                # Of outputs whose shape varies, only the fixed dimensions are checked.
+                # Only the fixed dimensions are checked if an output's shape varies.
                 shape = output.shape
                 if isinstance(array, np.ndarray) and array.ndim and shape and len(array) < bounds(shape[0])[1]:
                     shape = (len(array), *shape[1:])
@@ -191,7 +192,7 @@ class Program(abc.ABC):
                 self._drop_results()
 
     def text(self) -> str:
-        """The program as MIGraphX prints it: an instruction a line; compiled, with its fused kernels."""
+        """Return the program as MIGraphX prints it: one instruction per line; if compiled, with its fused kernels."""
         with self._lock:
             return self._text()
 
@@ -207,7 +208,7 @@ class Program(abc.ABC):
         _check_inputs(inputs, self.parameters)
 
     def _results_of(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        """Views of a run's outputs, good until `_drop_results`."""
+        """Run the program and return views of its outputs, valid until `_drop_results`."""
         if not self.output_buffers:
             return self._run(inputs)
         try:
@@ -241,7 +242,7 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def _read_parameters(self) -> Sequence[ProgramTensor]:
-        """All of them, by name, buffers for outputs too."""
+        """Return all parameters, sorted by name, output buffers included."""
 
     @abc.abstractmethod
     def _read_outputs(self) -> Sequence[ProgramTensor]: ...
@@ -257,8 +258,8 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def _run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        """Runs the program; views of its outputs, on MIGraphX's memory or an input's, until `_drop_results`. Where the
-        program takes buffers for outputs, arrays say only where they and the inputs lie, and so do the views."""
+        """Run the program and return views of its outputs on MIGraphX's memory or on an input's, valid until
+        `_drop_results`. If the program has output buffers, arrays and views only hold addresses on the GPU."""
 
     @abc.abstractmethod
     def _drop_results(self) -> None: ...
@@ -268,20 +269,20 @@ class Program(abc.ABC):
 
 
 class Binding(abc.ABC):
-    """One way to MIGraphX. Every method may raise MigraphxError."""
+    """Parses and loads MIGraphX programs in one of two ways. Every method may raise MigraphxError."""
 
     name: ClassVar[str]
     """c_api or module."""
     library: str
-    """The file that it is loaded from."""
+    """Path of the loaded file."""
     migraphx_version: str
-    """E.g. "2.14.0", of the library itself; "" where it is not known."""
+    """The library's version, e.g. "2.14.0"; "" = unknown."""
 
     def __init__(self) -> None:
         self._messages: collections.deque[str] = collections.deque(maxlen=_MOST_MESSAGES)
 
     def parse_onnx(self, path: Path, shapes: Shapes = NO_SHAPES, default_dimension: int = 1) -> Program:
-        """`default_dimension`: what symbolic dimensions without a shape become."""
+        """Parse an ONNX file. `default_dimension` replaces symbolic dimensions without a shape."""
         _check_shapes(shapes, default_dimension)
         return _with_inputs(self._parse_onnx(path, shapes, default_dimension), shapes)
 
@@ -292,29 +293,30 @@ class Binding(abc.ABC):
         batch_size: int = 1,
         output_names: Sequence[str] = (),
     ) -> Program:
-        """A graph whose images are NHWC, TensorFlow's default: its 4-d inputs are NCHW to the program, and in `shapes`,
-        which are taken instead of the graph's own. `output_names`: none = the graph's last node."""
+        """Parse a graph whose images are NHWC, TensorFlow's default. Its 4-d inputs are NCHW in the program and in
+        `shapes`, which replace the graph's own shapes. `output_names`: empty = the graph's last node."""
         _check_shapes(shapes, batch_size)
         return _with_inputs(self._parse_tensorflow(path, shapes, batch_size, output_names), shapes)
 
     @abc.abstractmethod
     def load(self, path: Path) -> Program:
-        """A compiled program from a .mxr file (`model_files/mxr.py` checks that it is one)."""
+        """Load a compiled program from a .mxr file. The caller checks with `model_files/mxr.py` that the file is
+        one."""
 
     def take_messages(self) -> Sequence[str]:
-        """MIGraphX's output since the last call that was no error (warnings, progress), line by line."""
+        """Return MIGraphX's output other than errors (warnings, progress) since the last call, line by line."""
         taken = []
         while self._messages:
             taken.append(self._messages.popleft())
         return taken
 
     def add_message(self, text: str) -> None:
-        """On any thread."""
+        """Keep MIGraphX's output. May be called on any thread."""
         self._messages.extend(line for line in text.splitlines() if line.strip())
 
     @abc.abstractmethod
     def check_target(self, target: str) -> None:
-        """Raises: MigraphxError: the target's library cannot be loaded."""
+        """Raises MigraphxError if the target's library cannot be loaded."""
 
     @abc.abstractmethod
     def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> Program: ...
@@ -329,7 +331,7 @@ def _check_shapes(shapes: Shapes, default: int) -> None:
     if default < 1:
         raise MigraphxError(f"dimensions without a shape must be 1 or more, not {default}")
     for name, shape in shapes.items():
-        # A dimension of 0 aborts when it runs.
+        # A dimension of 0 aborts the process in a run.
         if not all(1 <= least <= most for least, most in map(bounds, shape)):
             raise MigraphxError(
                 f"input '{name}' cannot have the shape {shape_text(shape)}: dimensions are 1 or more, "
@@ -338,7 +340,7 @@ def _check_shapes(shapes: Shapes, default: int) -> None:
 
 
 def _with_inputs(program: Program, shapes: Shapes) -> Program:
-    """MIGraphX ignores shapes for inputs that the model does not have."""
+    """Check that the program has these inputs, because MIGraphX silently ignores shapes for unknown inputs."""
     for name in shapes:
         if name not in program.parameters:
             inputs = names_text(program.parameters)
@@ -359,7 +361,7 @@ def _check_inputs(inputs: Mapping[str, Array], parameters: Mapping[str, ProgramT
 
 
 def _check_array(title: str, name: object, array: Array, datatype: str, shape: Sequence[Dimension]) -> None:
-    """`title`: how errors call it, with a place for its name."""
+    """`title`: the array's description in errors, with a placeholder for its name."""
     dtype = NUMPY_DTYPES.get(datatype)
     if (
         isinstance(array, np.ndarray)
@@ -392,7 +394,6 @@ def bounds(dimension: Dimension) -> tuple[int, int]:
 
 
 def shape_text(shape: Sequence[Dimension]) -> str:
-    """E.g. [1..8, 3]."""
     return "[" + ", ".join(str(d) if isinstance(d, int) else f"{d.least}..{d.most}" for d in shape) + "]"
 
 
@@ -403,12 +404,12 @@ def names_text(names: Iterable[str]) -> str:
 _MAPS = Path("/proc/self/maps")
 _CORE = re.compile(r"/libmigraphx\.so\.(\d+)")
 _MAJOR, _MINOR = 1_000_000, 1_000
-"""libmigraphx.so.2014000 is of version 2.14.0."""
+"""libmigraphx.so.2014000 has the version 2.14.0."""
 
 
 def loaded_version() -> str:
-    """Of the libmigraphx.so.* that is mapped into this process, e.g. "2.14.0"; "" where its file's number says nothing,
-    or there is none."""
+    """Return the version of the libmigraphx.so.* that this process has mapped, e.g. "2.14.0"; "" = none, or a file name
+    without a version."""
     match = _CORE.search(_MAPS.read_text(errors="surrogateescape"))
     number = int(match[1]) if match else 0
     return f"{number // _MAJOR}.{number % _MAJOR // _MINOR}.{number % _MINOR}" if number >= _MAJOR else ""

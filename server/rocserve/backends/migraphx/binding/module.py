@@ -1,5 +1,5 @@
-"""MIGraphX's official Python module as a binding, and which way to MIGraphX is taken. The module holds the GIL through
-every call, compiles included."""
+"""Calls MIGraphX's official Python module, and opens one of the two bindings. The module holds the GIL through every
+call, compiles included."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Result = TypeVar("Result")
 
 
 class ModuleBinding(Binding):
-    """The module `migraphx`."""
+    """Parses and loads programs through the Python module."""
 
     name = "module"
 
     def __init__(self, folder: str) -> None:
-        """`folder`: where the module lies. Raises: MigraphxError: the module cannot be imported into this process."""
+        """`folder`: the module's. Raises MigraphxError if the module cannot be imported into this process."""
         super().__init__()
         sys.path.insert(0, folder)
         try:
@@ -51,7 +51,7 @@ class ModuleBinding(Binding):
             sys.path.remove(folder)
         self._written = StandardErrorCapture()
         self.library = str(self.module.__file__)
-        # 2.14.0 of 2.14.0.dev+abc.
+        # The version of 2.14.0.dev+abc is 2.14.0.
         leading = re.match(r"\d+(\.\d+)*", str(getattr(self.module, "__version__", "")))
         self.migraphx_version = loaded_version() or (leading[0] if leading else "")
 
@@ -59,7 +59,8 @@ class ModuleBinding(Binding):
         self.call(self.module.get_target, target)
 
     def call(self, function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
-        """Its errors as ours; MIGraphX's other output is kept as messages."""
+        """Call a function of the module. Its errors become MigraphxError, and MIGraphX's other output becomes
+        messages."""
         start = self._written.begin()
         try:
             return call_often(function, *arguments, **keywords)
@@ -95,8 +96,6 @@ class ModuleBinding(Binding):
 
 
 class ModuleProgram(Program):
-    """A program of the module's."""
-
     def __init__(self, binding: ModuleBinding, program: Any, compiled: bool) -> None:
         self._binding = binding
         self._program = program
@@ -111,7 +110,7 @@ class ModuleProgram(Program):
         return [_tensor("", shape) for shape in self._binding.call(self._program.get_output_shapes)]
 
     def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
-        """Arguments share the arrays' memory, which is in the caller's hands, and so alive, until this returns."""
+        """The arguments share the arrays' memory. The caller keeps the arrays alive until this returns."""
         module = self._binding.module
         function = getattr(module, f"quantize_{kind}", None)
         if function is None:
@@ -155,11 +154,12 @@ class ModuleProgram(Program):
 
 
 def call_often(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
-    """As `ModuleBinding.call`, but output goes where standard error leads, also when the process dies of the call."""
+    """Call a function like `ModuleBinding.call`, but without capturing standard error, so that output reaches the log
+    even if the call kills the process."""
     try:
         return function(*arguments, **keywords)
     except (RuntimeError, MemoryError, ValueError, IndexError, TypeError) as error:
-        # What pybind11 makes of C++'s exceptions.
+        # pybind11 turns C++ exceptions into these.
         raise MigraphxError(str(error) or type(error).__name__) from None
 
 
@@ -174,12 +174,12 @@ def _tensor(name: str, shape: Any) -> ProgramTensor:
 
 def _sizes(shape: Any) -> tuple[int, ...]:
     sizes = tuple(int(size) for size in shape.lens())
-    # A single value without a dimension is {1} with the stride 0 to MIGraphX.
+    # MIGraphX's shape of a scalar is {1} with the stride 0.
     return () if sizes == (1,) and list(shape.strides()) == [0] else sizes
 
 
 def _view(result: Any) -> Array:
-    """The memory of an output, which may be an input's."""
+    """Return an array on an output's memory, which may be an input's."""
     shape = result.get_shape()
     sizes = _sizes(shape)
     datatype = str(shape.type_string()).removesuffix("_type")
@@ -194,9 +194,9 @@ def _view(result: Any) -> Array:
 
 
 def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Binding:
-    """Loads MIGraphX into this process, which `python_command` started. `auto` is the C API where its library is
-    installed (it releases the GIL and goes with any Python), else the official module, and nothing else is tried when
-    that cannot be loaded. Raises: MigraphxError: it cannot be loaded, or is not installed."""
+    """Load MIGraphX into this process, which `python_command` started. `auto` takes the C API if its library is
+    installed (it releases the GIL and works with any Python), else the Python module; if the library cannot be loaded,
+    nothing else is tried. Raises MigraphxError if MIGraphX cannot be loaded, or is not installed."""
     if wanted == "c_api" and not installation.library:
         raise MigraphxError(
             "binding c_api is wanted, but MIGraphX's C library (libmigraphx_c.so.3) was not found; leave"

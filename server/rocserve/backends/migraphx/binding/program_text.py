@@ -1,4 +1,4 @@
-"""Reads what MIGraphX prints of a program: an instruction a line, in modules.
+"""Parses the text that MIGraphX prints of a program: modules, with one instruction per line.
 
 module: "main"
 x = @param:x -> float_type, {1, 3, 8, 8}, {192, 64, 8, 1}
@@ -20,7 +20,7 @@ _SHAPE = re.compile(r"(?P<type>\w+)_type, \{(?P<dims>[\d, ]*)\}, \{[\d, ]*\}")
 _SYMBOL = re.compile(r"\bsymbol_name=(?P<symbol>[^,\]]+)")
 
 ELEMENT_BYTES = {**{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}, "fp4x2": 1}
-"""By MIGraphX's names of datatypes; two fp4 elements share a byte, which is counted as one."""
+"""By MIGraphX's datatype name. Two fp4 elements share a byte, and count as one byte."""
 
 _ALLOCATION = "allocate_memory"
 _PLUMBING = frozenset({"@param", "@literal", "@return", "@outline"})
@@ -30,27 +30,27 @@ _MODULE_PREFIXES = ("ref::", "cpu::", "dnnl::", "gpu::", "hip::")
 @dataclass(frozen=True, slots=True)
 class PrintedInstruction:
     name: str
-    """What other instructions call it: @5, or a parameter's name."""
+    """The name in other instructions: @5, or a parameter's name."""
     operator: str
     """E.g. convolution, ref::add, gpu::code_object, @param, @literal."""
     symbol: str
-    """The kernel of a code object; "" of anything else."""
+    """A code object's kernel; "" for other operators."""
     bytes: int
-    """Of its result; 0 where that varies."""
+    """Size of the result; 0 = varies."""
 
     @property
     def title(self) -> str:
-        """What it is counted as: the kernel's name, else the operator's."""
+        """The name under which instructions are counted."""
         return f"{self.operator} {self.symbol}" if self.symbol else self.operator
 
     @property
     def is_computing(self) -> bool:
-        """It is more than a parameter, a constant or the end."""
+        """Whether the instruction computes: not a parameter, a constant or the end."""
         return self.operator not in _PLUMBING
 
 
 def read_program_text(text: str) -> list[PrintedInstruction]:
-    """Those of all modules, in their order; lines that are no instructions are passed over."""
+    """Return the instructions of all modules in their order. Other lines are ignored."""
     instructions = []
     for line in _INSTRUCTION.finditer(text):
         expression, arrow, shape = line["rest"].rpartition(" -> ")
@@ -62,7 +62,7 @@ def read_program_text(text: str) -> list[PrintedInstruction]:
             operator = "@param"
         symbol = _SYMBOL.search(expression)
         size = 0
-        for found in _SHAPE.finditer(shape):  # Those of a tuple; none where a dimension varies.
+        for found in _SHAPE.finditer(shape):  # A tuple has several shapes, a varying dimension none.
             dimensions = [int(dimension) for dimension in found["dims"].split(",") if dimension.strip()]
             size += math.prod(dimensions) * ELEMENT_BYTES.get(found["type"], 0)
         kernel = symbol["symbol"] if symbol else ""
@@ -71,21 +71,21 @@ def read_program_text(text: str) -> list[PrintedInstruction]:
 
 
 def allocated_bytes(instructions: Iterable[PrintedInstruction]) -> int:
-    """What a compiled program for a GPU allocates once, to work in; 0 where the target allocates as it runs."""
+    """Return the working memory that a compiled GPU program allocates once; 0 = the target allocates during runs."""
     return sum(one.bytes for one in instructions if one.operator.endswith(_ALLOCATION))
 
 
 def plain_operator(operator: str) -> str:
-    """The name without the target's: ref::add -> add."""
+    """Remove the target's prefix: ref::add -> add."""
     for prefix in _MODULE_PREFIXES:
         operator = operator.removeprefix(prefix)
     return operator
 
 
 def fused_operators(symbol: str, known: frozenset[str]) -> tuple[str, ...]:
-    """The operators that a kernel's name is made of: mlir_convolution_add_relu -> convolution, add, relu.
+    """Return the operators in a fused kernel's name: mlir_convolution_add_relu -> convolution, add, relu.
 
-    `known`: names of operators, for those that have an underscore themselves; the rest of the name is split at each.
+    `known`: the operator names that may contain underscores. The rest of the name is split at each underscore.
     """
     words = symbol.removeprefix("mlir_").removesuffix("_kernel").split("_")
     found: list[str] = []
