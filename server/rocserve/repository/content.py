@@ -1,7 +1,7 @@
-"""Reads what a model is to be: its definition, the files that it was read from, and the versions wanted.
+"""Reads the content of a model's folder: the model's definition, its files and the versions to serve.
 
-A load request may bring a configuration and files that take the place of those in the repository; a model whose files
-do not lie there as a model's should has a private folder of the server.
+A load request may bring a configuration and files that replace the repository's. Models whose files do not lie in a
+model folder get a private folder of the server.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _PRIVATE_PREFIX = "rocserve-model-"
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
     config: str | None = None
-    """A ModelConfig as JSON; None = the one in the repository."""
+    """A ModelConfig as JSON; None = the configuration in the repository."""
     files: Mapping[PurePosixPath, bytes] = field(default_factory=dict)
-    """By the path in the model's folder; when there are any, no file of the repository is used."""
+    """By path in the model's folder. If there are any, no file of the repository is used."""
 
 
 def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str | bytes]) -> LoadParameters:
-    """Raises: ServeError INVALID_ARGUMENT for an unknown parameter, a wrong type or a path that is not allowed;
-    INTERNAL for files without a configuration."""
+    """Parse the parameters of a load request. Raises ServeError: INVALID_ARGUMENT for an unknown parameter, a wrong
+    type or a forbidden path; INTERNAL for files without a configuration."""
     config: str | None = None
     files: dict[PurePosixPath, bytes] = {}
     for key, value in parameters.items():
@@ -79,18 +79,18 @@ def wrong_type(key: str, expected: str) -> ServeError:
 
 
 class PrivateFolder:
-    """`folder` goes when nothing refers to this object any more."""
+    """Holds a temporary folder of the server and removes it when no reference to this object is left."""
 
     def __init__(self, name: str) -> None:
-        """Blocks on the disk. Raises: OSError."""
+        """Blocks on the disk. Raises OSError."""
         temporary = TemporaryFolder(_PRIVATE_PREFIX)
         weakref.finalize(self, temporary.remove)
         self.folder = temporary.path / name
         self.folder.mkdir()
 
     def open_to_workers(self) -> None:
-        """Workers of another user may read what is in it, whatever the umask; others would have to know its name.
-        Raises: OSError."""
+        """Let workers of another user read the files, whatever the umask. Other processes would have to know the
+        folder's name. Raises OSError."""
         self.folder.parent.chmod(0o711)
         for folder, _, files in os.walk(self.folder):
             Path(folder).chmod(0o755)
@@ -105,11 +105,12 @@ class ModelContent:
     definition: ModelDefinition
     scan: ModelScan
     wanted: frozenset[int]
-    """The versions that the version policy serves."""
+    """Versions that the version policy selects."""
     shared_key: str
-    """Differs where what all versions depend on does: folder, files, configuration but for the version policy."""
+    """Digest of everything that all versions depend on: folder, other files, and the configuration without its version
+    policy."""
     private_folder: PrivateFolder | None = None
-    """Where its files are when that is not the repository; it lasts as long as this content."""
+    """Where the files lie if not in a repository; exists as long as this content."""
 
     @property
     def model(self) -> ModelKey:
@@ -117,14 +118,14 @@ class ModelContent:
         return qualified(self.scan.namespace, self.definition.name)
 
     def key(self, version: int) -> str:
-        """Two contents with the same key load the same version."""
+        """Return a version's key; equal keys load the same."""
         return f"{self.shared_key} {version} {self.scan.versions[version].fingerprint}"
 
 
 def make_content(
     definition: ModelDefinition, scan: ModelScan, private_folder: PrivateFolder | None = None
 ) -> ModelContent:
-    # The message, not the file's bytes: a comment is no change, and an override has no file.
+    # The digest is of the message because a comment is no change, and a request's configuration has no file.
     message = deepcopy(definition.message)
     message.ClearField("version_policy")
     digest = hashlib.blake2b(message.SerializeToString(deterministic=True), digest_size=16)
@@ -135,20 +136,20 @@ def make_content(
 
 @dataclass(frozen=True, slots=True)
 class ContentReader:
-    """Its methods block on the disk: call them in a thread."""
+    """Reads model folders. The methods block on the disk: call them in a thread."""
 
     registry: BackendRegistry
     settings: RepositorySettings
 
     def remove_left(self) -> None:
-        """Remove what servers that were killed have left of their own models' folders."""
+        """Remove private folders that killed servers have left."""
         remove_left(_PRIVATE_PREFIX)
 
     def read(
         self, scan: ModelScan, parameters: LoadParameters = IN_REPOSITORY, name: str | None = None
     ) -> tuple[ModelContent, ...]:
-        """The models of a folder. `name`: the model that `parameters` are for. Raises: ServeError: the folder must not
-        be read, or what it says is wrong."""
+        """Read the models of a folder. `name`: the model that `parameters` belong to. Raises ServeError if the folder
+        is refused or its configuration is wrong."""
         if scan.refusal:
             raise invalid_argument(scan.refusal)
         if parameters == IN_REPOSITORY:
@@ -172,16 +173,15 @@ class ContentReader:
         return contents
 
     def read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
-        """A model that no folder of a repository defines: its configuration, and its file, which is in `root`; an
-        ensemble has none. Raises: ServeError: the configuration is wrong."""
+        """Define a model outside of the repositories by its configuration and its file in `root`; None for an ensemble.
+        Raises ServeError if the configuration is wrong."""
         version = PurePosixPath("1")
         scan, private = self._write(name, {version: None} if file is None else {version / file.name: file}, root)
         reading = FolderReading(private.folder, self.registry, name, repository=root)
         return tuple(make_content(definition, scan, private) for definition in reading.definitions(written))
 
     def read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
-        """Models that are made for another one, by the files of their folders. Raises: ServeError: they cannot be
-        written, or what they say is wrong."""
+        """Define generated models from their files. Raises ServeError if they cannot be written or are wrong."""
         contents: list[ModelContent] = []
         for model in made:
             scan, private = self._write(model.name, model.files)
@@ -191,8 +191,8 @@ class ContentReader:
     def _write(
         self, name: str, files: Mapping[PurePosixPath, bytes | Path | None], root: Path | None = None
     ) -> tuple[ModelScan, PrivateFolder]:
-        """A model's folder with these files, or links to files in `root`; None: an empty folder. Raises: ServeError
-        INTERNAL when they cannot be written."""
+        """Write a model's folder. A value is a file's content, a link's target in `root`, or None for an empty folder.
+        Raises ServeError (INTERNAL) if the disk refuses."""
         try:
             private = PrivateFolder(name)
             for path, data in files.items():
@@ -215,7 +215,7 @@ class ContentReader:
         return scan_model(scan, (root.resolve(),), self.settings.max_folder_entries), private
 
     def _request(self, scan: ModelScan, parameters: LoadParameters, name: str) -> ConfigRequest:
-        """The request's configuration beside what the repository says of the model."""
+        """Combine the request's configuration with the repository's definition of the model, if there is one."""
         request = ConfigRequest(parameters.config or "", brings_files=bool(parameters.files))
         if not scan.versions and not scan.config_files:
             return request
@@ -248,7 +248,7 @@ class ContentReader:
             preprocess=self.settings.preprocess if single is not None else "",
         )
         if scan.is_root and not reading.renames:
-            # It is named by its configuration: how a repository that is itself a model was mounted says nothing.
+            # The folder's name says nothing, because it depends on how the volume was mounted.
             own = replace(reading, repository=None).written().models[0].name
             reading = replace(reading, name=own or scan.name)
         most = self.settings.max_model_versions

@@ -1,6 +1,6 @@
-"""Decides when a change of files counts: when two scans, the settle time apart, have seen the same.
+"""Debounces file changes: a change counts when two scans, the settle time apart, see the same files.
 
-Times are seconds of any steady clock. Fingerprints are equal or not, never newer: a copy may carry old times.
+Times are seconds of any steady clock. Fingerprints are only compared for equality, because a copy may carry old times.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ _Name = TypeVar("_Name", bound=str)
 
 
 class Debounce(Generic[_Name]):
-    """Follows the fingerprints of named things; None = the thing is absent."""
+    """Tracks the fingerprints of names; None = absent."""
 
     def __init__(self, settle_seconds: float) -> None:
         self._settle_seconds = settle_seconds
         self._settled: dict[_Name, Hashable] = {}
         self._candidates: dict[_Name, tuple[Hashable | None, float]] = {}
-        """Fingerprints, and when the scan that first saw each had ended."""
+        """Each unsettled fingerprint, and the end of the scan that first saw it."""
         self._is_first = True
 
     @property
     def unsettled(self) -> frozenset[_Name]:
-        """What differs from what was last settled, and may still be changing."""
+        """The names that differ from their last settled state."""
         return frozenset(self._candidates)
 
     def observe(
@@ -34,8 +34,8 @@ class Debounce(Generic[_Name]):
         fingerprints: Mapping[_Name, Hashable],
         is_old: Callable[[_Name], bool] = lambda _: False,
     ) -> frozenset[_Name]:
-        """Take in a scan that lasted from `began` to `ended`; returns the names whose change now counts. `is_old`: what
-        has not changed for so long that it counts at the first scan."""
+        """Record a scan that lasted from `began` to `ended`. Returns the names whose change counts now. `is_old`:
+        whether a name has been unchanged for so long that it counts in the first scan."""
         changed = set()
         is_first, self._is_first = self._is_first, False
         for name in self._settled.keys() | self._candidates.keys() | fingerprints.keys():
@@ -54,18 +54,18 @@ class Debounce(Generic[_Name]):
         return frozenset(changed)
 
     def accept(self, name: _Name, fingerprint: Hashable | None) -> None:
-        """Count this as settled without waiting."""
+        """Count this fingerprint as settled immediately."""
         self._candidates.pop(name, None)
         self._settled.pop(name, None)
         if fingerprint is not None:
             self._settled[name] = fingerprint
 
     def reopen(self, name: _Name) -> None:
-        """Let its next settled state count as a change, even if it is what it was."""
+        """Count the next settled state as a change, even if it equals the previous one."""
         self._settled[name] = object()
 
     def due(self) -> float | None:
-        """The earliest time at which a scan could settle something; None while nothing is unsettled."""
+        """Return the earliest time at which a scan could settle a name; None while all are settled."""
         if not self._candidates:
             return None
         return min(since for _, since in self._candidates.values()) + self._settle_seconds

@@ -1,5 +1,5 @@
-"""Plans which engine runs a version, on which workers (its instance groups, as processes and threads), and which engine
-takes its place."""
+"""Engine plans: choose the engine of a version, its workers (instance groups as processes and threads), and the engine
+that replaces a failed one."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ _Loaded = TypeVar("_Loaded")
 _DEFAULT = InstanceGroup(name="", kind=InstanceKind.AUTO, count=1)
 
 _LONGEST_WARNING = 300
-"""Characters; the log and the metadata have all of it."""
+"""Characters shown in the index; the log and the metadata have the whole text."""
 
 SMALL_MODEL_BYTES = 4 << 20
-"""A copy takes less memory than a worker does without it, and an engine is done so soon that threads of one process
-would mostly wait for each other's Python: four of them made a quarter of the requests that one made."""
+"""A copy of a model of this size takes less memory than a worker. Its engine is so fast that threads of one process
+mostly wait for the interpreter's lock: four threads answered a quarter of one thread's requests."""
 
 
 Places = Sequence[tuple[InstanceKind, Sequence[int]]]
-"""Of each instance group: the kind that it has in the end (KIND_AUTO has become KIND_GPU or KIND_CPU), and its GPUs."""
+"""Each instance group's final kind (KIND_AUTO replaced by KIND_GPU or KIND_CPU) and its GPUs."""
 
 
 def plan_workers(
     config: ModelConfig, choice: EngineChoice, machine: Machine, model_bytes: int
 ) -> tuple[Sequence[WorkerPlan], Places]:
-    """The workers of all groups that are not passive, and the places of all. `model_bytes`: of the version's files.
+    """Plan the workers of all groups that are not passive, and the places of all groups. `model_bytes`: size of the
+    version's files.
 
-    On the CPU a group is one worker with `count` threads where the engine is thread-safe and the model not small, else
-    `count` workers. On GPUs it is `count` workers for each of its `gpus`, or of all that there are; a group of
-    KIND_AUTO is on the GPUs only where the choice says so. Of KIND_MODEL it is `count` workers, each with all GPUs,
-    where the engine takes that; else it is as KIND_AUTO. Raises: ServeError: INVALID_ARGUMENT, there would be too many;
-    or a group asks for a GPU that the engine cannot have. It is never served by the CPU instead unless the group says
-    KIND_AUTO or KIND_CPU, or the parameter `engine` "auto".
+    On the CPU a group is one worker with `count` threads if the engine is thread-safe and the model not small, else
+    `count` workers. On GPUs it is `count` workers for each of its `gpus`, or for all present GPUs. A group of KIND_AUTO
+    uses GPUs only if the engine's choice allows it. A group of KIND_MODEL is `count` workers with all GPUs each if the
+    engine supports it, else it is treated as KIND_AUTO. Raises ServeError (INVALID_ARGUMENT) if there are too many
+    instances, or if a group asks for a GPU that the engine cannot use. The CPU replaces a GPU only if the group says
+    KIND_AUTO or KIND_CPU, or the parameter `engine` is "auto".
     """
     plans: list[WorkerPlan] = []
     places: list[tuple[InstanceKind, Sequence[int]]] = []
@@ -60,10 +61,10 @@ def plan_workers(
         gpus = () if has_all else _gpus_of_group(group, name, config, choice, machine)
         kind = InstanceKind.GPU if gpus else InstanceKind.CPU
         places.append((group.kind, group.gpus) if is_model else (kind, gpus))
-        # Counted before any is planned: a number costs nothing to write.
+        # Counted before the plans are created, because a huge `count` costs nothing to write.
         used_gpus.update(gpus)
         asked[kind] += group.count * max(len(gpus), 1)
-        # Any number may be named where GPUs cannot be listed.
+        # If GPUs cannot be listed, the configuration may name any number.
         most = machine.most_instances(max(1, min(len(used_gpus), len(machine.gpus))) if gpus else 0)
         if asked[kind] > most:
             raise invalid_argument(
@@ -74,7 +75,7 @@ def plan_workers(
         shares = not gpus and choice.engine.thread_safe and model_bytes > SMALL_MODEL_BYTES
         devices: list[int | None] = [gpu for gpu in gpus or (None,) for _ in range(1 if shares else group.count)]
         for instance, device in enumerate(devices):
-            # Without a host policy Triton takes that of the device's own name.
+            # Without a host policy Triton uses the policy with the device's name.
             own = "model" if is_model else "cpu" if device is None else f"gpu_{device}"
             plan = WorkerPlan(
                 InstanceKind.MODEL if has_all else kind,
@@ -94,7 +95,7 @@ def plan_workers(
 def _gpus_of_group(
     group: InstanceGroup, name: str, config: ModelConfig, choice: EngineChoice, machine: Machine
 ) -> Sequence[int]:
-    """Empty: it is on the CPU."""
+    """Return the group's GPUs; empty = the group runs on the CPU."""
     absent = sorted(set(group.gpus) - set(machine.gpus)) if machine.gpus else ()
     if absent:
         raise invalid_argument(
@@ -130,25 +131,25 @@ def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """An engine, and all that its workers are started with."""
+    """The engine of a version, with everything that starts its workers."""
 
     engine: EngineSpec
     reason: str
-    """Why it is this one; goes on after "engine onnxruntime: "."""
+    """Why this engine was chosen; follows "engine onnxruntime: "."""
     workers: Sequence[WorkerPlan]
     loader: tuple[str, ...]
-    """The words before the interpreter in the workers' command."""
+    """Words before the interpreter in the workers' command."""
     fallback: EngineChoice | None
-    """What may take its place when it cannot load the model."""
+    """The engine to try if this one cannot load the model."""
     model_bytes: int
-    """Of the version's files."""
+    """Size of the version's files."""
     places: Places = ()
     replaces: str = ""
-    """The engine whose place this one has taken; "" = it is the one that was wanted."""
+    """The engine that was planned first and failed; "" = this is the first one."""
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """For the model's metadata."""
+        """The plan's facts for the model's metadata."""
         facts = {"engine": self.engine.name, "engine_reason": self.reason}
         if self.replaces:
             facts["engine_replaces"] = self.replaces
@@ -156,7 +157,7 @@ class EnginePlan:
 
     @property
     def warning(self) -> str:
-        """Shown beside the model's state in the index; "" = nothing out of the ordinary."""
+        """Shown next to the model's state in the repository index; "" = the first engine runs."""
         if not self.replaces:
             return ""
         reason = self.reason
@@ -171,28 +172,28 @@ def _place(worker: WorkerPlan) -> str:
 
 
 def plan_engine(definition: ModelDefinition, version_folder: Path, machine: Machine) -> EnginePlan:
-    """The engine that the configuration and the machine lead to. Blocks on the disk. Raises: ServeError: the engine
-    that is asked for cannot be had here, an instance cannot have its GPU, or the files cannot be read."""
+    """Choose the engine for a configuration on this machine. Blocks on the disk. Raises ServeError if the requested
+    engine is unavailable, an instance cannot get its GPU, or the files cannot be read."""
     backend, flat = definition.backend, definition.flat
     assert backend is not None, "an ensemble has no engine"
     try:
         files = flat.files(version_folder) if flat is not None and flat.is_alone else version_folder.rglob("*")
         model_bytes = sum(file.stat().st_size for file in files if file.is_file())
-    except OSError as error:  # They may be taken away meanwhile.
+    except OSError as error:  # The files may be removed meanwhile.
         raise invalid_argument(f"the version's files cannot be read: {error.strerror}") from None
     return _plan(definition, backend.engine_for(definition.config, machine), machine, model_bytes)
 
 
 class EngineFailed(ServeError):
-    """The engine could not load the model, or not warm it up; another might."""
+    """The engine could not load or warm up the model; another engine might."""
 
 
 async def load_on_engine(
     order: LoadOrder, machine: Machine, load: Callable[[EnginePlan], Awaitable[_Loaded]], log: logging.Logger
 ) -> _Loaded:
-    """Load by the plan that the configuration and the machine lead to; where its engine fails, on the one that takes
-    its place. `load`: raises EngineFailed in the engine's own words. Raises: ServeError: what `plan_engine` or `load`
-    raises; or that the engine failed, with why no other has loaded it."""
+    """Load on the planned engine, and on its fallback if it fails. `load` raises EngineFailed with the engine's error.
+    Raises ServeError from `plan_engine` or `load`, or the engine's failure with the reason why no fallback has loaded
+    the model."""
     definition = order.definition
     plan = await asyncio.to_thread(plan_engine, definition, order.folder, machine)
     before = ""
@@ -202,7 +203,7 @@ async def load_on_engine(
         except EngineFailed as failed:
             error = ServeError(failed.code, failed.text)
         instead = "" if plan.fallback is None else plan.fallback.engine.name
-        # A file or a configuration that is wrong is so to the same engine elsewhere, too.
+        # A wrong file or configuration fails on the same engine's other device too.
         is_hopeless = instead == plan.engine.name and error.code is StatusCode.INVALID_ARGUMENT
         if plan.fallback is None or is_hopeless:
             raise ServeError(error.code, f"engine {plan.engine.name}: {error.text}{before}") if before else error
@@ -229,6 +230,6 @@ class Fallback:
     model: str
     version: int
     engine: str
-    """What was to run it."""
+    """The engine that was planned."""
     replaced_by: str
-    """What runs it instead."""
+    """The engine that runs the model."""

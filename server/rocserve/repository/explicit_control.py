@@ -1,4 +1,4 @@
-"""Explicit mode: models are loaded and unloaded by request. Also loads all of them once, in mode none."""
+"""Explicit control: loads and unloads models by request. In mode none, also loads all models once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rocserve.repository.table import ModelTable
 
 ALL_MODELS = "*"
 _ATTEMPTS = 5
-"""How often a load begins anew because the model's files change under it."""
+"""Attempts of a load whose files change meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What a folder says, beside what a load request says."""
+    """The contents of a folder, combined with the load request's parameters."""
 
     folder: ModelScan
     contents: Sequence[ModelContent]
@@ -36,13 +36,13 @@ class _Reading:
 
     @property
     def members(self) -> Set[ModelKey]:
-        """The keys of those of its ensembles, but for its own models."""
+        """The keys of the ensembles' members that other folders define."""
         members = {member for content in self.contents for member in members_of(content.definition.config)}
         return members - {content.model for content in self.contents}
 
 
 class ExplicitControl:
-    """All calls are made on the loop's thread."""
+    """Loads and unloads models by request. All calls are made on the loop's thread."""
 
     def __init__(self, context: LifecycleContext, table: ModelTable, remotes: RemoteRepositories) -> None:
         self._context = context
@@ -51,10 +51,10 @@ class ExplicitControl:
         self._names = table.names
         self._remotes = remotes
         self._locks: WeakValueDictionary[ModelKey, asyncio.Lock] = WeakValueDictionary()
-        """By the folders' keys; each held while its models load."""
+        """By the folders' keys. A lock is held while its folder's models load."""
 
     async def load_at_start(self, names: Iterable[str]) -> dict[str, str]:
-        """Load these models, and all that are there for "*"; returns what could not be found, with the reason."""
+        """Load these models; "*" = all that exist. Returns the reason for each model that was not found."""
         scan = await self._context.scanner.run()
         wanted: dict[ModelKey, None] = {}
         for name in names:
@@ -77,9 +77,9 @@ class ExplicitControl:
         return missing
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
-        """Load a model, and the members of an ensemble; goes on even if the caller is cancelled. Raises: ServeError:
-        what Triton answers when the load fails; the index has more of the reason; RequestRefused: what the parameters
-        ask for is not a client's to say."""
+        """Load a model and an ensemble's members. The load goes on if the caller is cancelled. Raises ServeError with
+        Triton's answer to a failed load, of which the repository index has more details; RequestRefused if clients may
+        not use these parameters."""
         parsed = parse_load_parameters(name, parameters)
         if parsed.files and not self._context.settings.allow_remote_files:
             raise RequestRefused(
@@ -91,7 +91,7 @@ class ExplicitControl:
         )
 
     def unload(self, name: str, unload_dependents: bool) -> None:
-        """Unload a model, and with `unload_dependents` the members of an ensemble that no other one needs."""
+        """Unload a model; with `unload_dependents` also an ensemble's members that no other ensemble needs."""
         models = [self._models[key] for key in self._names.keys(name, self._models)]
         while models:
             model = models.pop()
@@ -102,7 +102,7 @@ class ExplicitControl:
                 models += members - needed
 
     def _keys(self, name: str, scan: RepositoryScan) -> Sequence[ModelKey]:
-        """The models of a name, of each repository where those are namespaces; the name itself where there is none."""
+        """Return the keys of a name: one for each repository if repositories are namespaces, else the name itself."""
         if not self._names.namespaces:
             return (ModelKey(name),)
         return self._names.keys(name, dict.fromkeys((*scan.models, *self._models))) or (ModelKey(name),)
@@ -111,7 +111,7 @@ class ExplicitControl:
         if not name or "/" in name or "\0" in name or name in (".", ".."):
             raise _not_polled(name)
         await self._remotes.take({name})
-        # All others are as they were scanned last: what has changed of those that are loaded too is found by the load.
+        # All other folders keep their last scan. If a loaded file has changed, the load itself notices.
         owners = (self._table.folder_of(key) for key in self._names.keys(name, self._models))
         folders = {name, *(self._names.bare(owner) for owner in owners if owner is not None)}
         scanner = self._context.scanner
@@ -123,8 +123,9 @@ class ExplicitControl:
                     await self._context.residents.bring(version)
 
     async def _load(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> ManagedModel:
-        """Load a model; of an ensemble first the members, at any depth, that do not serve, beside each other but for
-        those that are members of each other. A member's failure shows at the ensemble. Raises: ServeError."""
+        """Load a model, and first the members of an ensemble, at any depth, that do not serve. Members load at the
+        same time unless one is a member of the other. A failed member is reported through its ensemble. Raises
+        ServeError."""
         readings, members = await self._read_with_members(key, parameters, scan)
         loads: dict[ModelKey, asyncio.Task[ManagedModel]] = {}
         for each in innermost_first(members):
@@ -137,14 +138,14 @@ class ExplicitControl:
         try:
             return await own
         finally:
-            # Its error's traceback holds this frame, and through it the files that a request may have brought.
+            # The error's traceback holds this frame, and so the files that a request may have sent.
             del own
 
     async def _read_with_members(
         self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan
     ) -> tuple[Mapping[ModelKey, _Reading], Mapping[ModelKey, Set[ModelKey]]]:
-        """What the folders say of a model and of all that are to be loaded with it; and which members of each do not
-        serve, some of which may not be there. Raises: ServeError: of the model itself."""
+        """Read the folders of a model and of all models to load with it. Returns the readings, and the members of each
+        that do not serve, even if no folder defines them. Raises ServeError if the model itself cannot be read."""
         readings = {key: await self._read(key, parameters, scan)}
         members: dict[ModelKey, Set[ModelKey]] = {}
         tried = {key}
@@ -162,12 +163,13 @@ class ExplicitControl:
         return readings, members
 
     def _not_serving(self, members: Set[ModelKey], scan: RepositoryScan) -> Set[ModelKey]:
-        """Those of their names that are to be loaded, of each repository where those are namespaces, as Triton does."""
+        """Return the keys of members to load. With namespaces these are the members' names in every repository, as in
+        Triton."""
         keys = (key for member in members for key in self._keys(self._names.bare(member), scan))
         return {key for key in keys if not self._is_serving(key)}
 
     async def _read_members(self, keys: Sequence[ModelKey], scan: RepositoryScan) -> Mapping[ModelKey, _Reading]:
-        """What the folders of members say; those that cannot be read are left out, and the log has why."""
+        """Read the folders of members. Unreadable members are logged and left out."""
         works = (self._read(key, IN_REPOSITORY, scan) for key in keys)
         readings: dict[ModelKey, _Reading] = {}
         for key, outcome in zip(keys, await asyncio.gather(*works, return_exceptions=True), strict=True):
@@ -178,7 +180,7 @@ class ExplicitControl:
         return readings
 
     def _tell_failure(self, error: BaseException) -> None:
-        """Of a member."""
+        """Log a member's failure."""
         if not isinstance(error, ServeError):
             raise error
         self._context.log.error("a member could not be loaded: %s", error.text)
@@ -186,8 +188,8 @@ class ExplicitControl:
     async def _load_alone(
         self, key: ModelKey, reading: _Reading, before: Collection[asyncio.Task[ManagedModel]]
     ) -> ManagedModel:
-        """Let the models of a folder become what it says, once `before` has ended; over again when files change
-        meanwhile. Raises: ServeError: the model of this key is not loaded."""
+        """Load the models of a folder after the tasks `before`. Starts again if files change meanwhile. Raises
+        ServeError if the model of this key is not loaded."""
         if before:
             await asyncio.wait(before)
         models: list[ManagedModel] = []
@@ -204,7 +206,7 @@ class ExplicitControl:
                     await asyncio.sleep(self._context.settings.settle_seconds)
                     reading = await self._read(key, reading.parameters, await self._context.scanner.run())
             finally:
-                # Nothing else waits for the files of those whose folder is gone, or goes on changing.
+                # A folder that is gone or keeps changing gets no other load.
                 for model in models:
                     model.stop_loading()
         name = self._names.bare(key)
@@ -214,7 +216,7 @@ class ExplicitControl:
             if error is not None:
                 raise error
         finally:
-            # Its traceback holds this frame, and through it the files that a request may have brought.
+            # The traceback holds this frame, and so the files that a request may have sent.
             del error
         return own[0]
 
@@ -240,7 +242,7 @@ class ExplicitControl:
         raise _not_polled(name)
 
     async def _read(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> _Reading:
-        """Raises: ServeError."""
+        """Read the folder that defines a model. Raises ServeError."""
         name = self._names.bare(key)
         folder = await self._find_folder(key, parameters, scan)
         try:

@@ -1,11 +1,11 @@
-"""Hot reload: changes of the repositories are served once they have settled.
+"""Hot reload: serves changes of the repositories as soon as they have settled.
 
-A change goes this way: a notification or the poll interval makes `scan` scan the folders that may have changed. The
-debounce finds those that have settled; they are read in a thread. The table lets their models become what they say:
-each loads its versions beside those that serve, and swaps them (model.py, version.py).
+A notification or the poll interval makes `scan` scan the folders that may have changed. The debounce finds the folders
+that have settled. Reader threads read them. The table gives each model its new content, and the model loads its
+versions next to the serving ones and swaps them (model.py, version.py).
 
-With notifications only the folders that they name are scanned, and those that are young or have not settled; the same
-after each poll interval. All folders are scanned as often as that costs little, for changes without a notification.
+With notifications, and after each poll interval, only the folders of the notifications and the unsettled folders are
+scanned. All folders are scanned as often as that costs little, to find changes that came without a notification.
 """
 
 from __future__ import annotations
@@ -29,37 +29,36 @@ from rocserve.repository.watch import UNWATCHED_POLL_SECONDS
 
 _SPACING_SECONDS = 0.05
 _SHARE_OF_TIME = 4.0
-"""A scan is followed by a pause this many times as long, however much is being written."""
+"""Pause after a scan, in multiples of the scan's duration, however many notifications come."""
 _POLLS_SHARE = 0.005
-"""Of a CPU's time: with thousands of folders scans of all of them are further apart than they were asked to be. An idle
-server of 10,000 models takes 1.3 % without them, and is to stay below 2."""
+"""Share of one CPU that full scans may use: thousands of folders are scanned less often than the poll interval asks. An
+idle server of 10,000 models uses 1.3 % of a CPU without full scans, and must stay below 2 %."""
 _PAUSE_AFTER_ERROR_SECONDS = 1.0
 _OLD_SECONDS = 2.0
-"""Files that have not changed for this long before the server started are not being copied."""
+"""Nobody copies files that had not changed for this long before the server started."""
 _SCANS_WHILE_UNSETTLED = 5
-"""How often, within the settle time, to scan what has not settled."""
+"""Scans of an unsettled folder within the settle time."""
 _READERS = 4
-"""Threads that read folders: one that takes long, as files with checksums may, keeps none of the others waiting. They
-share one interpreter, so more would only make each other wait."""
+"""Threads that read folders. Several, because a folder whose files are checksummed takes long and must not delay the
+others. More than four would only wait for the interpreter's lock."""
 _READING_SECONDS = 0.02
-"""What a thread reads in this time is taken at once, and published once."""
+"""A thread hands over its results after this time, and they are published together."""
 
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """The last scan of a folder, and what became of it."""
+    """The last scan of a folder, and the result of reading the folder."""
 
     scan: ModelScan
     is_due: bool = False
-    """It is being read, or is to be."""
+    """The folder is queued for reading, or is being read."""
     failure: Failure | None = None
     retry: asyncio.Task[None] | None = None
 
 
 class HotReload:
-    """Scans the repositories whenever something in them changed, or may have. Where changes are taken up by themselves,
-    reads the folders that have settled; one that cannot be read is tried again, later and later. All calls are made on
-    the loop's thread."""
+    """Scans the repositories when something in them has changed or may have changed. In polling mode, reads the folders
+    that have settled, and retries unreadable folders with growing pauses. All calls are made on the loop's thread."""
 
     def __init__(self, context: LifecycleContext, table: ModelTable) -> None:
         self._context = context
@@ -68,11 +67,10 @@ class HotReload:
         self._scan_seconds = 0.0
         self._scan_all_at = 0.0
         self._readings: dict[ModelKey, _Reading] = {}
-        """By the folder's key."""
         self._due: deque[_Reading] = deque()
         self._readers: set[asyncio.Task[None]] = set()
         self._blocked: dict[_Reading, ModelKey] = {}
-        """By another folder's model, which has the name of one of theirs."""
+        """Folders that define a model of a taken name, with that name."""
         self._unsubscribe = table.subscribe(self._retry_blocked)
 
     async def run(self) -> None:
@@ -93,7 +91,7 @@ class HotReload:
                 await asyncio.sleep(max(_SPACING_SECONDS, _SHARE_OF_TIME * self._scan_seconds))
 
     async def scan(self) -> float:
-        """One scan; returns when the next is due at the latest."""
+        """Scan once. Returns the time at which the next scan is due at the latest."""
         clock, scanner = asyncio.get_running_loop().time, self._context.scanner
         changed = self._context.watch.take()
         began = clock()
@@ -112,12 +110,13 @@ class HotReload:
             self._scan_all_at = ended + min(poll_seconds, UNWATCHED_POLL_SECONDS)
         elif changed is None:
             self._scan_all_at = poll_at
-        # In explicit mode scans serve the index alone.
+        # Under explicit control scans only keep the repository index current.
         due = self._settle(scan, began, ended) if self._context.is_polling else math.inf
         return min(poll_at, self._scan_all_at, due)
 
     def _settle(self, scan: RepositoryScan, began: float, ended: float) -> float:
-        """Take up what has settled; returns when the next scan is due for what has not."""
+        """Take over the folders that have settled. Returns the time at which the unsettled ones must be scanned
+        next."""
         settle_seconds = self._context.settings.settle_seconds
         old_ns = time.time_ns() - int(max(_OLD_SECONDS, settle_seconds) * 1e9)
         fingerprints = {name: model.fingerprint for name, model in scan.models.items()}
@@ -128,8 +127,8 @@ class HotReload:
             for name in sorted(settled):
                 self._follow(name, scan.models.get(name))
         due = self._debounce.due()
-        # Notifications may come late (watchdog holds back half of a rename), and what goes and comes back again and
-        # again must not be taken for gone because two scans happened to miss it.
+        # Notifications may come late (watchdog holds back half of a rename). And a folder that keeps disappearing and
+        # reappearing must not count as gone because two scans happened to miss it.
         return math.inf if due is None else min(due, ended + settle_seconds / _SCANS_WHILE_UNSETTLED)
 
     def is_reading(self, folder: ModelKey) -> bool:
@@ -137,7 +136,7 @@ class HotReload:
         return reading is not None and reading.is_due
 
     async def wait(self) -> None:
-        """Return when all that has settled is read."""
+        """Return when all settled folders are read."""
         while self._readers:
             await asyncio.wait(set(self._readers))
 
@@ -149,7 +148,7 @@ class HotReload:
                 task.cancel()
 
     def _follow(self, folder: ModelKey, scan: ModelScan | None) -> None:
-        """The folder has settled as this; None: it is gone."""
+        """Queue a settled folder for reading. `scan`: None = the folder is gone."""
         previous = self._readings.pop(folder, None)
         if previous is not None:
             self._blocked.pop(previous, None)
@@ -164,7 +163,7 @@ class HotReload:
         self._read_soon(reading)
 
     def _retry_blocked(self, changed: Collection[ModelKey]) -> None:
-        """Read again at once what was refused for the name of a model that is gone."""
+        """Read a refused folder again as soon as the model that had taken its name is gone."""
         for reading, name in tuple(self._blocked.items()):
             if name in changed and self._table.folder_of(name) is None:
                 self._blocked.pop(reading)
@@ -178,7 +177,7 @@ class HotReload:
         if len(self._readers) < _READERS:
             task = self._context.background.start(self._read(), "reading of model folders")
             self._readers.add(task)
-            # Also of one that is cancelled before it begins.
+            # A callback, because a task that is cancelled before it begins never runs its own code.
             task.add_done_callback(self._readers.discard)
 
     async def _read(self) -> None:
@@ -189,18 +188,18 @@ class HotReload:
                     # The folder may have changed again meanwhile.
                     if self._readings.get(reading.scan.key) is reading:
                         self._take(reading, outcome)
-        # At once: what is due from now on needs another reader.
+        # Before this task ends, because a folder queued from now on needs a new reader.
         self._readers.difference_update(filter(None, (asyncio.current_task(),)))
 
     def _read_some(self) -> list[tuple[_Reading, Sequence[ModelContent] | Exception]]:
-        """Blocks on the disk."""
+        """Read queued folders for a short time. Runs in a thread; blocks on the disk."""
         outcomes: list[tuple[_Reading, Sequence[ModelContent] | Exception]] = []
         until = time.monotonic() + _READING_SECONDS
         while time.monotonic() < until:
             try:
                 reading = self._due.popleft()
             except IndexError:
-                break  # Another thread has taken the last.
+                break  # Another thread took the last one.
             try:
                 outcomes.append((reading, self._context.reader.read(reading.scan)))
             except Exception as error:
@@ -215,7 +214,7 @@ class HotReload:
                 raise outcome
             self._table.take(reading.scan.key, outcome)
         except Exception as error:
-            # Its traceback holds all objects of the reading.
+            # The traceback would keep all objects of the reading alive.
             foreseen = error.with_traceback(None) if isinstance(error, ServeError) else None
             foreseen = foreseen or internal(f"{type(error).__name__}: {error}")
             if isinstance(error, NameTaken):

@@ -1,4 +1,5 @@
-"""Keeps what the parameter `preprocess` asks for beside each model that is served; see config.image_models."""
+"""Image models: keeps the models that the parameter `preprocess` asks for next to each served model; see
+config.image_models."""
 
 from __future__ import annotations
 
@@ -21,31 +22,31 @@ from rocserve.repository.table import ModelTable, NameTaken
 
 @dataclass(slots=True, eq=False)
 class _Making:
-    """What is made for one model."""
+    """The image models of one model."""
 
     config: ModelConfig | None = None
-    """As the version is served that it is made for."""
+    """The served configuration that they are made for."""
     content: ModelContent | None = None
-    """What the model was last taken for."""
+    """The model's content at the last review."""
     made: tuple[MadeModel, ...] = ()
     blocked_by: ModelKey | None = None
-    """The key of a model that has one of the names, and is another folder's. The folder may have others besides, and
-    stay when it goes."""
+    """Key of a model in another folder that has one of the names. The folder may define more models and outlive this
+    one."""
     task: asyncio.Task[None] | None = None
 
 
 class ImageModels:
-    """All calls are made on the loop's thread."""
+    """Makes and removes image models as the served models change. All calls are made on the loop's thread."""
 
     def __init__(self, context: LifecycleContext, table: ModelTable) -> None:
         self._context = context
         self._table = table
         self._makings: dict[ModelKey, _Making] = {}
-        """By the key of the model that they are for."""
+        """By the key of the model that they are made for."""
         self._unsubscribe = table.subscribe(self._review)
 
     async def wait(self, keys: Collection[ModelKey]) -> None:
-        """Return when nothing is being made for these models, and what was made is loaded or has failed."""
+        """Return when all image models of these models are loaded or have failed."""
         while tasks := [
             task for key in keys if key in self._makings and (task := self._makings[key].task) and not task.done()
         ]:
@@ -53,11 +54,11 @@ class ImageModels:
         await wait_for_loads([model for key in keys for model in self._table.models_of(_folder(key))])
 
     def folders(self) -> Set[ModelKey]:
-        """As the table knows those of all that are made."""
+        """Return the table's folder keys of all image models."""
         return {_folder(key) for key in self._makings}
 
     def stop(self) -> None:
-        """Make nothing any more."""
+        """Make no more image models."""
         self._unsubscribe()
         for making in self._makings.values():
             if making.task is not None:
@@ -72,7 +73,7 @@ class ImageModels:
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
                 making = self._makings.setdefault(key, _Making())
                 is_free_again = making.blocked_by is not None and self._is_free(making.blocked_by, key)
-                # The model was loaded again: a client that has unloaded one of its image models wants it back.
+                # The model was loaded again, so its unloaded image models are wanted again.
                 is_wanted_back = making.content is not model.content and self._lacks_some(key, making)
                 is_due = making.config is not config or is_free_again or is_wanted_back
                 making.config, making.content = config, model.content
@@ -89,7 +90,7 @@ class ImageModels:
                 self._table.drop(_folder(key))
 
     def _is_free(self, name: ModelKey, key: ModelKey) -> bool:
-        """Whether an image model of `key` may have it."""
+        """Whether an image model of `key` may have this name."""
         return self._table.folder_of(name) in (None, _folder(key))
 
     def _lacks_some(self, key: ModelKey, making: _Making) -> bool:
@@ -98,7 +99,7 @@ class ImageModels:
     async def _take(self, key: ModelKey, content: ModelContent, config: ModelConfig, making: _Making) -> None:
         try:
             made = await asyncio.to_thread(self._made, content.definition, config)
-            # Nothing is loaded anew because a version has been replaced by one like it.
+            # A version that was replaced by an equal one needs no new image models.
             if made != making.made or self._lacks_some(key, making):
                 contents = await asyncio.to_thread(self._context.reader.read_made, made, content.scan.namespace)
                 self._table.take(_folder(key), contents, at_once=True)
@@ -109,7 +110,7 @@ class ImageModels:
             self._table.reject(_folder(key), Failure(error), ModelKey(f"{key}_image"))
 
     def _made(self, definition: ModelDefinition, config: ModelConfig) -> tuple[MadeModel, ...]:
-        """Blocks on the disk. Raises: ServeError."""
+        """Make the image models. Blocks on the disk. Raises ServeError."""
         file = self._context.settings.labels
         if file is not None:
             return image_models(config, read_names(ModelFolder(file.parent, file.resolve().parent), file.name))
@@ -117,5 +118,5 @@ class ImageModels:
 
 
 def _folder(key: ModelKey) -> ModelKey:
-    """In the catalogue; no folder of a repository has such a name."""
+    """Return a folder key for the table that no real folder has."""
     return ModelKey(f"/{key}_image")

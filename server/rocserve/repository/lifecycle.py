@@ -1,5 +1,5 @@
-"""What the lives of models and versions are made of: loaded versions, what loads them and when, what has failed and is
-tried again, and their tasks."""
+"""Parts that models and versions of a repository share: load slots, retries of failures, background tasks, and the
+context that holds them."""
 
 from __future__ import annotations
 
@@ -35,50 +35,48 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 OVERDUE_PER_SLOT = 4
-"""Loads that may go on without their slot, for each slot: what hangs must not keep others from loading, and what takes
-long for want of memory or of CPUs must not be joined by ever more."""
+"""Loads that may run on without their slot, for each slot. More than 0, because a hanging load must not block the
+others. Bounded, because loads that are slow for lack of memory or CPUs must not become ever more."""
 _RETRIES_A_SECOND = 1.0
 _BURST = 8
-"""Retries that may come at once after a time without any."""
+"""Retries that may run in a row after a time without any."""
 
 
 class LoadedVersion(ServedVersion, Protocol):
-    """A version that is loaded, warmed and answers requests until `unload`."""
+    """A version that is loaded, warmed up and answers requests until `unload`."""
 
     @property
     def available(self) -> bool:
-        """Whether it can answer now; False while all its workers are being restarted."""
+        """Whether the version can answer now; False while all its workers are restarting."""
 
     @property
     def status_reason(self) -> str:
-        """What is wrong with it, or goes on beside it, for the repository index ("restarting: worker killed by signal
-        9"); "" = nothing."""
+        """What is wrong with the version, or still runs in the background, for the repository index ("restarting:
+        worker killed by signal 9"); "" = nothing."""
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """Of an ensemble: whether a member makes it decoupled. Called on the loop, before it is published."""
+        """Of an ensemble: note whether a member makes it decoupled. Called on the loop, before the version is
+        published."""
 
     async def unload(self) -> None:
-        """Take no more requests, finish those that are queued or running, then end the workers."""
+        """Refuse new requests, finish queued and running ones, then end the workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """One version to load."""
-
     definition: ModelDefinition
     version: int
     folder: Path
-    """The version's."""
+    """The version's folder."""
     content: str = ""
-    """Two loads with the same one load the same; "" = nothing else loads it."""
+    """Key of what is loaded: two loads of one key load the same files. "" = no other load loads these files."""
     on_change: Callable[[], None] = lambda: None
-    """Called, from any thread, whenever `available` changes, or `status_reason` because something is wrong or no longer
-    is."""
+    """Called from any thread when `available` changes, and when a problem of `status_reason` appears or ends."""
     on_progress: Callable[[str], None] = lambda _: None
-    """Called on the loop while the load lasts, with what it is at in one line ("" = nothing worth telling); later
-    `status_reason` says what still goes on beside the version."""
+    """Called on the loop during the load with what the load is doing, one line; "" = nothing to report. After the load
+    `status_reason` reports what still runs."""
     told: set[str] = field(default_factory=set)
-    """What the log has been warned of already, by another load of the same."""
+    """Warnings that loads of the same content have logged."""
 
     @property
     def name(self) -> str:
@@ -86,14 +84,15 @@ class LoadOrder:
 
 
 LoadVersion = Callable[[LoadOrder], Awaitable[LoadedVersion]]
-"""Loads one version and warms it up. Cancelling the call ends the load and frees all that it took.
+"""Loads one version and warms it up. Cancelling the call ends the load and frees all its resources.
 
-Raises ServeError where the version cannot be served; its text is the reason in the repository index."""
+Raises ServeError if the version cannot be served; its text is the reason in the repository index.
+"""
 
 
 class FilesChanged(ServeError):
-    """The files are not what they were when the load began. `is_followed`: new ones are taken up by themselves; `file`:
-    the last that changed, "" = it is not known."""
+    """A version's files changed during its load. `is_followed`: the server loads the new files by itself. `file`: the
+    file that changed last; "" = unknown."""
 
     def __init__(self, is_followed: bool, file: str = "") -> None:
         which = f" ('{printable_name(file)}' last)" if file else ""
@@ -105,21 +104,21 @@ class FilesChanged(ServeError):
 
 
 class BackgroundTasks:
-    """Runs tasks beside their starter, and loses none."""
+    """Runs tasks next to their starter and logs their failures."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
-        """Run `work`; an unforeseen exception goes to the log."""
+        """Run `work` as a task; an unexpected exception is logged."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def wait(self) -> None:
-        """Return when none is running, those counted that were started meanwhile."""
+        """Return when no task runs, including tasks started meanwhile."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
@@ -127,25 +126,24 @@ class BackgroundTasks:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, ServeError):
-            # Foreseen: its text says all, and the task's starter has it.
+            # Expected: the text says all, and the task's starter gets the error.
             self._log.info("%s failed: %s", task.get_name(), error.text)
         elif error is not None:
             self._log.error("%s failed: %r", task.get_name(), error, exc_info=error)
 
 
 class LoadSlots:
-    """Bounds how many models load beside each other, without letting those that take long, or fail again and again,
-    keep the others waiting."""
+    """Bounds how many models load at the same time. Loads that take long or fail repeatedly do not block the others."""
 
     def __init__(self, count: int, patience_seconds: float) -> None:
-        """`patience_seconds`: after these a load lets the next begin beside it."""
+        """`patience_seconds`: after this time a load lets the next one begin next to it."""
         self._free = count
         self._first: deque[asyncio.Future[None]] = deque()
         self._later: deque[asyncio.Future[None]] = deque()
-        """What has failed before waits for a slot behind what is new."""
+        """Retries wait for a slot behind first loads."""
         self.patience_seconds = patience_seconds
         self._places = asyncio.Semaphore(count * OVERDUE_PER_SLOT)
-        """Of loads that have handed their slots on; without one an overdue load keeps its slot."""
+        """Permits of overdue loads that have passed their slots on. Without a permit an overdue load keeps its slot."""
 
     @property
     def all_taken(self) -> bool:
@@ -153,9 +151,9 @@ class LoadSlots:
 
     @contextlib.asynccontextmanager
     async def taken(self, compiles: bool, is_retry: bool = False) -> AsyncIterator[None]:
-        """Wait for a slot and have it. `compiles`: a program is compiled first, mostly by a process of low priority and
-        within bounds of its own; any number of such loads hand their slots on. `is_retry`: the same has failed before;
-        what is new goes first."""
+        """Wait for a slot and hold it. `compiles`: the load compiles a program first, usually in a bounded process of
+        low priority; such loads need no permit to pass their slots on. `is_retry`: the same content has failed before;
+        first loads go first."""
         if self._free:
             self._free -= 1
         else:
@@ -165,7 +163,7 @@ class LoadSlots:
                 await waiter
             except asyncio.CancelledError:
                 if not waiter.cancelled():
-                    # It came together with the cancellation.
+                    # The slot came together with the cancellation.
                     self._release()
                 raise
         handing_on = asyncio.ensure_future(self._hand_on(compiles))
@@ -178,7 +176,7 @@ class LoadSlots:
                 self._places.release()
 
     async def _hand_on(self, compiles: bool) -> None:
-        """Let the next begin beside a load that is overdue."""
+        """Let the next load begin while this one is overdue."""
         await asyncio.sleep(self.patience_seconds)
         if not compiles:
             await self._places.acquire()
@@ -198,14 +196,14 @@ class LoadSlots:
 class Failure:
     error: ServeError
     content: str = ""
-    """The key of the content that failed."""
+    """Key of the content that failed."""
     attempts: int = 1
     retry_at: float | None = None
-    """time.monotonic() of the next try; None = only when the files change."""
+    """time.monotonic() of the next try; None = not before the files change."""
 
     @property
     def text(self) -> str:
-        """The reason as the index shows it."""
+        """Return the reason as the repository index shows it."""
         if self.retry_at is None:
             return self.error.text
         seconds = math.ceil(max(0.0, self.retry_at - time.monotonic()))
@@ -218,15 +216,16 @@ class Failure:
 
 @dataclass(slots=True)
 class RetryPolicy:
-    """Pauses that double from `first_seconds` up to `longest_seconds`; switched on and off for all who have it."""
+    """Doubles the pauses between retries from `first_seconds` up to `longest_seconds`. The server switches it on after
+    the start."""
 
     first_seconds: float
     longest_seconds: float
     enabled: bool = True
 
     def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
-        """Seconds until the next try after this many failed ones; None = it is not tried again by itself. Never less
-        than the last try took: what fails after an hour of compiling is not to be at it all the time."""
+        """Return the seconds until the next try after failed ones; None = no retry. Never less than the last try took:
+        a load that fails after an hour of compiling must not compile all the time."""
         if not self.enabled:
             return None
         pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
@@ -240,16 +239,15 @@ class RetryPolicy:
         took_seconds: float = 0.0,
         can_pass: bool = True,
     ) -> Failure:
-        """Record a failure; attempts count on only while the content stays the same. `can_pass`: it may succeed another
-        time."""
+        """Record a failure. Attempts count as long as the content stays the same. `can_pass`: a later try may
+        succeed."""
         attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
         pause = self.pause(attempts, took_seconds) if can_pass else None
         return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)
 
 
 class Retries:
-    """Bounds how many failed models are tried again in a time, over the whole server: a thousand broken folders must
-    not keep it from the good ones."""
+    """Bounds the rate of retries of the whole server: a thousand broken folders must not delay the good ones."""
 
     def __init__(self, a_second: float = _RETRIES_A_SECOND, burst: int = _BURST) -> None:
         self._pause_seconds = 1 / a_second
@@ -257,8 +255,8 @@ class Retries:
         self._turn = asyncio.Lock()
 
     def add(self, failure: Failure, callback: Callable[[], None]) -> asyncio.Task[None] | None:
-        """Call back when the next try is due, as soon as the retries that were due before allow it; unless it is
-        cancelled. None: there is no next try."""
+        """Call back when the next try is due and earlier due retries have run. Cancelling the task prevents the call.
+        Returns None if there is no next try."""
         if failure.retry_at is None:
             return None
         work = self._run(failure.retry_at - time.monotonic(), callback)
@@ -273,7 +271,7 @@ class Retries:
 
 
 class LifecycleContext:
-    """What the models of a repository and their versions share."""
+    """Shares the parts of a repository among its models and versions."""
 
     def __init__(
         self,
@@ -283,7 +281,7 @@ class LifecycleContext:
         residents: ResidentModels | None,
         log: logging.Logger,
     ) -> None:
-        """`residents`: None: all versions are loaded, and stay."""
+        """`residents`: None = every version is loaded and stays loaded."""
         self.settings = settings
         self.load = load
         self.residents = residents
@@ -300,15 +298,15 @@ class LifecycleContext:
 
     @property
     def is_polling(self) -> bool:
-        """Whether changes of files are taken up by themselves."""
+        """Whether the server loads changed files by itself."""
         return self.settings.control_mode is ControlMode.POLL
 
     async def check_unchanged(self, scan: ModelScan, version: int) -> None:
-        """After a load. Raises: FilesChanged: what it has read of is another by now; where changes are followed, it is
-        read again when it has settled."""
+        """Check after a load that the files are still the scanned ones. In polling mode changed files are loaded again
+        after they have settled. Raises: FilesChanged."""
         if await self.scanner.is_unchanged(scan, version):
             return
-        # Nobody follows files that clients have named.
+        # Nobody watches files outside the repositories, which a client's load request may name.
         is_followed = self.is_polling and any(scan.folder.is_relative_to(root) for root in self.scanner.roots)
         if is_followed:
             self.debounce.reopen(scan.key)

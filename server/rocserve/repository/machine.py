@@ -1,4 +1,4 @@
-"""What the server knows of the machine that it runs on."""
+"""The machine that the server runs on: its GPUs, installed engines and CPU cores."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _NODES = Path("/sys/devices/system/node")
 _CORES = "cpu-cores"
 _NODE = "numa-node"
 _HIGHEST_CORE = (1 << 16) - 1
-"""Above what Linux can be built for."""
+"""Higher than any core's number that Linux supports."""
 _INSTANCES_A_CPU = 8
-"""Instances that compute need one CPU each; those that wait, for other models or services, may share one."""
+"""Bound of the instances: computing instances need one CPU each, waiting instances may share one."""
 _INSTANCES_A_GPU = 64
-"""Each is a process with a context of the GPU, which takes hundreds of MB of its memory."""
+"""Bound of the instances: each is a process with a GPU context of hundreds of MB."""
 
 
 class ThisMachine:
-    """Implements backends.base.Machine. Each question is answered anew, in milliseconds: what is installed while the
-    server runs is there for the next load. Loads no engine."""
+    """Implements backends.base.Machine. Nothing is cached, so software that is installed later is found by the next
+    load; each query takes milliseconds. Loads no engine."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class ThisMachine:
         most_instances: int | None = None,
         nodes: Path = _NODES,
     ) -> None:
-        """`host_policies`: policy, setting, value. `most_instances`: of a model; None = by the number of CPUs or GPUs.
-        `nodes`: the folder in which Linux describes NUMA nodes."""
+        """`host_policies`: policy, setting, value. `most_instances`: of one model; None = by the number of CPUs or
+        GPUs. `nodes`: the folder in which Linux describes NUMA nodes."""
         self._settings = settings
         self._most_instances = most_instances
         self._nodes = nodes
@@ -72,9 +72,9 @@ class ThisMachine:
         return find_installation(self._settings).loader if engine.needs_migraphx else ()
 
     def cores(self, policy: str) -> Sequence[int]:
-        """The cores of a policy, ascending: those of `cpu-cores`, else those of `numa-node`; empty = no policy of that
-        name, so any. Raises: ServeError: INVALID_ARGUMENT, a setting cannot be read; INTERNAL, this machine has no such
-        node or cores."""
+        """Return a policy's cores, ascending: its `cpu-cores`, else those of its `numa-node`; empty = no such policy,
+        so any core. Raises ServeError: INVALID_ARGUMENT for an unreadable setting; INTERNAL if this machine lacks the
+        node or the cores."""
         settings: Mapping[str, str] = self._host_policies.get(policy, {})
         if _CORES in settings:
             wanted = {core for part in settings[_CORES].split(",") for core in _range(part)}

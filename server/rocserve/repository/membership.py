@@ -1,4 +1,4 @@
-"""Whether an ensemble fits the members that are served now."""
+"""Checks whether an ensemble fits the members that are served now."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Served = Mapping[str, ServedModel]
 
 
 def members_of(config: ModelConfig) -> tuple[ModelKey, ...]:
-    """The keys of an ensemble's members, each once."""
+    """Return the keys of an ensemble's members, each once."""
     return tuple(dict.fromkeys(step.member for step in config.ensemble_steps))
 
 
 def review(
     key: ModelKey, config: ModelConfig, served: Served, ensembles: Mapping[ModelKey, ModelConfig]
 ) -> tuple[ServeError | None, bool]:
-    """Why an ensemble cannot run with the models served now, and whether it answers a request any number of times.
-    `ensembles`: all of them, by their keys, as `key` is."""
+    """Return why an ensemble cannot run with the models served now (None = it can), and whether it is decoupled.
+    `ensembles`: the configurations of all ensembles."""
     found = ((step.member, find_member(step, served)) for step in config.ensemble_steps)
     members = {name: None if member is None else member.config for name, member in found}
     try:
@@ -42,13 +42,13 @@ def review(
 
 
 def outermost(members: Mapping[ModelKey, Iterable[ModelKey]]) -> tuple[ModelKey, ...]:
-    """The models that are no member of another of them; all of them when each is (a circle)."""
+    """Return the models that are no member of another one; all of them if each is (a circle)."""
     inner = {member for each in members.values() for member in each}
     return tuple(key for key in members if key not in inner) or tuple(members)
 
 
 def innermost_first(members: Mapping[ModelKey, Iterable[ModelKey]]) -> Iterable[ModelKey]:
-    """All models that have members here, each behind those of them that are here too, but in a circle."""
+    """Return all models of the mapping, members before the models that use them. A circle has no such order."""
     found: dict[ModelKey, None] = {}
     begun: set[ModelKey] = set()
     waiting = list(members)

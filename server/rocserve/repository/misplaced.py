@@ -1,5 +1,5 @@
-"""Finds model files that lie where nothing is served from, and configurations that are not read; names the commands
-that repair it."""
+"""Advice on misplaced files: finds model files in folders that are not served, and unread configurations, and names the
+commands that repair them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pathlib import Path, PurePosixPath
 from rocserve.config.model_folder import is_version_name
 
 _COMMON_SUFFIXES = ("", ".py", ".json", ".pb")
-"""Such a file is a model's only under its right name."""
+"""Endings that many other files have too; such a file is a model only under its full name."""
 _UNREAD_CONFIGS = ("config.yaml", "config.yml", "config.json")
 _HUGGING_FACE = (".safetensors", "pytorch_model.bin")
 _VERSION_WITH_LETTER = re.compile(r"[vV]0*(\d+)")
 
 
 def model_filename(file: str, known: Sequence[str]) -> str:
-    """What a version folder would hold the file as; "" where it is no model. `known`: the backends' file names."""
+    """Return the name that a model file must have in its version folder; "" = not a model file. `known`: the backends'
+    file names."""
     name = PurePosixPath(file).name
     if name in known:
         return name
@@ -28,14 +29,14 @@ def model_filename(file: str, known: Sequence[str]) -> str:
 
 
 def advice_on_stray(file: Path, filename: str) -> str:
-    """Of a model file in a repository, `filename` being what its version folder is to hold."""
+    """Return advice on a model file directly in a repository. `filename`: its name in a version folder."""
     return f"'{file}' is not served: each model has a folder; {_move(file.parent / file.stem, 1, (file,), filename)}"
 
 
 def advice_on_folder(
     folder: Path, paths: Collection[str], versions: Collection[int], known: Sequence[str]
 ) -> tuple[str, ...]:
-    """Of a model's folder; nothing where it is as it is to be. `paths`: of its files, relative to it. `known`: the
+    """Return advice on a model's folder; empty if all is well. `paths`: its files, relative to it. `known`: the
     backends' file names."""
     found = [_in_version(folder, version, paths, known) for version in versions]
     if not versions:
@@ -94,7 +95,7 @@ def _without_versions(folder: Path, paths: Collection[str], known: Sequence[str]
 
 
 def _with_weights(folder: Path, path: str, paths: Collection[str]) -> list[Path]:
-    """Weights beside a model go with it, under the names that it knows them by."""
+    """Return the model's file and its weights, which must move together under their names."""
     weights = sorted(each for each in paths if each.startswith(path) and each != path)
     return [folder / each for each in (path, *weights)]
 

@@ -1,4 +1,5 @@
-"""The life of one model: which of its versions are loaded, kept and retired, and what the index says of them."""
+"""The life of one model: decides which of its versions are loaded, kept and retired, and reports them to the repository
+index."""
 
 from __future__ import annotations
 
@@ -23,42 +24,42 @@ if TYPE_CHECKING:
     from rocserve.repository.table import ModelTable
 
 _UNLOADED_SHOWN = 32
-"""How many unloaded versions of a model the index goes on showing."""
+"""Unloaded versions of a model that the repository index still shows."""
 
 
 class ManagedModel:
-    """One model by its name. All calls are made on the loop's thread; queries may come from any, so that they read what
-    may go once."""
+    """Loads, serves and retires the versions of one model. All calls are made on the loop's thread. Properties and
+    queries may come from any thread, so they read each changing attribute only once."""
 
     def __init__(self, key: ModelKey, table: ModelTable) -> None:
-        """`key`: unique within the server, where its name may not be."""
+        """`key` is unique within the server; with namespaces the name is not."""
         self.key = key
         self.name = table.names.bare(key)
         self.folder: ModelKey | None = None
-        """The key of the one that defines it; None: it is no more in the repository."""
+        """Key of the folder that defines the model; None = the repository no longer has it."""
         self.content: ModelContent | None = None
         self.context = table.context
         self._table = table
         self.on_version_change = functools.partial(table.publish_soon, key)
         self._is_late = table.is_started
-        """It turned up after the server's first loads, so that its first load makes nothing unready."""
+        """The model appeared after the server's first loads, so its first load makes nothing unready."""
         self.is_extra = table.is_started and table.context.is_polling
-        """Nobody relies on it before it has served: its failure makes nothing unready."""
+        """No client relies on the model before it has served, so its failure makes nothing unready."""
         self._is_told_missing = False
-        """The log has said that nothing of it is served."""
+        """The log says that nothing of the model is served."""
         self._versions: Mapping[int, ManagedVersion] = {}
-        """Ascending. Replaced, and never changed: other threads read it."""
+        """In ascending order. Replaced, never changed, because other threads read it."""
         self._problem: Failure | None = None
-        """Why the content that is there now cannot be used at all."""
+        """Why the current content cannot be used at all."""
         self._gate: Failure | None = None
-        """Why this ensemble cannot be loaded as long as its members are as they are."""
+        """Why this ensemble cannot be loaded with its present members."""
         self._is_waiting_for_members = False
         self._lacks_files_of_members = False
-        """The members that this ensemble misses lack only their files, which have not come yet."""
+        """The only members that this ensemble lacks are waiting for their files."""
         self._is_load_due = False
-        """This ensemble's content is to be loaded as soon as its members allow it."""
+        """This ensemble's content must be loaded as soon as its members allow it."""
         self._is_rejected = False
-        """`content` is not what is there now, which cannot be used."""
+        """The folder's present content cannot be used; `content` is an earlier one."""
 
     @property
     def is_ensemble(self) -> bool:
@@ -72,7 +73,7 @@ class ManagedModel:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a version is being loaded, or an ensemble waits for a member that is."""
+        """Whether a version is being loaded, or an ensemble waits for a member that is being loaded."""
         return self._is_waiting_for_members or self.has_running_loads
 
     @property
@@ -89,16 +90,16 @@ class ManagedModel:
 
     @property
     def lacks_files(self) -> bool:
-        """Whether it waits to be brought files: there is no version to load, and never was; or it is an ensemble that
-        misses only members which do. Then nothing has failed."""
+        """Whether the model waits for its files: it has never had a version, or it is an ensemble that lacks only such
+        members. Waiting is no failure."""
         content = self.content
         if content is None or self._is_rejected or self._versions:
             return False
         return self._lacks_files_of_members if content.scan.versions else self._problem is not None
 
     def apply(self, content: ModelContent, *, at_once: bool = False) -> None:
-        """Let the model become this; what is served stays until what replaces it is ready. `at_once`: load again even
-        what has just failed."""
+        """Replace the model's content. A served version stays until its successor is ready. `at_once`: load even
+        content that has just failed."""
         self.content = content
         self._is_rejected = False
         if at_once:
@@ -111,7 +112,7 @@ class ManagedModel:
         self.reconcile()
 
     def reject(self, problem: Failure) -> None:
-        """The content that is there now cannot be used. What is served stays."""
+        """Note that the current content cannot be used. Served versions stay."""
         self._problem = problem
         self._is_rejected = True
         self._is_load_due = False
@@ -121,7 +122,7 @@ class ManagedModel:
         self._publish()
 
     def remove(self) -> None:
-        """Unload all versions; the model may be no more in the repository."""
+        """Unload all versions. The repository may no longer have the model."""
         self.content = None
         self._problem = None
         self._gate = None
@@ -140,12 +141,13 @@ class ManagedModel:
             version.stop_loading()
 
     def unload_retired(self) -> None:
-        """What it served is not offered any more."""
+        """Unload the versions that the serving table no longer offers."""
         for version in self.versions:
             version.unload_retired()
 
     def review_members(self, served: Served, ensembles: Mapping[ModelKey, ModelConfig]) -> None:
-        """Bring this ensemble in line with the models served now. `ensembles`: all of them."""
+        """Compare this ensemble with the models served now, and load it if they allow it. `ensembles`: the
+        configurations of all ensembles."""
         content = self.content
         assert content is not None, "an ensemble has content"
         for version in self.versions:
@@ -169,7 +171,7 @@ class ManagedModel:
             self._want_versions(content)
 
     def served_model(self) -> ServedModel | None:
-        """What the serving table says of the model; None = nothing, of one that is gone and never served."""
+        """Return the model's entry in the serving table; None if the model is gone and never served."""
         if self.content is None and self._problem is None and not self._versions:
             return None
         versions = {
@@ -184,13 +186,13 @@ class ManagedModel:
         return namespace_of(self.key, self.name)
 
     def entries(self) -> list[IndexEntry]:
-        """Its rows of the repository index."""
+        """Return the model's rows of the repository index."""
         rows = [version.entry() for version in self.versions]
         problem = self.problem_text()
         if not problem:
             return rows
         if self.lacks_files and not self.is_ensemble:
-            # As Triton shows what it has never loaded.
+            # Triton shows a model that was never loaded without a version and a state.
             return [IndexEntry(self.name, "", "", problem)]
         if not self.is_serving:
             state = VersionState.LOADING if self._is_waiting_for_members else VersionState.UNAVAILABLE
@@ -208,7 +210,8 @@ class ManagedModel:
         ]
 
     def is_ready(self) -> bool:
-        """Whether all that is relied on is served: neither newer content nor a new model makes anything unready."""
+        """Whether everything that clients rely on is served. A failed newer content or a failed new model makes nothing
+        unready."""
         if self.lacks_files or self.is_extra:
             return True
         versions = [version for version in self.versions if not version.is_unloaded]
@@ -226,23 +229,25 @@ class ManagedModel:
         return self._gate is None
 
     def serves_all(self) -> bool:
-        """Triton's strict readiness: each version serves, but for those that were unloaded on purpose."""
+        """Whether each version serves, except versions unloaded on purpose: Triton's strict readiness."""
         versions = [version for version in self.versions if not version.is_unloaded]
         return not self.problem_text() and all(version.state is VersionState.READY for version in versions)
 
     def failure_text(self) -> str:
-        """Why nothing of the model is served; "" when something is, or when it is not known to have failed."""
+        """Return why nothing of the model is served; "" if a version serves or no failure is known."""
         if self.is_serving or self.lacks_files:
             return ""
         texts = [f"version {version.number}: {version.reason}" for version in self.versions if version.failure]
         return self.problem_text() or "; ".join(texts)
 
     def untold_failure(self) -> str:
-        """`failure_text`, but "" where the log has had it: failed loads and unreadable folders are logged at once."""
+        """Return `failure_text` if it is not in the log yet: failed loads and unreadable folders are logged when they
+        happen."""
         return "" if self._is_rejected or any(version.failure for version in self.versions) else self.failure_text()
 
     def load_error(self) -> ServeError | None:
-        """The answer to the client that asked for the load, in Triton's words; None = all that is wanted is served."""
+        """Return the error for the client that asked for the load, in Triton's words; None if all wanted versions are
+        served."""
         content = self.content
         if content is None:
             return unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
@@ -262,7 +267,7 @@ class ManagedModel:
         return self._versions.values()
 
     def reconcile(self) -> None:
-        """Bring its versions in line with its content, and make known what it offers."""
+        """Load and retire versions as the content asks, and publish the result."""
         content = self.content
         if content is not None and not self._is_rejected:
             for version in self.versions:
@@ -270,7 +275,7 @@ class ManagedModel:
                     version.stop_loading()
                     version.failure = None
             if content.definition.config.is_ensemble:
-                # Publishing compares it with its members, and starts the load when they fit.
+                # Publishing compares the ensemble with its members, and starts the load when they fit.
                 self._is_load_due = True
             else:
                 self._gate = None
@@ -283,7 +288,7 @@ class ManagedModel:
         self._publish()
 
     def _publish(self) -> None:
-        """Make known what it offers, and say once of a new model that it is not served though others go on."""
+        """Publish the model, and warn once if a new model is not served though the server stays ready."""
         self._table.publish(self.key)
         if not self.is_extra or self._is_told_missing or self.is_loading or not self.failure_text():
             return
@@ -306,7 +311,8 @@ class ManagedModel:
             self._versions[number].want(content)
 
     def _retire_unwanted(self, content: ModelContent) -> None:
-        """Unwanted versions go when all wanted ones serve; those whose folder is gone, when any does."""
+        """Retire unwanted versions when all wanted ones serve. A version whose folder is gone retires when any wanted
+        one serves."""
         wanted = [self._versions[number] for number in content.wanted if number in self._versions]
         serving = [version for version in wanted if version.served is not None]
         replaced = [version for version in serving if version.serves(content)]
@@ -329,13 +335,13 @@ class ManagedModel:
         }
 
     def problem_text(self) -> str:
-        """Why it cannot be loaded; where it `lacks_files`, what to do."""
+        """Return why the model cannot be loaded, or what to do if it `lacks_files`."""
         problem = self._problem or self._gate
         return "" if problem is None else problem.text
 
 
 async def wait_for_loads(models: Iterable[ManagedModel]) -> None:
-    """Return when none of the models has a load running, those counted that begin meanwhile."""
+    """Return when no load of these models runs, including loads that begin meanwhile."""
     watched = tuple(models)
     while tasks := [version.task for model in watched for version in model.versions if version.task is not None]:
         await asyncio.wait(tasks)

@@ -1,4 +1,4 @@
-"""The face of the repository for the rest of the server."""
+"""The model repository's interface for the rest of the server."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rocserve.repository.version import UNLOADED, VersionState
 from rocserve.settings import ControlMode, ReadinessRule, RepositorySettings
 
 _TIMER_SLACK_SECONDS = 0.01
-"""Timers may fire a moment early."""
+"""Timers may fire this much too early."""
 _NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 
 
 class ModelRepository:
-    """The models of the repositories, loaded and not. Queries may come from any thread."""
+    """Starts, loads, unloads and lists all models of the repositories. Queries may come from any thread."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ModelRepository:
         self._table = ModelTable(context, tables)
         self.events = self._table.events
         self._unready: set[ModelKey] = set()
-        """The keys of the models that made the server unready when they changed last."""
+        """Models that made the server unready at their last change."""
         self._table.subscribe(self._review_readiness)
         self._hot_reload = HotReload(context, self._table)
         self._explicit = ExplicitControl(context, self._table, self._remotes)
@@ -59,22 +59,22 @@ class ModelRepository:
         )
         self._scan_task: asyncio.Task[None] | None = None
         self._not_found: Mapping[str, str] = {}
-        """What --load-model named that was not there, with the reason. Replaced, and never changed: other threads read
-        it."""
+        """Models of --load-model that were not found at the start, with the reason. Replaced, never changed, because
+        other threads read it."""
         self._is_stopping = False
 
     async def start(self) -> None:
-        """Begin to follow the repositories; returns when each model that is there has become ready or has failed."""
+        """Start following the repositories. Returns when each present model is ready or has failed."""
         self._table.publish()
         await asyncio.to_thread(self._context.reader.remove_left)
         await self._remotes.open()
         mode = self._settings.control_mode
         if mode is ControlMode.POLL:
-            # A second scan takes in what was still young at the first.
+            # A second scan settles the folders that were too young at the first.
             self._context.retry.enabled = not self._settings.ends_on_failure
             await self._context.watch.renew()
             if self._settings.remotes:
-                # Models that have come are loaded while others still come.
+                # Models that have arrived are loaded while others are still being copied.
                 self._start_scanning()
                 await self._remotes.start(None)
             await self._hot_reload.scan()
@@ -93,7 +93,7 @@ class ModelRepository:
             before = self._settings.loaded_before
             named = self._settings.load_models if before is None else before
             names = named if mode is ControlMode.EXPLICIT else (ALL_MODELS,)
-            # A server that takes another's place serves what that has taken.
+            # A successor serves the models that its predecessor served, even if some are gone.
             taken = () if self._settings.may_lack_models else names
             await self._remotes.start(None if ALL_MODELS in taken else taken)
             missing = await self._explicit.load_at_start(names)
@@ -105,7 +105,7 @@ class ModelRepository:
         self._table.publish(*self._table.models)
 
     def begin_stop(self) -> None:
-        """Take up nothing new and call all loads off, which may have an hour to go; what is served goes on."""
+        """Accept no new work and cancel all loads, which may take an hour. Served models go on."""
         self._is_stopping = True
         if self._scan_task is not None:
             self._scan_task.cancel()
@@ -114,7 +114,7 @@ class ModelRepository:
         self._table.close()
 
     async def stop(self) -> None:
-        """Unload everything: ensembles first, since their requests still need the members; drains all of it."""
+        """Unload all models with a drain, ensembles first because their requests still need the members."""
         self.begin_stop()
         if self._scan_task is not None:
             await asyncio.wait([self._scan_task])
@@ -130,7 +130,7 @@ class ModelRepository:
         await self._context.background.wait()
 
     def index(self, ready_only: bool) -> list[IndexEntry]:
-        """The rows of the repository index, by name and version."""
+        """Return the rows of the repository index, by name and version."""
         models = [model for _, model in sorted(self._table.models.copy().items())]
         if self._table.names.namespaces:
             rows = [replace(row, namespace=model.namespace) for model in models for row in model.entries()]
@@ -138,13 +138,13 @@ class ModelRepository:
             rows = [row for model in models for row in model.entries()]
         if ready_only:
             return [row for row in rows if row.state == VersionState.READY.value]
-        # With namespaces, what has the name of another model is none of its folders.
+        # With namespaces a model of the same name may come from another folder.
         named = set() if self._table.names.namespaces else {row.name for row in rows}
         others = [row for row in self._rows_of_folders() if row.name not in named]
         return sorted(self._remotes.rows(rows + others), key=lambda row: row.name)
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
-        """Load or reload a model; in explicit mode only. Raises: ServeError: with Triton's codes and words."""
+        """Load or reload a model; only under explicit control. Raises ServeError with Triton's codes and words."""
         self._check_explicit()
         try:
             await self._explicit.load(name, parameters)
@@ -154,8 +154,8 @@ class ModelRepository:
             raise
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
-        """Take a model out of service at once and unload it behind; in explicit mode only. Unknown names are fine.
-        Raises: ServeError: UNAVAILABLE in another mode."""
+        """Take a model out of service immediately and unload it in the background; only under explicit control. Unknown
+        names are accepted. Raises ServeError (UNAVAILABLE) in another mode."""
         if self.endpoints.has(name):
             await self.endpoints.unload(name)
             return
@@ -166,18 +166,18 @@ class ModelRepository:
             self._table.publish()
 
     def is_ready(self) -> bool:
-        """Whether the server as a whole may be sent requests."""
+        """Whether the whole server may get requests."""
         if not self._table.is_started or self._is_stopping:
             return False
         if self._settings.readiness is ReadinessRule.STARTED:
             return True
         if self._missing() or self._remotes.lacking():
             return False
-        # Those alone that were not when they changed last: there may be thousands of others.
+        # Only models that were unready at their last change are asked, because there may be thousands of ready ones.
         return all(map(self._is_ready, self._unready.copy()))
 
     def _missing(self) -> Mapping[str, str]:
-        """Those that were not there at the start and have not come since."""
+        """Return the models that were missing at the start and have not appeared since."""
         models, names = self._table.models.copy() if self._not_found else {}, self._table.names
         return {name: text for name, text in self._not_found.items() if not names.keys(name, models)}
 
@@ -186,15 +186,15 @@ class ModelRepository:
             (self._unready.discard if self._is_ready(key) else self._unready.add)(key)
 
     def _is_ready(self, key: ModelKey) -> bool:
-        """Whether a model makes nothing unready."""
+        """Whether a model lets the server be ready."""
         model = self._table.models.get(key)
         if model is None:
             return True
         return model.serves_all() if self._settings.readiness is ReadinessRule.ALWAYS else model.is_ready()
 
     def wanted_models(self) -> list[str]:
-        """The names of those that are to be served, whether or not they can be; not of those that come with another:
-        image models, and members of a chain."""
+        """Return the names of the models that users want served, whether or not that succeeds. Models that come with
+        another model are left out: image models and members of a chain."""
         wanted = {key: model.folder for key, model in self._table.models.items() if model.content is not None}
         made = self._image_models.folders()
         alone = [
@@ -205,23 +205,24 @@ class ModelRepository:
         return sorted({self._table.names.bare(key) for key in alone})
 
     def failed_models(self) -> dict[str, str]:
-        """The models of which nothing is served because it failed, with the reason."""
+        """Return the models that failed and serve nothing, with the reason."""
         models = sorted(self._table.models.copy().items())
         failed: dict[str, str] = {name: text for name, model in models if (text := model.failure_text())}
         return {**self._missing(), **self._remotes.lacking(), **failed}
 
     def tell_failures(self) -> None:
-        """Write to the log what has failed and was not written when it did."""
+        """Log the failures that were not logged when they happened."""
         for name, model in sorted(self._table.models.items()):
             if text := model.untold_failure():
                 self._log.error("model '%s' failed to load: %s", name, text)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back on the loop's thread whenever readiness may have changed, until the returned function is called."""
+        """Call back on the loop's thread whenever readiness may have changed. Calling the returned function ends the
+        subscription."""
         return self._table.subscribe(lambda _: callback())
 
     def scan_soon(self) -> None:
-        """Scan the repositories now instead of when the next scan is due."""
+        """Scan the repositories now."""
         self._context.watch.wake()
 
     def _start_scanning(self) -> None:
@@ -235,14 +236,14 @@ class ModelRepository:
             raise unavailable("Server exiting")
 
     def _rows_of_folders(self) -> list[IndexEntry]:
-        """Rows for the folders of which no model has come yet."""
+        """Return rows for folders that have not defined a model yet."""
         rows = []
         for name, scan in self._context.scanner.latest.models.items():
             if self._table.defines_models(name):
                 continue
             state = reason = ""
             if not self._context.is_polling:
-                # As Triton, which knows folders only.
+                # Triton lists folders only.
                 if scan.is_stray:
                     continue
             elif not scan.looks_like_model and not scan.refusal:
@@ -259,8 +260,8 @@ class ModelRepository:
 
 
 def outcomes(rows: Iterable[IndexEntry]) -> dict[tuple[str, str], bool]:
-    """Whether each model is served, by name and namespace; `rows`: those of the repository index. Models that were not
-    asked for are passed over."""
+    """Return whether each model is served, by name and namespace, from rows of the repository index. Models that nobody
+    wanted are left out."""
     rows = list(rows)
     served = {(row.name, row.namespace) for row in rows if row.state == VersionState.READY.value}
     wanted = {(row.name, row.namespace) for row in rows if row.reason not in ("", UNLOADED)}
@@ -268,7 +269,7 @@ def outcomes(rows: Iterable[IndexEntry]) -> dict[tuple[str, str], bool]:
 
 
 def summary(rows: Iterable[IndexEntry], status_command: str) -> str:
-    """What came of the models that were there at the start, in one line. `status_command`: shows why."""
+    """Describe in one line which models are served. `status_command`: the command that shows the reasons."""
     found = outcomes(rows)
     count = sum(found.values())
     text = f"{count} model{'' if count == 1 else 's'} served"

@@ -1,5 +1,5 @@
-"""Scans a model's folder, apart for its configuration files, its versions and the rest; files by their path, size, time
-and inode, without reading them."""
+"""Scans a model's folder: fingerprints of its configuration files, its versions and its other files. Files are compared
+by path, size, time and inode, and are not read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TEMPORARY_ENDINGS = ("~", ".tmp", ".part", ".swp")
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or folder of this name belongs to a copy, an editor or Python, and is no part of a model."""
+    """Whether a file or folder of this name belongs to a copy, an editor or Python, and is not part of a model."""
     return name.startswith(".") or name.endswith(_TEMPORARY_ENDINGS) or name == "__pycache__"
 
 
@@ -33,15 +33,15 @@ class TooManyEntries(Exception):
 
 
 class FileMark(NamedTuple):
-    """One state of a file. A tuple, since a scan makes one for each file of all models."""
+    """The state of a file at one moment. A tuple for speed, because a scan creates one for each file of all models."""
 
     path: str
-    """Relative to the folder that was walked, with "/", and ending in it for a folder."""
+    """Relative to the scanned folder, with "/"; a folder's path ends in "/"."""
     size: int
     mtime_ns: int
     inode: int
     changed_ns: int
-    """The inode's own time of change, which no copy can set back; not part of the fingerprint."""
+    """The inode's change time, which no copy can set back; not part of the fingerprint."""
     refusal: str = ""
     """Why the file must not be read; "" = it may."""
     is_link: bool = False
@@ -49,20 +49,20 @@ class FileMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FilesScan:
-    """A set of files at one moment."""
+    """The state of a set of files at one moment."""
 
     fingerprint: str
     refusal: str
     """Why the files must not be read; "" = they may."""
     changed_ns: int = field(compare=False)
-    """When one of the files last changed, in nanoseconds since the epoch; 0 without files."""
+    """Last change of any of the files, in nanoseconds since the epoch; 0 without files."""
     changed: str = field(compare=False)
-    """That file."""
+    """Path of the file that changed last."""
     total_bytes: int = field(compare=False)
 
 
 def summarise(marks: Iterable[FileMark]) -> FilesScan:
-    """One fingerprint of files, whatever their order."""
+    """Compute one fingerprint of files, whatever their order."""
     digest = hashlib.blake2b(digest_size=16)
     refusal = changed = ""
     changed_ns = total_bytes = 0
@@ -70,7 +70,7 @@ def summarise(marks: Iterable[FileMark]) -> FilesScan:
         line = f"{mark.path}\0{mark.size}\0{mark.mtime_ns}\0{mark.inode}\0{mark.refusal}\n"
         digest.update(line.encode(errors="surrogateescape"))
         refusal = refusal or mark.refusal
-        # Of a file and its folder, which come with the same time, it is the file.
+        # A file and its new folder may carry the same time; the file's path says more.
         if mark.changed_ns >= changed_ns:
             changed_ns, changed = mark.changed_ns, mark.path
         total_bytes += mark.size
@@ -78,7 +78,8 @@ def summarise(marks: Iterable[FileMark]) -> FilesScan:
 
 
 def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
-    """Why the link `path` must not be followed: it leads out of the resolved folders `allowed`; "" = it may."""
+    """Return why the link `path` must not be followed: it leads out of the resolved folders `allowed`; "" = it may be
+    followed."""
     try:
         target = path.resolve()
     except (OSError, RuntimeError):
@@ -91,11 +92,11 @@ def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
 def walk(
     folder: Path, allowed: tuple[Path, ...], most_entries: int, is_meant: Callable[[str], bool] | None = None
 ) -> Iterator[FileMark]:
-    """The files below a folder, in no order; temporary names are left out. What vanishes meanwhile is not there.
+    """Yield the files below a folder, in no order, without temporary files and files that vanish meanwhile.
 
-    Links within the resolved folders `allowed` are followed; others are refused, as is all that is no regular file.
-    `is_meant` says by their names which of the folder's entries count; None: all, and the folder itself. Raises:
-    TooManyEntries: there are more than `most_entries`; no more of them are scanned.
+    Links within the resolved folders `allowed` are followed. Other links, and everything that is not a regular file,
+    are refused. `is_meant` chooses entries of the folder by their names; None = all entries, and the folder itself.
+    Raises TooManyEntries after `most_entries` entries.
     """
     marks: Iterable[FileMark]
     if is_meant is None:
@@ -124,9 +125,9 @@ def _walk(
             if identity in above:
                 yield _refused(prefix.rstrip("/"), f"'{folder}' is a link to a folder that it is in")
                 return
-            # So that a folder made just now, with nothing in it yet, is young too.
+            # A folder that was made just now and is still empty counts as a change, too.
             yield FileMark(prefix, 0, 0, 0, status.st_ctime_ns)
-            # Each step reads on in the folder, and may fail as well.
+            # The iteration itself reads the folder, and may fail like its opening.
             for entry in entries:
                 if not is_temporary(entry.name):
                     yield from _mark(entry, prefix + entry.name, allowed, above | {identity})
@@ -166,50 +167,50 @@ def _refused(relative: str, refusal: str, is_link: bool = False) -> FileMark:
 
 CONFIG_FILENAMES = (CONFIG_FILENAME, TOML_FILENAME)
 _CONFIG_SUFFIXES = (".pbtxt", ".toml")
-"""A configuration may have another name, if it is the only one."""
+"""A configuration file may have any name if it is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelScan:
-    """The folder of one model at one moment. Two scans are equal when nothing that counts has changed."""
+    """The state of one model's folder at one moment. Equal scans mean that nothing relevant has changed."""
 
     name: str
     folder: Path
     root: Path
-    """The repository that it is in."""
+    """The repository of the folder."""
     config_files: str = ""
     """Fingerprint of the configuration files."""
     other_files: str = ""
-    """Fingerprint of all that is neither configuration nor version."""
+    """Fingerprint of all files outside of the configuration and the versions."""
     versions: dict[int, FilesScan] = field(default_factory=dict)
     refusal: str = ""
     """Why the model must not be loaded from this folder; "" = it may."""
     namespace: str = ""
-    """The repository, where models of several may have the same name."""
+    """The repository's path if repositories are namespaces; else ""."""
     is_root: bool = False
-    """The repository is itself the one model, which its configuration names."""
+    """The repository itself is the folder of the only model. Its configuration names the model."""
     flat: FlatModel | None = None
     """The model file lies directly in the folder, as version 1."""
     looks_like_model: bool = True
-    """Whether there is a configuration, a version or a model file at all."""
+    """Whether the folder has a configuration, a version or a model file."""
     is_stray: bool = False
-    """It is no folder but a model file that lies in the repository."""
+    """A model file that lies directly in the repository, without a folder."""
     advice: tuple[str, ...] = field(default=(), compare=False)
-    """Names files that are not read or served because of where they lie, and the commands that repair it."""
+    """Warnings about files that are not served because of their location, with the commands that repair it."""
     ignored: tuple[str, ...] = ()
-    """Sub-folders that would be versions but for a leading zero, or too many digits."""
+    """Folders that are no versions only because of a leading zero or too many digits."""
     changed_ns: int = field(default=0, compare=False)
-    """When a file last changed, in nanoseconds since the epoch."""
+    """Last change of any file, in nanoseconds since the epoch."""
     changed: str = field(default="", compare=False)
-    """That file, by its path in the folder."""
+    """Path of the file that changed last, relative to the folder."""
     has_links: bool = field(default=False, compare=False)
-    """A part of it, or all, may lie elsewhere."""
+    """The folder or a part of it may lie elsewhere."""
     fingerprint: tuple[object, ...] = field(init=False, repr=False, compare=False)
     """What the debounce compares."""
 
     @property
     def key(self) -> ModelKey:
-        """The folder's name within the server."""
+        """The folder's key within the server."""
         return qualified(self.namespace, self.name)
 
     def __post_init__(self) -> None:
@@ -221,11 +222,11 @@ class ModelScan:
         return self.folder / ("" if self.flat else str(version))
 
     def advised(self, error: ServeError) -> ServeError:
-        """The error, with the commands that may repair it behind it."""
+        """Return the error with the repairing commands appended."""
         return ServeError(error.code, "; ".join((error.text, *self.advice))) if self.advice else error
 
     def same_for(self, version: int, other: ModelScan | None) -> bool:
-        """Whether all that a load of `version` reads is as it is in `other`."""
+        """Whether all files that a load of `version` reads are the same in `other`."""
         return (
             other is not None
             and version in self.versions
@@ -238,14 +239,15 @@ class ModelScan:
 def scan_model(
     model: ModelScan, allowed: tuple[Path, ...], most_entries: int, model_filenames: tuple[str, ...] = ()
 ) -> ModelScan:
-    """Scan a folder for a model, of which `model` says all but what is in it. Blocks on the disk. `allowed` are the
-    resolved folders that links may lead into; `most_entries` the files and folders that it may hold; `model_filenames`
-    those of all backends, for advice on what lies in the wrong place."""
+    """Scan the folder of `model`, which says where it is. Blocks on the disk. `allowed`: resolved folders that links
+    may lead into. `most_entries`: bound of the files and folders in it. `model_filenames`: file names of all backends,
+    for advice on misplaced files."""
     folder, flat = model.folder, model.flat
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     paths = set()
     ignored = set()
-    # This process's standard output and error: to load a model writes to them, and is no change of it.
+    # A redirected standard output of this process is skipped: loading the model writes to it, and that is no change of
+    # the model.
     outputs = {}
     for number in (1, 2):
         with contextlib.suppress(OSError):
@@ -271,7 +273,7 @@ def scan_model(
             f"'{folder}' holds more than {most_entries} files and folders; keep elsewhere what is no part of the model,"
             " or raise --max-folder-entries"
         )
-        # `model` may be an earlier scan, whose files must not pass for what the folder holds now.
+        # Not replace(model): `model` may be an earlier scan, whose files must not count as the folder's present ones.
         return ModelScan(
             model.name, folder, model.root, refusal=refusal, namespace=model.namespace, is_root=model.is_root, flat=flat
         )
@@ -296,7 +298,8 @@ def scan_model(
 
 
 def _part_of(path: str, flat: bool) -> str | int | None:
-    """Which part of a model a file belongs to: a version's number, "config", "other", or None (an ignored version)."""
+    """Return the part of a model that a file belongs to: a version's number, "config", "other", or None (an ignored
+    version)."""
     top, in_folder, _ = path.partition("/")
     if (path.endswith(_CONFIG_SUFFIXES) and not in_folder) or (in_folder and top == CONFIGS_FOLDER):
         return "config"

@@ -1,5 +1,5 @@
-"""Finds the model folders of the repositories, however they are mounted; and what `rocserve serve WHAT` names: one
-model, by its file, the folder of its files or its model folder, or a repository of models."""
+"""Scans the repositories: finds their model folders however they are mounted, and the single model that `rocserve serve
+WHAT` names by a file, by a folder of files or by a model folder."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rocserve.settings import RepositorySettings
 from rocserve.settings.repository import SingleModel, WhatKind
 
 _YOUNG_SECONDS = 60.0
-"""In which a new folder is filled."""
+"""Seconds in which a new folder is still being filled."""
 _CLOCK_SECONDS = 1.0
-"""By which a file system's times may be behind the clock's."""
+"""Seconds by which a file system's times may lag behind the clock."""
 UNPRINTABLE = (
     "the name of the folder '{}' has bytes that are no UTF-8, or characters that cannot be printed; rename the folder"
 )
@@ -34,23 +34,22 @@ UNPRINTABLE = (
 
 @dataclass(frozen=True, slots=True)
 class RepositoryScan:
-    """All repositories at one moment."""
+    """The state of all repositories at one moment."""
 
     models: dict[ModelKey, ModelScan]
-    """By the folder's key, which is its name where there are no namespaces."""
+    """By the folder's key, which is its name without namespaces."""
     unreadable: dict[Path, str]
-    """Repositories that are not there or cannot be read, with the reason; their models are as they were last seen."""
+    """Repositories that are missing or cannot be read, with the reason. `models` keeps their last known models."""
 
 
 class RepositoryScanner:
-    """Scans the repositories in a thread, one scan at a time, and remembers the last. A slow disk keeps its caller
-    waiting alone."""
+    """Scans the repositories in a thread, one scan at a time, and keeps the last scan."""
 
     def __init__(self, settings: RepositorySettings, registry: BackendRegistry, log: logging.Logger) -> None:
         self.roots = tuple(dict.fromkeys(root.absolute() for root in settings.roots))
         self.latest = RepositoryScan({}, {})
         self.cpu_seconds = 0.0
-        """Of the last scan."""
+        """CPU time of the last scan."""
         self._registry = registry
         self._most_entries = settings.max_folder_entries
         self._namespacing = settings.model_namespacing
@@ -61,12 +60,12 @@ class RepositoryScanner:
         self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
         self._is_model_filename = re.compile("|".join(map(translate, self._model_filenames))).match
         self._seen: dict[Path, dict[str, ModelScan]] = {root: {} for root in self.roots}
-        """By the names of what lies in the repository."""
+        """By the entry's name in the repository."""
         self._devices: dict[Path, int] = {}
         self._made_ns = time.time_ns() - int(_CLOCK_SECONDS * 1e9)
 
     async def run(self, changed: Collection[Path] | None = None) -> RepositoryScan:
-        """See `scan`."""
+        """Run `scan` in a thread, and log what changed in the repositories' state."""
         async with self._lock:
             before, self.latest = self.latest, await asyncio.to_thread(self.scan, changed)
             scan = self.latest
@@ -74,14 +73,14 @@ class RepositoryScanner:
         return scan
 
     async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
-        """Whether all that a load of the version reads is still as it was scanned."""
+        """Whether all files that a load of the version reads are still the scanned ones."""
         try:
             return scan.same_for(version, await asyncio.to_thread(self.rescan, scan))
         except OSError:
             return False
 
     async def last_changed(self, scan: ModelScan) -> str:
-        """The file of the model that has changed last, by its path in the folder; "" = it is gone."""
+        """Return the path of the model's file that changed last, relative to its folder; "" = the folder is gone."""
         try:
             now = await asyncio.to_thread(self.rescan, scan)
         except OSError:
@@ -89,8 +88,7 @@ class RepositoryScanner:
         return "" if now is None else now.changed
 
     def scan(self, changed: Collection[Path] | None = None) -> RepositoryScan:
-        """Every model folder of every repository, or of those that were seen before only what is `changed`. Blocks on
-        the disk."""
+        """Scan all repositories. `changed`: the folders to scan again; None = all. Blocks on the disk."""
         began = time.thread_time()
         allowed = tuple(root.resolve() for root in self.roots)
         unreadable = {}
@@ -101,7 +99,7 @@ class RepositoryScanner:
                 scans = self._scan_root(root, allowed, kept)
                 if _identity(root) != identity:
                     raise OSError(0, "it was replaced while it was scanned")
-                # A repository that vanishes meanwhile looks as if it were empty; it has raised by now.
+                # Scanning a vanished repository raised above; an empty result here is real.
                 self._seen[root] = scans
             except OSError as error:
                 unreadable[root] = error.strerror or str(error)
@@ -110,10 +108,10 @@ class RepositoryScanner:
         return scan
 
     def rescan(self, scan: ModelScan) -> ModelScan | None:
-        """The same model's folder now; None when it is gone. Blocks on the disk."""
+        """Scan a model's folder again; None = it is gone. Blocks on the disk."""
         if not scan.folder.is_dir():
             return None
-        # A model that a client named the file of may lie elsewhere.
+        # A client may have named a file outside of the repositories.
         allowed = tuple(root.resolve() for root in (*self.roots, scan.root))
         return scan_model(scan, allowed, self._most_entries)
 
@@ -133,8 +131,9 @@ class RepositoryScanner:
                     )
 
     def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:
-        """The folders that need not be scanned again. Those with links may change without a notification, and
-        notifications miss files written into a folder just made. Older ones the first scan has seen whole."""
+        """Return the previous scans of folders that need no new one. Folders with links are scanned again because they
+        may change without a notification. Young folders are, because notifications miss files that are written into a
+        new folder. Older folders were complete in the first scan."""
         young_ns = max(time.time_ns() - int(_YOUNG_SECONDS * 1e9), self._made_ns)
         names = {path.name for path in changed if path.parent == root}
         return {
@@ -146,7 +145,6 @@ class RepositoryScanner:
         }
 
     def _scan_root(self, root: Path, allowed: tuple[Path, ...], kept: dict[str, ModelScan]) -> dict[str, ModelScan]:
-        """Raises: OSError."""
         with os.scandir(root) as scanned:
             entries = [entry for entry in scanned if not is_temporary(entry.name)]
         device = root.stat().st_dev
@@ -169,7 +167,8 @@ class RepositoryScanner:
         return found
 
     def _scan_stray(self, file: Path, root: Path, namespace: str) -> ModelScan | None:
-        """What says of a model file in the repository that it is not served; None of another file."""
+        """Scan a file directly in the repository. Returns a scan that advises where to put a model file; None = not a
+        model file."""
         filename = model_filename(file.name, self._model_filenames)
         if not filename or printable_name(file.name) != file.name:
             return None
@@ -190,7 +189,6 @@ class RepositoryScanner:
         )
 
     def _scan_single(self, single: SingleModel) -> list[ModelScan]:
-        """Raises: OSError."""
         folder, file, refusal = single.folder, single.file, ""
         if not file and not ModelFolder(folder).versions:
             try:
@@ -200,7 +198,7 @@ class RepositoryScanner:
         if not ((folder / file).is_file() if file else refusal or is_model(folder)):
             return []
         flat = FlatModel(file, is_alone=bool(single.file)) if file else None
-        # A file that is named may be a link, such as those of a download's cache.
+        # A named file may be a link, for example into a download's cache.
         root = Path(os.path.commonpath((folder.resolve(), (folder / single.file).resolve().parent)))
         scan = scan_model(ModelScan(single.name, folder, root, is_root=True, flat=flat), (root,), self._most_entries)
         return [replace(scan, refusal=scan.refusal or refusal)]
@@ -218,7 +216,8 @@ class RepositoryScanner:
         return scan_model(model, allowed, self._most_entries, self._model_filenames)
 
     def _is_flat(self, names: Collection[str]) -> bool:
-        """Whether a model file lies directly in a repository that has no version folders; `names`: what it holds."""
+        """Whether a repository without version folders holds a model file directly. `names`: the repository's
+        entries."""
         return not any(map(is_version_name, names)) and any(map(self._is_model_filename, names))
 
 
@@ -227,13 +226,13 @@ def _is_misnamed(scan: ModelScan) -> bool:
 
 
 def _identity(root: Path) -> tuple[int, int]:
-    """Raises: OSError."""
     status = root.stat()
     return status.st_dev, status.st_ino
 
 
 def _merge(repositories: Iterable[Iterable[ModelScan]]) -> dict[ModelKey, ModelScan]:
-    """By key; one that is there twice is refused. A name that is only shown so takes the name of no other."""
+    """Merge the scans by key, and refuse a key that occurs twice. A folder with an unprintable name comes last, so its
+    replacement name hides no other folder."""
     models: dict[ModelKey, ModelScan] = {}
     numbers: dict[ModelKey, int] = {}
     scans = ((scan, number) for number, found in enumerate(repositories, 1) for scan in found)
@@ -241,7 +240,7 @@ def _merge(repositories: Iterable[Iterable[ModelScan]]) -> dict[ModelKey, ModelS
         first = models.setdefault(scan.key, scan)
         one = numbers.setdefault(scan.key, number)
         if first is not scan and not _is_misnamed(scan):
-            # Clients are not shown where the folders lie; by the repositories' numbers they can be told apart.
+            # Clients must not learn the folders' paths; the repositories' numbers tell the folders apart.
             reason = (
                 f"model appears in two or more repositories: '{scan.name}' is in '{first.folder}' (--model-repository"
                 f" no. {one}) and '{scan.folder}' (no. {number}); keep one"
@@ -251,31 +250,31 @@ def _merge(repositories: Iterable[Iterable[ModelScan]]) -> dict[ModelKey, ModelS
 
 
 def find_single_model(what: Path, name: str, registry: BackendRegistry) -> SingleModel | None:
-    """The model at a path; None: it is a repository. `name`: the one that was given; "" = the configuration's, else the
-    file's, else the folder's. Raises: OSError: the folder cannot be read."""
+    """Find the model at a path; None = the path is a repository. `name`: chosen by the user; "" = the configuration's
+    name, else the file's, else the folder's. Raises OSError if the folder cannot be read."""
     what = what.absolute()
     if not what.is_dir():
         return SingleModel(WhatKind.FILE, what.parent, what.name, name or printable_name(what.stem), bool(name))
     try:
         file, is_flat = find_flat_file(what, registry), False
     except ServeError:
-        # It may be one or the other; the scan says so.
+        # The choice is ambiguous; the scan reports that.
         file, is_flat = "", True
     folders = [path.name for path in what.iterdir() if is_so(path.is_dir)]
     if not is_one_model(what, folders, is_flat or bool(file)):
         return None
     has_versions = any(map(is_version_name, folders))
     kind = WhatKind.FILES if not has_versions and (is_flat or file) else WhatKind.MODEL
-    # Backends' own names for files say nothing of the model.
+    # A backend's standard file name says nothing about the model.
     is_telling = kind is WhatKind.FILES and file and file not in exact_filenames(registry)
     own = Path(file).stem if is_telling else what.name
     return SingleModel(kind, what, "", name or printable_name(own), bool(name))
 
 
 def find_flat_file(folder: Path, registry: BackendRegistry) -> str:
-    """The model's file among the files of a folder; "" = there is none. In this order: a backend's own name
-    (model.onnx); the one file with an ending of models (resnet.onnx); the one file that fits a backend's pattern
-    (*.json). Raises: ServeError: INVALID_ARGUMENT, it may be one or the other; OSError: the folder cannot be read."""
+    """Find the model's file in a folder; "" = none. In this order: a backend's standard name (model.onnx), the only
+    file with a model's ending (resnet.onnx), the only file that matches a backend's pattern (*.json). Raises ServeError
+    (INVALID_ARGUMENT) if several files match; OSError if the folder cannot be read."""
     names = sorted(path.name for path in folder.iterdir() if not is_temporary(path.name) and is_so(path.is_file))
     for known in exact_filenames(registry):
         if known in names:
@@ -297,12 +296,12 @@ def find_flat_file(folder: Path, registry: BackendRegistry) -> str:
 
 
 def exact_filenames(registry: BackendRegistry) -> tuple[str, ...]:
-    """What the backends call their models' files."""
+    """Return the backends' standard names of model files."""
     return tuple(name for spec in registry.backends for name in spec.model_filenames if "*" not in name)
 
 
 def model_endings(registry: BackendRegistry) -> tuple[str, ...]:
-    """Of the files that may be served by their names."""
+    """Return the endings of files that can be served by name."""
     return tuple(
         dict.fromkeys(
             ending
@@ -313,8 +312,8 @@ def model_endings(registry: BackendRegistry) -> tuple[str, ...]:
 
 
 def is_one_model(root: Path, folders: Sequence[str], is_flat: bool) -> bool:
-    """Whether a folder is itself that of one model, `is_flat`: by its files, and not a repository of models. `folders`:
-    the names of those in it."""
+    """Whether a folder is the folder of one model and not a repository. `folders`: names of its subfolders. `is_flat`:
+    it holds a model file directly."""
     is_configured = has_config(root)
     has_version = any(map(is_version_name, folders))
     if is_configured and has_version:

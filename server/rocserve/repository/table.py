@@ -1,6 +1,6 @@
-"""The table of models: which folder defines which, and what they serve, which it alone makes known.
+"""The table of models: assigns models to folders, and publishes what they serve.
 
-A folder may define several models, and a name belongs to one folder.
+A folder may define several models, and a name belongs to one folder. Only the table changes the serving table.
 """
 
 from __future__ import annotations
@@ -22,33 +22,32 @@ from rocserve.repository.membership import innermost_first, members_of
 from rocserve.repository.model import ManagedModel
 
 _EVENTS_KEPT = 200
-"""Events; a reason may have some kilobytes."""
+"""Events kept; the reason in an event may have some kilobytes."""
 _GONE_SHOWN = 256
-"""How many models that are no more in the repository the index goes on showing."""
+"""Removed models that the repository index still shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryEvent:
     number: int
     time_ms: int
-    """Since the epoch."""
     row: IndexEntry
 
 
 class RepositoryEvents:
-    """All calls are made on the loop."""
+    """Records changes of the repository index for clients that follow it. All calls are made on the loop."""
 
     def __init__(self) -> None:
         self._events: deque[RepositoryEvent] = deque(maxlen=_EVENTS_KEPT)
         self._rows: dict[ModelKey, Sequence[IndexEntry]] = {}
-        """By the models' keys, as they were last."""
+        """The rows of each model as of its last change."""
         self._number = 0
         self._next = asyncio.Event()
-        """Set with the next event, and then replaced."""
+        """Set by the next event, then replaced."""
         self.has_ended = False
 
     def note(self, key: ModelKey, rows: Sequence[IndexEntry]) -> None:
-        """What a model's rows are now."""
+        """Record the rows of a model that differ from its previous ones."""
         known = set(self._rows.get(key, ()))
         self._rows[key] = [IndexEntry(row.name, row.version, row.state, row.reason) for row in rows]
         for row in self._rows[key]:
@@ -58,17 +57,17 @@ class RepositoryEvents:
                 self._wake()
 
     def forget(self, key: ModelKey) -> None:
-        """The model is not shown any more."""
+        """Forget a model that the repository index no longer shows."""
         self._rows.pop(key, None)
 
     def end(self) -> None:
-        """The server ends: `after` waits no longer."""
+        """End the waiting of `after`, because the server ends."""
         self.has_ended = True
         self._wake()
 
     async def after(self, number: int, seconds: float) -> Sequence[RepositoryEvent]:
-        """Those after an event; the next ones where there are none yet, or none after some time. One that has not been
-        yet is another server's: all are returned then."""
+        """Return the events after event `number`, waiting up to `seconds` for one. A number that has not been reached
+        is another server's: all events are returned."""
         number = 0 if number > self._number else number
         if number == self._number and not self.has_ended:
             try:
@@ -84,7 +83,7 @@ class RepositoryEvents:
 
 
 class NameTaken(ServeError):
-    """Another folder defines a model of this key; `folders`: which two do, in words."""
+    """Another folder defines a model of this key. `folders`: the two folders, in words."""
 
     def __init__(self, key: ModelKey, folders: str) -> None:
         text = f"model '{key}' is defined by both {folders} of the model repository; rename one"
@@ -93,7 +92,7 @@ class NameTaken(ServeError):
 
 
 class ModelTable:
-    """Hands the contents of folders to their models, and publishes what those offer. Calls are made on the loop's
+    """Gives the contents of folders to their models, and publishes what the models serve. Calls are made on the loop's
     thread unless stated otherwise."""
 
     def __init__(self, context: LifecycleContext, holder: ServingTableHolder) -> None:
@@ -101,7 +100,6 @@ class ModelTable:
         roots = settings.roots if settings.model_namespacing else ()
         self.names = ModelNames(dict.fromkeys(str(root.absolute()) for root in roots))
         self.models: dict[ModelKey, ManagedModel] = {}
-        """By their keys."""
         self.events = RepositoryEvents()
         self.is_started = False
         """The server's first loads have ended."""
@@ -109,29 +107,29 @@ class ModelTable:
         self._holder = holder
         self._is_closed = False
         self._keys: dict[ModelKey, set[ModelKey]] = {}
-        """Of the models of each folder that has some."""
+        """The keys of the models that each folder defines."""
         self._gone: dict[ModelKey, None] = {}
-        """In the order in which they went."""
+        """Removed models in the order of their removal; the values mean nothing."""
         self._served: dict[ModelKey, ServedModel] = {}
-        """What the models offer, by their keys."""
+        """The models' entries in the serving table."""
         self._ensembles: dict[ModelKey, ManagedModel] = {}
         self._borrowed: Set[ModelKey] = frozenset()
-        """With namespaces: names under which models of other names or namespaces are served."""
+        """With namespaces: keys under which requests reach a model of another key."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._held: set[ModelKey] | None = None
-        """What is to be published at the end of `one_publication`."""
+        """Keys that `one_publication` publishes at its end; None outside of it."""
         self._subscribers: list[Callable[[Collection[ModelKey]], None]] = []
 
     # Folders and their models
 
     def folder_of(self, key: ModelKey) -> ModelKey | None:
-        """The one that defines the model now, if any does."""
+        """Return the folder that defines the model now; None if no folder does."""
         model = self.models.get(key)
         return None if model is None else model.folder
 
     def member(self, key: ModelKey) -> ManagedModel | None:
-        """The model that is an ensemble's member by this key: that of its own repository, or else the only one of its
-        name."""
+        """Return the model that an ensemble's member of this key refers to: the model of the ensemble's repository, or
+        else the only model of that name."""
         own = self.models.get(key)
         if not self.names.namespaces or (own is not None and own.content is not None):
             return own
@@ -140,13 +138,13 @@ class ModelTable:
         return others[0] if len(others) == 1 else None
 
     def members(self, model: ManagedModel) -> Set[ManagedModel]:
-        """Of an ensemble, those that there are."""
+        """Return an ensemble's members that exist."""
         config = model.config
         found = map(self.member, members_of(config) if config is not None else ())
         return {member for member in found if member is not None}
 
     def within(self, name: str) -> Collection[ModelKey]:
-        """The keys of the models of a name, and of ensembles' members at any depth."""
+        """Return the keys of the models of a name and of their members at any depth."""
         found: dict[ModelKey, None] = {}
         waiting = self.names.keys(name, self.models)
         while waiting:
@@ -160,20 +158,20 @@ class ModelTable:
         return [self.models[key] for key in sorted(self._keys.get(folder, ()))]
 
     def defines_models(self, folder: ModelKey) -> bool:
-        """Whether models have come of the folder; called from any thread."""
+        """Whether the folder has defined a model. Called from any thread."""
         return folder in self._keys
 
     def close(self) -> None:
-        """From now on `take` is refused, and what loads is called off."""
+        """Refuse `take` from now on, and cancel the running loads."""
         self._is_closed = True
         self.events.end()
         for model in self.models.values():
             model.stop_loading()
 
     def take(self, folder: ModelKey, contents: Sequence[ModelContent], *, at_once: bool = False) -> None:
-        """Let the models of a folder become what it says; models that it defines no more are removed. Raises:
-        NameTaken: another folder defines one of the names; ServeError: UNAVAILABLE after `close`. Nothing is done then.
-        """
+        """Give a folder's contents to its models, and remove the models that the folder no longer defines. Raises,
+        before anything is changed: NameTaken if another folder defines one of the names; ServeError (UNAVAILABLE) after
+        `close`."""
         if self._is_closed:
             raise unavailable("Server exiting")
         names = [content.model for content in contents]
@@ -190,7 +188,8 @@ class ModelTable:
             self._own(content.model, folder).apply(content, at_once=at_once)
 
     def reject(self, folder: ModelKey, problem: Failure, name: ModelKey | None = None) -> None:
-        """What the folder says cannot be used; what its models serve stays. `name`: the model's, if another."""
+        """Note that a folder's content cannot be used; served models stay. `name`: the model's key if it differs from
+        the folder's."""
         name = name or folder
         self.context.log.error("failed to read model folder '%s': %s", name, problem.text)
         models = self.models_of(folder)
@@ -200,15 +199,15 @@ class ModelTable:
             model.reject(problem)
 
     def unload(self, model: ManagedModel) -> None:
-        """A client wants it no more. One that no folder of the repositories has any more, such as those that clients
-        bring, is gone with that."""
+        """Unload a model that a client no longer wants. The model is removed if its folder is no longer in a
+        repository, for example a folder that a client sent."""
         if model.folder is None or model.folder in self.context.scanner.latest.models:
             model.remove()
         else:
             self._remove(model)
 
     def drop(self, folder: ModelKey) -> None:
-        """The folder is gone, or holds no model any more."""
+        """Remove the models of a folder that is gone or holds no model any more."""
         for model in self.models_of(folder):
             self._remove(model)
 
@@ -233,8 +232,8 @@ class ModelTable:
     # What is served
 
     def publish(self, *changed: ModelKey) -> None:
-        """Replace the serving table, then have unloaded what was retired. Ensembles are brought in line with their
-        members first. `changed`: the keys of the models that may offer something else now."""
+        """Replace the serving table, then unload the retired versions. Ensembles are compared with their members first.
+        `changed`: keys of the models whose entries may have changed."""
         self._loop = asyncio.get_running_loop()
         if self._held is not None:
             self._held.update(changed)
@@ -275,7 +274,8 @@ class ModelTable:
 
     @contextlib.contextmanager
     def one_publication(self) -> Iterator[None]:
-        """Publish at the end, once, all that changes meanwhile: each takes time by the number of all models."""
+        """Collect changes and publish them together at the end, because each publication takes time in proportion to
+        the number of models."""
         self._held = set()
         try:
             yield
@@ -285,8 +285,8 @@ class ModelTable:
                 self.publish(*held)
 
     def subscribe(self, callback: Callable[[Collection[ModelKey]], None]) -> Callable[[], None]:
-        """Call back on the loop's thread after each publication, with the keys of the models that it was for, until the
-        returned function is called."""
+        """Call back on the loop's thread after each publication, with the keys of the changed models. Calling the
+        returned function ends the subscription."""
         self._subscribers.append(callback)
 
         def unsubscribe() -> None:
@@ -296,14 +296,14 @@ class ModelTable:
         return unsubscribe
 
     def publish_soon(self, *changed: ModelKey) -> None:
-        """`publish` on the loop's thread; called from any thread."""
-        # A worker's last words may come after the loop has ended.
+        """Run `publish` on the loop's thread. Called from any thread."""
+        # A worker may report a change after the loop has ended.
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.publish, *changed)
 
     def _look_at(self, key: ModelKey) -> None:
-        """What a model offers now. All of them are not asked at each change: many may fail again and again."""
+        """Update a model's entry. Only changed models are updated, because many may fail again and again."""
         model = self.models.get(key)
         offered = None if model is None else model.served_model()
         if offered is None:
@@ -312,7 +312,8 @@ class ModelTable:
             self._served[key] = offered
 
     def is_any_loading(self, keys: Iterable[ModelKey]) -> bool:
-        """Whether one of these models is being loaded, or is an ensemble that waits for one that is."""
+        """Whether one of these models is being loaded, or is an ensemble that waits for a member that is being
+        loaded."""
         waiting = list(keys)
         seen: set[ModelKey] = set()
         while waiting:
@@ -330,11 +331,10 @@ class ModelTable:
         return False
 
     def _review_ensembles(self, changed: Collection[ModelKey]) -> Collection[ModelKey]:
-        """Bring those in line that have a member which has changed, each after its members, as ensembles may be members
-        of ensembles; returns their keys."""
+        """Compare the ensembles of changed members with their members, inner ensembles first. Returns their keys."""
         configs = {key: model.config for key, model in self._ensembles.items() if model.config is not None}
         members = {key: members_of(config) for key, config in configs.items()}
-        # By their names: with namespaces a member may be another model of its name than it was.
+        # Names are compared, because with namespaces a member's key may now mean another model of its name.
         bare = self.names.bare
         changed_names = set(map(bare, changed))
         member_names = {bare(member) for each in members.values() for member in each}
@@ -351,11 +351,11 @@ class ModelTable:
         return reviewed
 
     def _resolved(self, served: Mapping[ModelKey, ServedModel]) -> tuple[Mapping[str, ServedModel], Mapping[str, int]]:
-        """As ModelNames.resolve."""
+        """Return the result of ModelNames.resolve."""
         if not self.names.namespaces:
             return cast("Mapping[str, ServedModel]", served), {}
         served = {key: model for key, model in served.items() if self.folder_of(key) is not None}
-        # A model that is replaced by another one counts as there when it serves.
+        # A model that replaces another one counts as present only when it serves.
         late = {key for key in self._borrowed if (model := served.get(key)) is None or model.latest is None}
         known = [key for key, model in self.models.items() if model.content is not None and key not in late]
         return self.names.resolve({key: model for key, model in served.items() if key not in late}, known)

@@ -1,4 +1,4 @@
-"""The life of one version: loaded beside what it replaces, swapped in, retired; tried again when it fails."""
+"""The life of one version: loads it next to its predecessor, swaps it in, retires it, and retries failed loads."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class VersionState(enum.Enum):
 
 
 UNLOADED = "unloaded"
-"""Triton's reason for what was unloaded on purpose."""
+"""Triton's reason for a version that was unloaded on purpose."""
 _SUSPICIOUS_TIMES = 3
-"""After so many loads in a row it is not somebody who copies."""
+"""Discarded loads in a row, by changes of one file, after which it is no longer plausible that somebody copies."""
 WAITS_FOR_OTHERS = "waits until another model has been loaded"
 _STATUS_NAMES = {
     StatusCode.INVALID_ARGUMENT: "Invalid argument",
@@ -53,12 +53,12 @@ _STATUS_NAMES = {
 
 
 def status_name(error: ServeError) -> str:
-    """As Triton writes a status before the reason of a version's failure."""
+    """Return a status as Triton writes it before the reason of a version's failure."""
     return _STATUS_NAMES.get(error.code, "Internal")
 
 
 class InterfaceLost(ServeError):
-    """A configuration that would take away what clients of the served version use."""
+    """A configuration lacks something that clients of the served version use."""
 
     def __init__(self, lost: str) -> None:
         text = (
@@ -70,28 +70,30 @@ class InterfaceLost(ServeError):
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """One that runs."""
+    """A load that is running or waits for its slot."""
 
     key: str
-    """The content's."""
+    """Key of the content that is loaded."""
     began_at: float
-    """By time.monotonic(); not counted is how long it waited for others."""
+    """time.monotonic() when the load got its slot."""
     progress: str = ""
-    """What it is at."""
+    """What the load is doing now, one line; "" = nothing to report."""
     task: asyncio.Task[None] | None = None
 
 
 class ManagedVersion:
-    """One version of a model. All calls are made on the loop's thread; the properties may be read from any."""
+    """Loads, serves and retires one version of a model. All calls are made on the loop's thread; the properties may be
+    read from any thread."""
 
     def __init__(self, model: ManagedModel, number: int, *, is_late: bool) -> None:
-        """`is_late`: it turned up while the model or the server was ready: its failure makes nothing unready."""
+        """`is_late`: the version appeared while the model or the server was ready, so its failure makes nothing
+        unready."""
         self.name = model.name
         self.number = number
         self.is_late = is_late
         self.served: LoadedVersion | None = None
         self.suspension = ""
-        """Why it is kept from requests though it is loaded: an ensemble lacks a member."""
+        """Why the loaded version gets no requests: its ensemble lacks a member. "" = not suspended."""
         self.failure: Failure | None = None
         self._context = model.context
         self._on_end = model.reconcile
@@ -99,16 +101,16 @@ class ManagedVersion:
         self._served_content: ModelContent | None = None
         self._load: _Load | None = None
         self._told: tuple[str, set[str]] = ("", set())
-        """The key of the content that was loaded last, and the warnings that its loads have written to the log."""
+        """Key of the content that was loaded last, and the warnings that its loads have logged."""
         self._changed_scan: ModelScan | None = None
-        """The scan whose files changed while they were loaded; the next one is waited for."""
+        """The scan whose files changed while they were loaded. The version waits for a newer scan."""
         self.thrown_away: FilesChanged | None = None
-        """Why the load before was."""
+        """Why the previous load was discarded: its files changed meanwhile."""
         self._times_thrown_away = 0
-        """In a row, by the same file."""
+        """Discarded loads in a row, by changes of the same file."""
         self._retry: asyncio.Task[None] | None = None
         self._retired: list[LoadedVersion] = []
-        """What goes once the serving table offers it no more."""
+        """Versions to unload as soon as the serving table no longer offers them."""
         self._unloading = 0
         self._was_served = False
 
@@ -119,17 +121,16 @@ class ManagedVersion:
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """The load that runs."""
         return None if self._load is None else self._load.task
 
     @property
     def waits_for_files(self) -> bool:
-        """Whether its files changed during the load, so that another content must be applied."""
+        """Whether its files changed during the load, so that only a newer content can be loaded."""
         return self._changed_scan is not None
 
     @property
     def is_cold(self) -> bool:
-        """Whether it is registered, and loaded when it is asked for."""
+        """Whether the version is registered but not in memory; a request loads it."""
         served = self.served
         return isinstance(served, LazyVersion) and not served.is_loaded
 
@@ -139,7 +140,7 @@ class ManagedVersion:
 
     @property
     def is_forgettable(self) -> bool:
-        """Whether nothing is left of it to show."""
+        """Whether the repository index has nothing to show of the version."""
         is_idle = self.served is None and not self.is_loading and not self._unloading
         return is_idle and self.failure is None and not self._was_served
 
@@ -174,7 +175,7 @@ class ManagedVersion:
             error = failure.error if failure is not None else self.thrown_away
             before = f"failed before: {error.text}" if error is not None else ""
             took = time.monotonic() - load.began_at
-            # Of a load that says nothing of itself.
+            # Only if the load reports no progress.
             slowness = f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
             return "; ".join(filter(None, (load.progress or slowness, before)))
         if self._unloading:
@@ -186,7 +187,8 @@ class ManagedVersion:
         return self.thrown_away.text if self.thrown_away is not None else ""
 
     def serves(self, content: ModelContent) -> bool:
-        """Whether what is loaded is this content. What is over has met other files meanwhile, and stays unloaded."""
+        """Whether the served version was loaded from this content. False if a resident version has ended because its
+        files changed."""
         served, is_over = self._served_content, isinstance(self.served, LazyVersion) and self.served.is_over
         return served is not None and not is_over and served.key(self.number) == content.key(self.number)
 
@@ -197,7 +199,7 @@ class ManagedVersion:
         return IndexEntry(self.name, str(self.number), self.state.value, reason, self.served)
 
     def want(self, content: ModelContent) -> None:
-        """Serve this content: load it unless it is served, being loaded, or failed and not yet due."""
+        """Serve this content: load it unless it is served or being loaded, or has failed and its retry is not due."""
         key = content.key(self.number)
         if self.serves(content):
             self.reject(None)
@@ -210,7 +212,7 @@ class ManagedVersion:
             return
         residents = self._context.residents
         can_load = content.definition.refusal is None and not content.scan.versions[self.number].refusal
-        # One that is loaded serves on where the new one fails.
+        # A loaded version must go on serving if the new one fails, so the new one cannot wait for a request.
         can_wait = can_load and (self.served is None or self.is_cold)
         if can_wait and residents is not None and residents.registers(content):
             self.stop_loading()
@@ -221,7 +223,8 @@ class ManagedVersion:
             load.task = self._context.background.start(self._run(load, content), f"load of {self.name} {self.number}")
 
     def reject(self, problem: ServeError | None) -> None:
-        """The content that is there now cannot be used; what is loaded stays. None: it is what is loaded."""
+        """Note that the current content cannot be used; the served version stays. `problem`: None = the current content
+        is the served one."""
         self.stop_loading()
         self.failure = None
         self._tell_newer(problem)
@@ -232,7 +235,7 @@ class ManagedVersion:
             residents.tell_newer(self.served, problem)
 
     def stop_loading(self) -> None:
-        """End a load that runs, and wait for no other."""
+        """Cancel the running load and the retry."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -242,14 +245,14 @@ class ManagedVersion:
         self._changed_scan = None
 
     def retire(self) -> None:
-        """Serve it no longer; the loaded version waits for `unload_retired`."""
+        """Stop serving; `unload_retired` unloads the version."""
         self.stop_loading()
         self.failure = self.thrown_away = None
         self.suspension = ""
         self._retire_served()
 
     def unload_retired(self) -> None:
-        """Unload what the serving table offers no more."""
+        """Unload the versions that the serving table no longer offers."""
         retired, self._retired = self._retired, []
         for version in retired:
             self._context.background.start(self._unload(version), f"unload of {self.name} {self.number}")
@@ -270,12 +273,12 @@ class ManagedVersion:
         try:
             loaded = await self._load_wanted(load, content)
         except ServeError as error:
-            # Its traceback holds all objects of the load, this frame among them.
+            # The traceback would keep all objects of the load alive, this frame among them.
             outcome = error.with_traceback(None)
         except Exception as error:
             outcome = error
         if self._load is not load:
-            # It was called off, but the loader did not mind.
+            # The load was cancelled, but the loader ignored it.
             if loaded is not None:
                 self._discard(loaded)
             return
@@ -300,7 +303,7 @@ class ManagedVersion:
             raise content.definition.refusal
         failure, backend, slots = self.failure, content.definition.backend, self._context.load_slots
         residents = self._context.residents
-        # No worker is started for an ensemble, so it need not wait for those that load.
+        # An ensemble starts no workers, so it needs no slot.
         slot: AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if backend is not None:
             compiles = any(engine.needs_migraphx for engine in backend.engines)
@@ -328,13 +331,13 @@ class ManagedVersion:
         return loaded
 
     def _check_interface(self, loaded: LoadedVersion, content: ModelContent) -> None:
-        """A version is not replaced where the configuration alone has changed, and lost what clients use: it may have
-        been cut short, and the model's files would go with another interface. Ensembles have no other files. Raises:
-        InterfaceLost: what it has lost."""
+        """Refuse the new version if only the configuration changed and lost something that clients use. The file may
+        have been cut short; a deliberate change of the interface comes with new model files. Ensembles have no other
+        files, so they are not checked. Raises: InterfaceLost."""
         served, before = self.served, self._served_content
         if served is None or before is None or content.definition.is_ensemble:
             return
-        # A configuration that came whole, in a load request, was not cut short.
+        # A configuration from a load request came whole.
         if REQUEST_SOURCE in (before.definition.source, content.definition.source):
             return
         if before.scan.versions[self.number] != content.scan.versions[self.number]:
@@ -345,8 +348,8 @@ class ManagedVersion:
             raise InterfaceLost(lost)
 
     async def _load_checked(self, content: ModelContent, on_progress: Callable[[str], None]) -> LoadedVersion:
-        """Raises: FilesChanged, also instead of what the loader says, which half of the files may have been from
-        before for; ServeError."""
+        """Load the version from files that stay unchanged meanwhile. Raises: FilesChanged, which replaces the loader's
+        error because it may have read a mix of old and new files; ServeError."""
         folder, key = content.scan.version_folder(self.number), content.key(self.number)
         if self._told[0] != key:
             self._told = key, set()
@@ -395,7 +398,7 @@ class ManagedVersion:
             )
 
     def _failed(self, error: ServeError, load: _Load, *, can_pass: bool) -> None:
-        """`can_pass`: the same files may load another time."""
+        """Record a failed load and plan its retry. `can_pass`: the same files may load later."""
         took = time.monotonic() - load.began_at
         self.thrown_away = None
         self.failure = self._context.retry.next_failure(error, load.key, self.failure, took, can_pass)
@@ -413,9 +416,9 @@ class ManagedVersion:
 
 
 def lost_interface(served: ModelConfig, new: ModelConfig, has_lost_batch_size: bool) -> str:
-    """What `new` no longer has and puts nothing in the place of; "" = nothing. `new`: as it was completed from the
-    model, which may have supplied what is not written. `has_lost_batch_size`: max_batch_size was written for what is
-    served, and is not any more. What was completed may become less by itself, as memory does."""
+    """Return what the new configuration lacks and does not replace; "" = nothing. `new` has been completed from the
+    model. `has_lost_batch_size`: max_batch_size was written for the served version and is not written now; the written
+    value counts because a completed one may fall by itself, for example with free memory."""
     parts = [
         *_lost_tensors("input", served.inputs, new.inputs),
         *_lost_tensors("output", served.outputs, new.outputs),
@@ -445,6 +448,7 @@ def _dims(config: ModelConfig) -> set[tuple[str, tuple[int, ...]]]:
 def _lost_tensors(
     what: str, served: Sequence[InputConfig | OutputConfig], new: Sequence[InputConfig | OutputConfig]
 ) -> list[str]:
-    """None where there is one that was not there before: then it is another interface, and meant."""
+    """Return the lost tensors; none if there is a new tensor, because the change of the interface is then
+    deliberate."""
     before, after = {tensor.name for tensor in served}, {tensor.name for tensor in new}
     return [] if after - before else [f"{what} '{name}'" for name in sorted(before - after)]

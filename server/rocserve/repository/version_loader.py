@@ -1,4 +1,4 @@
-"""Loads a version of a model: workers, then the completed configuration, then the scheduler over their instances."""
+"""Loading of a version: starts workers, completes the configuration, and creates the scheduler over their instances."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ class WorkerVersionLoader:
     machine: Machine
     log: logging.Logger
     fallbacks: Counter[Fallback] = field(default_factory=Counter)
-    """From the server's start."""
+    """Counted since the server's start."""
     custom_metrics: CustomMetrics = field(default_factory=CustomMetrics)
-    """Takes those that models define."""
+    """Receives the metrics that models define."""
     memory: RequestMemory = field(default_factory=RequestMemory)
-    """Of requests; what goes from step to step of an ensemble counts against it."""
+    """Memory of requests; tensors between the steps of an ensemble count too."""
     engines: EngineSettings = field(default_factory=EngineSettings)
     limits: QueueLimits = field(default_factory=QueueLimits)
     time_limits: TimeLimits = NO_TIME_LIMITS
-    """Of models that say nothing of their own."""
+    """Limits of models that set none."""
     latencies: LatencyOptions = field(default_factory=LatencyOptions)
-    """Which of the models' latencies are kept."""
+    """Which latencies of the models are recorded."""
     strict: bool = False
-    """Nothing is completed from the models."""
+    """Complete nothing from the models."""
     cache: ResponseCache | None = None
     limiter: RateLimiter | None = None
-    """Says which instances may run; None = each as it is free."""
+    """Decides which instances may run; None = an instance runs whenever it is free."""
     sequences: SequenceRouters = field(default_factory=SequenceRouters)
 
     async def load(self, order: LoadOrder) -> LoadedVersion:
@@ -91,7 +91,8 @@ class WorkerVersionLoader:
         return ensemble
 
     async def _load_on(self, order: LoadOrder, plan: EnginePlan) -> LoadedVersion:
-        """Raises: EngineFailed: the engine's own words; ServeError: what no engine can change."""
+        """Load a version on one engine. Raises: EngineFailed with the engine's error; ServeError if no other engine can
+        help."""
         started = time.monotonic()
         definition, version = order.definition, order.version
         assert definition.backend is not None, "an ensemble has no workers"
@@ -146,7 +147,8 @@ class WorkerVersionLoader:
     def _completed(
         self, definition: ModelDefinition, order: LoadOrder
     ) -> tuple[ModelDefinition, ModelStatistics, CachedAnswers | None]:
-        """The definition as it is run, and what goes with it. What clients see of its configuration stays."""
+        """Return the definition as it will run, its statistics and its response cache. The configuration that clients
+        see stays."""
         config = definition.config
         if self.cache is None and config.response_cache:
             self._warn_once(
@@ -157,13 +159,13 @@ class WorkerVersionLoader:
             config = replace(config, response_cache=False)
         statistics = ModelStatistics(self.latencies.distributions(config))
         answers = None
-        # What a sequence is answered depends on what came before.
+        # An answer in a sequence depends on the requests before it.
         if self.cache is not None and config.response_cache and config.sequence_batching is None:
             answers = CachedAnswers(self.cache, config, order.version, statistics, self.log)
         return replace(definition, config=config), statistics, answers
 
     def _warn_once(self, order: LoadOrder, text: str) -> None:
-        """About what stays as it is until the model changes: a version may be loaded often."""
+        """Log a warning that holds until the model changes once, because a version may be loaded often."""
         if text not in order.told:
             order.told.add(text)
             self.log.getChild("config").warning("%s", text)
@@ -171,7 +173,7 @@ class WorkerVersionLoader:
 
 @dataclass(eq=False, kw_only=True)
 class LoadedModelVersion(ScheduledVersion):
-    """A version with workers, for the repository's hands."""
+    """A version with workers."""
 
     workers: VersionWorkers
     load_seconds: float
@@ -197,7 +199,7 @@ class LoadedModelVersion(ScheduledVersion):
         return self.workers.reason
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """See lifecycle.LoadedVersion; it has none."""
+        """Does nothing: a model has no members."""
 
     async def unload(self) -> None:
         await self.workers.drain_and_stop()
@@ -207,7 +209,7 @@ class LoadedModelVersion(ScheduledVersion):
 
 @dataclass(eq=False, kw_only=True)
 class LoadedEnsemble(EnsembleVersion):
-    """An ensemble, for the repository's hands; whether its members are there is the repository's to know."""
+    """An ensemble without state of its own: the repository checks its members."""
 
     plane: PlaneLoop
     available: ClassVar[bool] = True
@@ -227,14 +229,14 @@ class LoadedEnsemble(EnsembleVersion):
         self.config = replace(self.config, decoupled=is_decoupled)
 
     async def unload(self) -> None:
-        # It has no workers; what its requests wait for has limits of its own.
+        # An ensemble has no workers, and its members limit their requests' times.
         await drained(self.plane, self.close, 0.0)
         if self.answers is not None:
             self.plane.call_soon(self.answers.close)
 
 
 class ItemModelVersion(LoadedModelVersion):
-    """A version in AMD Inference Server's dialect, which also takes its clients' single items."""
+    """A version in AMD Inference Server's dialect that also accepts its clients' single items."""
 
     @functools.cached_property
     def _items(self) -> SingleItems:
@@ -245,7 +247,7 @@ class ItemModelVersion(LoadedModelVersion):
 
 
 class ItemEnsemble(LoadedEnsemble):
-    """The same of a chain."""
+    """A chain in AMD Inference Server's dialect that also accepts its clients' single items."""
 
     @functools.cached_property
     def _items(self) -> SingleItems:
@@ -256,21 +258,20 @@ class ItemEnsemble(LoadedEnsemble):
 
 
 def new_scheduler(parts: SchedulerParts) -> Scheduler:
-    """The scheduler that the configuration asks for, still without instances."""
+    """Create the scheduler of a configuration, still without instances."""
     return ModelScheduler(parts) if parts.config.sequence_batching is None else SequenceScheduler(parts)
 
 
 _FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000
-"""Where no client's numbers are likely to be: members may be serving already."""
+"""A number that clients are unlikely to use, because members may be serving already."""
 
 
 async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: PlaneLoop) -> None:
-    """Run each sample of `model_warmup`, one after the other, beside the statistics of the ensemble itself.
+    """Run each sample of `model_warmup`, one after the other, without counting it in the ensemble's statistics.
 
     For members with sequences each run is a sequence of one request.
 
-    `folder`: the model's, which holds the samples' files. Raises: ServeError: what the first sample that failed was
-    answered with.
+    `folder`: the model's folder with the samples' files. Raises: ServeError of the first sample that failed.
     """
     config, number = ensemble.config, ensemble.version
     has_text_ids = _has_text_ids(config, ensemble.dispatcher.tables.table)
@@ -291,7 +292,7 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: Plane
 
 
 def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
-    """Whether a member, at any depth, takes the ids of sequences as texts."""
+    """Whether a member, at any depth, takes sequence ids as texts."""
     waiting = list(members_of(ensemble))
     seen: set[str] = set()
     while waiting:
@@ -310,16 +311,16 @@ def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
 
 
 class _Waiter:
-    """Implements core.serving.Responder; `answered` is done, or has failed, at the request's end."""
+    """Implements core.serving.Responder; `answered` completes or fails with the request's end."""
 
     def __init__(self) -> None:
         self.answered: concurrent.futures.Future[None] = concurrent.futures.Future()
-        # Who waits may leave, and the answer come none the less.
+        # A cancelled waiter must not make the answer fail.
         self.answered.set_running_or_notify_cancel()
         self._error: ServeError | None = None
 
     def expect_many(self) -> None:
-        """Each of them is welcome."""
+        """Does nothing: any number of answers is accepted."""
 
     def send(self, answer: Answer, final: bool = True) -> None:
         if isinstance(answer, ServeError):
@@ -330,4 +331,4 @@ class _Waiter:
             self.answered.set_result(None)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """Nobody goes away."""
+        """Does nothing: the caller never disconnects."""

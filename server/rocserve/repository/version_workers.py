@@ -1,4 +1,4 @@
-"""The workers of a version: what they are given, and what becomes of them."""
+"""Workers of a version: plans them, and connects them to the version's scheduler."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
     from rocserve.repository.version_loader import WorkerVersionLoader
 
 OUTAGE_SECONDS = 5.0
-"""How long requests wait for a crashed model's workers to come back before they are refused."""
+"""Seconds that requests wait for the workers of a crashed model before they are refused."""
 _STOP_SECONDS = 10.0
-"""How long a worker may take to end by itself once it has nothing to do."""
+"""Seconds that an idle worker may take to exit."""
 
 _Handed = TypeVar("_Handed")
 
 
 class VersionWorkers(WorkerGroupEvents):
-    """Runs the workers of a version, and hands what happens to them to its scheduler and the index. All calls but
-    `start_call` are made on the asyncio loop; the properties may be read from any thread. The one place from where the
-    loop's side calls a scheduler, which lives on the data plane's thread."""
+    """Runs the workers of a version, and reports their events to the version's scheduler and the repository index. All
+    calls but `start_call` are made on the asyncio loop; the properties may be read from any thread. Only this class
+    calls a scheduler from the loop's side, because schedulers live on the data plane's thread."""
 
     def __init__(self, order: LoadOrder, plan: EnginePlan, loader: WorkerVersionLoader) -> None:
-        """`loader`: has what all versions are loaded with. Raises: ServeError: as `worker_group`; INVALID_ARGUMENT,
-        there cannot be resources for all instances."""
+        """`loader` holds what all versions are loaded with. Raises ServeError: as `worker_group`, and INVALID_ARGUMENT
+        if the rate limiter's resources can never suffice for an instance."""
         self._order = order
         self._plan = plan
         self.properties: Mapping[str, str] = plan.properties
-        """What the engine itself says goes before what the server says of it."""
+        """The engine's own statements override the plan's."""
         self._start_call = functools.partial(start_call, loader.dispatcher)
         self._has_called = False
         self._metrics = OwnedMetrics(loader.custom_metrics, order.name, loader.log)
@@ -94,7 +94,7 @@ class VersionWorkers(WorkerGroupEvents):
 
     @property
     def reason(self) -> str:
-        """What is wrong, and what goes on beside the model."""
+        """Return what is wrong and what still runs in the background."""
         return "; ".join(filter(None, (self._plan.warning, self._worker_reason)))
 
     @property
@@ -102,14 +102,14 @@ class VersionWorkers(WorkerGroupEvents):
         return "; ".join(filter(None, (self._trouble, self._silence, self._progress)))
 
     def connect(self, scheduler: Scheduler) -> None:
-        """From now on the scheduler gets the instances."""
+        """Give the instances to the scheduler, now and whenever they change."""
         self._scheduler = scheduler
         for instance in self.group.instances:
             self.instance_opened(instance)
 
     async def drain_and_stop(self) -> None:
-        """Let the scheduler finish what it took, for as long as the limits say; then end the workers, those that are
-        late with what is inside, whose requests are refused."""
+        """Let the scheduler finish its requests within the drain timeout, then end the workers. Workers that are late
+        are killed, and their requests refused."""
         assert self._scheduler is not None, "connected until the version is gone"
         if await drained(self.plane, self._scheduler.close, self._drain_seconds):
             self._stop_waiting()
@@ -124,8 +124,8 @@ class VersionWorkers(WorkerGroupEvents):
         await self.stop(0.0, text)
 
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
-        """End the workers, as WorkerGroup.stop does. Nothing is left that knows the scheduler or the instances: each
-        would hold its buffers until the garbage collector comes by."""
+        """End the workers as WorkerGroup.stop does. Afterwards no reference to the scheduler or the instances is left,
+        because each would keep its buffers until the next garbage collection."""
         await self.group.stop(grace_seconds, reason)
         self._stop_waiting()
         scheduler, self._scheduler = self._scheduler, None
@@ -138,7 +138,7 @@ class VersionWorkers(WorkerGroupEvents):
             self._give_back()
 
     def start_call(self, call: ModelCall, opened: OpenCall) -> None:
-        """See workers.instance_requests.CallStarter. On the data plane's thread."""
+        """Implements workers.instance_requests.CallStarter. Called on the data plane's thread."""
         scheduler = self._scheduler
         if scheduler is not None and not self._has_called:
             self._has_called = True
@@ -187,14 +187,14 @@ class VersionWorkers(WorkerGroupEvents):
             self._outage_timer = None
 
     def _outage(self) -> None:
-        """Until a worker is back, requests are refused with the reason."""
+        """Refuse requests with the reason until a worker is back."""
         self._outage_timer = None
         if not self._open and self._scheduler is not None:
             text = f"model '{self._order.definition.name}' has no worker: {self._worker_reason}"
             self._refuse_waiting(self._scheduler, unavailable(text))
 
     def _refuse_waiting(self, scheduler: Scheduler, error: ServeError) -> None:
-        """Refuse what waits for the workers, and what comes."""
+        """Refuse the requests that wait for workers, and new ones."""
         self._stop_waiting()
         self._hand_over(scheduler.fail_queue, error)
 
@@ -203,8 +203,8 @@ class VersionWorkers(WorkerGroupEvents):
 
 
 async def drained(plane: PlaneLoop, close: Callable[[Callable[[], None]], None], seconds: float) -> bool:
-    """Close a version, and wait until all that it took has been answered, at most `seconds` (0 = without a limit);
-    whether it has been."""
+    """Close a version and wait until all its requests are answered, at most `seconds` (0 = no limit). Returns whether
+    they are."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
 
@@ -232,9 +232,9 @@ def worker_group(
     log: logging.Logger,
     limits: TimeLimits = NO_TIME_LIMITS,
 ) -> WorkerGroup:
-    """The workers of a version, not yet started. `start_call`: runs what the model calls, where its backend may.
-    Raises: ServeError: INVALID_ARGUMENT, the model's file is missing, the interpreter that the model asks for cannot
-    run it, a bound is no number, or the model cannot be in the process of the group that it names."""
+    """Create the workers of a version without starting them. `start_call`: runs calls of the model, if its backend may
+    call. Raises ServeError (INVALID_ARGUMENT) if the model's file is missing, its interpreter cannot run it, a bound is
+    no number, or the model cannot join its shared worker."""
     definition = order.definition
     backend = definition.backend
     assert backend is not None, "an ensemble has no workers"
@@ -244,7 +244,8 @@ def worker_group(
     on_gpu = any(worker.device is not None for worker in plan.workers)
     accelerated = bool(config.gpu_accelerators or config.cpu_accelerators) or on_gpu
     if plan.engine.needs_migraphx or plan.engine.compiles_ahead or accelerated:
-        # They may want the cache of compiled programs. Found here, for a worker may run as a user with another home.
+        # These workers may use the cache of compiled programs. The server finds its folder, because a worker may run as
+        # a user with another home.
         engines = replace(engines, cache_directory=str(cache_directory(engines)))
         writable = (engines.cache_directory,)
     shared = _shared_worker(definition, plan, bounds, launcher.settings)
@@ -265,7 +266,7 @@ def worker_group(
     interpreter, flat = model_interpreter(definition), definition.flat
     plans = list(plan.workers)
     if definition.config.cc_model_filenames:
-        # Each has the file that is meant for its GPU.
+        # Each worker gets the file that is meant for its GPU.
         files = [str(find_model_file(definition, order.folder, worker.architecture)) for worker in plans]
         plans = [replace(worker, model_file=file) for worker, file in zip(plans, files, strict=True)]
     return WorkerGroup(
@@ -277,7 +278,8 @@ def worker_group(
             loader=plan.loader,
             output_prefix=f"shared worker '{shared}': " if shared else f"{load.model_name}:{load.version}: ",
             bounds=bounds,
-            # Of a model that lies among files of others its own; else all that is in its folder.
+            # A model whose files lie among other models' files reads only its own files, any other model its whole
+            # folder.
             readable=tuple(map(str, flat.files(definition.folder))) if flat and flat.is_alone else _folders(load),
             writable=writable,
             model_name=load.model_name,
@@ -295,21 +297,22 @@ def worker_group(
 
 
 def config_text(definition: ModelDefinition) -> str:
-    """The configuration for backends that hand it to their models."""
+    """Return the configuration for backends that pass it to their models; "" for the others."""
     wants_it = definition.backend is not None and definition.backend.answers_requests
     return config_json(definition.message) if wants_it else ""
 
 
 def config_json(message: ModelConfig) -> str:
-    """All of a configuration, as Triton's backends print it for their models."""
+    """Return the whole configuration as Triton's backends pass it to their models."""
     return json.dumps(plain_values(message), separators=(",", ":"))
 
 
 def _shared_worker(
     definition: ModelDefinition, plan: EnginePlan, bounds: Mapping[str, int], settings: WorkerSettings
 ) -> str:
-    """The group of models whose process this one is in; "" = it has its own. Who names a group is in it or refused; of
-    the others the small ones that may are spread over the server's. Raises: ServeError: INVALID_ARGUMENT."""
+    """Return the name of the worker that the model shares with others; "" = a separate process. A model that names a
+    shared worker joins it or is refused. Small models that name none are spread over the server's shared workers.
+    Raises ServeError (INVALID_ARGUMENT)."""
     named = definition.config.parameters.get(SHARED_WORKER)
     if named == "" or (named is None and not settings.shared_workers):
         return ""
@@ -328,7 +331,7 @@ def _shared_worker(
 def _obstacle_to_sharing(
     definition: ModelDefinition, plan: EnginePlan, bounds: Mapping[str, int], settings: WorkerSettings
 ) -> str:
-    """What keeps a model from being in one process with others; "" = nothing."""
+    """Return why the model cannot share a process; "" = it can."""
     config = definition.config
     if not plan.engine.shares_process or plan.loader:
         return f"engine {plan.engine.name} runs each model in a process of its own"
@@ -344,28 +347,29 @@ def _obstacle_to_sharing(
         return "it has bounds of its own for its process"
     if any(model == definition.name for model, _ in settings.environment):
         return "--worker-environment has variables for it alone"
-    # Any client could bring down models that are served to others.
+    # Such a model could bring down models of other clients.
     return "clients have brought its files" if definition.repository is None else ""
 
 
 def _folders(load: Load) -> tuple[str, ...]:
-    """What a worker reads of its model. Each file in it is looked at while other workers wait to be started: once."""
+    """Return the folders that the worker may read. A version's folder inside of the model's is not repeated, because
+    every file is checked while other workers wait for their start."""
     model, version = Path(load.model_folder), Path(load.version_folder)
     is_within = version.resolve().is_relative_to(model.resolve())
     return (load.model_folder,) if is_within else (load.model_folder, load.version_folder)
 
 
 _INTERPRETER_PARAMETER = "EXECUTION_ENV_PATH"
-"""Triton's parameter that names the Python of a model's workers; `$$TRITON_MODEL_DIRECTORY` in it is the model's
-folder. There it is an archive that conda-pack made; here a virtual environment, or its interpreter."""
+"""Triton's parameter for the Python of a model's workers. `$$TRITON_MODEL_DIRECTORY` in it is the model's folder.
+Triton expects an archive made by conda-pack; rocserve a virtual environment or its interpreter."""
 
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
 
 
 def model_interpreter(definition: ModelDefinition) -> str:
-    """The interpreter's path; empty for the server's own. Raises: ServeError: INVALID_ARGUMENT, what the parameter
-    names is no Python."""
+    """Return the path of the model's interpreter; "" = the server's. Raises ServeError (INVALID_ARGUMENT) if the
+    parameter names no Python."""
     written = definition.config.parameters.get(_INTERPRETER_PARAMETER, "")
     if not written or definition.backend is None or not definition.backend.answers_requests:
         return ""
@@ -380,6 +384,7 @@ def model_interpreter(definition: ModelDefinition) -> str:
     elif not os.access(interpreter, os.X_OK):
         problem = f"{interpreter} cannot be executed"
     else:
-        # Not resolved: the interpreter of a virtual environment is a link, and its place says which environment it is.
+        # Not resolved: the interpreter of a virtual environment is a link, and its location tells Python which
+        # environment it is.
         return str(interpreter.absolute())
     raise invalid_argument(f"model '{definition.name}': parameter {_INTERPRETER_PARAMETER}: {problem}")

@@ -1,7 +1,7 @@
-"""Wakes the scan of the repositories when something in them changes, and names the folders.
+"""Wakes the scan loop when files in the repositories change, and names the changed folders.
 
-Notifications (inotify, through watchdog) only say that it is time to scan: they miss network file
-systems and other mounts, so the poll stays behind them.
+Notifications (inotify, through watchdog) only start a scan. They miss network file systems and other mounts, so polling
+goes on.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver, ObservedWatch
 
 UNWATCHED_POLL_SECONDS = 2.0
-"""How often to scan, at the least, repositories for which there are no notifications."""
+"""Longest pause between scans of repositories without notifications."""
 
 _END_SECONDS = 5.0
 _ANY_EVENT = 1
 
-# Reading a model must wake nobody, so neither opened files nor those closed after reading are asked for.
+# Reading a model must not wake the scan loop, so opened and closed files are not requested.
 _CHANGES: list[type[FileSystemEvent]] = [
     getattr(events, f"{kind}{change}Event")
     for kind in ("Dir", "File")
@@ -37,37 +37,37 @@ _CHANGES: list[type[FileSystemEvent]] = [
 
 
 class RepositoryWatch(FileSystemEventHandler):
-    """Notifications for some folders, which may vanish and come back."""
+    """Watches folders, which may vanish and come back."""
 
     def __init__(self, roots: Iterable[Path], log: logging.Logger, *, recursive: bool = True) -> None:
-        """`recursive`: with all folders below them."""
+        """`recursive`: watch all subfolders too."""
         self._roots = tuple(roots)
         self._recursive = recursive
         self._log = log
         self._changed = asyncio.Event()
         self._folders: set[Path] | None = None
-        """What `take` gives next."""
+        """Changed folders since the last `take`; None = any folder may have changed."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._observer: BaseObserver | None = None
         self._watches: dict[Path, tuple[tuple[int, int], ObservedWatch]] = {}
         self._lacks_watches = False
-        """The system gives no more, so that folders may be without."""
+        """The system's limit of watches is reached, so some folders may be unwatched."""
         self._failures: set[str] = set()
         self._lock = threading.Lock()
-        """Held in the thread that renews or closes, which goes on when its caller is cancelled."""
+        """Held by the thread that renews or closes the watches. It runs on if its caller is cancelled."""
         self._is_closed = False
 
     async def renew(self) -> None:
-        """Watch every folder that is there and not watched yet, or not as the folder that it is now."""
+        """Watch every folder that exists and is not watched yet, or was replaced since."""
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._renew)
 
     async def wait(self, timeout: float) -> bool:
-        """Return at the first change since the last call, or after `timeout` seconds; whether something changed."""
+        """Wait for a change since the last call, at most `timeout` seconds. Returns whether there was one."""
         if not self._has_all:
             timeout = min(timeout, UNWATCHED_POLL_SECONDS)
         with contextlib.suppress(TimeoutError):
-            # Not wait_for: it may lose a cancellation that comes together with a change.
+            # Not wait_for, which may lose a cancellation that comes together with a change.
             async with asyncio.timeout(timeout):
                 await self._changed.wait()
         woken = self._changed.is_set()
@@ -75,13 +75,13 @@ class RepositoryWatch(FileSystemEventHandler):
         return woken
 
     def take(self) -> set[Path] | None:
-        """The folders of the roots in which something changed since the last call; None: anything may have."""
+        """Return the folders that changed since the last call; None = any folder may have changed."""
         folders, self._folders = self._folders, set()
         return folders if self._has_all else None
 
     def wake(self, folder: Path | None = None) -> None:
-        """Let the current or next `wait` return at once. `folder`: of a root, in which something changed; None:
-        anywhere."""
+        """Let the current or next `wait` return immediately. `folder`: the changed folder of a repository; None = any
+        may have changed."""
         if folder is None:
             self._folders = None
         elif self._folders is not None:
@@ -97,14 +97,14 @@ class RepositoryWatch(FileSystemEventHandler):
         await asyncio.to_thread(self._close)
 
     def _renew(self) -> None:
-        """Blocks: watching a tree walks it."""
+        """Renew the watches. Blocks, because watching a tree walks it."""
         with self._lock:
             if self._is_closed:
                 return
             try:
                 if self._observer is None:
-                    # watchdog 7 writes to standard error of folders that it sees twice while they fill, and of its own
-                    # ending. What it really misses is found by the poll.
+                    # watchdog 7 writes to standard error about folders that it sees twice while they fill, and when it
+                    # ends. The poll finds what it really misses.
                     warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
                     logging.getLogger("watchdog").addHandler(logging.NullHandler())
                     observer = Observer()
@@ -118,7 +118,7 @@ class RepositoryWatch(FileSystemEventHandler):
                     self._forget(root, self._observer)
             for root in self._roots:
                 self._renew_root(root, self._observer)
-            # watchdog 7 says nothing of folders within a root that it could not watch.
+            # watchdog 7 does not report folders below a root that it could not watch.
             self._lacks_watches = bool(self._watches) and not has_watches_left()
             if self._lacks_watches:
                 self._fail(
@@ -135,7 +135,7 @@ class RepositoryWatch(FileSystemEventHandler):
                     observer.stop()
                     observer.join(timeout=_END_SECONDS)
                 except Exception as error:
-                    # watchdog may stumble over folders that are renamed meanwhile. Its threads end with the process.
+                    # watchdog may fail on folders that are renamed meanwhile. Its threads end with the process.
                     self._log.warning("the notifications of changed files did not end as they should: %r", error)
 
     def _renew_root(self, root: Path, observer: BaseObserver) -> None:
@@ -156,13 +156,13 @@ class RepositoryWatch(FileSystemEventHandler):
             self._fail(f"no notifications of changed files in '{root}': {error}; polling instead")
             return
         self._watches[root] = (identity, watch)
-        # What happened before the watch stood is only found by a scan.
+        # Only a scan finds changes from before the watch.
         self._wake_soon(None)
 
     def _forget(self, root: Path, observer: BaseObserver) -> None:
         watched = self._watches.pop(root, None)
         if watched is not None:
-            # As at the end, whatever watchdog stumbles over: the folder is watched anew, or is gone.
+            # watchdog may fail here as in _close. The folder is gone, or is watched again next.
             with contextlib.suppress(Exception):
                 observer.unschedule(watched[1])
 
@@ -172,28 +172,28 @@ class RepositoryWatch(FileSystemEventHandler):
             self._log.warning(text)
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        """Called in watchdog's thread."""
+        """Wake the scan loop. Called in watchdog's thread."""
         for path in map(os.fsdecode, (event.src_path, event.dest_path) if event.dest_path else (event.src_path,)):
             for root, (_, watch) in self._watches.copy().items():
                 if f"{path}{os.sep}".startswith(watch.path + os.sep):
                     name = path[len(watch.path) + 1 :].split(os.sep, 1)[0]
-                    # A mount is swapped by a hidden link, and its folders lead through that.
+                    # Mounted volumes are swapped by changing a hidden link that all folders lead through.
                     self._wake_soon(None if name.startswith(".") else root / name)
 
     def _wake_soon(self, folder: Path | None) -> None:
-        """From any thread."""
-        # The loop may be closed already while the observer ends.
+        """Wake the scan loop. Called from any thread."""
+        # The loop may be closed while the observer ends.
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.wake, folder)
 
 
 def has_watches_left() -> bool:
-    """Whether the system would let one more folder be watched."""
+    """Whether the system allows one more watch."""
     libc = ctypes.CDLL(None, use_errno=True)
     instance = libc.inotify_init1(os.O_CLOEXEC)
     if instance < 0:
-        return True  # It cannot be asked; what watches has an instance already.
+        return True  # Unknown; but the observer already has its inotify instance.
     try:
         return libc.inotify_add_watch(instance, b"/", _ANY_EVENT) >= 0 or ctypes.get_errno() != errno.ENOSPC
     finally:

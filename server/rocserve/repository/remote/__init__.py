@@ -1,1 +1,1 @@
-"""Repositories elsewhere: buckets, Hugging Face, archives. Each is kept as a copy, which is served like a folder."""
+"""Remote repositories: buckets, Hugging Face, archives. Each is copied into a local folder, which is served."""

@@ -1,7 +1,7 @@
-"""The copy of one unit of a repository elsewhere: its files, and the record of which objects they are.
+"""The local copy of one unit of a remote repository: its files, and the record of their objects.
 
-Each change is written down before it is made, so that a server that is killed in between leaves nothing half done: the
-next one ends it, without the network.
+Each change is recorded before it is made. If a server is killed in between, the next server completes the change
+without the network.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from rocserve.repository.scan import is_temporary
 _RECORDS = "records"
 _INCOMING = "incoming"
 _WHOLE_FILE = "%"
-"""Of the unit without a name: no quoted name is that."""
+"""The file name of the unit WHOLE; no quoted name equals it."""
 READABLE = 0o755
-"""The mode of folders of models: their workers may be another user's, and who else writes there has his code run."""
+"""Mode of the models' folders: workers of another user read them, and only the server may write, because files there
+are executed."""
 _LOCK_POLL_SECONDS = 0.05
-"""How often to look whether another server has let go: flock(2) would block, or needs a thread."""
+"""Interval of checks whether another server has released the lock: flock(2) would block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the file of an object is."""
+    """An object's file as it was put into the copy."""
 
     size: int
     tag: str
@@ -46,7 +47,7 @@ class Kept:
 
 
 class UnitCopy:
-    """Blocks on the disk, but for `locked`."""
+    """Reads and changes the copy of one unit. Blocks on the disk, except `locked`."""
 
     def __init__(self, home: Path, root: Path, name: str) -> None:
         self._root = root
@@ -59,11 +60,11 @@ class UnitCopy:
         self.kept: dict[str, Kept] = {}
         """By the objects' keys."""
         self.fingerprint: Fingerprint = ()
-        """That of the listing that this is the copy of."""
+        """The fingerprint of the copied listing."""
 
     @contextlib.asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """No other server of this machine changes the copy meanwhile; `kept` is what it is now."""
+        """Hold the lock against other servers of this machine, with `kept` read again."""
         with self._lock.open("ab") as file:
             while not hold(file, shared=False):  # noqa: ASYNC110 - a lock notifies nobody
                 await asyncio.sleep(_LOCK_POLL_SECONDS)
@@ -71,20 +72,20 @@ class UnitCopy:
             yield
 
     def read(self) -> None:
-        """Read the record, and end what a server has begun that was killed. With the lock, or before there are others.
-        A file that is not as it was put there is no longer counted as the object's, unless its content still is."""
+        """Read the record, and complete a killed server's change. Called with the lock, or before other servers run. A
+        file that was changed since is no longer the object's, unless its content is the same."""
         with contextlib.suppress(FileNotFoundError):
             self._apply(json.loads(self._pending.read_bytes()))
         self.kept = {key: kept for key, kept in self._recorded().items() if self._is_whole(key, kept)}
         self.fingerprint = tuple(sorted((key, kept.size, kept.tag) for key, kept in self.kept.items()))
 
     def incoming(self, item: RemoteObject) -> Path:
-        """Where an object is written to. A whole file of this name is the object."""
+        """Return the path to write an object to. A file of this name is always complete."""
         make_folder(self._incoming, 0o700)
         return self._incoming / hashlib.sha256(f"{item.key}\0{item.size}\0{item.tag}".encode()).hexdigest()[:32]
 
     def place(self, fetched: Iterable[RemoteObject], gone: Iterable[str]) -> None:
-        """Put the files of these objects in place, take those away, all or nothing."""
+        """Move the files of fetched objects into the copy and remove others, all or nothing."""
         files = {item: self.incoming(item) for item in fetched}
         kept = {
             item.key: asdict(Kept(item.size, item.tag, file_digest(file), file.stat().st_mtime_ns))
@@ -108,7 +109,7 @@ class UnitCopy:
         for key, name in pending["files"].items():
             target = self._root / key
             make_folder(target.parent, READABLE)
-            # Those that are not there any more were put in place before the server was killed.
+            # A missing file was moved before the server was killed.
             with contextlib.suppress(FileNotFoundError):
                 (self._incoming / str(name)).replace(target)
         if kept := kept | dict(pending["kept"]):
@@ -118,7 +119,7 @@ class UnitCopy:
         self._pending.unlink()
 
     def _remove(self, file: Path) -> None:
-        """With the folders that are left without anything but what a run leaves, such as __pycache__."""
+        """Remove a file, and folders that now hold only temporary files such as __pycache__."""
         file.unlink(missing_ok=True)
         for folder in file.parents:
             if folder == self._root or not folder.is_dir() or any(not is_temporary(p.name) for p in folder.iterdir()):
@@ -137,7 +138,7 @@ class UnitCopy:
 
 
 def recorded_units(home: Path) -> list[str]:
-    """The names of the units of which there is a copy, whole or begun; makes the folders where there are none yet."""
+    """Return the names of units with a complete or begun copy. Creates missing folders."""
     for name in (_RECORDS, _INCOMING):
         make_folder(home / name, 0o700)
     files = [path for path in (home / _RECORDS).iterdir() if path.suffix in (".json", ".pending")]
@@ -145,7 +146,7 @@ def recorded_units(home: Path) -> list[str]:
 
 
 def _write(file: Path, content: Mapping[str, object]) -> None:
-    """Whole, or not at all, also when the machine dies."""
+    """Write a file completely or not at all, even if the machine crashes."""
     part = file.with_name(f"{file.name}.part")
     with part.open("w") as opened:
         json.dump(content, opened)
@@ -160,15 +161,15 @@ _IN_USE = "in-use"
 
 
 def use(home: Path) -> BinaryIO:
-    """Keep the copy of a repository from being removed, until the result is closed. Blocks while another server is
-    about to remove it."""
+    """Keep a repository's copy from being removed until the returned file is closed. Blocks while another server
+    removes the copy."""
     mark = home / _IN_USE
     while True:
         with contextlib.suppress(FileNotFoundError):
             make_folder(home, READABLE)
             file = mark.open("ab")
             if hold(file, shared=True) and leads_to(mark, file):
-                # Its time says which was used least lately.
+                # The mark's time orders the copies by their last use.
                 mark.touch()
                 return file
             file.close()
@@ -176,18 +177,18 @@ def use(home: Path) -> BinaryIO:
 
 
 class CopyRoom:
-    """Blocks on the disk."""
+    """Bounds the disk space of all copies. Blocks on the disk."""
 
     def __init__(self, folder: Path, limit_bytes: int | None) -> None:
-        """`folder`: holds the copies of all repositories; `limit_bytes`: None = all but a tenth of the disk."""
+        """`folder` holds the copies of all repositories. `limit_bytes`: None = all but a tenth of the disk."""
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._used: int | None = None
-        """As it was counted last, and what has come since; None = not yet."""
+        """Bytes of the last count plus the reserved bytes since; None = not counted yet."""
 
     def make(self, needed: int, what: str) -> None:
-        """Make sure that there is room: copies that no server uses go first, those used least lately before others.
-        Raises: StoreError: there is not enough."""
+        """Reserve room. If necessary, removes copies that no server uses, least recently used first. Raises StoreError
+        if there is not enough room."""
         if not self._lack(needed):
             return
         unused = self._unused()
@@ -202,7 +203,7 @@ class CopyRoom:
             )
 
     def _lack(self, needed: int) -> str:
-        """Why there is not enough; "" = there is, and it is counted as used."""
+        """Return why there is not enough room; "" = the room is reserved."""
         if self._limit_bytes is None:
             disk = shutil.disk_usage(self._folder)
             lacks = disk.free - needed < disk.total // _FREE_SHARE

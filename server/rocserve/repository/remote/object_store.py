@@ -1,7 +1,7 @@
-"""Buckets: Amazon's S3 and its likes, Google's and Azure's storage, by obstore, which has all three.
+"""Remote repositories in buckets: Amazon S3 and compatible stores, Google and Azure storage, all through obstore.
 
-A store is opened with Triton's file of credentials, its environment variables, and AWS's profiles. All else of the
-providers' usual chains (roles of machines, pods and containers, tokens of workload identities) obstore finds by itself.
+A store is opened with Triton's credentials file, environment variables and AWS profiles. obstore itself finds the rest
+of the providers' usual credentials: roles of machines, pods and containers, and tokens of workload identities.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 CHUNK_BYTES = 8 << 20
-"""Of an object that is asked for at once: S3 gives some 100 MB/s a request, however large."""
+"""Bytes of one range request: S3 delivers some 100 MB/s per request, whatever its size."""
 _REQUESTS = 8
-"""At once, of a repository: 64 MiB of parts are in memory then."""
+"""Requests of a repository at the same time, so at most 64 MiB of parts are in memory."""
 _CLIENT: Mapping[str, Any] = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "1d", "allow_http": True}
-"""A request may take long, as long as something comes."""
+"""A request may take long as long as data keeps coming."""
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
-"""Within a scan; the next one asks again."""
+"""Within one scan; the next scan tries again."""
 
 _ADVICE = {
     StoreKind.S3: "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role",
@@ -45,7 +45,6 @@ Result = TypeVar("Result")
 
 class BucketSource(Source):
     def __init__(self, place: RemotePlace, environment: Mapping[str, str]) -> None:
-        """Raises: StoreError."""
         self._place = place
         from obstore.store import AzureStore, GCSStore, S3Store
 
@@ -67,7 +66,7 @@ class BucketSource(Source):
         return await with_store_errors(self._place, "a listing", pages())
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """Parts of large ones come beside each other."""
+        """Fetch an object in parts, several at the same time."""
         with file.open("wb") as opened:
             begins = range(0, item.size, CHUNK_BYTES)
             await beside(self._part(item, at, min(item.size, at + CHUNK_BYTES), opened.fileno(), note) for at in begins)
@@ -100,7 +99,7 @@ class BucketSource(Source):
 
 
 def http_store(place: RemotePlace, url: str, headers: Mapping[str, str]) -> ObjectStore:
-    """A web server, whose files are objects. Raises: StoreError."""
+    """Open a web server as a store. Raises StoreError."""
     from obstore.store import HTTPStore
 
     client: Any = {**_CLIENT, "default_headers": dict(headers)}
@@ -110,7 +109,7 @@ def http_store(place: RemotePlace, url: str, headers: Mapping[str, str]) -> Obje
 def _made(place: RemotePlace, make: Callable[[], ObjectStore]) -> ObjectStore:
     try:
         return make()
-    # The library has no error of its own for each way in which an option can be wrong.
+    # obstore has no common error for wrong options.
     except Exception as error:
         raise StoreError(f"expected what opens the store, came: {_words(error)}; check {_ADVICE[place.kind]}") from None
 
@@ -118,18 +117,18 @@ def _made(place: RemotePlace, make: Callable[[], ObjectStore]) -> ObjectStore:
 def _object(prefix: str, meta: Any) -> RemoteObject:
     key = meta["path"].removeprefix(prefix)
     if not meta["size"] and is_version_name(key.rpartition("/")[2]):
-        # Consoles make an empty object for a folder, whose "/" at the end the library leaves out.
+        # Consoles create an empty object for a folder, and obstore removes the "/" at its end.
         key += "/.folder"
     return RemoteObject(key, meta["size"], _tag(meta), meta["last_modified"].timestamp())
 
 
 def _tag(meta: Any) -> str:
-    """Stores have it in quotes in some of their answers only."""
+    """Return the etag without the quotes that stores add in some of their responses only."""
     return (meta["e_tag"] or "").strip('"')
 
 
 async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[Result]) -> Result:
-    """The result, with the library's errors as ours."""
+    """Await a store's result, and raise StoreError instead of obstore's errors."""
     from obstore.exceptions import (
         BaseError,
         InvalidPathError,
@@ -146,7 +145,7 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
         raise StoreError(
             f"expected names that are paths, came: {_words(error)}; rename or remove that object"
         ) from None
-    # The last three are of answers that have another form than they should.
+    # The last three come from malformed responses.
     except (BaseError, OSError, ValueError, LookupError, TypeError) as error:
         words = _words(error)
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(
@@ -154,13 +153,13 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
         )
         advice = f"check {_ADVICE[place.kind]}, and that they may list and read" if denied else "it is asked again"
         if "RequestTimeTooSkewed" in words:
-            # S3's word for a request that was signed at another time than the store's.
+            # S3 refuses requests whose signing time differs too much from its clock.
             advice = "set this machine's clock, or the store's"
         raise StoreError(f"expected {expected}, came: {words}; {advice}") from None
 
 
 def _words(error: Exception) -> str:
-    """What an error says, in a line: without what follows a "?" in its URLs, and the same each time."""
+    """Return an error's text in one line that is equal for equal errors and has no queries of URLs."""
     text = str(error).split("\n\nDebug source")[0]
     text = re.sub(r"\?[^\s\"']+", "", text)
     text = re.sub(r" in [\d.]+\w*s(, after \d+ retries)?(, max_retries: \d+, retry_timeout: \w+)?\b", "", text)
@@ -175,13 +174,13 @@ Options = dict[str, Any]
 
 
 def store_options(place: RemotePlace, environment: Mapping[str, str]) -> Options:
-    """Raises: StoreError: a file that is to hold credentials cannot be read."""
+    """Return the options that open a store. Raises StoreError if a credentials file cannot be read."""
     form, options_of = {StoreKind.S3: (dict, _s3), StoreKind.GOOGLE: (str, _google), StoreKind.AZURE: (dict, _azure)}[
         place.kind
     ]
     given: Any = form()
     if path := environment.get(_FILE):
-        # What Triton's file says: that of the longest name which the URL begins with.
+        # In Triton's file the longest name that begins the URL applies.
         try:
             entries = json.loads(Path(path).read_text()).get(place.kind.value, {})
             names = [name for name in entries if place.url.startswith(name)]
@@ -210,7 +209,7 @@ def _s3(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Optio
 
 
 def _profile(name: str, environment: Mapping[str, str]) -> Options:
-    """The keys and the region that `aws configure` has written for a profile."""
+    """Return the keys and the region of a profile, as `aws configure` writes them."""
     home = Path(environment.get("HOME", "/"))
     credentials = environment.get("AWS_SHARED_CREDENTIALS_FILE", home / ".aws/credentials")
     config = environment.get("AWS_CONFIG_FILE", home / ".aws/config")
@@ -233,7 +232,7 @@ def _profile(name: str, environment: Mapping[str, str]) -> Options:
 
 def _google(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Options:
     options = {"application_credentials": given or environment.get("GOOGLE_APPLICATION_CREDENTIALS")}
-    # What Google's own clients and the emulators call it.
+    # The variable of Google's own clients and emulators.
     host = place.endpoint or environment.get("STORAGE_EMULATOR_HOST", "")
     if host:
         options["base_url"] = host if "://" in host else f"http://{host}"

@@ -1,4 +1,4 @@
-"""The objects of a repository elsewhere, which model each belongs to, and what a store of any kind is asked."""
+"""Objects of a remote repository: their models, and the interface of a store."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rocserve.core.printable import printable_name
 from rocserve.repository.scan import CONFIG_FILENAMES, is_temporary
 
 WHOLE = ""
-"""The name of what lies in no folder, and of a repository that is itself one model."""
+"""The name of the unit of objects that lie in no folder, and of a repository that is itself one model."""
 _LONGEST_NAME = 255
-"""Bytes of a file's name, on all file systems of Linux."""
+"""Bytes of a file's name on Linux's file systems."""
 
 
 class StoreError(Exception):
-    """A store does not give what it was asked for. The text says what was expected, what came and what to do."""
+    """A store fails to provide something. The text says what was expected, what came and what to do."""
 
 
 class ObjectChanged(StoreError):
-    """The object is not the listed one any more, or gone: it was replaced meanwhile."""
+    """The object is no longer the listed one: it was replaced or removed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteObject:
     key: str
-    """Its path within the repository."""
+    """Path within the repository."""
     size: int
     tag: str
-    """Differs when the content does: an etag, a generation or a digest."""
+    """Changes with the content: an etag, a generation or a digest."""
     changed: float = 0.0
-    """By the store's clock, in seconds since the epoch; 0 = it does not say."""
+    """By the store's clock, in seconds since the epoch; 0 = unknown."""
 
 
 Fingerprint = tuple[tuple[str, int, str], ...]
@@ -45,12 +45,12 @@ Fingerprint = tuple[tuple[str, int, str], ...]
 
 @dataclass(slots=True)
 class Unit:
-    """A model's folder, which is settled, taken and put in place as one."""
+    """A model's folder in a store. It settles and is copied as a whole."""
 
     name: str
     objects: dict[str, RemoteObject] = field(default_factory=dict)
     refusal: str = ""
-    """Why nothing of it is taken; "" = it may be."""
+    """Why nothing of the unit is copied; "" = it may be."""
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -58,8 +58,8 @@ class Unit:
 
 
 def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
-    """The units of a listing, by their names. Temporary names are left out, as on a disk, but for empty files: they are
-    all that is in the version's folder of an ensemble."""
+    """Sort the objects of a listing into units by name. Temporary names are left out as on a disk, except empty files,
+    which keep the version folder of an ensemble."""
     meant = []
     for each in objects:
         *above, last = ("" if part == ".." else part for part in each.key.split("/"))
@@ -77,7 +77,7 @@ def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
     units: dict[str, Unit] = {}
     for each in meant:
         if each.key in folders and not each.size:
-            continue  # Stands for the folder, as consoles make it.
+            continue  # Consoles create such an object for a folder.
         name = WHOLE if is_one or "/" not in each.key else each.key.split("/")[0]
         refusal = path_refusal(each.key)
         if each.key in folders:
@@ -91,7 +91,7 @@ def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
 
 
 def path_refusal(key: str) -> str:
-    """Why an object of this name cannot become a file within the copy; "" = it can."""
+    """Return why an object of this name cannot become a file in the copy; "" = it can."""
     shown = printable_name(key)
     for part in key.split("/"):
         if part in ("", ".", "..") or "\0" in part or len(part.encode(errors="surrogateescape")) > _LONGEST_NAME:
@@ -100,27 +100,27 @@ def path_refusal(key: str) -> str:
 
 
 Note = Callable[[int], None]
-"""Given the number of bytes that have come."""
+"""Called with the number of received bytes."""
 Result = TypeVar("Result")
 
 
 class Source(abc.ABC):
     @abc.abstractmethod
     async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
-        """All objects, or those of a folder. Raises: StoreError."""
+        """List all objects, or those of a folder. Raises StoreError."""
 
     @abc.abstractmethod
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """Write an object's content to a file. Raises: StoreError; ObjectChanged, it is another one by now."""
+        """Write an object's content to a file. Raises StoreError; ObjectChanged if the object was replaced."""
 
     async def is_gone(self, key: str) -> bool:
-        """Whether an object that a listing lacks is really no more there; where listings are whole, it is. Raises:
+        """Whether an object that a listing lacks is really gone. True for stores with complete listings. Raises
         StoreError."""
         return True
 
 
 async def beside(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results of all, or the first error, which ends the others."""
+    """Return the results of all, or raise the first error, which cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
@@ -130,9 +130,9 @@ async def beside(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """What blocks for long, in a thread that keeps no process from ending, as those of asyncio.to_thread would."""
+    """Run blocking work in a daemon thread; a thread of asyncio.to_thread would keep the process from ending."""
     done: concurrent.futures.Future[Result] = concurrent.futures.Future()
-    # Who waits may be called off; the thread goes on.
+    # The caller may be cancelled while the thread goes on.
     done.set_running_or_notify_cancel()
 
     def run() -> None:

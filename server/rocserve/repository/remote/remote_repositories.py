@@ -1,5 +1,5 @@
-"""Repositories elsewhere: compares the listing of each with its copy and takes what differs and has settled. A thread
-with a loop of its own does so: neither long listings nor files may hold up the server's loop."""
+"""Follows remote repositories: compares each listing with its copy, and fetches the units that differ and have settled.
+A separate thread with its own event loop does so, because long listings and files must not delay the server's loop."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from rocserve.settings import ControlMode, RepositorySettings
 
 _UNITS_AT_ONCE = 8
 _ATTEMPTS = 5
-"""How often a listing is repeated because objects change meanwhile."""
+"""Attempts of a listing whose objects change meanwhile."""
 _OLD_SECONDS = 60.0
-"""What has not changed for this long before the server started is not being uploaded. Clocks that are set differ
-less."""
+"""Objects that had not changed for this long before the server started are not being uploaded. Clocks that are set
+differ by less."""
 _PROGRESS_SECONDS = 10.0
 _END_SECONDS = 1.0
-"""The thread is left behind then: what it writes has a temporary name."""
+"""Then the thread is abandoned; the file that it writes has a temporary name."""
 
 
 @dataclass(slots=True)
@@ -61,14 +61,15 @@ class _Progress:
 
 
 class RemoteRepository:
-    """All calls but those of properties are made on the loop of the thread that takes repositories."""
+    """Keeps the copy of one remote repository current. All calls but the properties are made on the loop of the remote
+    repositories' thread."""
 
     def __init__(
         self, place: RemotePlace, source: Source, settle_seconds: float, room: CopyRoom, log: logging.Logger
     ) -> None:
         self.place = place
         self.failure = ""
-        """Why the store could not be listed the last time; "" = it could."""
+        """Why the last listing failed; "" = it succeeded."""
         self._source = source
         self._room = room
         self._log = log
@@ -78,7 +79,7 @@ class RemoteRepository:
         self._problems: dict[str, str] = {}
         self._progress: dict[str, _Progress] = {}
         self.known: frozenset[str] | None = None
-        """The names of what is in the store; None: it could never be listed."""
+        """Names of the units in the store; None = never listed."""
         self._copies: dict[str, UnitCopy] = {}
 
     @property
@@ -86,7 +87,7 @@ class RemoteRepository:
         return any(copy.kept for copy in list(self._copies.values()))
 
     def notes(self) -> dict[str, str]:
-        """Why units are not as in the store, or how far they have come, by their names."""
+        """Return for each unit that differs from the store why it does, or how far its copy has come."""
         taking = {
             name: f"being taken from {self.place.url}: {each.text}" for name, each in self._progress.copy().items()
         }
@@ -94,7 +95,7 @@ class RemoteRepository:
         return waiting | taking | self._problems.copy()
 
     def open_copy(self) -> None:
-        """Find what was taken before. Raises: OSError."""
+        """Find the earlier copies. Raises OSError."""
         make_folder(self.place.root, READABLE)
         self._copies.clear()
         for name in recorded_units(self.place.home):
@@ -103,14 +104,14 @@ class RemoteRepository:
             self._debounce.accept(name, copy.fingerprint)
 
     async def scan(self, *, takes: bool) -> None:
-        """List the store and, `takes`, take what has settled; what cannot be had stays as it is."""
+        """List the store and, if `takes`, copy the settled units. Units that cannot be fetched keep their copies."""
         began = time.monotonic()
         units = await self._list()
         if units is None or not takes:
             return
         ended = time.monotonic()
-        # By the store's clock and ours: where one is wrong, young objects wait, or half of an upload is taken and then
-        # the whole.
+        # This compares the store's clock with ours. If either is wrong, young objects wait, or half an upload is copied
+        # and later the whole.
         old = time.time() - _OLD_SECONDS
         self._debounce.observe(
             began,
@@ -124,16 +125,16 @@ class RemoteRepository:
         await self._bring_all(units, names)
 
     async def scan_twice(self) -> None:
-        """What was still young at the first scan is taken at the second."""
+        """Scan, and scan again after the settle time if a unit was too young."""
         await self.scan(takes=True)
         if not self.failure and self._debounce.unsettled:
             await asyncio.sleep(self._settle_seconds)
             await self.scan(takes=True)
 
     async def take(self, names: Collection[str] | None) -> None:
-        """Take these as they are now, or all; what cannot be had stays as it is."""
+        """Copy the present state of these units, or of all. Units that cannot be fetched keep their copies."""
         for _ in range(_ATTEMPTS):
-            # What lies in no folder is found by a listing of all alone.
+            # Only a full listing shows objects that lie in no folder.
             is_whole = names is None or not self.known or WHOLE in self.known
             units = await self._list(() if is_whole else names or ())
             if units is None:
@@ -145,12 +146,12 @@ class RemoteRepository:
                 return
 
     async def _list(self, folders: Collection[str] = ()) -> dict[str, Unit] | None:
-        """All units, or those of these folders. None: they could not be listed; `failure` says why."""
+        """List all units or those of the folders. None = failed; `failure` says why."""
         try:
             listings = await beside(self._source.listing(folder) for folder in folders or (WHOLE,))
             units = arrange(itertools.chain.from_iterable(listings))
             if not self.place.root.is_dir():
-                # The cache was cleared.
+                # The cache was cleared meanwhile.
                 self.open_copy()
         except (StoreError, OSError) as error:
             goes_on = "; what was taken before goes on being served" if self.has_copy else ""
@@ -167,7 +168,7 @@ class RemoteRepository:
         return units
 
     async def _bring_all(self, units: Mapping[str, Unit], names: Collection[str]) -> bool:
-        """As `_bring_quietly`, for those of these names that differ from their copy."""
+        """Copy the named units that differ from their copies. False = an object changed meanwhile."""
         differing = []
         for unit in (units.get(name, Unit(name)) for name in sorted(names)):
             copy = self._copies.get(unit.name)
@@ -178,7 +179,7 @@ class RemoteRepository:
         return all(await beside(self._bring_quietly(unit) for unit in differing))
 
     async def _bring_quietly(self, unit: Unit) -> bool:
-        """Let the copy become as the unit; False: the store's objects are others by now."""
+        """Copy one unit; failures are logged. False = an object changed meanwhile."""
         try:
             if unit.refusal:
                 raise StoreError(unit.refusal)
@@ -234,7 +235,7 @@ class RemoteRepository:
 
         file = copy.incoming(item)
         if file.is_file():
-            # Taken before the server, or another one, was interrupted.
+            # Fetched by a server that was interrupted.
             note(item.size)
             return
         part = file.with_suffix(".part")
@@ -247,27 +248,28 @@ class RemoteRepository:
 
 
 def _keep(file: Path) -> None:
-    """So that the file is whole, if it is there, also after the machine died."""
+    """Flush the file to the disk, so that a file that exists is complete even after a crash of the machine."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
     file.chmod(0o644)
 
 
 class RemoteRepositories:
-    """Calls return at once, or are awaited on the server's loop. Without repositories elsewhere there is no thread."""
+    """Runs the remote repositories' thread. Calls return immediately or are awaited on the server's loop. Without
+    remote repositories no thread exists."""
 
     def __init__(self, settings: RepositorySettings, log: logging.Logger) -> None:
         self._settings = settings
         self._log = log
         self._repositories: list[RemoteRepository] = []
         self._broken: dict[str, str] = {}
-        """Those that cannot be opened, with the reason."""
+        """Repositories that cannot be opened, with the reason."""
         self._in_use: list[BinaryIO] = []
         self._followers: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
-        """Find the copies; their models can be served."""
+        """Open the copies; their models can then be served."""
         if self._settings.remotes:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="remote repositories", daemon=True)
@@ -275,20 +277,20 @@ class RemoteRepositories:
             await self._there(self._open_all())
 
     async def start(self, names: Collection[str] | None) -> None:
-        """Take the models of these names (None = all); then follow the stores. Without names nothing waits
-        for a store."""
+        """Copy the models of these names (None = all), then follow the stores. With no names nothing waits for a
+        store."""
         if self._loop is not None:
             await self._there(self._start(names))
 
     async def take(self, names: Collection[str]) -> bool:
-        """Take the models of these names as they are now, where a store has them; returns whether there are stores."""
+        """Copy the present state of these models if a store has them. Returns whether there are stores."""
         if self._loop is None:
             return False
         await self._there(beside(each.take(names) for each in self._repositories))
         return True
 
     def stop(self) -> None:
-        """Blocks a moment."""
+        """Stop the thread. Blocks for a moment."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_END_SECONDS)
@@ -296,14 +298,14 @@ class RemoteRepositories:
             file.close()
 
     def lacking(self) -> dict[str, str]:
-        """Those of which nothing can be served, since they could never be listed, with the reason."""
+        """Return the repositories without a listing or a copy, with the reason."""
         never = {
             each.place.url: each.failure for each in self._repositories if each.known is None and not each.has_copy
         }
         return {url: text for url, text in (never | self._broken).items() if text}
 
     def rows(self, rows: Sequence[IndexEntry]) -> list[IndexEntry]:
-        """The rows of the index, with the state of repositories elsewhere and their models."""
+        """Return the index rows, with the state of remote repositories and their models added."""
         if self._loop is None:
             return list(rows)
         unavailable = VersionState.UNAVAILABLE.value
@@ -323,7 +325,7 @@ class RemoteRepositories:
         ]
 
     async def _there(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run in the thread of repositories elsewhere."""
+        """Run in the remote repositories' thread."""
         assert self._loop is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
@@ -332,8 +334,8 @@ class RemoteRepositories:
         for place in self._settings.remotes:
             folder = place.home.parent
             try:
-                # Workers of another user read models here; who may not list the folder above finds no compiled program
-                # there.
+                # Workers of another user read models here. The parent folder holds compiled programs, so those users
+                # may not list it.
                 make_folder(folder.parent, 0o711)
                 make_folder(folder, READABLE)
                 for each in (folder.parent, folder):
@@ -371,7 +373,7 @@ class RemoteRepositories:
 
 
 def open_source(place: RemotePlace, environment: Mapping[str, str], room: CopyRoom) -> Source:
-    """What a URL names. Raises: StoreError: what it needs is not installed, or its credentials cannot be read."""
+    """Open the store of a URL. Raises StoreError if a package is not installed or credentials cannot be read."""
     if importlib.util.find_spec("obstore") is None:
         raise StoreError("expected the package obstore, which is not installed: pip install 'rocserve[remote]'")
     if place.kind is StoreKind.HUGGING_FACE:

@@ -1,4 +1,4 @@
-"""Repositories on web servers: Hugging Face's, by the hub's HTTP API, and archives of one in a tar."""
+"""Remote repositories on web servers: the Hugging Face hub through its HTTP API, and tar archives."""
 
 from __future__ import annotations
 
@@ -36,22 +36,21 @@ _SHA256_DIGITS = 64
 
 
 class HubSource(Source):
-    """A listing is that of a commit, and so are the files."""
+    """Fetches a model of the Hugging Face hub. The files come from the commit of the last listing."""
 
     def __init__(self, place: RemotePlace, environment: Mapping[str, str]) -> None:
-        """Raises: StoreError."""
         self._place = place
         self._endpoint = environment.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        # What has a line's end behind it, such as a secret that was made of a file.
+        # A secret made from a file often ends in a newline.
         self._token = environment.get("HF_TOKEN", "").strip()
         if not self._token:
-            # What `hf auth login` has stored.
+            # The file that `hf auth login` writes.
             home = environment.get("HF_HOME") or Path(environment.get("HOME", "/")) / ".cache/huggingface"
             file = Path(home) / "token"
             try:
                 self._token = file.read_text().strip()
             except OSError:
-                pass  # It need not be there.
+                pass  # There need not be such a file.
             except UnicodeDecodeError as error:
                 raise StoreError(f"expected a token in {file}, came: {error}; log in anew, or set HF_TOKEN") from None
         self._prefix = f"{place.prefix}/" if place.prefix else ""
@@ -66,7 +65,8 @@ class HubSource(Source):
         return [item for item in objects if not folder or item.key.startswith(f"{folder}/")]
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """The hub lists large files with their SHA-256, others with git's name of their content."""
+        """Fetch a file and compare its digest: the hub lists large files with their SHA-256, others with git's blob
+        digest."""
         import obstore
 
         path = f"{self._place.bucket}/resolve/{self._commit}/{self._prefix}{item.key}"
@@ -87,7 +87,7 @@ class HubSource(Source):
             raise ObjectChanged(f"expected '{item.key}' with the digest {item.tag}, came {digest.hexdigest()}")
 
     def _list(self) -> tuple[str, list[RemoteObject]]:
-        """Raises: OSError, ValueError."""
+        """List the files of the revision's commit. Raises OSError, ValueError."""
         api = f"{self._endpoint}/api/models/{self._place.bucket}"
         answer, _ = self._ask(f"{api}/revision/{quote(self._place.revision, safe='')}")
         commit = answer["sha"]
@@ -105,10 +105,10 @@ class HubSource(Source):
         ]
 
     def _ask(self, url: str) -> tuple[Any, str]:
-        """The answer, and where it goes on."""
+        """Return the response and the URL of the next page; "" = no more pages."""
         request = urllib.request.Request(url)
         if self._token:
-            # Not where the answer may redirect to.
+            # The token must not go to the target of a redirect.
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:
             next_page, _, relation = answer.headers.get("Link", "").partition(";")
@@ -117,10 +117,9 @@ class HubSource(Source):
 
 
 class ArchiveSource(Source):
-    """A tar is unpacked beside the copy, which has its files by links."""
+    """Fetches a tar archive and unpacks it next to the copy. The copy gets the files by hard links."""
 
     def __init__(self, place: RemotePlace, room: CopyRoom) -> None:
-        """Raises: StoreError."""
         self._place = place
         self._room = room
         base, _, self._name = urlsplit(place.bucket).path.rpartition("/")
@@ -131,7 +130,7 @@ class ArchiveSource(Source):
         self._tag, self._objects = self._recorded()
 
     async def listing(self, folder: str = "") -> Sequence[RemoteObject]:
-        """Takes the archive where it is another one."""
+        """Return the archive's files. Fetches the archive if it has changed."""
         await with_store_errors(self._place, f"'{self._name}'", self._take())
         return [item for item in self._objects if not folder or item.key.startswith(f"{folder}/")]
 
@@ -162,7 +161,6 @@ class ArchiveSource(Source):
         self._tag = tag
 
     def _unpack(self, changed: float, tag: str) -> list[RemoteObject]:
-        """Raises: StoreError."""
         fresh = self._unpacked.with_suffix(".new")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
@@ -172,10 +170,10 @@ class ArchiveSource(Source):
                 for member in archive:
                     if (item := self._unpack_member(archive, member, fresh, changed)) is not None:
                         objects[item.key] = item
-                # To the end, where the checksums of gzip and its like are.
+                # Read to the end, which holds the checksums of gzip and similar formats.
                 while archive.fileobj is not None and archive.fileobj.read(CHUNK_BYTES):
                     pass
-        # What gzip and its like raise of damage is none of tarfile's.
+        # Decompressors raise errors of their own for damage.
         except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, OSError) as error:
             raise StoreError(f"expected a tar in '{self._name}', came: {error}; make it anew") from None
         finally:
@@ -188,7 +186,8 @@ class ArchiveSource(Source):
     def _unpack_member(
         self, archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, changed: float
     ) -> RemoteObject | None:
-        """None: it is a folder, or of a temporary name. Files are named by their digest: no name leads anywhere."""
+        """Unpack a file; None = a folder or a temporary name. The file is named by its digest, so that no name can lead
+        out of the folder."""
         key = member.name.removeprefix("./")
         refusal = "" if member.isdir() else path_refusal(key)
         if not member.isdir() and not member.isfile():

@@ -1,1 +1,1 @@
-"""Models that are registered, and loaded when they are asked for."""
+"""Residency: models that are registered and loaded by their first request."""

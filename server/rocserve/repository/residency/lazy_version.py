@@ -1,4 +1,4 @@
-"""A version that is loaded while it is asked for: its requests, which wait until it is, and what is told of it."""
+"""A lazy version is loaded by its first request. Requests wait for the load, and statistics outlive it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 _NOT_LOADED = "not loaded: its first request loads it"
 
 Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
-"""Loads the version, calling back with its progress. Raises: ServeError; FilesChanged."""
+"""Loads the version, and calls back with its progress. Raises ServeError; FilesChanged."""
 
 
 class LazyVersion(Tenant):
-    """Implements repository.lifecycle.LoadedVersion. What has to do with requests is called on the data plane's thread,
-    all else on the asyncio loop, but that properties may be read from any."""
+    """Implements repository.lifecycle.LoadedVersion for a version that is not always in memory. Methods about
+    requests are called on the data plane's thread, all others on the asyncio loop. The properties may be read from
+    any thread."""
 
     def __init__(
         self,
@@ -49,24 +50,25 @@ class LazyVersion(Tenant):
         self.name = definition.name
         self.version = number
         self.config: ModelConfig = definition.config
-        """As the last load has completed it."""
+        """As the last load completed it."""
         self.config_message = definition.serialized
         self.load = load
         self.on_change = on_change
         self.failure: Failure | None = None
-        """Of the last load; the next is not tried before that may be."""
+        """Of the last load; the next one waits for its retry time."""
         self.progress = ""
-        """What the load that runs is at."""
+        """What the running load is doing, one line."""
         self.is_over = False
-        """It is not loaded any more: its files are not what they were when it was registered, or it is to go."""
+        """The version is never loaded again, because its files have changed since its registration or it is being
+        unloaded."""
         self.newer_problem: ServeError | None = None
-        """Why what is to take its place cannot be used; None: it can, or that is not known yet."""
+        """Why the newer content cannot be used; None = it can, or that is unknown."""
         self.task: asyncio.Task[None] | None = None
-        """The load, or the unloading."""
+        """The running load or unload."""
         self.brought: asyncio.Future[None] | None = None
-        """What those await who wait for the load without a request."""
+        """Completed with the load, for callers that wait without a request."""
         self.is_new = False
-        """It is being loaded to be served at all: who does that tells the log of a failure, which throws it away."""
+        """This load decides whether the version is served at all. The caller then logs a failure."""
         self._residents = residents
         self._loaded: LoadedVersion | None = None
         self._statistics: ModelStatistics | None = None
@@ -88,20 +90,20 @@ class LazyVersion(Tenant):
             self._infer_cold(request, counted, now)
 
     def want(self) -> None:
-        """Load it: a request of an ensemble will come to it."""
+        """Load the version, because a request of an ensemble will reach it."""
         if self._loaded is None and self.cold_refusal() is None:
             self.note_use(time.monotonic())
             self._residents.soon(self._residents.want, self)
 
     def cold_refusal(self) -> ServeError | None:
-        """Why it is not loaded for a request now."""
+        """Return why requests cannot load the version now; None = they can."""
         failure = self.failure
         if failure is None or failure.is_due():
             return None
         return unavailable(f"model '{self.name}' version {self.version} could not be loaded: {failure.text}")
 
     def open(self, loaded: LoadedVersion) -> None:
-        """It is loaded: those that wait are run, in the order in which they came."""
+        """Run the waiting requests on the loaded version, in their order."""
         if self._statistics is not None:
             loaded.statistics.go_on_from(self._statistics)
         self.config, self.config_message, self._statistics = loaded.config, loaded.config_message, loaded.statistics
@@ -113,19 +115,19 @@ class LazyVersion(Tenant):
             loaded.infer(waiting.request, waiting)
 
     def refuse(self, error: ServeError) -> None:
-        """It cannot be loaded."""
+        """Refuse the waiting requests."""
         for waiting in self._take_waiting():
             self._fail(waiting, ServeError(error.code, error.text))
 
     def release(self) -> LoadedVersion | None:
-        """The version to unload; None: it is in use."""
+        """Return the version to unload; None = it is in use."""
         if not self.is_idle(time.monotonic()):
             return None
         loaded, self._loaded = self._loaded, None
         return loaded
 
     def close(self) -> LoadedVersion | None:
-        """It serves no more: waiting requests go to the version in its place. Returns the version to unload."""
+        """Stop serving, and pass waiting requests to the successor. Returns the version to unload."""
         loaded, self._loaded = self._loaded, None
         for waiting in self._take_waiting():
             self._residents.dispatcher.dispatch(waiting.request, waiting)
@@ -179,7 +181,7 @@ class LazyVersion(Tenant):
         return self._statistics
 
     def answer_brought(self, error: ServeError | None = None) -> None:
-        """On the loop."""
+        """Complete `brought`. Called on the loop."""
         brought, self.brought = self.brought, None
         if brought is not None and error is not None:
             brought.set_exception(error)
@@ -194,7 +196,7 @@ class LazyVersion(Tenant):
 
     @property
     def was_asked(self) -> bool:
-        """Whether there is anything to count of it."""
+        """Whether the version has statistics."""
         return self._statistics is not None
 
     @property
@@ -203,13 +205,13 @@ class LazyVersion(Tenant):
 
     @property
     def inputs(self) -> SharedHeap | None:
-        """Where its workers read inputs of requests."""
+        """Where workers read the inputs of requests."""
         loaded = self._loaded
         return loaded.inputs if isinstance(loaded, ScheduledVersion) else None
 
     @property
     def statistics(self) -> ModelStatistics:
-        """Over all its loads."""
+        """Over all loads."""
         return self._statistics or ModelStatistics()
 
     @property
@@ -249,20 +251,20 @@ class LazyVersion(Tenant):
         return 0 if (loaded := self._loaded) is None else loaded.worker_restarts
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """See repository.lifecycle.LoadedVersion; it has none."""
+        """Does nothing: a model has no members."""
 
     async def unload(self) -> None:
         await self._residents.unload(self)
 
 
 class _Counted(ForwardingResponder):
-    """Counts its request as in flight until it is answered. Its client's leaving is reported to the last that watches
-    for it: first to the wait for the load, then to the version."""
+    """Counts its request as in flight until it is answered. A client's disconnect is reported to the latest watcher
+    only: the wait for the load, then the loaded version."""
 
     __slots__ = ("_has_left", "_on_left", "_tenant", "request", "since", "timer")
 
     request: InferRequest
-    """With `since` and `timer`, of one that waits for a load."""
+    """Set with `since` and `timer` while the request waits for a load."""
     since: float
     timer: TimerHandle
 

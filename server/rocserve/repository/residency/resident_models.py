@@ -1,4 +1,4 @@
-"""Resident models: registers versions, loads them when they are asked for, and unloads them as room.py says."""
+"""Resident models: registers versions, loads them when they are requested, and unloads them as room.py decides."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ from rocserve.workers.resource_watch import share_bytes
 
 _HOST = "memory of the host"
 _WORKER_BYTES = 12 << 20
-"""What a worker takes beside its model's files, before it has been measured."""
+"""Memory of a worker in addition to its model's files, until it is measured."""
 _FILES_CHANGED = (
     "its files are not what they were when it was registered; load it anew, or start the server anew where it has"
     " --model-control-mode=none"
 )
 _PATIENCE_SECONDS = 10.0
-"""After these a load lets the next begin beside it."""
+"""After this time a load lets the next one begin."""
 _RESCAN_SECONDS = 0.01
-"""While a version waits for room: the end of a request is not reported."""
+"""While a version waits for room, because the end of a request is not reported."""
 
 
 @dataclass(slots=True)
 class ResidencyCounts:
-    """From the server's start."""
+    """Counted since the server's start."""
 
     loads: int = 0
     failed_loads: int = 0
     unloads_for_room: int = 0
     unloads_of_idle: int = 0
     cold_requests: int = 0
-    """That waited until their model was loaded."""
+    """Requests that waited for their model's load."""
     cold_seconds: float = 0.0
 
 
 class ResidentModels:
-    """Lives on the asyncio loop; what says otherwise may be called from elsewhere."""
+    """Loads and unloads resident versions. Lives on the asyncio loop; some calls allow other threads."""
 
     def __init__(
         self,
@@ -76,7 +76,8 @@ class ResidentModels:
         concurrent_loads: int,
         log: logging.Logger,
     ) -> None:
-        """`pinned`: the names of models that are never unloaded. `most_waiting`: requests, for a version's load."""
+        """`pinned`: names of models that are never unloaded. `most_waiting`: bound of the requests that wait for one
+        version's load."""
         self.counts = ResidencyCounts()
         self.settings = settings
         self.most_waiting = most_waiting
@@ -98,31 +99,31 @@ class ResidentModels:
     # For the repository
 
     def manages(self, content: ModelContent) -> bool:
-        """Whether versions of the model come and go. Ensembles have no workers, and stay. Raises: ServeError: a
-        parameter is wrong."""
+        """Whether the model's versions may be unloaded. Ensembles have no workers and stay. Raises ServeError for a
+        wrong parameter."""
         definition = content.definition
         if definition.is_ensemble:
             return False
         return idle_unload_seconds(definition.config.parameters) < math.inf or bool(self._limits)
 
     def registers(self, content: ModelContent) -> bool:
-        """Whether a version need not be loaded now: it is not pinned, and its configuration says what clients want to
-        know."""
+        """Whether a version need not be loaded now: it is not pinned, and its configuration has everything that clients
+        ask for."""
         message = content.definition.message
-        # What is wrong in a parameter is told by the load.
+        # The load reports a wrong parameter.
         with contextlib.suppress(ServeError):
             return self.manages(content) and bool(message.input and message.output) and not self._is_pinned(content)
         return False
 
     def register(self, content: ModelContent, number: int, load: Load, on_change: Callable[[], None]) -> LazyVersion:
-        """A version that is loaded when it is asked for."""
+        """Register a version that its first request loads."""
         self._loop = asyncio.get_running_loop()
         definition = content.definition
-        # Before it has been loaded: by its files, and the instances that are asked for.
+        # The needs are estimated from the files and the configured instances until the first load.
         needs = Counter({_HOST: 0})
         file_bytes = content.scan.versions[number].total_bytes
         assert definition.backend is not None, "an ensemble is not registered"
-        # As plan_workers has them, with the backend's first engine.
+        # As plan_workers plans for the backend's first engine.
         has_threads = definition.backend.engines[0].thread_safe and file_bytes > SMALL_MODEL_BYTES
         for group in definition.config.instance_groups:
             gpus = () if group.kind is InstanceKind.CPU else group.gpus or Host().gpus
@@ -134,8 +135,7 @@ class ResidentModels:
         return version
 
     async def bring(self, version: ServedVersion | None) -> None:
-        """Have it loaded, and an ensemble's members: a client says so, or there is no waiting for requests. Raises:
-        ServeError: why it cannot be loaded."""
+        """Load a version, and an ensemble's members, and wait for it. Raises ServeError if the load fails."""
         if isinstance(version, EnsembleVersion):
             for member in self._members(version):
                 await self.bring(member)
@@ -146,24 +146,24 @@ class ResidentModels:
             version.failure = None
             version.note_use(time.monotonic())
             self.want(version)
-            # Others may wait for it as well.
+            # Others may wait for the same load.
             await asyncio.shield(brought)
 
     def tell_newer(self, version: LazyVersion, problem: ServeError | None) -> None:
-        """Why what is to take its place cannot be used; None: it can. Requests need not wait for that."""
+        """Note why the newer content cannot be used; None = it can. Requests then need not wait for it."""
         version.newer_problem = problem
         if version.is_over and problem is not None:
             version.failure = Failure(problem)
             self._refuse_waiting(version)
 
     def bring_members(self, ensemble: EnsembleVersion) -> None:
-        """Load all that a request to an ensemble will come to, beside each other. On the data plane's thread."""
+        """Load all members of an ensemble, at the same time. On the data plane's thread."""
         for member in self._members(ensemble):
             if isinstance(member, LazyVersion):
                 member.want()
 
     async def unload(self, version: LazyVersion) -> None:
-        """For good."""
+        """Unload a version for good."""
         version.is_over = True
         self._room.withdraw(version)
         if version.task is not None and version.stage is Stage.LOADING:
@@ -173,7 +173,7 @@ class ResidentModels:
         loaded = await self._on_plane(version.close)
         if loaded is not None:
             await loaded.unload()
-        # It may have been about to make room.
+        # The version may have begun to make room.
         await _end_of(version.task)
         self._versions.discard(version)
         self._room.left(version)
@@ -182,7 +182,7 @@ class ResidentModels:
     # For the metrics
 
     def resident(self) -> int:
-        """How many versions are loaded; from any thread."""
+        """Return the number of loaded versions. Called from any thread."""
         return sum(version.stage is Stage.LOADED for version in tuple(self._versions))
 
     @property
@@ -197,18 +197,18 @@ class ResidentModels:
         return dict.fromkeys(find_member(step, table) for step in ensemble.config.ensemble_steps)
 
     def withdraw(self, version: LazyVersion) -> None:
-        """It is asked for no more; without effect when it is being loaded."""
+        """Cancel the wait for room if no request waits; without effect during the load."""
         if not version.has_waiting:
             self._room.withdraw(version)
 
     def want(self, version: LazyVersion) -> None:
-        """Load it: it is asked for."""
+        """Load a version for a request."""
         if not version.is_over:
             self._room.want(version)
             self._move()
 
     def _move(self) -> None:
-        """Load, unload and refuse what is due, now and from time to time."""
+        """Start the loads, unloads and refusals that are due, now and from time to time."""
         now = time.monotonic()
         moves = self._room.moves(now)
         idle, again = self._room.idle(now)
@@ -259,8 +259,8 @@ class ResidentModels:
             return
         needs = version.needs
         if self._limits.keys() - {MODELS}:
-            # Of workers that are shared an equal part. What a GPU has lost is counted whole, though others may load
-            # meanwhile.
+            # A shared worker's memory is divided equally among its models. Memory that a GPU lost is counted fully,
+            # even if other versions load meanwhile.
             host = sum(share_bytes(pid) // models for pid, models in loaded.worker_pids.items())
             left = _free_gpu_bytes().items()
             needs = {_HOST: host, **{_gpu(gpu): max(free.get(gpu, 0) - now, 0) for gpu, now in left}}
@@ -273,9 +273,8 @@ class ResidentModels:
         self._move()
 
     def _failed(self, version: LazyVersion, error: ServeError, took_seconds: float = 0.0) -> None:
-        """Waiting requests are refused. Where its files have changed, they go to the version of the new ones when those
-        have settled, unless those cannot be used; where changes are not followed, the model has to be loaded by
-        name."""
+        """Note a failed load, and refuse the waiting requests. If the files changed, the requests wait for the settled
+        new version unless it is known to be unusable. Under explicit control the model must be loaded by name."""
         self._room.left(version)
         if isinstance(error, FilesChanged):
             version.is_over = True
@@ -296,7 +295,7 @@ class ResidentModels:
         version.on_change()
 
     def soon(self, call: Callable[[LazyVersion], None], version: LazyVersion) -> None:
-        """Call on the loop; from any thread."""
+        """Call on the loop. Called from any thread."""
         assert self._loop is not None, "a version is registered"
         # The loop may have ended.
         with contextlib.suppress(RuntimeError):

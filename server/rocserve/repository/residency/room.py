@@ -1,8 +1,8 @@
-"""Room decides which of the registered versions are loaded: who gets room, who makes it, and who goes idle.
+"""Room for resident versions: decides which registered versions are loaded, unloaded for others, or unloaded when idle.
 
-Tenants that want room wait in a queue, first come, first served: a large model is not overtaken by small ones for ever.
-Who makes room is the least popular of those that are idle: popularity is the number of requests, of which one that came
-a half-life ago counts half. What cannot be loaded even if all went that may go is refused at once.
+Versions wait for room in a queue, first come, first served, so that small models never overtake a large one forever. To
+make room, the least popular idle version is unloaded. Popularity counts requests; a request counts half after each
+half-life. A version that cannot fit even if all others left is refused immediately.
 
 Times are seconds of any steady clock.
 """
@@ -17,16 +17,15 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 _HALF_LIFE_SECONDS = 300.0
-"""Long enough that a burst on many rare models does not drive out those that are asked for all day."""
+"""Long enough that a burst on many rare models does not evict models that are used all day."""
 
 MODELS = "loaded versions"
-"""Besides bytes of the host and of GPUs, a thing of which there is only so much."""
+"""The bound on the number of loaded versions is a place next to the host's and the GPUs' memory."""
 
 
 class Stage(enum.Enum):
     OUT = "out"
     WAITING = "waiting"
-    """For room."""
     LOADING = "loading"
     LOADED = "loaded"
     LEAVING = "leaving"
@@ -34,22 +33,24 @@ class Stage(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """A registered version. The data plane's thread notes its use, all else is the asyncio loop's."""
+    """A registered version and its use of room. The data plane's thread counts its requests; the asyncio loop does the
+    rest."""
 
     needs: Mapping[str, int]
-    """Bytes, by place: an estimate until it has been loaded once."""
+    """Bytes by place; an estimate until the first load."""
     is_pinned: bool = False
-    """It makes no room, and goes only with its model."""
+    """Never unloaded for room or idleness."""
     idle_seconds: float = math.inf
-    """It goes when it was not used for this long."""
+    """Seconds without requests after which the version is unloaded."""
     stage: Stage = Stage.OUT
     used_at: float = 0.0
     held_until: float = 0.0
-    """Its sequences may go on until then."""
+    """Its sequences may continue until then."""
     in_flight: int = 0
     """Requests that wait, run, or are being answered."""
     popularity: float = -math.inf
-    """The logarithm of what each use adds: twice as much as one a half-life before. So it never has to be aged."""
+    """Base-2 logarithm of the weighted requests. A request's weight doubles with each half-life of the clock, so
+    earlier weights never need an update."""
 
     def note_use(self, now: float) -> None:
         added = now / _HALF_LIFE_SECONDS
@@ -68,56 +69,56 @@ AnyTenant = TypeVar("AnyTenant", bound=Tenant)
 
 @dataclass(frozen=True, slots=True)
 class Moves(Generic[AnyTenant]):
-    """What to do now."""
+    """The loads, unloads and refusals that are due."""
 
     load: list[AnyTenant] = field(default_factory=list)
     unload: list[AnyTenant] = field(default_factory=list)
     refuse: list[AnyTenant] = field(default_factory=list)
-    """There will never be room for these."""
+    """Versions that can never fit."""
 
 
 class Room(Generic[AnyTenant]):
-    """Keeps account of all tenants; its owner loads and unloads them, and says when that has ended."""
+    """Accounts for all tenants. Its owner loads and unloads them and reports the results."""
 
     def __init__(self, limits: Mapping[str, int]) -> None:
-        """`limits`: by place, and for MODELS; what has none is not limited."""
+        """`limits`: by place, and for MODELS; a missing place is unlimited."""
         self._limits = limits
         self._queue: deque[AnyTenant] = deque()
         self._inside: dict[AnyTenant, None] = {}
-        """Those that take room."""
+        """Tenants that occupy room."""
 
     @property
     def has_waiting(self) -> bool:
         return bool(self._queue)
 
     def want(self, tenant: AnyTenant) -> None:
-        """Load it as soon as there is room."""
+        """Load the tenant as soon as there is room."""
         if tenant.stage is Stage.OUT:
             tenant.stage = Stage.WAITING
             self._queue.append(tenant)
 
     def withdraw(self, tenant: AnyTenant) -> None:
-        """It is wanted no more, unless it is being loaded already."""
+        """Cancel the wait for room; without effect during the load."""
         if tenant.stage is Stage.WAITING:
             self._queue.remove(tenant)
             tenant.stage = Stage.OUT
 
     def loaded(self, tenant: AnyTenant, needs: Mapping[str, int]) -> None:
-        """It has been loaded, and takes this much."""
+        """Note that the tenant is loaded and what it needs."""
         tenant.stage, tenant.needs = Stage.LOADED, needs
 
     def stays(self, tenant: AnyTenant) -> None:
-        """It was to go, but has got a request."""
+        """Note that the tenant got a request before it could be unloaded."""
         tenant.stage = Stage.LOADED
 
     def left(self, tenant: AnyTenant) -> None:
-        """It has gone, or was not loaded after all."""
+        """Note that the tenant was unloaded, or failed to load."""
         self.withdraw(tenant)
         self._inside.pop(tenant, None)
         tenant.stage = Stage.OUT
 
     def moves(self, now: float) -> Moves[AnyTenant]:
-        """What to do for those that wait, and where more is taken than there is."""
+        """Return the moves for waiting tenants, and for places where needs exceed the limit."""
         moves: Moves[AnyTenant] = Moves()
         while self._queue:
             first = self._queue[0]
@@ -136,7 +137,7 @@ class Room(Generic[AnyTenant]):
         return moves
 
     def idle(self, now: float) -> tuple[Sequence[AnyTenant], float]:
-        """Those that go because they were not used for long, and when to check again."""
+        """Return the tenants to unload for idleness, and when to check again."""
         going, again = [], math.inf
         for tenant in self._inside:
             at = max(tenant.used_at + tenant.idle_seconds, tenant.held_until)
@@ -148,13 +149,13 @@ class Room(Generic[AnyTenant]):
         return going, again
 
     def _make_room(self, wanted: AnyTenant | None, now: float) -> Sequence[AnyTenant]:
-        """Those that have to go besides those that leave already; none where that would not be enough."""
+        """Choose tenants to unload in addition to the leaving ones; none if that would not suffice."""
         staying = [tenant for tenant in self._inside if tenant.stage is not Stage.LEAVING]
         going: list[AnyTenant] = []
         candidates = sorted((one for one in staying if one.may_go(now)), key=lambda one: one.popularity)
         for tenant in candidates:
             short = self._short(wanted, staying)
-            # One on another GPU takes nothing of what is short.
+            # A tenant of another GPU frees nothing that is short.
             if MODELS in short or any(tenant.needs.get(place) for place in short):
                 going.append(tenant)
                 staying.remove(tenant)
@@ -165,12 +166,12 @@ class Room(Generic[AnyTenant]):
         return going
 
     def _short(self, wanted: AnyTenant | None, others: Iterable[AnyTenant]) -> set[str]:
-        """The places of which more is taken than there is."""
+        """Return the places whose limit is exceeded."""
         tenants = (*others, *(() if wanted is None else (wanted,)))
         short = set()
         for place, most in self._limits.items():
             if place == MODELS:
-                # What leaves has no requests any more. Its memory has still to come back.
+                # A leaving version serves no more, so it does not count; its memory still does.
                 taken = sum(tenant.stage is not Stage.LEAVING for tenant in tenants)
             else:
                 taken = sum(tenant.needs.get(place, 0) for tenant in tenants)
