@@ -1,10 +1,8 @@
-"""AMD Inference Server's configurations as ModelConfig messages.
+"""Translates AMD Inference Server's configurations to ModelConfig messages.
 
-They are config.toml, one model or the stages of a chain as [[models]], and config.pbtxt with `inputs`, `outputs`,
-`datatype: "FP32"`, `shape: [...]`.
-
-Its shapes are those of one item, and its workers batch: so a translated model has a max_batch_size, which falls to 0
-when the loaded model turns out not to batch.
+These are config.toml, one model or the stages of a chain as [[models]], and config.pbtxt with `inputs`, `outputs`,
+`datatype: "FP32"`, `shape: [...]`. Their shapes are those of one item, and that server's workers batch. A translated
+model therefore has a max_batch_size, which falls to 0 if the loaded model turns out not to batch.
 """
 
 from __future__ import annotations
@@ -31,16 +29,16 @@ _NAMES = {datatype.value: datatype for datatype in DataType}
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A model as a configuration has it, perhaps one of a chain."""
+    """A model in a configuration, perhaps a stage of a chain."""
 
     message: ModelConfig
     input_ids: Sequence[str]
-    """The links of a chain, of each input: it takes the output of the same id; empty means the client."""
+    """By input, its link in the chain: the id of the output that it takes; "" = the client sends it."""
     output_ids: Sequence[str]
 
 
 def _datatype(name: str, where: str) -> DataType:
-    """Of "FP32" or "Fp32". Raises: ServeError INVALID_ARGUMENT for an unknown one."""
+    """Return the datatype of "FP32" or "Fp32". Raises ServeError (INVALID_ARGUMENT) for an unknown one."""
     datatype = _NAMES.get(name.upper())
     if datatype is None:
         raise invalid_argument(f"{where}: unknown datatype '{name}'; expected one of: {', '.join(_NAMES)}")
@@ -55,7 +53,7 @@ _TENSOR_KEYS = {"name", "datatype", "shape", "id"}
 
 
 def is_toml(path: Path) -> bool:
-    """Whether a TOML file is a model's configuration, and not some other one that lies beside it."""
+    """Return whether a TOML file is a model's configuration, not another file in the folder."""
     try:
         document = _toml_document(path)
     except ServeError:
@@ -64,11 +62,11 @@ def is_toml(path: Path) -> bool:
 
 
 def _toml_document(path: Path) -> dict[str, Any]:
-    """Raises: ServeError INVALID_ARGUMENT with file, line and column."""
+    """Raises ServeError (INVALID_ARGUMENT) with file, line and column."""
     source, text = path.name, read_text(path)
     lines = text.split("\n")
     if len(text) > _MOST_TOML_BYTES or max(map(len, lines)) > _LONGEST_TOML_LINE:
-        # Of a key with dots tomllib takes a time that is their square, and Python reads no number of 4300 digits. Both
+        # tomllib takes quadratic time for a key with dots, and Python refuses to parse numbers of 4300 digits. Both
         # stand on one line.
         raise invalid_argument(
             f"{source}: expected at most {_MOST_TOML_BYTES} characters, in lines of at most {_LONGEST_TOML_LINE}"
@@ -86,8 +84,8 @@ def _toml_document(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, name: str) -> WrittenConfig:
-    """The models of a file in their order, with warnings about keys without meaning. Raises: ServeError:
-    INVALID_ARGUMENT that names the key that is missing or wrong."""
+    """Return the models of a file in their order, with warnings about keys without effect. Raises ServeError
+    (INVALID_ARGUMENT) that names the missing or wrong key."""
     document = _toml_document(path)
     warnings: list[str] = []
     top = _Table(document, path.name, "", warnings)
@@ -101,7 +99,7 @@ def read_toml(path: Path, name: str) -> WrittenConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A TOML table, and its place in the document, for errors."""
+    """A TOML table, with its place in the document for errors."""
 
     values: Mapping[str, Any]
     source: str
@@ -166,14 +164,14 @@ _TRITONS = re.compile(r"\b(?:input|output|data_type|dims|max_batch_size|instance
 
 
 def is_pbtxt(text: str) -> bool:
-    """Whether a text that is no ModelConfig is meant as this dialect."""
+    """Return whether a text that is no ModelConfig is meant as this dialect."""
     bare = _COMMENT.sub("", text)
     return bool(_THEIRS.search(bare)) and not _TRITONS.search(bare)
 
 
 def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
-    """The one model of a file. Raises: ServeError: INVALID_ARGUMENT with file, line and column, or with the field that
-    is missing or wrong."""
+    """Return the model of a file. Raises ServeError (INVALID_ARGUMENT) with file, line and column, or with the missing
+    or wrong field."""
     config = Config()
     parse_text(text, config, source)
     for required in ("name", "platform", "inputs", "outputs"):
@@ -194,12 +192,12 @@ def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
 
 
 def parameter_text(value: bool | float | str) -> str:
-    """A parameter as ModelConfig holds it."""
+    """Return a parameter as text, for ModelConfig."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 BATCH_SIZE = 64
-"""The batch of AMD Inference Server's MIGraphX and rocAL workers, unless the parameter `batch` says otherwise."""
+"""The batch of AMD Inference Server's MIGraphX and rocAL workers, unless the parameter `batch` sets another."""
 
 _EXTENSIONS = {
     "tensorflow_graphdef": ".pb",
@@ -207,12 +205,12 @@ _EXTENSIONS = {
     "migraphx_mxr": ".mxr",
     "rocal_json": ".json",
 }
-"""By platform: a single model's file may have any name."""
+"""By platform, because a single model's file may have any name."""
 
 
 def _translated(stages: Sequence[_Stage], name: str, source: str, warnings: tuple[str, ...] = ()) -> WrittenConfig:
-    """One model, or for a chain the ensemble, which bears the folder's name, followed by its members. Raises:
-    ServeError: INVALID_ARGUMENT for a name that is not the folder's, or a chain whose ids do not join."""
+    """Return one model; or for a chain an ensemble with the folder's name, then its members. Raises ServeError
+    (INVALID_ARGUMENT) if the name is not the folder's, or a chain's ids do not join."""
     messages = [stage.message for stage in stages]
     if messages[0].name != name:
         first = "; the first model of a chain names the chain" if len(stages) > 1 else ""
@@ -224,7 +222,7 @@ def _translated(stages: Sequence[_Stage], name: str, source: str, warnings: tupl
     if len(stages) == 1:
         filenames = (f"*{extension}",) if (extension := _EXTENSIONS.get(messages[0].platform)) else ()
     else:
-        # <chain>_<stem of the stage's file>; the stage's place is added where two stages share a file.
+        # <chain>_<stem of the stage's file>; with the stage's index if two stages share a file.
         stems = [PurePosixPath(message.default_model_filename).stem for message in messages]
         shared = {stem for stem, count in Counter(stems).items() if count > 1}
         names = [f"{name}_{stem}_{index}" if stem in shared else f"{name}_{stem}" for index, stem in enumerate(stems)]
@@ -238,22 +236,22 @@ def _translated(stages: Sequence[_Stage], name: str, source: str, warnings: tupl
 def model_message(
     name: str, platform: str, source: str, parameters: Mapping[str, str], filename: str = ""
 ) -> ModelConfig:
-    """A model of no tensors yet. Raises: ServeError INVALID_ARGUMENT for the parameter `batch`."""
+    """Return a model without tensors. Raises ServeError (INVALID_ARGUMENT) if the parameter `batch` is invalid."""
     batch = parameters.get("batch", str(BATCH_SIZE))
-    # As many digits as 2**31 has, for of thousands Python makes no number.
+    # As many digits as 2**31 has, because Python refuses to parse thousands of digits.
     if not (batch.isdecimal() and len(batch) <= 10 and 1 <= int(batch) < 2**31):
         raise invalid_argument(f"{source}: parameter 'batch' must be a positive integer, got '{batch}'")
     message = ModelConfig(name=name, platform=platform, default_model_filename=filename, max_batch_size=int(batch))
     if message.max_batch_size > 1:
         message.dynamic_batching.SetInParent()
     for key, value in parameters.items():
-        # `batch` too: MIGraphX compiles the one size that it says.
+        # Includes `batch`, because MIGraphX compiles that one size.
         message.parameters[key].string_value = value
     return message
 
 
 def fill(tensor: ModelInput | ModelOutput, name: str, datatype: DataType, shape: Sequence[int]) -> None:
-    """`shape`: of one item, without a batch dimension."""
+    """Fill a tensor's message. `shape`: of one item, without a batch dimension."""
     tensor.name, tensor.data_type = name, type_number(datatype)
     tensor.dims.extend(shape or (1,))
     if not shape:
@@ -261,8 +259,8 @@ def fill(tensor: ModelInput | ModelOutput, name: str, datatype: DataType, shape:
 
 
 def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, source: str) -> ModelConfig:
-    """The stages joined: an input takes the output of the same id; other ends belong to the client. Raises: ServeError:
-    INVALID_ARGUMENT when the ids do not make a chain."""
+    """Return the ensemble of the stages: an input takes the output with the same id, all other inputs and outputs are
+    the client's. Raises ServeError (INVALID_ARGUMENT) if the ids do not make a chain."""
     written = Counter(each for stage in stages for each in stage.output_ids if each)
     for tensor_id, count in written.items():
         if count > 1:
@@ -279,7 +277,7 @@ def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, sourc
         ):
             for tensor, link in zip(getattr(stage.message, what), ids, strict=True):
                 if link in inner:
-                    # The prefix keeps it apart from the names of the client's tensors.
+                    # The prefix avoids the names of the client's tensors.
                     names[tensor.name] = f"id:{link}"
                     continue
                 end = tensor.name
@@ -288,7 +286,7 @@ def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, sourc
                         f"{where}: input '{end}' has id '{link}', which no output has; ids of outputs:"
                         f" {', '.join(sorted(written)) or 'none'}"
                     )
-                # An ensemble's tensors share one space of names, so an output named as an input has its id as its name.
+                # An ensemble's tensors share one namespace, so an output with an input's name takes its id as its name.
                 taken = {each.name for each in ensemble.input}
                 if what == "output" and end in taken:
                     end = link

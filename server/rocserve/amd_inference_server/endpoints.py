@@ -1,7 +1,7 @@
-"""Endpoints of AMD Inference Server's workers: a client names a file, which is served until it is unloaded.
+"""Loads endpoints, workers of AMD Inference Server: a client names a file, which is served until it is unloaded.
 
-An endpoint is a model like those of the repositories, but that no folder there defines it. One that has a `next` is an
-ensemble of the worker's own model and of the endpoint that comes next.
+An endpoint is a model that no folder of a repository defines. An endpoint with a `next` is an ensemble of the worker's
+own model and the next endpoint.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _PLATFORMS: Mapping[str, Mapping[str, str]] = {
     "tensorflow": _GRAPHDEF,
     "tfzendnn": _GRAPHDEF,
 }
-"""Of each worker, by the file's suffix, best first: where the named file is not there, one beside it is taken, as that
-server does."""
+"""By worker and file suffix, best first. If the named file does not exist, one with another suffix is taken, as in that
+server."""
 _FOREIGN = {
     "ptzendnn": "export the model to ONNX and load it with the worker 'migraphx'",
     "xmodel": "such models run on FPGAs only; load the ONNX model that it was made from with the worker 'migraphx'",
@@ -55,7 +55,7 @@ _FOREIGN = {
     "python": "its file is a program; put it into the repository, as a model with the backend 'python'",
 }
 _NOT_PASSED_ON = frozenset(("model", "share", "next", "batchers"))
-"""Parameters that are not the model's: those of the endpoint, and those that tune that server's own workers."""
+"""Parameters of the endpoint, and tuning parameters of that server's own workers: they are not the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Worker:
     """A worker that a client asks for."""
 
     platforms: Mapping[str, str]
-    """By the file's suffix, best first."""
+    """By file suffix, best first."""
     file: str
     """The model's file as the client wrote it."""
     parameters: Mapping[str, str]
-    """As the model's configuration holds them, `batch` among them."""
+    """The parameters for the model's configuration, `batch` among them."""
 
     def candidates(self) -> tuple[str, ...]:
-        """The files that may be meant, best first."""
+        """Return the files that the client may mean, best first."""
         path = Path(self.file)
         if not path.name:
             return (self.file,)
@@ -83,9 +83,9 @@ class Worker:
 def worker_config(
     name: str, worker: Worker, file: Path, copies: int, following: PlainConfig | None = None
 ) -> WrittenConfig:
-    """The model `name` of the worker's `file`, whose tensors come from the file; `copies` batches may run side by side.
-    For `following`, which gets its outputs, an image pipeline gives what that takes. Raises: ServeError:
-    INVALID_ARGUMENT; the worker does not serve such files."""
+    """Return the configuration of model `name` from the worker's `file`, in which its tensors are declared. `copies`:
+    batches that may run at the same time. `following`: takes the outputs; an image pipeline gets its inputs as outputs.
+    Raises ServeError (INVALID_ARGUMENT) if the worker does not serve such files."""
     platform = worker.platforms.get(file.suffix)
     if platform is None:
         expected = " or ".join(worker.platforms)
@@ -100,17 +100,18 @@ def worker_config(
 
 
 def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> WrittenConfig:
-    """The ensemble `name` of a worker and of the endpoint that gets what it gives, joined by the tensors' names; where
-    those differ, by their order, all that that server knows. Raises: ServeError: INVALID_ARGUMENT; they do not fit."""
+    """Return the ensemble `name` of a worker's model and the endpoint that takes its outputs. Tensors are joined by
+    name; if the names differ, by order, which is all that that server knows. Raises ServeError (INVALID_ARGUMENT) if
+    they do not fit."""
     message = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
     message.max_batch_size = min(first.max_batch_size, following.max_batch_size)
-    # A member that batches, in an ensemble that does not: its batch is a dimension like any other.
+    # If only one member batches, its batch is a dimension like any other of the ensemble.
     before, after = ((-1,) if each.max_batch_size and not message.max_batch_size else () for each in (first, following))
     for entry in first.inputs:
         fill(message.input.add(optional=entry.optional), entry.name, entry.datatype, (*before, *entry.dims))
     for output in following.outputs:
         fill(message.output.add(), output.name, output.datatype, (*after, *output.dims))
-    # The output of the one by the input of the other.
+    # By input of the following model: the output that it takes.
     outputs, inputs = [entry.name for entry in first.outputs], [entry.name for entry in following.inputs]
     if not set(inputs) <= set(outputs) and len(inputs) != len(outputs):
         taken, offered = (", ".join(f"'{name}'" for name in names) for names in (inputs, outputs))
@@ -136,26 +137,26 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
 
 
 def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) -> tuple[Path, Path]:
-    """The first of the files that is there, and the allowed folder that it is in, within which links may lead anywhere;
-    both resolved. A relative path is one within a repository. Blocks on the disk. Raises: ServeError:
-    PERMISSION_DENIED, it is in no folder whose files clients may name; NOT_FOUND, there is none."""
+    """Return the first file that exists, and the allowed folder around it, within which links may lead anywhere; both
+    resolved. A relative path is within a repository. Reads the disk. Raises ServeError: PERMISSION_DENIED if a file is
+    in no folder whose files clients may name; NOT_FOUND if no file exists."""
     folders = [folder.resolve() for folder in (*settings.roots, *settings.worker_load_folders)]
-    # With an absolute path nothing is left of the repository's.
+    # An absolute candidate replaces the root.
     paths = [root.absolute() / candidate for candidate in candidates for root in settings.roots]
     for path in dict.fromkeys(paths):
         root = None
-        # A link to itself is nowhere.
+        # A link that leads to itself cannot be resolved.
         with suppress(OSError, RuntimeError):
             target = path.resolve()
             root = next((folder for folder in folders if target.is_relative_to(folder)), None)
         if root is None:
-            # Whether it is there is not for clients to know.
+            # Clients may not learn whether the file exists.
             raise ServeError(
                 StatusCode.PERMISSION_DENIED,
                 f"'{path}' is not in a model repository; put it there, or start the server with"
                 " --allow-worker-load=FOLDER",
             )
-        # No file has a name that is too long.
+        # A file with too long a name cannot exist.
         with suppress(OSError):
             if target.is_file():
                 return target, root
@@ -164,7 +165,7 @@ def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) ->
 
 
 _STAGE = "_stage"
-"""Behind the name of an endpoint in a chain: the worker's own model."""
+"""Ends the name of the worker's own model if its endpoint is in a chain."""
 
 
 @dataclass(slots=True, eq=False)
@@ -172,38 +173,37 @@ class _Endpoint:
     name: str
     worker_name: str
     parameters: Mapping[str, ParameterValue]
-    """As given, but for `share`."""
+    """The client's parameters without `share`."""
     worker: Worker
     copies: int = 0
-    """How many loads it has, each to be unloaded; the one in progress too. One, however often it is shared."""
+    """Loads that need an unload, including one in progress. A shared endpoint has only one."""
     served: tuple[ModelContent, ...] = ()
-    """Its models as they were loaded last, the ensemble of a chain first."""
+    """The models as last loaded, a chain's ensemble first."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while it is being loaded or unloaded."""
+    """Held during a load or unload."""
 
     @property
     def next(self) -> str:
-        """The endpoint that gets what this one gives; "" = it is answered."""
+        """The endpoint that takes this one's outputs; "" = the client does."""
         return str(self.parameters.get("next", ""))
 
     @property
     def folder(self) -> ModelKey:
-        """In the model table; no folder of a repository has such a name."""
+        """Its key in the model table, which no folder of a repository has."""
         return ModelKey(f"/{self.name}")
 
     @property
     def model(self) -> str:
-        """The worker's own model."""
         return self.name + _STAGE if self.next else self.name
 
 
 @dataclass(frozen=True)
 class WorkerEndpoints:
-    """All calls are made on the loop's thread."""
+    """Loads and unloads endpoints, on the event loop's thread."""
 
     settings: RepositorySettings
     scanner: RepositoryScanner
-    """Of the repositories, whose models' names no endpoint takes."""
+    """Of the repositories, because endpoints must not take their models' names."""
     reader: ContentReader
     table: ModelTable
     tables: ServingTableHolder
@@ -215,14 +215,14 @@ class WorkerEndpoints:
         return self._named(name) is not None
 
     def listed_models(self) -> list[str]:
-        """The models that answer requests, by their names; of an endpoint that is a chain, not its parts."""
+        """Return the names of models that answer requests, without the stages of chains."""
         stages = {endpoint.model for endpoint in self._endpoints.values() if endpoint.next}
         return sorted(model.name for model in self.tables.table.all_models if model.latest and model.name not in stages)
 
     async def load(self, worker: str, parameters: Mapping[str, ParameterValue]) -> str:
-        """The endpoint of a worker with these parameters, loaded where there is none yet. Goes on even if the caller is
-        cancelled. Raises: ServeError: endpoints are not allowed or there are too many, there is no such worker, its
-        file must not be served, or the load failed."""
+        """Return the endpoint of a worker with these parameters, and load it if necessary. The load continues if the
+        caller is cancelled. Raises ServeError if endpoints are not allowed or too many, the worker does not exist, its
+        file must not be served, or the load fails."""
         if not self.settings.allow_amd_endpoints:
             raise unavailable(
                 "workers are not loaded by request; start the server with --model-control-mode=explicit, or with"
@@ -242,14 +242,14 @@ class WorkerEndpoints:
         while True:
             endpoint = self._endpoint(name, given, worker)
             async with endpoint.lock:
-                # It may have been dropped while this one waited.
+                # Another task may have dropped it while this one waited for the lock.
                 if self._endpoints.get(endpoint.name) is endpoint:
                     if not (endpoint.copies and share):
                         await self._add(endpoint)
                     return endpoint.name
 
     async def unload(self, name: str) -> None:
-        """Take an endpoint away; one that was loaded for several keeps the others. Unknown names are fine."""
+        """Unload an endpoint once; it is removed with the last of its loads. Unknown names are ignored."""
         endpoint = self._named(name)
         if endpoint is None:
             return
@@ -259,19 +259,20 @@ class WorkerEndpoints:
                 try:
                     await self._serve(endpoint)
                 except ServeError as error:
-                    # Its file may have gone. It goes on with the instances that it has, until the last unload.
+                    # The file may be gone: the endpoint keeps its instances until the last unload.
                     self.log.warning("endpoint '%s' keeps its instances: %s", endpoint.name, error.text)
             elif self._endpoints.get(endpoint.name) is endpoint:
                 endpoint.copies = 0
                 self._drop(endpoint)
 
     def _named(self, name: str) -> _Endpoint | None:
-        """The endpoint of this name, or whose own model has it: the parts of a chain go together."""
+        """Return the endpoint with this name, or whose own model has it, because a chain's stages are unloaded
+        together."""
         return next((each for each in self._endpoints.values() if name in (each.name, each.model)), None)
 
     def _endpoint(self, worker_name: str, parameters: Mapping[str, ParameterValue], worker: Worker) -> _Endpoint:
-        """Equal parameters mean the same endpoint, others a new one: its name is the worker's, with a number behind it
-        where that is taken."""
+        """Return the endpoint with equal parameters, or a new one. Its name is the worker's, with a number if that is
+        in use."""
         for endpoint in self._endpoints.values():
             if endpoint.worker_name == worker_name and endpoint.parameters == parameters:
                 return endpoint
@@ -282,7 +283,7 @@ class WorkerEndpoints:
         return endpoint
 
     async def _add(self, endpoint: _Endpoint) -> None:
-        """Under the endpoint's lock. Raises: ServeError."""
+        """Count a load and serve the endpoint; the caller holds its lock. Raises ServeError."""
         endpoint.copies += 1
         try:
             most = self.settings.max_amd_endpoints
@@ -300,9 +301,8 @@ class WorkerEndpoints:
             raise
 
     def _read(self, name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
-        """The worker that is asked for, with those of its parameters that a client may set. Raises: ServeError:
-        NOT_FOUND, there is no such worker; UNIMPLEMENTED, it cannot be had here; INVALID_ARGUMENT for its
-        parameters."""
+        """Return the worker with those parameters that a client may set. Raises ServeError: NOT_FOUND, there is no such
+        worker; UNIMPLEMENTED, this server cannot run it; INVALID_ARGUMENT for its parameters."""
         if name in _FOREIGN:
             raise ServeError(StatusCode.UNIMPLEMENTED, f"the worker '{name}' cannot be loaded: {_FOREIGN[name]}")
         if name not in _PLATFORMS:
@@ -329,13 +329,13 @@ class WorkerEndpoints:
         return Worker(platforms, file, {key: value for key, value in given.items() if key in allowed})
 
     async def _serve(self, endpoint: _Endpoint) -> None:
-        """Raises: ServeError."""
+        """Load the endpoint's models. Raises ServeError."""
         worker = endpoint.worker
         file, root = await asyncio.to_thread(find_worker_file, worker.candidates(), self.settings)
         following = self._served(endpoint.next) if endpoint.next else None
         config = worker_config(endpoint.model, worker, file, endpoint.copies, following)
         own = await asyncio.to_thread(self.reader.read_given, config, endpoint.model, file, root)
-        # The ensemble of a chain that is there answers on meanwhile.
+        # The ensemble of a loaded chain answers requests meanwhile.
         ensemble = endpoint.served[:-1]
         try:
             await self._apply(endpoint, (*ensemble, *own))
@@ -345,13 +345,13 @@ class WorkerEndpoints:
                 await self._apply(endpoint, (*ensemble, *own))
         except ServeError:
             if endpoint.served:
-                # What could not be had is wanted no more.
+                # Return to the models that were loaded before.
                 self.table.take(endpoint.folder, endpoint.served)
             raise
         endpoint.served = (*ensemble, *own)
 
     async def _apply(self, endpoint: _Endpoint, contents: Sequence[ModelContent]) -> None:
-        """Raises: ServeError: one of the models cannot be served."""
+        """Load models and wait for them. Raises ServeError if one cannot be served."""
         self.table.take(endpoint.folder, contents, at_once=True)
         models = [self.table.models[content.model] for content in contents]
         await wait_for_loads(models)
@@ -360,7 +360,6 @@ class WorkerEndpoints:
                 raise error
 
     def _served(self, name: str) -> PlainConfig:
-        """Raises: ServeError."""
         return self.tables.table.find(name, "").config
 
     def _drop(self, endpoint: _Endpoint) -> None:
@@ -368,6 +367,6 @@ class WorkerEndpoints:
         self._endpoints.pop(endpoint.name, None)
 
     def _present(self) -> set[str]:
-        """The serving table keeps models that are gone, to say so."""
+        """Return the names in the serving table without models that are gone, which it keeps to report so."""
         gone = {model.name for model in self.table.models.values() if model.folder is None}
         return self.tables.table.models.keys() - gone

@@ -1,4 +1,4 @@
-"""The calls of AMD Inference Server's clients beside KServe's methods: models, workers and hardware by name."""
+"""Answers the calls that AMD Inference Server has in addition to KServe's: models, workers and hardware by name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from rocserve.services.methods import Method
 
 
 class AmdInferenceServerService:
-    """Each method takes a request and gives its answer; the loads and unloads are called on the loop. Raises:
-    ServeError: as a load by Triton's methods does."""
+    """Answers each call; loads and unloads run on the event loop. Raises ServeError as Triton's load methods do."""
 
     def __init__(self, tables: ServingTableHolder, repository: ModelRepository, machine: ThisMachine) -> None:
         self._tables = tables
@@ -24,7 +23,6 @@ class AmdInferenceServerService:
         self._machine = machine
 
     def methods(self) -> Mapping[str, Method]:
-        """By name."""
         return {
             "ModelLoad": Method(pb.ModelLoadRequest, self.model_load, is_slow=True),
             "ModelUnload": Method(pb.ModelUnloadRequest, self.model_unload, is_slow=True),
@@ -35,7 +33,7 @@ class AmdInferenceServerService:
         }
 
     async def model_load(self, request: pb.ModelLoadRequest) -> pb.ModelLoadResponse:
-        """A model that is served already counts as loaded in any mode: that server knows none."""
+        """Load a model. In any mode a served model counts as loaded, because that server knows no modes."""
         name = self._known_name(request.name)
         if request.parameters:
             raise invalid_argument(
@@ -50,7 +48,7 @@ class AmdInferenceServerService:
         return pb.ModelLoadResponse()
 
     async def model_unload(self, request: pb.ModelUnloadRequest) -> pb.ModelUnloadResponse:
-        """Endpoints of workers too: that server makes no difference."""
+        """Unload a model or a worker's endpoint, which that server treats alike."""
         name = self._known_name(request.name)
         if name in self._tables.table.models:
             await self._repository.unload(name, unload_dependents=False)
@@ -68,7 +66,7 @@ class AmdInferenceServerService:
         return pb.ModelListResponse(models=self._repository.endpoints.listed_models())
 
     def has_hardware(self, request: pb.HasHardwareRequest) -> pb.HasHardwareResponse:
-        """Of "GPU", of an architecture such as "gfx90a", and of "CPU"; there is none of any other."""
+        """Answer for "CPU", "GPU", or an architecture such as "gfx90a"; of anything else there is none."""
         name = request.name.lower()
         gpus = [self._machine.architecture(gpu) for gpu in self._machine.gpus]
         if name == "cpu":
@@ -78,6 +76,6 @@ class AmdInferenceServerService:
         return pb.HasHardwareResponse(found=0 < count >= request.num)
 
     def _known_name(self, name: str) -> str:
-        """That server writes all names in small letters; so a name that is nobody's is tried so too."""
+        """Return the name, or its lower case if no model has it, because that server lowers all names."""
         known = {entry.name for entry in self._repository.index(ready_only=False)}
         return name if name in known else name.lower()

@@ -1,7 +1,8 @@
-"""Requests as AMD Inference Server's clients send them: one item, without a batch dimension.
+"""Adapts requests of AMD Inference Server's clients: each is one item without a batch dimension.
 
-That server batches items itself and answers each without the dimension. It compares neither the name of a model's only
-input nor the shape of BYTES, which its clients fill with the length of the one element; files they send as UINT8 too.
+That server batches items itself and answers each without the dimension. It does not check the name of a model's only
+input, or the shape of BYTES, which its clients fill with the length of the one element. Clients also send files as
+UINT8.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 
 _LENGTH_BYTES = 4
-"""Before each element of BYTES."""
+"""The length before each element of BYTES."""
 
 
 class SingleItems:
-    """Makes batches of one from the items that requests to one model hold. Callable from several threads."""
+    """Makes batches of one from items for one model. Safe on several threads."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._inputs = {entry.name: entry for entry in config.inputs}
@@ -29,11 +30,11 @@ class SingleItems:
         self._only = config.inputs[0].name if len(config.inputs) == 1 else ""
         # Clients repeat their heads, and plans are remembered by the head's identity.
         self._heads = Memo[RequestHead, tuple[RequestHead, bool]]()
-        """By a head as it came: the one that the model gets, and whether its answer lacks the batch dimension."""
+        """By the client's head: the model's head, and whether the answer lacks the batch dimension."""
 
     def take(self, request: InferRequest, responder: Responder) -> tuple[InferRequest, Responder]:
-        """The request in the form that the model expects, and its responder. The request itself stays as it is: it may
-        be given to another version."""
+        """Return the request as the model expects it, and its responder. The original stays unchanged, because it may
+        go to another version."""
         head, data = request.head, request.data
         known = self._heads.get(head)
         if known is None:
@@ -56,7 +57,8 @@ class SingleItems:
         return request, responder
 
     def _given(self, entry: InputHead, data: Buffer) -> tuple[InputHead, Buffer]:
-        """An input under the model's name for it; one element of BYTES in the model's shape, a file as such a one."""
+        """Return an input with the model's name for it. One element of BYTES gets the model's shape, and a file becomes
+        such an element."""
         if self._only and entry.name not in self._inputs:
             entry = replace(entry, name=self._only)
         expected = self._inputs.get(entry.name)
@@ -66,7 +68,7 @@ class SingleItems:
         if is_file:
             entry, data = replace(entry, datatype=DataType.BYTES.value), encode_bytes_elements([bytes(data)])
         length = len(data) - _LENGTH_BYTES
-        # Whether the shape is the length of the one element that the data holds.
+        # The shape may be the length of the only element.
         is_one = entry.shape == (length,) != (1,) and int.from_bytes(data[:_LENGTH_BYTES], "little") == length
         if is_file or is_one:
             entry = replace(entry, shape=(1,) * len(expected.dims))
@@ -78,12 +80,12 @@ class SingleItems:
             return False
         if self._batching:
             return len(entry.shape) == len(expected.dims)
-        # A model with a batch of one of its own.
+        # The model itself declares a batch of one.
         return len(entry.shape) == len(expected.dims) - 1 and expected.dims[0] in (1, -1)
 
 
 class _ItemResponder(ForwardingResponder):
-    """Takes the batch dimension off an item's answer."""
+    """Removes the batch dimension from an item's answer."""
 
     __slots__ = ("_is_item", "_is_typed")
 

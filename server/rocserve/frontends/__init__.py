@@ -1,1 +1,1 @@
-"""What clients talk to: gRPC, HTTP and metrics."""
+"""Talks to clients: gRPC, HTTP and metrics."""

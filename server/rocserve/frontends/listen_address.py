@@ -1,5 +1,5 @@
-"""Where a protocol is served, why it cannot be, and the PEM files of its TLS, which are read again when they change: a
-renewed certificate needs no restart."""
+"""Binds the ports of protocols, and gives them TLS. PEM files are read again when they change, so a renewed certificate
+needs no restart."""
 
 from __future__ import annotations
 
@@ -22,33 +22,29 @@ from rocserve.settings import GrpcSettings, HttpSettings, MetricsSettings
 _SO_ATTACH_FILTER = 26
 _NO_HANDSHAKE_BEGINS = (
     (0x30, 0, 0, 13),  # The flags of a segment's TCP header.
-    (0x54, 0, 0, 0x12),  # Of them SYN and ACK.
-    (0x15, 0, 1, 0x02),  # SYN alone: drop it,
+    (0x54, 0, 0, 0x12),  # Of the flags: SYN and ACK.
+    (0x15, 0, 1, 0x02),  # SYN alone: drop the segment,
     (0x06, 0, 0, 0),
-    (0x06, 0, 0, 0xFFFFFFFF),  # else take it whole.
+    (0x06, 0, 0, 0xFFFFFFFF),  # else accept it whole.
 )
-"""A filter of the kernel's (socket(7), SO_ATTACH_FILTER)."""
+"""A socket filter of the kernel (socket(7), SO_ATTACH_FILTER) that drops attempts to connect."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
     protocol: str
-    """Served there, e.g. "metrics"."""
+    """The protocol served here, such as "metrics"."""
     flags: str
-    """The part of the name that the flags for it have in common."""
+    """The common part of its flags' names."""
     address: str
     port: int
-    """0 = any free one."""
+    """0 = any free port."""
     reuse_port: bool = False
 
     def bind(self) -> socket.socket:
-        """A socket that has the port, and does not listen: processes of this user may share the port from then on.
-
-        Without `reuse_port` it is an error when anybody else has the port.
-
-        Raises:
-            OSError: the port cannot be had, see `refusal`.
-        """
+        """Return a socket that has the port and does not listen: from then on processes of this user may share the
+        port. Raises OSError, see `refusal`, if the port cannot be had; without `reuse_port` also if any other socket
+        has it."""
         family, kind, number, _, place = socket.getaddrinfo(
             self.address, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -58,7 +54,7 @@ class ListenAddress:
             if self.reuse_port:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             bound.bind(place)
-            # Linux asks for the option of both when another binds; this one has bound without it, alone.
+            # Linux requires the option of both sockets when a second one binds. This one has bound without it, alone.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         except OSError:
             bound.close()
@@ -66,18 +62,19 @@ class ListenAddress:
         return bound
 
     def refusal(self, error: OSError) -> OSError:
-        """Why it cannot be listened on, and what to do."""
+        """Return the error that says why the server cannot listen here, and what to do."""
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         remedy = f"name another with --{self.flags}-port, or switch {self.protocol} off with --allow-{self.flags}=false"
-        # Names that cannot be resolved have numbers below zero.
+        # Errors of name resolution have negative numbers.
         if error.errno in (errno.EADDRNOTAVAIL, None) or error.errno < 0:
             remedy = f"name an address of this machine with --{self.flags}-address"
         return OSError(error.errno, f"cannot serve {self.protocol} at {self.address}:{self.port}: {why}; {remedy}")
 
 
 def begin_no_handshakes(listening: socket.socket) -> None:
-    """Before the socket is closed: clients that connect between the last `accept` and the end would be reset, with the
-    requests that they sent. The kernel answers no attempt to connect any more; they are made anew a second later."""
+    """Stop new connections before a listening socket is closed. Else clients that connect between the last `accept` and
+    the close would be reset, with the requests that they sent. The kernel ignores new attempts from now on; clients
+    repeat them a second later."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _NO_HANDSHAKE_BEGINS))
     with contextlib.suppress(OSError):  # A kernel without filters.
         listening.setsockopt(
@@ -89,12 +86,10 @@ def begin_no_handshakes(listening: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Where the certificates are."""
-
     chain: Path
     private_key: Path
     root: Path | None
-    """Given: clients must show a certificate that it vouches for."""
+    """If given, clients must show a certificate that this one vouches for."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -107,29 +102,29 @@ class CertificateFiles:
 
 @dataclass(eq=False)
 class CertificateReloader:
-    """Gives the certificates as they are on the disk. It is asked at each handshake, by gRPC from threads of its own.
+    """Reads certificates again when their files change. gRPC calls it from several threads, at each handshake.
 
-    A renewal replaces several files, so for a moment they may not belong together; until they do, the earlier ones go
-    on. Connections that are open keep what they were opened with.
+    A renewal replaces several files, which for a moment may not belong together. Until they do, the earlier
+    certificates stay in use. Open connections keep the certificates that they began with.
     """
 
     _files: CertificateFiles
     _user: str
-    """Who serves with them, for the log."""
+    """Names in the log who serves with the certificates."""
     _log: logging.Logger
     context: ssl.SSLContext | None = field(default=None, init=False)
-    """TLS with the certificates that were last given by `renewed`, as Python has it."""
+    """TLS for Python with the certificates that `renewed` last returned."""
     _marks: tuple[tuple[int, int, int], ...] = field(default=(), init=False)
     _fault: str = field(default="", init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def first(self) -> Sequence[bytes]:
-        """What the files hold, in their order. Raises: OSError when one cannot be read."""
+        """Return the files' contents in order. Raises OSError if one cannot be read."""
         self._marks = self._read_marks()
         return self._read()
 
     def renewed(self) -> Sequence[bytes] | None:
-        """The same if it has changed since it was last given, and can be used; else None."""
+        """Return the files' contents if they have changed and are usable, else None."""
         with self._lock:
             try:
                 marks = self._read_marks()
@@ -138,10 +133,10 @@ class CertificateReloader:
                 certificates = self._read()
                 context = self.checked()
                 if self._read_marks() != marks:
-                    # They are being written; the next handshake looks again.
+                    # The files are being written: the next handshake reads them again.
                     return None
             except (OSError, ValueError) as error:
-                # Once, not at every handshake.
+                # Logged once, not at every handshake.
                 if str(error) != self._fault:
                     self._fault = str(error)
                     self._log.warning(
@@ -156,7 +151,6 @@ class CertificateReloader:
         return certificates
 
     def _read_marks(self) -> tuple[tuple[int, int, int], ...]:
-        """Raises: OSError."""
         found = (path.stat() for path in self._files.paths)
         return tuple((status.st_mtime_ns, status.st_size, status.st_ino) for status in found)
 
@@ -164,8 +158,8 @@ class CertificateReloader:
         return [path.read_bytes() for path in self._files.paths]
 
     def checked(self) -> ssl.SSLContext:
-        """TLS with what the files hold now. Raises: OSError (ssl.SSLError is one), ValueError: they do not belong
-        together, or are no PEM."""
+        """Return TLS with the present files. Raises OSError (ssl.SSLError is one) or ValueError if they do not belong
+        together or are no PEM."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._files.chain, self._files.private_key, _no_password)
         if self._files.root is not None:
@@ -175,13 +169,13 @@ class CertificateReloader:
 
 
 class RenewedContext(ssl.SSLContext):
-    """TLS of asyncio's servers, with the certificates as they are on the disk when a connection is made."""
+    """TLS for asyncio's servers. Each new connection uses the certificates that are on the disk."""
 
     def __new__(cls, files: CertificateFiles, user: str, log: logging.Logger) -> Self:
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, files: CertificateFiles, user: str, log: logging.Logger) -> None:
-        """Raises: OSError: a file cannot be read, or they do not belong together."""
+        """Raises OSError if a file cannot be read, or if the files do not belong together."""
         self._reloader = CertificateReloader(files, user, log)
         self._reloader.first()
         try:
@@ -190,7 +184,7 @@ class RenewedContext(ssl.SSLContext):
             raise OSError(errno.EINVAL, f"cannot serve {user} with TLS: {files.expected} ({error})") from None
 
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """Asked by asyncio for each connection."""
+        """Called by asyncio for each connection."""
         self._reloader.renewed()
         assert self._reloader.context is not None
         return self._reloader.context.wrap_bio(*arguments, **named)
@@ -199,7 +193,8 @@ class RenewedContext(ssl.SSLContext):
 def certificate_files(
     grpc: GrpcSettings, port: GrpcSettings | HttpSettings | MetricsSettings
 ) -> CertificateFiles | None:
-    """The certificates of a port: those of gRPC; None = it has no TLS. Raises: ValueError: one is not given."""
+    """Return the certificates of a port, which are gRPC's; None = the port has no TLS. Raises ValueError if a file is
+    not given."""
     if not (port.use_ssl or port.use_ssl_mutual):
         return None
     if grpc.server_cert is None or grpc.server_key is None:
@@ -212,11 +207,11 @@ def certificate_files(
 def tls_context(
     grpc: GrpcSettings, port: HttpSettings | MetricsSettings, user: str, log: logging.Logger
 ) -> ssl.SSLContext | None:
-    """TLS of a port of HTTP; None = it has none. Raises: OSError."""
+    """Return the TLS of an HTTP port; None = the port has none. Raises OSError."""
     files = certificate_files(grpc, port)
     return None if files is None else RenewedContext(files, user, log)
 
 
 def _no_password() -> str:
-    """An encrypted key would otherwise be asked for at the terminal."""
+    """Refuse an encrypted key, for which OpenSSL would otherwise ask at the terminal."""
     raise ValueError("the private key is encrypted")

@@ -1,4 +1,4 @@
-"""The front ends that the settings ask for: started together, drained together."""
+"""Starts the front ends that the settings ask for together, and drains them together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from rocserve.services.queries import Readiness
 from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, default_front_ends
 
 if TYPE_CHECKING:
-    # A server of gRPC alone is spared HTTP's modules, one whose front ends are processes gRPC itself.
+    # A server with gRPC alone does not import HTTP's modules; one whose front ends are processes does not import
+    # gRPC's.
     from rocserve.frontends.grpc.inference import InferenceHandlers
     from rocserve.frontends.grpc.server import GrpcServer
     from rocserve.frontends.http.listener import HttpListener
@@ -37,27 +38,24 @@ if TYPE_CHECKING:
 
 
 _PROTOCOLS = 2
-"""That processes serve."""
 _ANY_ADDRESS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What all front ends serve."""
-
     inference: InferenceService
     methods: Mapping[str, Method]
     tables: ServingTableHolder
     readiness: Readiness
     subscribe: Callable[[Callable[[], None]], object]
-    """Has its argument called, on the loop, whenever readiness may have changed."""
+    """Calls its argument, on the event loop, whenever readiness may have changed."""
     write_metrics: Callable[[], str]
     memory: RequestMemory
 
 
 @dataclass(eq=False)
 class FrontEnds:
-    """All calls are made on the loop."""
+    """Starts and drains the front ends, on the event loop."""
 
     _settings: ServerSettings
     _command: Sequence[str]
@@ -68,17 +66,17 @@ class FrontEnds:
 
     def __post_init__(self) -> None:
         self.ports: dict[str, int] = {}
-        """Of the parts that listen, by their settings' names."""
+        """By name of the settings: the ports that are listened on."""
         self._metrics: HttpListener | None = None
         self._http: HttpListener | None = None
         self._guest: GuestLoop | None = None
-        """HTTP's loop."""
+        """The event loop of HTTP."""
         self._health = HealthHandlers(self._served.tables, self._served.readiness)
         self._handlers: InferenceHandlers | None = None
         self._transport: GrpcServer | None = None
         cpus, asked = usable_cpus(), self._settings.front_ends
         self._count = default_front_ends(cpus) if asked is None else asked
-        """Of the processes that serve each protocol; 0 = the server's own does."""
+        """Processes that serve each protocol; 0 = the server's own does."""
         self._why_so_many = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
         self._processes: dict[str, FrontEndProcesses] = {}
         """By protocol."""
@@ -86,9 +84,9 @@ class FrontEnds:
         self._routes = MethodRoutes(asyncio.get_running_loop(), self._plane, self._served.memory, self._log)
 
     async def start(self) -> Sequence[Exception]:
-        """Listen on all ports; returns why some cannot be served, and then has stopped what had been started."""
+        """Listen on all ports. Returns the reasons why some cannot be served; then all others have been stopped."""
         starts = (self._start_metrics(), self._start_http(), self._start_grpc())
-        # At once: processes take their time to come up, and of several ports in use all are reported.
+        # All start together: processes take long to start, and all ports in use are reported.
         outcomes = await asyncio.gather(*starts, return_exceptions=True)
         refusals = []
         for outcome in outcomes:
@@ -105,7 +103,7 @@ class FrontEnds:
         return ()
 
     def status_command(self) -> str:
-        """What shows people the models of this server."""
+        """Return the command that shows people this server's models."""
         grpc = self._settings.grpc
         if not grpc.allow:
             return "the repository index"
@@ -113,7 +111,8 @@ class FrontEnds:
         return f"`rocserve status --url={_host(grpc)}:{self.ports['grpc']}{tls}`"
 
     def plain_addresses(self) -> Mapping[str, str]:
-        """Where clients on this machine find the protocols that ask them for nothing, by "http" and "grpc"."""
+        """Return the addresses, by "http" and "grpc", of protocols that need no TLS and no secret from clients on this
+        machine."""
         parts: dict[str, HttpSettings | GrpcSettings] = {"http": self._settings.http, "grpc": self._settings.grpc}
         return {
             name: f"{_host(part)}:{self.ports[name]}"
@@ -122,7 +121,7 @@ class FrontEnds:
         }
 
     def begin_drain(self) -> None:
-        """The server is going to end: tell those that watch, and have clients of HTTP connect anew."""
+        """Announce the end of the server: notify health watchers, and let HTTP's clients connect again elsewhere."""
         self._publish_health()
         if self._http is not None:
             self._plane.call_soon(self._http.close_after_answers)
@@ -130,7 +129,7 @@ class FrontEnds:
             self._processes["HTTP"].begin_exit()
 
     def begin_exit(self) -> None:
-        """The server has begun to end: end streams that wait for nothing."""
+        """End the streams that wait for nothing, because the server has begun to end."""
         self._plane.call_soon(self._health.end)
         if self._handlers is not None:
             self._plane.call_soon(self._handlers.begin_exit)
@@ -141,8 +140,8 @@ class FrontEnds:
         self._plane.call_soon(self._health.publish)
 
     async def drain(self, deadline: float) -> None:
-        """Listen no more, let what is open finish until the deadline (time.monotonic()), close all but metrics; at once
-        when cancelled. Raises: BaseException: one of them could not be closed; the other has been."""
+        """Stop listening, let open requests finish until the deadline (time.monotonic()), and close all but metrics;
+        immediately when cancelled. Raises the first error after all have been closed."""
         grace = max(0.0, deadline - time.monotonic())
         transport, processes, http, guest = self._transport, self._processes, self._http, self._guest
         self._transport = self._http = self._guest = None
@@ -155,7 +154,7 @@ class FrontEnds:
                 return_exceptions=True,
             )
         except asyncio.CancelledError:
-            # The thread goes on waiting for the grace time, unless it is called again with none.
+            # The thread waits for the grace time unless it is called again without one.
             if transport is not None:
                 await asyncio.to_thread(transport.stop, 0.0)
             raise
@@ -172,7 +171,7 @@ class FrontEnds:
             self._metrics = None
 
     async def _start_metrics(self) -> Sequence[str]:
-        """Lines for the log."""
+        """Returns lines for the log."""
         settings = self._settings.metrics
         if not settings.allow:
             return ()
@@ -252,7 +251,7 @@ class FrontEnds:
         return self._started("gRPC", "GRPCInferenceService", access, settings.address, port)
 
     def _started(self, protocol: str, name: str, access: Access, address: str, port: int) -> Sequence[str]:
-        """Lines for the log."""
+        """Note the port; return lines for the log."""
         self.ports[protocol.lower()] = port
         who = f"{self._count} processes" if self._count else "this process"
         return (
@@ -290,10 +289,10 @@ class FrontEnds:
 
 
 def _count(edition: memoryview) -> None:
-    """The serving table has been replaced."""
+    """Note that the serving table has been replaced."""
     edition[0] += 1
 
 
 def _host(part: GrpcSettings | HttpSettings) -> str:
-    """As clients on this machine call the one that is listened on."""
+    """Return the host by which clients on this machine reach the address."""
     return "localhost" if part.address in _ANY_ADDRESS else part.address

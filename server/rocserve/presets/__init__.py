@@ -1,5 +1,6 @@
-"""The Python models that `preprocess` makes beside another one: post-processing in Python, names of public classes."""
+"""Post-processes other models' outputs: Python models that `preprocess` adds, and the class names of public data
+sets."""
 
 PREPROCESS = "preprocess"
-"""The parameter of a model that names one of these."""
+"""The parameter of a model that names a preset."""
 NAMES = ("imagenet", "inception", "yolov4", "yolov8")

@@ -1,4 +1,4 @@
-"""The names of classes, as the Python models here answer with them."""
+"""Reads the names of classes for the Python models of this package."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 
 def class_names_of(args: dict[str, str], output_name: str) -> np.ndarray[Any, Any]:
-    """By what a model's `initialize` is given, the names in the output's file of labels. Raises: ValueError: the
-    configuration names none."""
+    """Return the names in the output's label file. `args`: of the model's `initialize`. Raises ValueError if the
+    configuration names no file."""
     outputs = json.loads(args["model_config"])["output"]
     filename = next((output.get("label_filename") for output in outputs if output["name"] == output_name), None)
     if not filename:
@@ -23,7 +23,7 @@ def class_names_of(args: dict[str, str], output_name: str) -> np.ndarray[Any, An
 
 
 def read_class_names(path: Path) -> np.ndarray[Any, Any]:
-    """The lines of a label file in UTF-8, BYTES [classes]. A name may hold any character but a line feed, as in the
+    """Return the lines of a UTF-8 label file, BYTES [classes]. A name may have any character but a line feed, as in the
     label files that the server reads."""
     text = path.read_bytes().removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
     return np.array([line.removesuffix(b"\r") for line in text.split(b"\n")], dtype=object)

@@ -1,7 +1,5 @@
-"""The end of a classifier as a Python model: scores of classes -> probabilities, and the best class by its name.
-
-The names are those of the file of labels of output PROBABILITIES.
-"""
+"""Post-processes a classifier's outputs as a Python model: scores -> probabilities, and the best class with its name
+from the label file of output PROBABILITIES."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ import triton_python_backend_utils as pb_utils
 from rocserve.presets.class_names import class_names_of
 
 _ROUNDING = 1e-2
-"""By how much the sum of a row of probabilities may differ from 1: a thousand of them in FP16 are off by less."""
+"""The most that a row of probabilities may differ from a sum of 1: a thousand FP16 values differ by less."""
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Raises: ValueError: the configuration names no file of labels."""
+        """Raises ValueError if the configuration names no label file."""
         self._batches = json.loads(args["model_config"])["max_batch_size"] > 0
         self._labels = class_names_of(args, "PROBABILITIES")
 
@@ -44,7 +42,8 @@ class TritonPythonModel:
 
 
 def probabilities(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The softmax of each row of scores; rows that are probabilities already, none below 0 and 1 together, stay."""
+    """Return the softmax of each row of scores. Rows that are probabilities already, none below 0 and 1 in sum,
+    stay."""
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
     is_done = (scores >= 0).all(axis=1) & (np.abs(scores.sum(axis=1) - 1) < _ROUNDING)

@@ -1,7 +1,7 @@
-"""The post-processing of YOLO detectors as a Python model: heads -> boxes, scores, classes and their names.
+"""Post-processes the outputs of YOLO detectors as a Python model: heads -> boxes, scores, classes and their names.
 
-All that is particular to a detector is in config.pbtxt: its parameters, and the file of labels of output CLASSES.
-With `input_size` its one head holds boxes (see `yolo.detect_boxes`), else its heads are of cells and anchors.
+config.pbtxt describes the detector by its parameters and the label file of output CLASSES. With `input_size` its one
+head holds boxes (see `yolo.detect_boxes`), else its heads hold cells and anchors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rocserve.presets.yolo import HeadGeometry, Resize, Thresholds, detect, dete
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Raises: ValueError: a parameter is missing or wrong."""
+        """Raises ValueError if a parameter is missing or wrong."""
         parameters = Parameters(json.loads(args["model_config"])["parameters"])
         self._input_size: tuple[int, int] | None = None
         if "input_size" in parameters.texts:
@@ -47,7 +47,7 @@ class TritonPythonModel:
         heads = [_input(request, f"HEAD_{index}") for index in range(len(self._geometries) or 1)]
         height, width = _input(request, "SIZE").ravel().tolist()
         try:
-            # A network of one image may say so in front.
+            # A network may have a batch dimension of one.
             heads = [head.reshape(head.shape[-2 if self._input_size else -4 :]) for head in heads]
             shape = heads[0].shape
             if len(self._labels) != (shape[-2] - 4 if self._input_size else shape[-1] - 5):
@@ -68,13 +68,13 @@ class TritonPythonModel:
 
 
 class Parameters:
-    """The texts in config.pbtxt's parameters."""
+    """Reads the parameters in config.pbtxt."""
 
     def __init__(self, entries: dict[str, dict[str, str]]) -> None:
         self.texts = {key: entry["string_value"] for key, entry in entries.items()}
 
     def geometries(self) -> tuple[HeadGeometry, ...]:
-        """From `strides`, one for each head; `anchors`, as many for each; `xy_scale`, one for each head."""
+        """Read `strides`, one for each head; `anchors`, equally many for each head; `xy_scale`, one for each head."""
         strides, scales, sides = self.counts("strides"), self.numbers("xy_scale"), self.numbers("anchors")
         if len(scales) != len(strides) or not strides or not sides or len(sides) % (2 * len(strides)):
             raise ValueError(
@@ -91,7 +91,7 @@ class Parameters:
         return self.numbers(key, only=True)[0]
 
     def numbers(self, key: str, only: bool = False) -> list[float]:
-        """`only`: there must be one."""
+        """`only`: exactly one number is allowed."""
         text = self.text(key)
         try:
             numbers = [float(number) for number in text.split(",")]

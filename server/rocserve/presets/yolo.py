@@ -1,8 +1,8 @@
-"""From the heads of a YOLO network to boxes in the original image; numpy alone.
+"""Computes boxes in the original image from the heads of a YOLO network, with numpy alone.
 
-Up to version 7 a head is an array [rows, columns, anchors, 5 + classes] of FP32, one for each stride. Of its last
-dimension the first four are raw (x, y, width, height), the others probabilities: that there is an object, then one for
-each class. This is what the ONNX Model Zoo's YOLOv4 gives, and the formulas are those of its description.
+Up to version 7 a head is an FP32 array [rows, columns, anchors, 5 + classes], one for each stride. The last dimension
+has four raw values (x, y, width, height), then the probability of an object, then one for each class. The ONNX Model
+Zoo's YOLOv4 has such heads, and the formulas are those of its description.
 
 From version 8 on there is one head, [4 + classes, boxes]: centre, width and height in pixels of the network's input,
 then a probability for each class.
@@ -20,22 +20,22 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 _BOX_VALUES = 5
-"""The values in front of the classes' probabilities: x, y, width, height, object."""
+"""The values before the classes' probabilities: x, y, width, height, object."""
 _BLOCK = 128
-"""Candidates, best first, that are compared with each other at once; mostly the first block is enough."""
+"""Candidates, best first, that are compared in one step. Mostly the first block is enough."""
 _LARGEST_EXPONENT = 20.0
-"""A raw width or height beyond it means a box far larger than any image; its exponential would overflow later on."""
+"""A larger raw width or height means a box far larger than any image, and its exponential would overflow."""
 
 
 class Resize(enum.Enum):
-    """How the original image was brought to the network's input size."""
+    """How the original image was resized to the network's input."""
 
     STRETCH = "stretch"
-    """Both sides to the full size."""
+    """Both sides fill the input."""
     NOT_LARGER = "not_larger"
-    """The longer side to the full size, in the top left corner (rocAL's scaling mode of this name)."""
+    """The longer side fills the input, the image is in the top left corner (rocAL's scaling mode of this name)."""
     LETTERBOX = "letterbox"
-    """The longer side to the full size, in the middle."""
+    """The longer side fills the input, the image is in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ class HeadGeometry:
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     score: float
-    """Of object times class; boxes that are not above it are dropped."""
+    """Least probability of object times class; a box must exceed it."""
     iou: float
-    """Of two boxes of one class that overlap more, the one with the lower score is dropped."""
+    """Of two boxes of one class with a larger overlap, the one with the lower score is dropped."""
     max_boxes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Detections:
-    """Boxes with the best score first."""
+    """Boxes, best score first."""
 
     boxes: Array
     """FP32 [n, 4]: x1, y1, x2, y2."""
@@ -79,8 +79,8 @@ def detect(
     image_size: tuple[int, int],
     thresholds: Thresholds,
 ) -> Detections:
-    """The objects of one image, in pixels of the original, which is `image_size` (height, width) large. Raises:
-    ValueError: the heads do not belong to one input, or the image has no pixels."""
+    """Return the objects of one image, in its pixels; `image_size`: height, width. Raises ValueError if the heads
+    belong to different input sizes, or the image has no pixels."""
     input_size = _input_size(heads, geometries)
     decoded = [decode(head, geometry, thresholds.score) for head, geometry in zip(heads, geometries, strict=True)]
     found = Detections(
@@ -94,8 +94,8 @@ def detect(
 def detect_boxes(
     head: Array, input_size: tuple[int, int], resize: Resize, image_size: tuple[int, int], thresholds: Thresholds
 ) -> Detections:
-    """As `detect`, of the one head [4 + classes, boxes] for a network's input of `input_size` (height, width). Raises:
-    ValueError: the image has no pixels."""
+    """Return the same from the one head [4 + classes, boxes]; `input_size`: the network's height, width. Raises
+    ValueError if the image has no pixels."""
     probabilities = head[4:]
     classes = probabilities.argmax(axis=0)
     scores = np.take_along_axis(probabilities, classes[np.newaxis], axis=0)[0]
@@ -109,22 +109,24 @@ def detect_boxes(
 def _finish(
     found: Detections, input_size: tuple[int, int], resize: Resize, image_size: tuple[int, int], thresholds: Thresholds
 ) -> Detections:
-    """From candidates in the network's input to objects in the image."""
+    """Return the objects in the image from candidates in the network's input."""
     if min(image_size) < 1:
         raise ValueError(f"expected the height and width of the original image, got {list(image_size)}")
     return suppress(place(found, resize, input_size, image_size), thresholds.iou, thresholds.max_boxes)
 
 
 def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detections:
-    """The candidates of one head in pixels of the network's input, in no order: each with its most probable class.
+    """Return the candidates of one head, unordered, in pixels of the network's input, each with its most probable
+    class.
 
     centre = (sigmoid(raw) * xy_scale - (xy_scale - 1) / 2 + cell) * stride; side = exp(raw) * anchor.
     """
-    # A class is at most certain, so what is no object cannot get above the threshold: most of the work ends here.
+    # A class has at most probability 1, so the object's probability must exceed the threshold: this ends most of the
+    # work.
     rows, columns, anchors = np.nonzero(head[..., 4] > score_threshold)
     values = head[rows, columns, anchors]
     classes = values[:, _BOX_VALUES:].argmax(axis=1) if len(values) else np.zeros(0, dtype=np.int64)
-    with np.errstate(invalid="ignore"):  # A head gone wild has infinities; with 0 they make no number.
+    with np.errstate(invalid="ignore"):  # A broken head may have infinities, which times 0 are no number.
         scores = values[:, 4] * values[np.arange(len(values)), _BOX_VALUES + classes]
     above = (scores > score_threshold) & np.isfinite(scores)
     values, cells = values[above], np.stack([columns[above], rows[above]], axis=1)
@@ -139,10 +141,8 @@ def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detec
 
 
 def place(found: Detections, resize: Resize, input_size: tuple[int, int], image_size: tuple[int, int]) -> Detections:
-    """Boxes from pixels of the network's input to those of the original image, clipped to it.
-
-    Sizes are (height, width). What lies outside of the image altogether, or is no box of real numbers, is dropped.
-    """
+    """Convert boxes from the network's input to the original image, and clip them. Sizes are (height, width). Boxes
+    outside the image, and boxes of values that are no numbers, are dropped."""
     scale = np.array([input_size[1] / image_size[1], input_size[0] / image_size[0]])
     if resize is not Resize.STRETCH:
         scale[:] = scale.min()
@@ -157,10 +157,7 @@ def place(found: Detections, resize: Resize, input_size: tuple[int, int], image_
 
 
 def suppress(found: Detections, iou_threshold: float, max_boxes: int) -> Detections:
-    """Class-wise non-maximum suppression: the best box stays, those of its class that overlap it too much go; repeat.
-
-    Of equal scores the first one counts as the best.
-    """
+    """Return the boxes that non-maximum suppression keeps in each class. Of equal scores the first counts as best."""
     order = np.argsort(-found.scores, kind="stable")
     kept = order[:0]
     for start in range(0, len(order), _BLOCK):
@@ -178,7 +175,7 @@ def suppress(found: Detections, iou_threshold: float, max_boxes: int) -> Detecti
 
 
 def _overlap(left: Detections, right: Detections, iou_threshold: float) -> Array:
-    """Bool [left, right]: whether two boxes are of one class and overlap more than the threshold."""
+    """Return bool [left, right]: both boxes are of one class and overlap more than the threshold."""
     first, second = left.boxes[:, np.newaxis], right.boxes[np.newaxis]
     widths = np.minimum(first[..., 2], second[..., 2]) - np.maximum(first[..., 0], second[..., 0])
     heights = np.minimum(first[..., 3], second[..., 3]) - np.maximum(first[..., 1], second[..., 1])
@@ -189,7 +186,7 @@ def _overlap(left: Detections, right: Detections, iou_threshold: float) -> Array
 
 
 def _input_size(heads: Sequence[Array], geometries: Sequence[HeadGeometry]) -> tuple[int, int]:
-    """Height and width of the network's input, on which all heads must agree."""
+    """Return the height and width of the network's input, on which all heads must agree."""
     sizes = []
     for index, (head, geometry) in enumerate(zip(heads, geometries, strict=True)):
         if head.ndim != 4 or head.shape[2] != len(geometry.anchors) or head.shape[3] <= _BOX_VALUES:

@@ -1,1 +1,1 @@
-"""What monitoring asks: the counters of all models, as text over HTTP."""
+"""Serves the counters of all models to monitoring, as text over HTTP."""

@@ -1,5 +1,5 @@
-"""Collects all metrics of a server, as its settings ask for them, when they are read: those of model versions, by
-Triton's names (and a few of our own), gauges of the machine, read at most once an interval, and the server's own."""
+"""Collects a server's metrics when they are read, as its settings ask: those of model versions with Triton's names and
+a few additional ones, the machine's gauges, and the server's own."""
 
 from __future__ import annotations
 
@@ -30,13 +30,11 @@ from rocserve.settings import MetricsSettings
 Source = Callable[[], Iterable[MetricFamily]]
 
 _NO_LABEL = re.compile(r"[^a-zA-Z0-9_]")
-"""In a label's name: Prometheus would take none of the metrics, of whatever model."""
+"""Characters that a label's name may not have: with one, Prometheus would reject all metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionReading:
-    """A version as it is at one moment."""
-
     version: ServedVersion
     labels: Mapping[str, str]
     numbers: StatisticsTotals
@@ -45,7 +43,7 @@ class VersionReading:
 _CACHED = "in microseconds (includes cached requests)"
 _UNCACHED = "in microseconds (does not include cached requests)"
 
-# By their names where a reading has them, and their help. Nanoseconds are shown as microseconds.
+# By metric: the path of the value in a reading, and the help text. Nanoseconds are shown as microseconds.
 _COUNTERS = {
     "nv_inference_request_success": (
         "numbers.success.count",
@@ -115,7 +113,8 @@ _HISTOGRAMS = {
 
 
 def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
-    """Of all versions; `with_latency_counters`: the sums of latencies and the response cache's numbers too."""
+    """Yield the metrics of all versions. `with_latency_counters`: include sums of latencies and the response cache's
+    counters."""
     yield from _families(_COUNTERS, readings)
     if with_latency_counters:
         yield from _families(_LATENCY_COUNTERS, readings)
@@ -155,7 +154,7 @@ def _families(
 
 def _failures(reading: VersionReading) -> Iterable[Sample]:
     numbers = reading.numbers
-    # All of them are among the failures.
+    # The failures include all of these.
     reasons = {
         "REJECTED": numbers.reject.count,
         "CANCELED": numbers.cancel.count,
@@ -171,11 +170,9 @@ def server_families(
     options: LatencyOptions,
     further: Sequence[Source] = (),
 ) -> Iterable[MetricFamily]:
-    """Of the versions that are ready, and of what happened since the server started. Of thousands that are only
-    registered, those that were never asked have no numbers. Safe on any thread.
-
-    `further`: other sources: the machine's gauges, and the metrics that models define.
-    """
+    """Yield the metrics of ready versions, and of events since the server's start. A version that loads on demand has
+    metrics after its first request. Safe on any thread. `further`: other sources, such as the machine's gauges and
+    metrics that models define."""
     readings: list[VersionReading] = []
     for model in tables.table.all_models:
         for version in model.versions.values():
@@ -216,7 +213,7 @@ def assemble_metrics(
     further: Sequence[Source],
     log: logging.Logger,
 ) -> Source:
-    """All metrics of a server; `further`: other sources beside the machine's gauges."""
+    """Return the source of all metrics. `further`: other sources in addition to the machine's gauges."""
     gauges: list[Callable[[], Sequence[MetricFamily]]] = []
     if settings.allow and settings.gpu:
         gauges.append(GpuGauges(log).families)
@@ -230,18 +227,18 @@ def assemble_metrics(
 
 
 _MICROWATTS_FROM = 10_000
-"""No GPU has a limit of as many watts: newer versions of the library give microwatts."""
+"""Larger power limits are in microwatts, as newer versions of the library give them: no GPU has so many watts."""
 
 
 class ProcessorGauges:
-    """The processors' load since the last reading, and the memory, out of /proc."""
+    """Reads the processors' load since the last reading, and the memory, from /proc."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._last = self._ticks()
 
     def families(self) -> Sequence[MetricFamily]:
-        """Raises: OSError, ValueError: /proc is not as Linux has it."""
+        """Raises OSError or ValueError if /proc is not as in Linux."""
         idle, total = self._ticks()
         passed = total - self._last[1]
         busy = 1.0 - (idle - self._last[0]) / passed if passed > 0 else 0.0
@@ -256,22 +253,22 @@ class ProcessorGauges:
         ]
 
     def _ticks(self) -> tuple[int, int]:
-        """Those that were idle, and all."""
+        """Return the idle ticks, and all."""
         first = (self._proc / "stat").read_text().partition("\n")[0]
-        # user nice system idle iowait irq softirq steal; what guests had is in user and nice.
+        # user nice system idle iowait irq softirq steal; user and nice include guests.
         ticks = [int(word) for word in first.split()[1:9]]
         return ticks[3] + ticks[4], sum(ticks)
 
 
 @dataclass(eq=False)
 class GpuGauges:
-    """AMD's GPUs by the module amdsmi, where it is installed and finds some."""
+    """Reads AMD's GPUs through the module amdsmi, if it is installed and finds any."""
 
     _log: logging.Logger
     _import_module: Callable[[str], Any] = importlib.import_module
     _library: Any = field(default=None, init=False)
     _gpus: Sequence[tuple[str, Any]] | None = field(default=None, init=False)
-    """Identity and handle; None = not searched for yet."""
+    """(Identity, handle) of each GPU; None = not searched for yet."""
 
     def families(self) -> Sequence[MetricFamily]:
         if self._gpus is None:
@@ -288,12 +285,12 @@ class GpuGauges:
         except ImportError:
             return []
         except Exception as error:
-            # The library's own exceptions, or those of a library that does not go with its module.
+            # One of the library's exceptions, or a library that does not fit its module.
             self._log.warning("there are no metrics of GPUs: amdsmi says %s: %s", type(error).__name__, error)
             return []
 
     def _samples(self, name: str, read: Callable[[Any, Any], float | None]) -> tuple[Sample, ...]:
-        """Of the GPUs that have the value; some have no power, or no activity."""
+        """Return a sample for each GPU that has the value: some have no power, or no activity."""
         assert self._gpus is not None
         samples: list[Sample] = []
         for uuid, handle in self._gpus:
@@ -309,7 +306,7 @@ class GpuGauges:
 
 @dataclass(eq=False)
 class MachineMetrics:
-    """Gauges that are read at most once an interval, however often they are asked for. Safe on any thread."""
+    """Reads gauges at most once in an interval, whatever the number of calls. Safe on any thread."""
 
     _sources: Sequence[Callable[[], Sequence[MetricFamily]]]
     _interval_seconds: float
@@ -337,7 +334,7 @@ def _single(name: str, text: str, value: float, kind: str = "gauge") -> MetricFa
 
 
 def _number(value: Any) -> float | None:
-    """A value of amdsmi, which gives text, such as N/A, where it has none."""
+    """Return a number from amdsmi, which returns text, such as N/A, if it has none."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -347,7 +344,7 @@ def _percent(value: Any) -> float | None:
 
 
 def _power(info: Mapping[str, Any]) -> float | None:
-    """By versions and GPUs, the library has one or another of these."""
+    """Return the first value that this version of the library has for this GPU."""
     values = (_number(info.get(f"{kind}socket_power")) for kind in ("", "current_", "average_"))
     return next((value for value in values if value is not None), None)
 
@@ -429,7 +426,7 @@ def custom_families(metrics: CustomMetrics) -> Iterable[MetricFamily]:
 
 
 def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
-    """Nothing where all models are loaded, and stay."""
+    """Yield the metrics of models that load on demand; none if there are no such models."""
     if not residents.registered:
         return
     counts = residents.counts

@@ -1,4 +1,4 @@
-"""GET /metrics, on a port of its own."""
+"""Serves GET /metrics on a separate port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocserve.frontends.metrics.exposition import CONTENT_TYPE
 
 _PATH = "/metrics"
 MOST_CONNECTIONS = 64
-"""Monitoring asks a few times a minute."""
+"""Monitoring reads the metrics a few times a minute."""
 
 
 def metrics_listener(
@@ -23,7 +23,7 @@ def metrics_listener(
     log: logging.Logger,
     tls: ssl.SSLContext | None = None,
 ) -> HttpListener:
-    """Serves what `write_metrics` gives, which is called on another thread."""
+    """Return a listener that serves the text of `write_metrics`, which is called on another thread."""
 
     async def answer(request: Request) -> Response:
         if request.head.path.rstrip("/") != _PATH:

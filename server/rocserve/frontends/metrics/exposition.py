@@ -1,7 +1,7 @@
-"""Prometheus' text format, version 0.0.4.
+"""Writes Prometheus' text format, version 0.0.4.
 
-Written here, for Prometheus' own client library ends the name of every counter in `_total`, and Triton's have no such
-ending.
+Prometheus' own client library is not used because it ends every counter's name in `_total`, and Triton's names have no
+such ending.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class Sample:
     labels: Mapping[str, str]
     value: float
     suffix: str = ""
-    """Behind the family's name, such as _bucket."""
+    """Follows the family's name, such as _bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
     name: str
     kind: str
-    """counter, gauge, histogram or summary."""
+    """"counter", "gauge", "histogram" or "summary"."""
     help: str
     samples: tuple[Sample, ...]
 
 
 def exposition(families: Iterable[MetricFamily]) -> str:
-    """The families, each with its head, whether or not it has samples."""
+    """Return the families' text. A family without samples has its head too."""
     return "".join(line for family in families for line in _lines(family))
 
 
@@ -42,7 +42,7 @@ def _lines(family: MetricFamily) -> Iterable[str]:
     yield f"# TYPE {family.name} {family.kind}\n"
     for sample in family.samples:
         labels = ",".join(f'{name}="{_quoted(text)}"' for name, text in sample.labels.items())
-        # The whole server's numbers have no labels.
+        # Metrics of the whole server have no labels.
         shown = f"{{{labels}}}" if labels else ""
         yield f"{family.name}{sample.suffix}{shown} {_number(sample.value)}\n"
 
