@@ -1,4 +1,4 @@
-"""What reports of tests (JUnit's XML) say: how many faults they have, and whether too many tests were skipped."""
+"""Reads reports of tests (JUnit's XML): how many tests failed, and whether too many were skipped."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class BareStep:
     """A member of an ensemble, as its engine loads it."""
 
     engine: str
-    """The module that loads it."""
+    """The module that loads the member."""
     source: ModelSource
     input_map: Mapping[str, str]
     """The member's input name -> the ensemble tensor's name."""
@@ -44,7 +44,7 @@ class BareEnsemble:
     """The loaded members, in the order of the ensemble's steps."""
 
     def __init__(self, steps: Sequence[BareStep]) -> None:
-        """Load every member; an engine's errors are passed on."""
+        """Load every member; errors of engines are raised unchanged."""
         self._members: list[tuple[BareStep, LoadedModel]] = []
         for step in steps:
             member: LoadedModel = importlib.import_module(step.engine).load(step.source)
@@ -84,7 +84,7 @@ def write_steps(steps: Sequence[BareStep], path: Path) -> None:
 
 
 def read_steps(path: Path) -> list[BareStep]:
-    """What `write_steps` wrote. Only for files that the harness wrote itself: pickle runs what it is given."""
+    """Read what `write_steps` wrote. Only for files of the benchmarks themselves: pickle runs what it reads."""
     steps: list[BareStep] = pickle.loads(path.read_bytes())
     return steps
 

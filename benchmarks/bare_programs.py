@@ -1,9 +1,10 @@
 """MIGraphX without a server, as a process: `python -m benchmarks.bare_programs LIBRARY`, started by MIGraphX's loader.
 
 Each line on standard input is JSON: the ONNX file of a model with one input and one output, a batch size, the input's
-name, an .npy with one row of it, for how many seconds. The program of that batch size, compiled for the reference
-target when it is first asked for, then runs on as many copies of the row, through rocserve's own binding. The answer is
-a line of JSON: runs and seconds; the first row that the last run gave stands in the .npy that the line names.
+name, an .npy with one row of it, and a time in seconds. The program of that batch size, compiled for the reference
+target when it is first asked for, then runs on copies of the row for that time, through rocserve's own binding. The
+answer is a line of JSON: runs and seconds. The first row of the last run's output is written into the .npy that the
+line names.
 """
 
 from __future__ import annotations

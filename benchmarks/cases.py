@@ -1,4 +1,4 @@
-"""Cases to measure: a model, a request with its right answer, a load, and the ratios to hold."""
+"""Cases to measure: a model, a request with its right answer, a load, and the target ratios."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = 20_24
 
 
 class Quantity(enum.Enum):
-    """What a ratio is made of. More than 1 is better for rocserve in each."""
+    """The quantity of a ratio. More than 1 is better for rocserve in each."""
 
     RATE = "rate"
     """rocserve's rate over the peer's."""
@@ -32,7 +32,7 @@ class Quantity(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A ratio that rocserve is meant to hold."""
+    """A ratio that rocserve must hold."""
 
     quantity: Quantity
     peer: str
@@ -44,26 +44,26 @@ class Case:
     """One row of the comparison."""
 
     group: str
-    """What `--only` takes."""
+    """The name for `--only`."""
     title: str
     model: str
     dynamic_batching: bool | None
-    """What the model's effective configuration must say on each server; None: they may differ."""
+    """What the model's effective configuration must say on each server; None: the servers may differ."""
     unit: str
     units_per_request: float
     connections: int
     streams: int
     message: bytes
-    """A serialised ModelInferRequest; empty where the request goes over HTTP."""
+    """A serialised ModelInferRequest; empty if the request goes over HTTP."""
     check: Callable[[Outputs], None]
-    """Raises AssertionError or KeyError when the outputs are not those of the message."""
+    """Raises AssertionError or KeyError if the outputs are not those of the message."""
     targets: tuple[Target, ...] = ()
     region: SharedRegion | None = None
-    """What the message names; there while the case is measured, and registered by each contender."""
+    """The region that the message names. It exists while the case is measured, and each contender registers it."""
     http: HttpRequest | None = None
-    """In place of the message."""
+    """The request, if it goes over HTTP instead of the message."""
     load_threads: int = 1
-    """Of the load generator, where one cannot keep the server busy."""
+    """Threads of the load generator, if one cannot keep the server busy."""
 
 
 def infer_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> bytes:
@@ -84,7 +84,7 @@ ADD_SUB_TARGETS = {
 
 
 def expect_outputs(*arrays: NDArray[numpy.generic]) -> Callable[[Outputs], None]:
-    """Makes a check that OUTPUT0, OUTPUT1, ... are these."""
+    """Make a check that OUTPUT0, OUTPUT1, ... are these."""
 
     def check(outputs: Outputs) -> None:
         for index, array in enumerate(arrays):
@@ -179,7 +179,7 @@ def http_cases() -> list[Case]:
 
 
 def shared_memory_cases() -> list[Case]:
-    """The same tensor through shared memory: only its name travels."""
+    """The same tensor through shared memory: the request only names it."""
     region = SharedRegion("identity", numpy.random.default_rng(SEED).random(IDENTITY_LENGTH, dtype=numpy.float32))
 
     def check(outputs: Outputs) -> None:

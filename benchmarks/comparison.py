@@ -1,4 +1,4 @@
-"""Interleaved rounds: every contender is measured alone, one after another, and again, in changing order."""
+"""Measures in interleaved rounds: every contender is measured alone, one after another, in changing order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Comparison:
     case: Case
     measurements: dict[str, list[Measurement]]
     idle_share: dict[str, float]
-    """The most of one core that each contender used while another was measured."""
+    """The largest share of one core that each contender used while another was measured."""
 
 
 def compare(
@@ -51,6 +51,7 @@ def compare(
 
 
 def round_order(contenders: Sequence[Contender], index: int) -> list[Contender]:
-    """The order of a round: each round begins with the next contender, so that none always follows another's heat."""
+    """The order of a round: each round begins with the next contender, so that none always runs after the same other
+    one."""
     first = index % len(contenders)
     return [*contenders[first:], *contenders[:first]]

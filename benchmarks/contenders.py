@@ -1,4 +1,4 @@
-"""Who is measured: a server behind gRPC, or a bare loop in a process of its own."""
+"""Contenders: a server behind gRPC, or a bare loop in a separate process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ WARM_UP_SECONDS = 0.5
 
 
 class Contender(Protocol):
-    """Something that can be measured on a case. It is up, and idle, while the others are measured."""
+    """Something that can be measured on a case. It runs, idle, while others are measured."""
 
     @property
     def name(self) -> str: ...
 
     def prepare(self, case: Case) -> None:
-        """Check that the case's answer is right here, and warm up."""
+        """Check the case's answer, and warm up."""
 
     def measure(self, case: Case, seconds: float) -> Measurement: ...
 
@@ -34,12 +34,8 @@ class ServedContender:
     """A running server, loaded by h2load; every run is checked."""
 
     def __init__(self, server: ServerProcess, folder: Path, request: HttpRequest | None = None) -> None:
-        """
-        Args:
-            folder: for the bodies and logs of h2load.
-            request: what a server that has no statistics is asked, whatever a case says; of its runs h2load alone sees
-                each answer's status.
-        """
+        """`folder`: for the bodies and logs of h2load. `request`: the request for a server without statistics, whatever
+        a case says; for its runs only h2load sees each answer's status."""
         self._server = server
         self._folder = folder
         self._request = request
@@ -57,7 +53,7 @@ class ServedContender:
         return self._server.cpu_seconds()
 
     def prepare(self, case: Case) -> None:
-        """Raises WrongAnswer also when the server batches where the case says it does not, or the reverse."""
+        """Raises WrongAnswer, also if the server batches and the case says that it does not, or the reverse."""
         if self._probe is not None:
             expected = case.dynamic_batching
             if expected is not None and self._probe.has_dynamic_batching(case.model) != expected:
@@ -88,7 +84,7 @@ class ServedContender:
         return Measurement(result.requests_per_second * case.units_per_request, result.p50, result.p99)
 
     def _answer(self, case: Case, http: HttpRequest | None) -> int:
-        """Ask once, and check the outputs; the bytes of the answer's body."""
+        """Send one request and check its outputs; return the size of the answer's body in bytes."""
         if http is not None:
             return answer_over_http(self.name, self._server.http_address, http, case.check)
         assert self._probe is not None

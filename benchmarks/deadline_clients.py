@@ -1,9 +1,9 @@
-"""Clients that send at a given rate whatever becomes of their requests, each with a deadline: an open loop, in a
-process of its own.
+"""Clients that send requests with deadlines at a given rate, whatever the server answers: an open loop, in a separate
+process.
 
 Each line of standard input is a run as JSON, see `Run`; each gets a line of JSON, see `Answers`. Requests are sent at
-random times (a Poisson process) over some connections. What counts as answered in time was there, and right, before its
-client's own clock ended the call.
+random times (a Poisson process) over some connections. An answer is in time if it arrived, with right values, before
+its client's own clock ended the call.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from benchmarks.load_generator import INFER_PATH
 
 _CONNECTIONS = 4
 _NUMBERS = 64
-"""Different requests, so that an answer to another one would show."""
+"""Different requests, so that the answer to another request is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     address: str
     model: str
-    """It answers the INT32 in INPUT0 with one more in OUTPUT0."""
+    """A model that adds one to the INT32 in INPUT0 and returns it in OUTPUT0."""
     per_second: float
     seconds: float
     deadline_seconds: float
@@ -44,16 +44,16 @@ class Answers:
     sent: int = 0
     in_time: int = 0
     wrong: int = 0
-    """Came in time, and is not what it must be."""
+    """In time, with wrong values."""
     late: int = 0
     """The deadline has passed."""
     refused: int = 0
     """Any other error."""
     p50_ms: float = 0.0
     p99_ms: float = 0.0
-    """Of those in time."""
+    """Of the answers in time."""
     lag_ms: float = 0.0
-    """How late the latest request was sent, as the clients had too little of the machine."""
+    """How late the latest request was sent, because the clients got too little CPU time."""
 
 
 class _Clients:

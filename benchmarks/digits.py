@@ -1,4 +1,4 @@
-"""The digits ensemble: small images and a small network, so that the server's own work shows."""
+"""The digits ensemble: small images and a small network, so that the server's own work dominates."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ class DigitsEnsemble(SampleEnsemble):
 
 
 def load_digits() -> DigitsEnsemble:
-    """The image is the first of the held-out ones."""
+    """Load the ensemble, with the first of the held-out images."""
     ensemble, members = read_ensemble("digits", {})
     return DigitsEnsemble(ensemble, members, min(IMAGES.glob("*.jpg")))

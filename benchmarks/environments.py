@@ -19,7 +19,7 @@ PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 class PeerUnavailable(RuntimeError):
-    """A peer cannot be had on this machine; the message names the missing part."""
+    """A peer cannot be installed on this machine; the message names the missing part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +47,19 @@ class Environment:
         without_dependencies: Sequence[str] = (),
         complete: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make and fill it unless that was done before with the same requirements.
+        """Make and fill the environment, unless that was done before with the same requirements. Raises PeerUnavailable
+        if pip fails, or `complete` raises it.
 
         Args:
-            without_dependencies: requirements that are installed before the others, alone.
-            complete: run after pip.
-
-        Raises:
-            PeerUnavailable: pip could not get something, or `complete` raised it.
+            without_dependencies: requirements that are installed first, without their dependencies.
+            complete: called after pip.
         """
         wanted = json.dumps([*without_dependencies, *requirements])
         stamp = self.folder / "provisioned.json"
         with folder_lock(self.folder.parent):
             if stamp.is_file() and stamp.read_text() == wanted:
                 return
-            # What an interrupted run left is no base to build on.
+            # The remains of an interrupted run are removed.
             shutil.rmtree(self.folder, ignore_errors=True)
             _run_step([sys.executable, "-m", "venv", str(self.folder)])
             pip = [str(self.programs / "python"), "-m", "pip", "install", "--quiet"]
@@ -83,7 +81,7 @@ def _run_step(command: list[str]) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Keep a second run from installing into the same folder at once; it waits and finds the work done."""
+    """Lock the folder against a second run, which waits and then finds the work done."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -48,13 +48,13 @@ HTTP_GROUP = "http"
 GROUPS = ("add_sub", "add_sub_batched", "python", HTTP_GROUP, "image", "identity")
 IN_FLIGHT = (1, 8, 32, 128, 256)
 LARGE_IN_FLIGHT = (1, 8)
-"""Of the identity, whatever else is in flight: 256 of them are 2 GiB."""
+"""For the identity, whatever is asked for: 256 of its requests are 2 GiB."""
 INSTANCES = (1, 4)
 MOST_CONNECTIONS = 32
-"""More in flight share these."""
+"""More requests in flight share these connections."""
 LOAD_THREADS = 4
 SETTLE_SECONDS = 3.0
-"""From the last server's readiness until all are idle."""
+"""Seconds from the last server's readiness until all are idle."""
 IDLE_SECONDS = 3.0
 SHOWN_CORES = 0.02
 """Processes that used less of a core are left out of the table."""
@@ -121,14 +121,14 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One measurement of one server; `measurement` is None where it failed."""
+    """One measurement of one server; `measurement` is None if it failed."""
 
     case: str
     round: int
     server: str
     measurement: Measurement | None
     cores: dict[str, list[float]]
-    """Of each process, under its name."""
+    """The cores that the processes of each name used."""
 
 
 class Contender(ServedContender):
@@ -143,8 +143,8 @@ class Contender(ServedContender):
 
         Raises:
             LoadFailed: requests failed.
-            WrongAnswer: an answer is not what it must be.
-            grpc.RpcError: the server gives no statistics.
+            WrongAnswer: an answer was wrong.
+            grpc.RpcError: the server gave no statistics.
             subprocess.TimeoutExpired: the load generator did not end.
         """
         self.prepare(case)
@@ -264,7 +264,7 @@ def measure(options: argparse.Namespace, triton: TritonPeer | None = None) -> li
                     return results
                 found = [one_result(each, subject.case(in_flight), number, options.seconds) for each in in_turn]
                 results += found
-                # Not asked again before the next model: each failure may take a minute.
+                # It is not asked again before the next model, because each failure may take a minute.
                 in_turn = [each for each, result in zip(in_turn, found, strict=True) if result.measurement]
     return results
 
@@ -290,7 +290,7 @@ def one_result(contender: Contender, case: Case, number: int, seconds: float) ->
 
 
 def subjects(instances: Sequence[int], python: bool) -> list[Subject]:
-    """What can be measured; `python`: without ONNX Runtime."""
+    """What can be measured. `python`: without ONNX Runtime."""
     generator = numpy.random.default_rng(SEED)
     left, right = generator.integers(-1000, 1000, (2, 1, ADD_SUB_LENGTH), dtype=numpy.int32)
     found: list[Subject] = []
@@ -309,7 +309,7 @@ def subjects(instances: Sequence[int], python: bool) -> list[Subject]:
             title += ", over HTTP" if http else ""
             message = infer_request(model.name, inputs)
             found.append(Subject(group, f"{title}, {plural(count)}", model, message, check, (), http))
-    # Of bytes this small no four are a NaN.
+    # Four bytes this small are never a NaN.
     image = generator.integers(0, 64, (1, *IMAGE_SHAPE), dtype=numpy.uint8)
     logits = image.reshape(1, -1)[:, :4000].copy().view(numpy.float32)
     for count in instances:
@@ -326,7 +326,7 @@ def subjects(instances: Sequence[int], python: bool) -> list[Subject]:
 
 
 def expect(arrays: dict[str, NDArray[numpy.generic]]) -> Callable[[Outputs], None]:
-    """A check that the outputs are these."""
+    """Make a check that the outputs are these."""
 
     def check(outputs: Outputs) -> None:
         for name, array in arrays.items():
@@ -355,7 +355,7 @@ def table(results: Sequence[Result], servers: Sequence[str]) -> str:
 
 
 def cells(mine: Sequence[Result], first: Sequence[Result]) -> list[str]:
-    """What a server did on a case, beside the first one."""
+    """A server's results on a case, compared with the first server's."""
     measured = {result.round: result.measurement for result in mine if result.measurement}
     if not measured:
         return ["failed", *["-"] * 7]
@@ -380,7 +380,7 @@ def ratio(values: Sequence[float]) -> str:
 
 
 def process_cores(cores: dict[str, list[float]]) -> str:
-    """Only the busy ones, the busiest of a name first."""
+    """The busy processes, the busiest of each name first."""
     shown = {name: sorted((used for used in each if used >= SHOWN_CORES), reverse=True) for name, each in cores.items()}
     return "; ".join(f"{name} " + " ".join(f"{used:.2f}" for used in each) for name, each in shown.items() if each)
 

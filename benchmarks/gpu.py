@@ -37,9 +37,9 @@ MODEL = "resnet50"
 ONNX = "onnxruntime"
 READY_SECONDS = 300.0
 MOST_LOAD_THREADS = 8
-"""Of h2load for each GPU: one sends some 3,000 images a second."""
+"""Threads of h2load for each GPU: one sends about 3,000 images a second."""
 SCORES_BYTES = 4000
-"""Of an image; no answer has fewer."""
+"""Size of an image's scores; no answer is smaller."""
 GRAPH_SWITCHES = {"CUDAExecutionProvider": "enable_cuda_graph", "ROCMExecutionProvider": "enable_hip_graph"}
 CONFIG = """
 {platform}
@@ -79,7 +79,7 @@ ensemble_scheduling {
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around a short cut."""
+    """Three convolutions with a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -132,11 +132,11 @@ def write_model(
     instances: int = 1,
     batches_at_once: int = 1,
 ) -> Path:
-    """A folder with the exported network; its file.
+    """Write a folder with the exported network; return its file.
 
     Args:
         gpus: none = on the CPU.
-        sizes: of batches; only ONNX Runtime has these alone.
+        sizes: batch sizes; only ONNX Runtime is limited to them.
         engine: onnxruntime, or one of the pytorch backend's.
         instances: of each GPU.
     """
@@ -173,7 +173,7 @@ def write_model(
 
 
 def write_jpeg_models(repository: Path, decoders: int) -> None:
-    """What decodes, in so many processes, and the ensemble of it and the network."""
+    """Write the decoding model, with this many processes, and the ensemble of it and the network."""
     pipeline = repository / "decode/1/pipeline.json"
     pipeline.parent.mkdir(parents=True)
     pipeline.write_text(PIPELINE)
@@ -194,7 +194,7 @@ def photograph() -> bytes:
 
 
 def decode(file: bytes, seconds: float) -> float:
-    """Images a second of one process that decodes, resizes and crops them."""
+    """Images a second that one process decodes, resizes and crops."""
     cv2.setNumThreads(1)
     data = np.frombuffer(file, np.uint8)
 
@@ -206,7 +206,7 @@ def decode(file: bytes, seconds: float) -> float:
 
 
 def bare_run(file: Path, size: int, device: torch.device) -> Callable[[], None]:
-    """Runs a batch: from pinned memory, through a graph, and back."""
+    """Make a function that runs a batch: from pinned memory, through a graph, and back."""
     program = torch.export.load(file)
     if device.type == "cpu":
         module, images = program.module(), torch.zeros(size, 3, SIDE, SIDE, dtype=torch.uint8)
@@ -237,7 +237,7 @@ def bare_run(file: Path, size: int, device: torch.device) -> Callable[[], None]:
 
 
 def bare_onnx_run(file: Path, size: int, device: torch.device) -> Callable[[], None]:
-    """The same by ONNX Runtime: on a GPU by the graph that its provider captures, on memory that is bound."""
+    """The same with ONNX Runtime: on a GPU with the graph that its provider captures, on bound memory."""
     import onnxruntime
 
     images = torch.zeros(size, 3, SIDE, SIDE, dtype=torch.uint8)
@@ -267,7 +267,7 @@ def bare_onnx_run(file: Path, size: int, device: torch.device) -> Callable[[], N
 
 
 def rested(run: Callable[[], None], seconds: float) -> float:
-    """The median seconds of a run that comes a millisecond after the one before, as a lone client's do."""
+    """The median seconds of a run that begins a millisecond after the previous one, like a lone client's."""
     taken = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -289,7 +289,7 @@ def _rate(run: Any, size: int, seconds: float) -> float:
 
 
 def phases(before: ModelStatistics, after: ModelStatistics) -> str:
-    """How large batches were in between, and the mean milliseconds of a request in each phase."""
+    """The batch sizes between two statistics, and the mean milliseconds of a request in each phase."""
     count = max(1, after.queue.count - before.queue.count)
     rows = (after.inference_count - before.inference_count) / max(1, after.execution_count - before.execution_count)
     parts = []
@@ -370,7 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 client.wait_until_ready(READY_SECONDS, model=model)
                 request = encode_infer_request(model, inputs, None, RequestOptions())
                 for in_flight in options.in_flight:
-                    # What each GPU has to do is the same.
+                    # Each GPU has the same work.
                     gpus = options.gpus if model == many else 1
                     connections = min(options.connections, in_flight) * gpus
                     streams = max(1, in_flight // options.connections)
@@ -393,7 +393,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def cpu_milliseconds(before: Mapping[Any, float], after: Mapping[Any, float], images: float) -> str:
-    """By the name of the server's processes."""
+    """CPU milliseconds by the name of the server's processes."""
     used: Counter[str] = Counter()
     for process, seconds in after.items():
         used[process[1]] += seconds - before.get(process, 0.0)
@@ -401,7 +401,7 @@ def cpu_milliseconds(before: Mapping[Any, float], after: Mapping[Any, float], im
 
 
 def measure(client: Client, port: int, model: str, request: bytes, load: Load, folder: Path) -> float:
-    """Images a second that h2load gets; prints them, and how long they took."""
+    """Images a second that h2load receives; prints them, and the time they took."""
     body = folder / "body"
     body.write_bytes(frame(request))
     before = client.statistics(model)[0]

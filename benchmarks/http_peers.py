@@ -1,7 +1,5 @@
-"""The group http_peers: rocserve beside the HTTP servers that Python people use, each in an environment of its own.
-
-The same arithmetic in each, by numpy in its Python model; tensors are JSON in the form that each server documents.
-"""
+"""The group http_peers: rocserve and HTTP servers that are popular in Python, each in its own environment. All compute
+the same with numpy in a Python model; tensors are JSON in the form that each server documents."""
 
 from __future__ import annotations
 
@@ -28,29 +26,29 @@ LEFT, RIGHT = numpy.random.default_rng(SEED).integers(-1000, 1000, (2, 1, ADD_SU
 INPUTS = {"INPUT0": LEFT, "INPUT1": RIGHT}
 V2_REQUEST = json_request("add_sub", INPUTS)
 RATIO = 3.0
-"""Of rocserve's rate to each peer's."""
+"""rocserve's rate divided by each peer's."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpPeer:
-    """A server that pip can bring. {port} and {folder} are replaced in command and variables."""
+    """A server that pip can install. {port} and {folder} are replaced in command and variables."""
 
     name: str
     requirements: tuple[str, ...]
     """The server first."""
     command: tuple[str, ...]
-    """The first is a program of its environment."""
+    """The first word is a program of its environment."""
     ready_path: str
     request: HttpRequest
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the process environment."""
+    """Environment variables."""
 
     @property
     def environment(self) -> Environment:
         return Environment(CACHE / "http-peers" / f"python{PYTHON_VERSION}-{self.requirements[0]}")
 
     def server(self, port: int, folder: Path) -> ServerProcess:
-        """The server of an environment that is there; `folder` is for what it writes."""
+        """The server of an installed environment; `folder` is for what it writes."""
         program, *arguments = [part.format(port=port, folder=folder) for part in self.command]
         variables = {name: value.format(port=port, folder=folder) for name, value in self.variables.items()}
         return ServerProcess(
@@ -64,8 +62,8 @@ class HttpPeer:
         )
 
 
-# uvicorn, which all of them stand on, takes httptools and uvloop where they are there; MLServer's workers do not start
-# with newer uvloops.
+# All of them use uvicorn, which takes httptools and uvloop if they are installed. MLServer's workers do not start with
+# newer uvloops.
 _UVICORN = ("httptools", "uvloop<0.22", "numpy")
 
 
@@ -132,7 +130,7 @@ def http_peer_cases() -> list[Case]:
 
 
 def http_peer_facts() -> list[str]:
-    """What was measured; once the environments are there."""
+    """The measured versions; the environments must be installed."""
     versions = {peer.requirements[0].replace("==", " "): peer.environment.versions() for peer in HTTP_PEERS}
     servers = ", ".join(
         f"{server} (numpy {found['numpy']}, uvicorn {found['uvicorn']}, httptools {found['httptools']})"
@@ -148,11 +146,8 @@ def http_peer_facts() -> list[str]:
 def measure_http_peers(
     rounds: int, seconds: float, folder: Path, report: Callable[[str], None]
 ) -> Sequence[Comparison]:
-    """Install the peers that are not there yet, start them and rocserve, measure, end them.
-
-    Raises:
-        PeerUnavailable: pip could not get a peer.
-    """
+    """Install missing peers, start them and rocserve, measure, end them. Raises PeerUnavailable if pip cannot install a
+    peer."""
     for peer in HTTP_PEERS:
         peer.environment.provision(peer.requirements)
     repository = folder / "repository"

@@ -1,4 +1,4 @@
-"""An infer request over HTTP: as tritonclient writes it, with the tensors as raw bytes behind JSON, or all in JSON."""
+"""An infer request over HTTP: as tritonclient writes it, with raw tensors after the JSON, or all in JSON."""
 
 from __future__ import annotations
 
@@ -27,26 +27,22 @@ class HttpRequestFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A body to post, and how its answer is read."""
+    """A body to post, and the reader of its answer."""
 
     path: str
     body: bytes
     headers: Mapping[str, str]
     read: Callable[[bytes, Mapping[str, str]], Arrays]
-    """Makes the outputs, by name, of an answer's body and headers."""
+    """Makes the outputs, by name, from an answer's body and headers."""
 
     @property
     def call(self) -> Call:
-        """As h2load sends it, one request at a time on each connection."""
+        """The request for h2load, one at a time on each connection."""
         return Call(self.path, tuple(f"{name}: {value}" for name, value in self.headers.items()), ("--h1",))
 
     def send(self, address: str) -> tuple[Arrays, int]:
-        """Ask the server at host:port once: its outputs by name, and the bytes of its answer's body.
-
-        Raises:
-            HttpRequestFailed: it answered with an error.
-            OSError: it did not answer.
-        """
+        """Send one request to host:port; return its outputs by name, and the size of the answer's body. Raises
+        HttpRequestFailed if the server answers with an error, OSError if it does not answer."""
         connection = http.client.HTTPConnection(address, timeout=CALL_SECONDS)
         try:
             connection.request("POST", self.path, self.body, self.headers)
@@ -87,7 +83,7 @@ def json_request(model: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> Ht
 
 
 def plain_json_request(path: str, inputs: Mapping[str, NDArray[numpy.generic]]) -> HttpRequest:
-    """A request of one JSON object, whose members are the tensors by name; so is the answer."""
+    """A request and answer that are one JSON object each, with the tensors as members by name."""
     body = json.dumps({name: array.tolist() for name, array in inputs.items()}).encode()
     return HttpRequest(path, body, JSON_HEADERS, _read_members)
 

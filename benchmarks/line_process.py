@@ -17,10 +17,10 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 class LineProcess:
-    """As a context manager: the process is there inside the block."""
+    """A context manager: the process runs inside the block."""
 
     def __init__(self, title: str, command: Sequence[str]) -> None:
-        """`title`: what it is called when it ends by itself. The command runs in the root of the checkout."""
+        """`title`: its name in the error if it ends by itself. The command runs in the root of the checkout."""
         self._title = title
         self._command = list(command)
         self._process: subprocess.Popen[str] | None = None
@@ -39,7 +39,7 @@ class LineProcess:
         self._process.communicate(timeout=30.0)
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Raises WrongAnswer when the process has ended."""
+        """Raises WrongAnswer if the process has ended."""
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()

@@ -1,7 +1,7 @@
-"""h2load (Debian's nghttp2-client) as the load generator of every server, and what it reports.
+"""h2load (Debian's nghttp2-client) as the load generator for every server, and its reports.
 
-It repeats one request: over HTTP/2 a gRPC unary call, which is a file with the framed message, or one over HTTP/1.1. It
-is one C process that does not parse answers: it takes little of the machine away from the server, and the same from
+It repeats one request: a gRPC unary call over HTTP/2 (a file with the framed message), or a request over HTTP/1.1. It
+is one C process that does not parse answers, so it takes little of the machine away from the servers, and the same from
 each.
 """
 
@@ -23,12 +23,12 @@ FRAME_HEADER = struct.Struct(">BI")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The request but for its body."""
+    """The request without its body."""
 
     path: str
     headers: tuple[str, ...]
     options: tuple[str, ...] = ()
-    """Of h2load."""
+    """Options of h2load."""
 
 
 INFER_CALL = Call(INFER_PATH, ("content-type: application/grpc", "te: trailers"))
@@ -46,7 +46,7 @@ class Load:
     streams: int
     seconds: float
     threads: int = 1
-    """Of h2load, at most one a connection."""
+    """Threads of h2load, at most one a connection."""
 
     @property
     def in_flight(self) -> int:
@@ -64,7 +64,7 @@ class Report:
     errored: int
     timed_out: int
     body_bytes: int
-    """Bytes of answers, frame heads included; of unfinished ones as well."""
+    """Bytes of answers with their frame headers, unfinished answers included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def run_load(address: str, body_file: Path, load: Load, log_file: Path, call: Ca
     Raises:
         LoadFailed: h2load is not installed, failed, or did not get HTTP status 200 for each request.
     """
-    log_file.unlink(missing_ok=True)  # h2load appends
+    log_file.unlink(missing_ok=True)  # h2load appends to the file.
     command = [
         h2load_program(),
         f"--duration={round(load.seconds * 1000)}ms",
@@ -127,7 +127,7 @@ def h2load_program() -> str:
 
 
 def parse_report(text: str) -> Report:
-    """Read the totals out of what h2load printed; LoadFailed when a line is not there."""
+    """Read the totals that h2load printed. Raises LoadFailed if a line is missing."""
     duration = search(r"^finished in ([\d.]+)(us|ms|s|m|h),", text)
     requests = search(
         r"^requests: \d+ total, \d+ started, (\d+) done, (\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout",
@@ -148,11 +148,8 @@ def search(pattern: str, text: str) -> re.Match[str]:
 
 
 def parse_log(lines: Iterable[str]) -> list[float]:
-    """Seconds to the end of each answer; a row is start time (us), HTTP status, time (us), tab-separated.
-
-    Raises:
-        LoadFailed: a stream failed (status -1) or got an HTTP status other than 200.
-    """
+    """Seconds to the end of each answer; a row is start time (us), HTTP status, time (us), tab-separated. Raises
+    LoadFailed if a stream failed (status -1) or got an HTTP status other than 200."""
     latencies: list[float] = []
     for line in lines:
         columns = line.split("\t")
@@ -163,11 +160,8 @@ def parse_log(lines: Iterable[str]) -> list[float]:
 
 
 def percentile(ascending: Sequence[float], fraction: float) -> float:
-    """The nearest-rank percentile of values in ascending order: the smallest one with `fraction` at or below it.
-
-    Raises:
-        ValueError: there are no values.
-    """
+    """The nearest-rank percentile of values in ascending order: the smallest one with `fraction` at or below it. Raises
+    ValueError if there are no values."""
     if not ascending:
         raise ValueError("a percentile needs at least one value")
     return ascending[max(1, math.ceil(fraction * len(ascending))) - 1]

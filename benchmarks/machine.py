@@ -1,4 +1,4 @@
-"""What the numbers depend on, for the head of the result: machine, versions, load by others."""
+"""Facts that the numbers depend on, for the head of the results: machine, versions, other load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRITON_PACKAGES = ("onnxruntime", "numpy", "opencv-python-headless", "pyturbojpe
 
 
 def machine_facts(triton: TritonPeer | None) -> list[str]:
-    """One line a fact, without a final stop."""
+    """One fact a line, without a full stop."""
     now = datetime.datetime.now(datetime.UTC)
     one, five, _ = os.getloadavg()
     facts = [
@@ -34,7 +34,7 @@ def machine_facts(triton: TritonPeer | None) -> list[str]:
 
 
 def processor() -> str:
-    """The processor's name, by Linux."""
+    """The processor's name in /proc/cpuinfo."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -49,7 +49,7 @@ def version(package: str) -> str:
 
 
 def commit() -> str:
-    """The short hash of the checkout, with a plus when files differ from it; "unknown" outside of git."""
+    """The short hash of the checkout, with a plus if files differ from it; "unknown" outside of git."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

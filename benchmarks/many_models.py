@@ -37,12 +37,12 @@ _COLD = 200
 _IDLE_SECONDS = 30.0
 _DROPS = 5
 _ROUNDS = 10
-"""Of requests to all models that are loaded."""
+"""Rounds of requests to all loaded models."""
 _RESULTS = Path(__file__).parent / "results"
 
 
 class Asker:
-    """A client that compares what it is answered."""
+    """A client that checks its answers."""
 
     def __init__(self, address: str) -> None:
         self._client = InferenceServerClient(address)
@@ -52,7 +52,7 @@ class Asker:
             one.set_data_from_numpy(self._values)
 
     def seconds(self, name: str) -> float:
-        """How long a request took. Raises: InferenceServerException; AssertionError, the answer was wrong."""
+        """Seconds of a request. Raises InferenceServerException, or AssertionError if the answer was wrong."""
         began = time.perf_counter()
         answer = self._client.infer(name, self._inputs, client_timeout=60)
         took = time.perf_counter() - began
@@ -80,7 +80,7 @@ def main() -> int:
             limit if options.shared_workers is None else f"--shared-workers={options.shared_workers}",
             tree=Path(__file__).parents[1],
         )
-        time.sleep(2.0)  # Files that are younger are waited for until they settle.
+        time.sleep(2.0)  # The server waits until younger files have settled.
         began = time.monotonic()
         with server:
             rows = [("start until ready, s", f"{time.monotonic() - began:.1f}")]
@@ -149,7 +149,7 @@ def measure_loaded(server: ServerProcess, names: list[str]) -> list[tuple[str, s
 
 
 def idle_percent(cpu_seconds: Callable[[], float]) -> str:
-    """Of one CPU."""
+    """Percent of one CPU."""
     began, used = time.monotonic(), cpu_seconds()
     time.sleep(_IDLE_SECONDS)
     return f"{100 * (cpu_seconds() - used) / (time.monotonic() - began):.2f}"
@@ -163,7 +163,7 @@ def drop_seconds(asker: Asker, folder: Path, name: str) -> float:
 
 
 def under_load(server: ServerProcess, names: list[str], seconds: float) -> list[tuple[str, str]]:
-    """Clients ask for so long."""
+    """Let clients send requests for this time."""
     weights = list(itertools.accumulate(1 / rank for rank in range(1, len(names) + 1)))
     end = time.monotonic() + seconds
     took: list[float] = []
@@ -191,7 +191,7 @@ def under_load(server: ServerProcess, names: list[str], seconds: float) -> list[
 
 
 def own_process(server: ServerProcess) -> psutil.Process:
-    """The process that serves, below the one that watches over it."""
+    """The process that serves, below its supervisor."""
     processes = [psutil.Process(pid) for pid, _ in server.cpu_seconds_by_process()]
     return max(processes, key=lambda process: process.memory_info().rss)
 
@@ -201,7 +201,7 @@ def megabytes(process: psutil.Process) -> str:
 
 
 def in_milliseconds(took: list[float]) -> str:
-    """Of sorted times."""
+    """A summary of sorted times."""
     return " / ".join(f"{1000 * took[min(int(len(took) * part), len(took) - 1)]:.0f}" for part in (0.5, 0.95, 1.0))
 
 

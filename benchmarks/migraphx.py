@@ -1,8 +1,6 @@
-"""The group migraphx: small networks on MIGraphX, served, against the bare engine in a process of its own.
-
-There is no peer that serves them: Triton's wheel has no MIGraphX. The target is MIGraphX's reference implementation,
-which every installation has.
-"""
+"""The group migraphx: small networks on MIGraphX, served, compared with the bare engine in a separate process. There is
+no peer, because Triton's wheel has no MIGraphX. The target is MIGraphX's reference implementation, which every
+installation has."""
 
 from __future__ import annotations
 
@@ -44,16 +42,16 @@ _WARM_UP_SECONDS = 0.5
 _TOLERANCE = 1e-4
 _CONCURRENCIES = (1, 8, 32)
 _TARGETS = {("mini_resnet", 8): 0.85, ("mini_resnet", 32): 0.85}
-"""Ratios to the bare engine, where a run takes milliseconds and both make the same runs."""
+"""Ratios to the bare engine, for networks whose runs take milliseconds and are the same for both."""
 
 
 class BarePrograms(LineProcess):
-    """MIGraphX without a server, as a contender and a context manager: its process is there inside the block."""
+    """MIGraphX without a server: a contender, and a context manager in whose block its process runs."""
 
     name = BARE
 
     def __init__(self, installation: MigraphxInstallation, repository: Path, folder: Path) -> None:
-        """`folder` is for what the process reads and writes."""
+        """`folder`: for the process's files."""
         command = [*python_command(installation), "-m", "benchmarks.bare_programs", installation.library]
         super().__init__("the bare engine", command)
         self._repository = repository
@@ -68,7 +66,7 @@ class BarePrograms(LineProcess):
         self.measure(case, _WARM_UP_SECONDS)
 
     def measure(self, case: Case, seconds: float) -> Measurement:
-        """Raises WrongAnswer when the process ended, AssertionError when it computes something else."""
+        """Raises WrongAnswer if the process ended, AssertionError if it computes something else."""
         rows = min(case.streams, MAX_BATCH_SIZE) if case.dynamic_batching else 1
         order = {
             "model": str(self._repository / case.model / "1" / "model.onnx"),
@@ -84,21 +82,14 @@ class BarePrograms(LineProcess):
 
 
 def installation_to_measure() -> tuple[MigraphxInstallation, str]:
-    """MIGraphX, and its root ("" = this system's own): $ROCSERVE_MIGRAPHX_ROOT, the checkout's, or the system's.
-
-    Raises:
-        ServeError: UNAVAILABLE, there is none.
-    """
+    """MIGraphX and its root ("" = this system): $ROCSERVE_MIGRAPHX_ROOT, the checkout's, or the system's. Raises
+    ServeError (UNAVAILABLE) if there is none."""
     root = engine_settings().migraphx_root or (str(_CHECKOUT_ROOT) if _CHECKOUT_ROOT.is_dir() else "")
     return find_installation(EngineSettings(migraphx_root=root)), root
 
 
 def measure_migraphx(rounds: int, seconds: float, folder: Path, report: Callable[[str], None]) -> list[Comparison]:
-    """All cases, in `folder`.
-
-    Raises:
-        ServeError: UNAVAILABLE, there is no MIGraphX.
-    """
+    """Measure all cases, in `folder`. Raises ServeError (UNAVAILABLE) if there is no MIGraphX."""
     installation, root = installation_to_measure()
     repository = folder / "repository"
     for network in networks():
@@ -114,7 +105,7 @@ def measure_migraphx(rounds: int, seconds: float, folder: Path, report: Callable
 
 
 def wait_for_programs(address: str) -> None:
-    """Until all batch sizes of all models are compiled and in service: a model that still compiles says so."""
+    """Wait until all batch sizes of all models are compiled and in service."""
     deadline = time.monotonic() + _COMPILE_SECONDS
     with InferenceServerClient(address) as client:
         while reasons := {

@@ -1,4 +1,4 @@
-"""The small networks of the group migraphx, as rocserve serves them on MIGraphX's reference target."""
+"""The small networks of the group migraphx, which rocserve serves on MIGraphX's reference target."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ parameters {{ key: "engine" value {{ string_value: "migraphx" }} }}
 parameters {{ key: "target" value {{ string_value: "ref" }} }}
 """
 _ONE_ROW = 'parameters { key: "batch_sizes" value { string_value: "1" } }\n'
-"""Without dynamic batching there never is more than one."""
+"""Without dynamic batching a batch never has more rows."""
 _BATCHING = "dynamic_batching { }\n"
 
 
@@ -53,7 +53,7 @@ class Network:
         return f"{self.name}_batched" if batching else self.name
 
     def write(self, repository: Path) -> None:
-        """As two models, without and with dynamic batching."""
+        """Write two models, without and with dynamic batching."""
         for batching in (False, True):
             name = self.served_name(batching)
             version = repository / name / "1"
@@ -98,7 +98,7 @@ def mini_resnet() -> onnx.ModelProto:
 
 
 def identity() -> onnx.ModelProto:
-    """MIGraphX does nothing in it: its output is its input's own memory."""
+    """MIGraphX does nothing in it: its output lies in its input's memory."""
     return _Layers((IDENTITY_ROW,)).model("identity", "Identity", INPUT, (IDENTITY_ROW,))
 
 
@@ -126,7 +126,7 @@ class _Layers:
         return self.node("Conv", tensor, weights, pads=[1, 1, 1, 1], strides=[stride, stride])
 
     def model(self, name: str, operator: str, tensor: str, row: Sequence[int], **attributes: object) -> onnx.ModelProto:
-        """Whose output is made of the tensor by the operator."""
+        """Finish the model: its output is the operator's of the tensor."""
         self._graph.add_node(operator, [tensor], OUTPUT, **attributes)
         self._graph.add_output(OUTPUT, ["batch", *row])
         return self._graph.untrained_model(name, OPSET)

@@ -1,4 +1,5 @@
-"""The synthetic models: an ONNX graph or a Python model for rocserve, a Python model with its answers for Triton."""
+"""The synthetic models: an ONNX graph or a Python model for rocserve, and a Python model with the same answers for
+Triton."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # Python models are measured without it, too.
+if TYPE_CHECKING:  # Python models are measured without onnx, too.
     import onnx
 
 ADD_SUB_LENGTH = 16
@@ -49,14 +50,14 @@ class TritonPythonModel:
 
 @dataclass(frozen=True, slots=True)
 class TwinModel:
-    """One model in its two forms; names, datatypes and shapes are the same in both."""
+    """One model in both forms, with the same names, datatypes and shapes."""
 
     name: str
     tensors: str
     """The input, output and max_batch_size part of config.pbtxt."""
     dynamic_batching: bool
     graph: onnx.ModelProto | None
-    """What rocserve serves; None: the Python model that Triton serves, from the same file."""
+    """The graph for rocserve; None: it serves the same Python model as Triton."""
     source: str
     """model.py"""
     instances: int = 1

@@ -1,7 +1,5 @@
-"""Goodput under overload: what a model answers within its clients' deadlines, at half to ten times what it can do.
-
-The same model.py in both servers; it sleeps, so that servers and clients do not take from each other what they measure.
-"""
+"""Goodput under overload: the requests that a model answers within their deadlines, at half to ten times its capacity.
+Both servers run the same model.py, which sleeps, so that servers and clients do not compete for CPU time."""
 
 from __future__ import annotations
 
@@ -55,10 +53,10 @@ class PacedModel:
     name: str
     title: str
     seconds: str
-    """Of one batch, as Python."""
+    """The time of one batch, as Python text."""
     batching: str
     per_second: float
-    """What it could do if there were nothing beside the sleep."""
+    """Its capacity if only the sleep took time."""
 
     def write(self, repository: Path) -> None:
         version = repository / self.name / "1"
@@ -105,12 +103,7 @@ class Goodput:
 def measure_overload(
     triton: TritonPeer | None, rounds: int, seconds: float, folder: Path, progress: Callable[[str], None]
 ) -> str:
-    """The section of the page.
-
-    Raises:
-        ServerFailed: a server did not come up.
-        WrongAnswer: an answer was not the right one.
-    """
+    """The section of the page. Raises ServerFailed if a server does not start, WrongAnswer if an answer is wrong."""
     answers: dict[tuple[PacedModel, float, str], list[Answers]] = {}
     with ExitStack() as stack:
         servers = [stack.enter_context(server) for server in _servers(triton, folder)]
@@ -144,7 +137,7 @@ def _servers(triton: TritonPeer | None, folder: Path) -> Iterator[ServerProcess]
 
 
 def goodput_table(results: Sequence[Goodput]) -> str:
-    """The peak of a server is the most that it reached at any of the loads."""
+    """A server's peak is the most that it reached at any load."""
     peaks: dict[tuple[PacedModel, str], float] = {}
     for result in results:
         key = result.model, result.server

@@ -1,8 +1,8 @@
 """Checks that a server's answers are right, which h2load does not: it sees HTTP status 200 even for a gRPC error.
 
-Three things together show it: the very bytes that h2load sends are sent before and after, and the answer is compared
-with what it must be; the server's own counts of successes and failures during the run; and the bytes of the answers,
-as an error has none. The last two do not know of a request that was in flight when h2load stopped.
+Three checks together show it: the bytes that h2load sends are sent before and after, and the answer is compared with
+the expected one; the server's own counts of successes and failures during the run; and the size of the answers, because
+an error has no body. The last two do not cover requests that were in flight when h2load stopped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from benchmarks.server_process import MESSAGE_BYTES
 from benchmarks.shared_region import SharedRegion
 
 STATISTICS_SECONDS = 2.0
-"""How long a server may take to count an answer that it has sent."""
+"""Seconds within which a server counts an answer that it has sent."""
 CALL_SECONDS = 30.0
 
 Outputs = Mapping[str, NDArray[numpy.generic]]
 
 
 class WrongAnswer(RuntimeError):
-    """A server failed a request or answered it with something else than it must."""
+    """A server failed a request, or answered it wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,8 @@ class Probe:
         self._channel.close()
 
     def answer(self, message: bytes, check: Callable[[Outputs], None]) -> int:
-        """Send one ModelInferRequest as it is, check the outputs; return the bytes of the framed answer.
-
-        Raises:
-            WrongAnswer: the call failed, or the check said so.
-        """
+        """Send one ModelInferRequest unchanged and check the outputs; return the size of the framed answer. Raises
+        WrongAnswer if the call or the check fails."""
         try:
             raw: bytes = self._send(message, timeout=CALL_SECONDS)
         except grpc.RpcError as error:
@@ -67,7 +64,7 @@ class Probe:
         return FRAME_HEADER.size + len(raw)
 
     def register(self, region: SharedRegion) -> None:
-        """Let the server use a region of shared memory; once more does nothing."""
+        """Register a shared memory region with the server, once."""
         self._service.SystemSharedMemoryUnregister(
             service_pb2.SystemSharedMemoryUnregisterRequest(name=region.name), timeout=CALL_SECONDS
         )
@@ -77,7 +74,7 @@ class Probe:
         self._service.SystemSharedMemoryRegister(request, timeout=CALL_SECONDS)
 
     def has_dynamic_batching(self, model: str) -> bool:
-        """Whether the effective configuration of a model batches."""
+        """Whether the effective configuration of a model has dynamic batching."""
         request = service_pb2.ModelConfigRequest(name=model)
         response = self._service.ModelConfig(request, timeout=CALL_SECONDS)
         return bool(response.config.HasField("dynamic_batching"))
@@ -92,10 +89,8 @@ class Probe:
         )
 
     def check_run(self, model: str, before: Counts, load: Load, result: LoadResult, answer_bytes: int) -> None:
-        """Raise WrongAnswer unless the counts and bytes of a run say that its requests succeeded.
-
-        `answer_bytes` is the size of one framed answer.
-        """
+        """Raise WrongAnswer unless the counts and bytes of a run show that its requests succeeded. `answer_bytes`: the
+        size of one framed answer."""
         done = result.report.succeeded
         deadline = time.monotonic() + STATISTICS_SECONDS
         while (now := self.counts(model)).succeeded - before.succeeded < done and time.monotonic() < deadline:
@@ -113,7 +108,7 @@ class Probe:
 
 
 def answer_over_http(name: str, address: str, request: HttpRequest, check: Callable[[Outputs], None]) -> int:
-    """As `Probe.answer`, at the HTTP port of the server `name`; returns the bytes of the answer's body."""
+    """As `Probe.answer`, at the HTTP port of the server `name`; returns the size of the answer's body."""
     try:
         outputs, nbytes = request.send(address)
     except (HttpRequestFailed, OSError) as error:
@@ -123,7 +118,7 @@ def answer_over_http(name: str, address: str, request: HttpRequest, check: Calla
 
 
 def check_answer(name: str, check: Callable[[Outputs], None], outputs: Outputs) -> None:
-    """Raise WrongAnswer when the outputs of the server `name` are not those that `check` wants."""
+    """Raise WrongAnswer if the outputs of the server `name` fail the `check`."""
     try:
         check(outputs)
     except (AssertionError, KeyError) as error:
@@ -131,7 +126,7 @@ def check_answer(name: str, check: Callable[[Outputs], None], outputs: Outputs) 
 
 
 def _outputs(result: InferResult) -> Outputs:
-    """By name; those that lie in shared memory are empty."""
+    """Outputs by name; those in shared memory are empty."""
     response = result.get_response()
     return {
         output.name: result.as_numpy(output.name) if raw else numpy.empty(0)
@@ -140,11 +135,9 @@ def _outputs(result: InferResult) -> Outputs:
 
 
 def run_problem(succeeded: int, failed: int, body_bytes: int, done: int, in_flight: int, answer_bytes: int) -> str:
-    """What contradicts that `done` requests succeeded, or "".
-
-    `succeeded` and `failed` are the server's counts. The requests that h2load left when it stopped, up to `in_flight`,
-    may have been counted either way and may have brought a part of their answer.
-    """
+    """What contradicts that `done` requests succeeded, or "". `succeeded` and `failed` are the server's counts. Up to
+    `in_flight` requests that h2load left when it stopped may count either way, and may have brought a part of their
+    answer."""
     if succeeded < done:
         return f"h2load had {done} answers, but the server counts {succeeded} successes"
     if failed > in_flight:

@@ -1,8 +1,6 @@
-"""PyTorch on the CPU: ResNet-50 in a bare loop and served over gRPC, in turns: `python -m benchmarks.pytorch`.
-
-A request is a whole batch, and two are under way, so that the worker finds the next one when it is done. The ratio is
-that of the medians of all rounds of one run.
-"""
+"""PyTorch on the CPU: ResNet-50 in a bare loop and served over gRPC, alternately: `python -m benchmarks.pytorch`. A
+request is a whole batch, and two are in flight, so that the worker always has the next one. The ratio is that of the
+medians of all rounds of one run."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ UNDER_WAY = 2
 
 
 def bare_seconds(module: Callable[[torch.Tensor], torch.Tensor], images: np.ndarray, batches: int) -> float:
-    """Of a batch, from an array to an array."""
+    """Seconds of a batch, from an array to an array."""
     start = time.perf_counter()
     with torch.inference_mode():
         for _ in range(batches):
@@ -35,7 +33,7 @@ def bare_seconds(module: Callable[[torch.Tensor], torch.Tensor], images: np.ndar
 
 
 async def served_seconds(address: str, images: np.ndarray, batches: int) -> float:
-    """Of a batch, over all that are under way."""
+    """Seconds of a batch, averaged over concurrent ones."""
     async with AsyncClient(address) as client:
 
         async def ask(count: int) -> None:

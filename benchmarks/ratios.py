@@ -14,14 +14,15 @@ BARE = "bare"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one contender did in one round; latencies are seconds, None where there is no request to time."""
+    """What one contender did in one round; latencies are seconds, None if there is no request to time."""
 
     rate: float
     """In the case's unit."""
     p50: float | None = None
     p99: float | None = None
     cpu: float | None = None
-    """CPU seconds of the contender a request, user and system: which others disturb less than the clock."""
+    """CPU seconds of the contender for each request, user and system: other programs disturb them less than the
+    clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +35,14 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """Raises statistics.StatisticsError for no values."""
+        """Raises statistics.StatisticsError if there are no values."""
         return Spread(median(values), min(values), max(values))
 
 
 def ratio(quantity: Quantity, ours: Sequence[Measurement], peer: Sequence[Measurement]) -> Spread | None:
-    """rocserve against a peer, round by round: what disturbs the machine for long disturbs both sides of a pair.
-
-    More than 1 means that rocserve is better. None where a side has no such quantity.
-
-    Raises:
-        ValueError: the two have not as many rounds.
-    """
+    """rocserve compared with a peer, round by round: a lasting disturbance of the machine affects both sides of a pair.
+    More than 1 means that rocserve is better. None if a side has no such quantity. Raises ValueError if the two have
+    different numbers of rounds."""
     pairs = list(zip(ours, peer, strict=True))
     if quantity is Quantity.RATE:
         return Spread.of([mine.rate / theirs.rate for mine, theirs in pairs])
@@ -57,15 +54,12 @@ def ratio(quantity: Quantity, ours: Sequence[Measurement], peer: Sequence[Measur
 
 
 def added_seconds(ours: Sequence[Measurement], peer: Sequence[Measurement], units_per_request: float) -> Spread:
-    """How much longer than a peer rocserve takes for a request on the whole, round by round.
-
-    Raises:
-        ValueError: the two have not as many rounds.
-    """
+    """The seconds that rocserve adds to a peer's time for a request, round by round. Raises ValueError if the two have
+    different numbers of rounds."""
     pairs = zip(ours, peer, strict=True)
     return Spread.of([units_per_request / mine.rate - units_per_request / theirs.rate for mine, theirs in pairs])
 
 
 def cost(quantity: Quantity, measurement: Measurement) -> float | None:
-    """The quantity of which less is better."""
+    """A quantity of which less is better."""
     return measurement.p50 if quantity is Quantity.P50 else measurement.cpu

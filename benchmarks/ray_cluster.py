@@ -15,19 +15,19 @@ from benchmarks.server_process import free_port
 
 _ROOT = Path(__file__).parents[1]
 PYTHON = _ROOT / ".cluster-tools" / "ray" / "bin" / "python"
-"""That for which `make cluster-tools` installs Ray, and this project."""
+"""The Python for which `make cluster-tools` installs Ray and this project."""
 RAY = PYTHON.with_name("ray")
 _CONFIGURATION = _ROOT / "deploy" / "ray" / "rocserve.yaml"
 
 
 class RayCluster(LineProcess):
-    """Nodes with one CPU each, the first of which has the proxies; a context manager that ends them."""
+    """Nodes with one CPU each, of which the first has the proxies; a context manager that ends them."""
 
     def __init__(self, nodes: int) -> None:
         self.raylets: list[psutil.Process] = []
-        """Of each node the process that has started all others."""
+        """For each node the process that has started all others."""
         self.address = f"127.0.0.1:{free_port()}"
-        """Of gRPC."""
+        """The gRPC address."""
         self.http_address = f"127.0.0.1:{free_port()}"
         self._nodes = nodes
         super().__init__("the Ray cluster", [str(PYTHON), "-m", "benchmarks.ray_driver"])
@@ -44,8 +44,8 @@ class RayCluster(LineProcess):
     def deploy(
         self, words: Sequence[str], models_per_replica: int = 0, route_prefix: str = "/", **options: object
     ) -> None:
-        """Give Serve the configuration of deploy/ray with other words behind `rocserve serve`, and other options of its
-        deployment; the application comes to run later."""
+        """Give Serve the configuration of deploy/ray, with other arguments of `rocserve serve` and other options of its
+        deployment. Does not wait until the application runs."""
         configuration = yaml.safe_load(_CONFIGURATION.read_text())
         configuration["proxy_location"] = "HeadOnly"
         configuration["http_options"] = {"host": "127.0.0.1", "port": _port(self.http_address)}
@@ -61,7 +61,7 @@ class RayCluster(LineProcess):
         return any(proxy["status"] == "HEALTHY" for proxy in self._ask()["proxies"].values())
 
     def replicas(self) -> set[str]:
-        """The names of those that run."""
+        """The names of the running replicas."""
         applications = self._ask()["applications"].values()
         deployments = [deployment for told in applications for deployment in told["deployments"].values()]
         replicas = [replica for deployment in deployments for replica in deployment["replicas"]]

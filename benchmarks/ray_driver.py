@@ -1,8 +1,8 @@
-"""The process that holds a Ray cluster of several nodes on one machine. It runs where Ray is installed.
+"""The process that holds a Ray cluster of several nodes on one machine. Runs in the environment that has Ray.
 
 It answers lines of JSON: `{"node": CPUS}` adds a node and answers with its process number, `{"deploy": CONFIGURATION}`
-does what `serve run` does with a file, `{}` tells what Serve's applications are like, as `GET
-/api/serve/applications/` of the dashboard does. It ends with its input.
+does what `serve run` does with a file, `{}` returns the state of Serve's applications as `GET /api/serve/applications/`
+of the dashboard does. It ends with its input.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 OBJECT_STORE_BYTES = 80 << 20
-"""Of a node; Ray wants 75 MiB at least. Serve's requests do not come to lie there."""
+"""For each node; Ray needs at least 75 MiB. Serve's requests are not stored there."""
 MISSED_CHECKS = 5
-"""Health checks, a second apart, that a node has missed when it counts as dead."""
+"""Health checks, a second apart, after which a node counts as dead."""
 
 
 class Driver:
@@ -66,19 +66,19 @@ class Driver:
             try:
                 serve.start(schema.proxy_location, schema.http_options.model_dump(), schema.grpc_options.model_dump())
             except ray.exceptions.RayActorError:
-                # On a loaded machine a proxy is not ready in the 15 s that Serve's controller allows. It has started
-                # another, with a longer limit; `start` waited for the first.
+                # On a busy machine a proxy is not ready within the 15 s that Serve's controller allows. The controller
+                # has then started another one, with a longer limit; `start` waited for the first.
                 pass
             self._client = _get_global_client()
         self._client.deploy_apps(schema)
 
 
 def main() -> None:
-    # Ray prints as well; the answers go where nothing else does.
+    # Ray prints as well, so the answers go to a copy of standard output.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        # Ray notes its newest cluster there, too, and wants the folder to be there.
+        # Ray records its newest cluster there, too, and needs the folder.
         os.environ["RAY_TMPDIR"] = folder
         own = Path(folder, "ray")
         own.mkdir()

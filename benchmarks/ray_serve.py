@@ -32,12 +32,12 @@ START_SECONDS = 120.0
 
 
 class ServeApplication(RayCluster):
-    """A cluster of one node, seen as a server."""
+    """A cluster of one node, treated as a server."""
 
     name = "Ray Serve"
 
     def cpu_seconds(self) -> float:
-        """Of the proxy, the replica, its server, and what Ray has beside them."""
+        """CPU seconds of the proxy, the replica, its server, and Ray's other processes."""
         (node,) = self.raylets
         return sum(map(run_seconds, (node, *node.children(recursive=True))))
 
@@ -49,7 +49,7 @@ def main() -> int:
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        # Models of the servers run as user nobody.
+        # The servers' models run as user nobody.
         folder.chmod(0o755)
         chosen = [subject for subject in subjects([1], python=True) if subject.group in GROUPS]
         for subject in chosen:

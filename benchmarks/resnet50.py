@@ -1,4 +1,5 @@
-"""The classify_image ensemble: JPEG, rocAL, ResNet-50, probabilities. Untrained weights cost what trained ones do."""
+"""The classify_image ensemble: JPEG, rocAL, ResNet-50, probabilities. Untrained weights cost as much as trained
+ones."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ from rocserve.tools.networks.layers import photo_like_images
 INPUT, OUTPUT = "ENCODED", "PROBABILITIES"
 NETWORK = "resnet50"
 ROWS, COLUMNS = 375, 500
-"""Of the image, as photographs in ImageNet have."""
+"""The image's size, as of photographs in ImageNet."""
 JPEG_QUALITY = 90
 TOLERANCE = 1e-3
-"""Relative; a batch of another size is summed in another order."""
+"""Relative; another batch size sums in another order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResNet50Ensemble(SampleEnsemble):
-    """Its answer is what the engines alone give for the image."""
+    """The ensemble; the right answer is what the engines alone give for the image."""
 
     expected: NDArray[Any]
     """Probabilities, [1000]."""
@@ -48,7 +49,7 @@ class ResNet50Ensemble(SampleEnsemble):
 
 
 def load_resnet50(folder: Path) -> ResNet50Ensemble:
-    """The ensemble with the network and a synthetic photo that are made in `folder`."""
+    """Load the ensemble with an untrained network and a synthetic photo, which are made in `folder`."""
     network = folder / NETWORK
     shutil.copytree(REPOSITORY / NETWORK, network, ignore=shutil.ignore_patterns(str(VERSION)))
     version = network / str(VERSION)

@@ -1,8 +1,8 @@
-"""rocserve's rocAL CPU engine against a bare loop over libturbojpeg and OpenCV, both on one core of one process.
+"""rocserve's rocAL CPU engine compared with a bare loop over libturbojpeg and OpenCV, both on one core of one process.
 
-The bare loop does what one would write: decode with the scaling that rocAL chooses, resize, round, look the normalised
-bytes up. It has none of rocAL's rounding at the edges, and no checks. There are two of it: OpenCV resizes 32-bit
-floats, which comes within 0.02 grey levels of rocAL on average, or bytes, which is faster and off by 0.1.
+The bare loop does what a programmer would write: decode with the scaling that rocAL chooses, resize, round, look up the
+normalised bytes. It has none of rocAL's rounding at the edges, and no checks. There are two versions: OpenCV resizes
+32-bit floats, which on average comes within 0.02 grey levels of rocAL, or bytes, which is faster and differs by 0.1.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _PIPELINE: dict[str, Any] = {
         },
     ],
 }
-"""The pipeline that AMD Inference Server's example ships."""
+"""The pipeline of AMD Inference Server's example."""
 
 _ROUNDS_FOR_ONE = 6
-"""Here a round is short, since nothing has to warm up: the more rounds, the less another's burst of work counts."""
+"""Rounds here are short, because nothing has to warm up: more rounds reduce the effect of other programs' bursts."""
 
 
 class EngineContender:
@@ -111,7 +111,7 @@ class BareContender:
 
 
 def measure_rocal(rounds: int, seconds: float, report: Callable[[str], None]) -> list[Comparison]:
-    """The comparison, in rounds that together take as long as those of a server."""
+    """The comparison, in rounds that take as long in total as those of a server."""
     cv2.setNumThreads(0)
     contenders = [EngineContender("rocserve"), BareContender(BARE, True), BareContender(BARE_BYTES, False)]
     return [
@@ -125,7 +125,7 @@ def rocal_cases() -> Sequence[Case]:
 
 
 def photograph(width: int, height: int) -> bytes:
-    """A JPEG as busy as a photograph out of a camera, of 4 bits a pixel: noise of all scales, and shapes."""
+    """A JPEG with the detail of a camera's photograph, 4 bits a pixel: noise of all scales, and shapes."""
     generator = np.random.default_rng(SEED)
     image = np.linspace(170, 90, height)[:, np.newaxis, np.newaxis] * np.ones((1, width, 3))
     for cells in (4, 16, 64, 256):
@@ -147,7 +147,7 @@ def _engine() -> PipelineEngine:
 
 
 class _Clock:
-    """Repeats a call for some time, and counts the CPU time of all that it repeated."""
+    """Repeats a call for some time, and counts the CPU time of all repetitions."""
 
     def __init__(self) -> None:
         self.cpu = 0.0
@@ -175,7 +175,7 @@ def _case(width: int, height: int, targets: tuple[Target, ...]) -> Case:
     (expected,) = _engine().run(message)
 
     def check(outputs: Outputs) -> None:
-        # A division by 0.22 makes about five of a level; single pixels round to another one.
+        # Dividing by 0.22 multiplies a level's difference by about five; single pixels round to another level.
         assert np.mean(np.abs(outputs["image"].astype(np.float64) - expected)) < 5
 
     return Case(

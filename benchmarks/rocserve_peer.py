@@ -1,4 +1,4 @@
-"""The rocserve of a checkout as a process of its own, started by its command as a user starts it."""
+"""The rocserve of a checkout as a separate process, started by its command like a user's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from benchmarks.server_process import ServerFailed, ServerProcess, http_flags
 
 
 def rocserve_program() -> Path:
-    """The command of the environment that runs the benchmarks.
-
-    Raises:
-        ServerFailed: rocserve is not installed there.
-    """
+    """The command of the environment that runs the benchmarks. Raises ServerFailed if rocserve is not installed
+    there."""
     program = Path(sys.executable).parent / "rocserve"
     if not program.is_file():
         raise ServerFailed(f"there is no {program}; run `make setup` first")
@@ -30,12 +27,12 @@ def rocserve_server(
     name: str = "rocserve",
     tree: Path | None = None,
 ) -> ServerProcess:
-    """The server on a model repository; metrics are off, as nothing of them is measured.
+    """The server on a model repository; metrics are off, because none is measured.
 
     Args:
-        flags: further ones.
+        flags: further flags.
         http_port: None = without HTTP.
-        tree: the checkout whose code is run; None = what is installed where the benchmarks run.
+        tree: the checkout whose code runs; None = the version that is installed where the benchmarks run.
     """
     command = [
         *([str(rocserve_program())] if tree is None else [sys.executable, "-m", "rocserve.cli"]),

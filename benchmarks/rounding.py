@@ -1,9 +1,9 @@
-"""How far rounding takes networks from themselves: `python -m benchmarks.rounding FILE.pt2 ...`.
+"""How far rounding moves the outputs of networks: `python -m benchmarks.rounding FILE.pt2 ...`.
 
-The distance is that by which the engine migraphx judges what torch_migraphx has made of a program, for the inputs that
-it judges by, and for the first row of FILE.npy where that lies beside. fp32 is with factors of products rounded to ten
-bits, as some GPUs have it; fp16 and bf16 are weights and computation; int8 is FILE_int8.pt2, as `rocserve quantise`
-writes it, by ONNX Runtime in the place of PyTorch.
+The distance is the one by which the engine migraphx judges programs of torch_migraphx, for the same inputs, and for the
+first row of FILE.npy if that lies next to the file. fp32 has factors of products rounded to ten bits, as some GPUs do;
+fp16 and bf16 are weights and computation; int8 is FILE_int8.pt2, as `rocserve quantise` writes it, on ONNX Runtime
+instead of PyTorch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rocserve.backends.pytorch.torch_migraphx import relative_error, trial_input
 ROWS = 1
 PRODUCTS = ("convolution", "addmm", "mm", "bmm")
 DROPPED_BITS = 13
-"""Of fp32's 23."""
+"""Bits that are cut off fp32's 23."""
 
 
 class RoundedProducts(TorchDispatchMode):  # type: ignore[misc]

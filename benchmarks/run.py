@@ -48,7 +48,7 @@ GROUPS = (
 ENSEMBLE_GROUPS = frozenset({"digits", "resnet50"})
 GROUPS_WITHOUT_TRITON = frozenset({ROCAL_GROUP, MIGRAPHX_GROUP, HTTP_PEERS_GROUP})
 UNCOMPARED_GROUPS = GROUPS_WITHOUT_TRITON | {OVERLOAD_GROUP}
-"""Those that are measured in ways of their own."""
+"""Groups with their own way of measuring."""
 RESULTS = Path(__file__).resolve().parent / "results"
 SUBJECT = "rocserve"
 NOISE_SUBJECT = "triton again"
@@ -102,7 +102,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the comparison and print it; exit status 2 when something is missing or a server answers wrongly."""
+    """Run the comparison and print it; exit status 2 if something is missing or a server answers wrongly."""
     options = parse_arguments(arguments)
     try:
         leave_out_migraphx(options.groups)
@@ -155,8 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def leave_out_migraphx(groups: list[str]) -> None:
-    """Take the group out, and say so, where there is no MIGraphX; raises ServeError when nothing else was to be
-    measured."""
+    """Leave the group out, and say so, if there is no MIGraphX; raises ServeError if nothing else is measured."""
     if MIGRAPHX_GROUP not in groups:
         return
     try:
@@ -236,7 +235,7 @@ def choose(groups: Sequence[str], folder: Path) -> tuple[list[Model], list[Case]
 def build_servers(
     options: argparse.Namespace, triton: TritonPeer | None, models: Sequence[Model], folder: Path
 ) -> Iterator[ServerProcess]:
-    """The servers that take part, each on a repository of its own; none is started yet."""
+    """The servers that take part, each on its own repository; none is started yet."""
     if not options.noise:
         repository = folder / "rocserve"
         for model in models:
@@ -254,7 +253,7 @@ def build_servers(
 
 
 def choose_http_port(groups: Sequence[str]) -> int | None:
-    """None where nothing of HTTP is measured."""
+    """None if nothing over HTTP is measured."""
     return free_port() if "http" in groups else None
 
 

@@ -1,8 +1,8 @@
 """An ensemble of the sample repository, JPEG bytes to an answer: served, bare, and as a twin inside Triton.
 
-Triton's wheel has no backend for it but the Python one. The twin is therefore a single Python model that makes the
-same engine calls as rocserve's members do (rocserve's rocAL CPU engine, ONNX Runtime) on whatever Triton's dynamic
-batcher gathers; the ratio shows the servers, not the engines.
+The only backend of Triton's wheel that can run it is the Python one. The twin is therefore a single Python model that
+makes the same engine calls as rocserve's members (rocserve's rocAL CPU engine, ONNX Runtime) on the batches of Triton's
+dynamic batcher; the ratio compares the servers, not the engines.
 """
 
 from __future__ import annotations
@@ -72,28 +72,28 @@ class SampleEnsemble(ABC):
     """A JPEG."""
 
     group: ClassVar[str]
-    """What `--only` takes."""
+    """The name for `--only`."""
     input: ClassVar[str]
     output: ClassVar[str]
-    """The output that shows whether an answer is right."""
+    """The output that is checked."""
     concurrencies: ClassVar[tuple[int, ...]]
-    """Requests in flight at once, a case each."""
+    """Numbers of requests in flight, one case each."""
 
     @abstractmethod
     def accepts(self, answer: str) -> bool:
-        """Whether the first value of the output for the image is this, as the bare loop prints it."""
+        """Whether this is the right first value of the output for the image, as the bare loop prints it."""
 
     @abstractmethod
     def check(self, outputs: Outputs) -> None:
-        """Raises AssertionError or KeyError when a server's outputs are not those of the image."""
+        """Raises AssertionError or KeyError if a server's outputs are wrong for the image."""
 
     @property
     def max_batch_size(self) -> int:
         return min(member.config.max_batch_size for member in self.members)
 
     def steps(self) -> list[BareStep]:
-        """The members as the server would load them, but for one caller at a time: same files and parameters, and for
-        it alone as many threads as the server's instances have together."""
+        """The members as the server would load them, but for one caller at a time: with the same files and parameters,
+        and as many threads as the server's instances have together."""
         return [
             BareStep(engine_of(member), source_of(member), step.input_map, step.output_map)
             for member, step in zip(self.members, self.ensemble.config.ensemble_steps, strict=True)
@@ -146,8 +146,7 @@ class SampleEnsemble(ABC):
 
 
 def read_ensemble(name: str, folders: Mapping[str, Path]) -> tuple[ModelDefinition, tuple[ModelDefinition, ...]]:
-    """An ensemble and its members, as the server reads them; `folders`: of models that lie elsewhere than the sample
-    repository."""
+    """An ensemble and its members, as the server reads them; `folders`: of models outside of the sample repository."""
     registry = discover_backends()
 
     def read(model: str) -> ModelDefinition:
@@ -164,7 +163,7 @@ def engine_of(member: ModelDefinition) -> str:
 
 
 def source_of(member: ModelDefinition) -> ModelSource:
-    """What the member's worker would be given."""
+    """The model source that the member's worker would receive."""
     version_folder = member.folder / str(VERSION)
     return ModelSource(
         name=member.name,
@@ -180,16 +179,14 @@ def source_of(member: ModelDefinition) -> ModelSource:
 
 
 class BareContender(LineProcess):
-    """The bare loop as a contender: a process that runs the engine calls of an ensemble, and nothing between them.
-
-    It works on batches as large as the case has requests in flight (the model's max_batch_size at most): the largest
-    that a server could gather.
-    """
+    """The bare loop as a contender: a process that runs the engine calls of an ensemble, and nothing between them. Its
+    batches are as large as the number of requests in flight (at most the model's max_batch_size): the largest that a
+    server could form."""
 
     name = BARE
 
     def __init__(self, model: SampleEnsemble, folder: Path) -> None:
-        """`folder` is for what the process reads."""
+        """`folder`: for what the process reads."""
         self._model = model
         self._steps_file = folder / f"bare-{model.group}-steps.pickle"
         command = [sys.executable, "-m", "benchmarks.bare_ensemble", str(self._steps_file), str(model.image)]
@@ -203,7 +200,7 @@ class BareContender(LineProcess):
         self.measure(case, WARM_UP_SECONDS)
 
     def measure(self, case: Case, seconds: float) -> Measurement:
-        """Raises WrongAnswer when the loop ended or gave another answer."""
+        """Raises WrongAnswer if the loop ended or gave another answer."""
         batch_size = min(case.connections * case.streams, self._model.max_batch_size)
         result = self.ask(f"{batch_size} {seconds}")
         if not self._model.accepts(result["answer"]):

@@ -24,33 +24,34 @@ STEP = 5
 """Seconds."""
 DAY = 24 * 3600 // STEP
 CAPACITY = 11_474.0
-"""Requests a second of one GPU, ResNet-50 in fp16, 99 % of them within 60 ms."""
+"""Requests a second of one GPU with ResNet-50 in fp16, 99 % of them within 60 ms."""
 DEADLINE_SECONDS = 0.1
 BATCHES = 2 * 64
-"""Requests that run at a time; further ones wait."""
-# Measured at 1, 64 and 256 requests in flight; beyond its capacity a server answers as many as before within their
-# deadline, and drops the others when their time is up.
+"""Requests that run at a time; more wait."""
+# Measured at 1, 64 and 256 requests in flight. Beyond its capacity a server answers as many requests as before within
+# their deadline, and drops the others when their time is up.
 BUSY = (0.0, 537 / CAPACITY, 7_064 / CAPACITY, 1.0, 1.1)
 IN_FLIGHT = (0.0, 1.0, 64.0, 256.0, CAPACITY * DEADLINE_SECONDS)
 LATENCY_MS = (1.8, 1.8, 8.1, 20.4, 1000 * DEADLINE_SECONDS)
 DRAIN_SECONDS = 30
-"""From SIGTERM to the end, with clients connected, by the flags of deploy/kustomize: so long who goes has the GPU."""
+"""From SIGTERM to the end, with connected clients, by the flags of deploy/kustomize: an ending replica holds its GPU
+for so long."""
 STARTS = (5, 30, 300)
-"""Seconds: of a server whose image, model and compiled programs are there; with what a cluster takes to place a pod;
-with a node that has to be made."""
+"""Seconds of a start: of a server whose image, model and compiled programs are there; with the time to place a pod;
+with the time to add a node."""
 SEEDS = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What an autoscaler divides by its target to know how many replicas there should be."""
+    """The autoscaler's metric, which it divides by its target to get the number of replicas."""
 
     name: str
     signal: Callable[[float, int], float]
-    """Of the load of each ready replica, in capacities, and their number: the sum over the replicas."""
+    """Takes the load of each ready replica, in capacities, and their number; returns the sum over the replicas."""
     targets: Sequence[float]
     window_seconds: int
-    """Over which it is a mean: of Prometheus' rate, or none for a value of the moment."""
+    """The window over which the metric is averaged, as in Prometheus' rate; 0 for a current value."""
     colour: str
 
 
@@ -70,16 +71,16 @@ POLICIES = (
 @dataclass(frozen=True, slots=True)
 class Outcome:
     late_share: float
-    """Of all requests."""
+    """Share of all requests."""
     over_ideal: float
-    """GPU hours, by those of as many GPUs at each moment as its load needs."""
+    """GPU hours, divided by those of exactly as many GPUs as the load needs at each moment."""
     replicas: np.ndarray
-    """Those that are ready."""
+    """Ready replicas."""
 
 
 def load_of_a_day(seed: int, peak: float) -> np.ndarray:
-    """Requests a second: a quiet night, a busy day, noise, and a burst an hour of 1.3 to 2 times the load, which is
-    there at once and takes five minutes to go."""
+    """Requests a second: a quiet night, a busy day, noise, and one burst an hour of 1.3 to 2 times the load, which
+    begins suddenly and fades within five minutes."""
     random = np.random.default_rng(seed)
     hours = np.arange(DAY) * STEP / 3600
     level = 0.25 + 0.75 * np.sin(np.pi * hours / 24) ** 4
@@ -93,9 +94,9 @@ def load_of_a_day(seed: int, peak: float) -> np.ndarray:
 
 
 def simulate(load: np.ndarray, policy: Policy, target: float, start_seconds: int) -> Outcome:
-    """Kubernetes' rule every 15 s: as many replicas as the signal's sum is targets, unless that is within a tenth of
-    what there is; twice as many at most in the time that a start takes, a fifth less a minute, after ten minutes of
-    less demand."""
+    """Simulate Kubernetes' rule every 15 s: the number of replicas is the metric's sum divided by the target, unless
+    that is within a tenth of the current number; at most twice as many within the time of a start, a fifth less a
+    minute after ten minutes of lower demand."""
     ready = math.ceil(load[0] / CAPACITY) + 1
     starting: deque[tuple[int, int]] = deque()  # when, how many
     leaving: deque[int] = deque([0] * (DRAIN_SECONDS // STEP), DRAIN_SECONDS // STEP)  # how many a step
@@ -127,7 +128,7 @@ def simulate(load: np.ndarray, policy: Policy, target: float, start_seconds: int
             if more > 0:
                 starting.append((step + start_seconds // STEP, more))
         elif max(wishes) < wanted:
-            # Those that start are not taken away before they serve.
+            # Replicas that start are not removed before they serve.
             kept = max(2, min(ready, max(*wishes, math.ceil(0.8 * shrunk[1]))))
             leaving[-1], ready = ready - kept, kept
     ideal = np.ceil(load / CAPACITY).sum()
@@ -143,7 +144,7 @@ def mean_outcome(policy: Policy, target: float, gpus: int, start_seconds: int) -
 
 
 def fixed(gpus: int, peak_gpus: int) -> tuple[float, float]:
-    """The same of a number of GPUs that stays."""
+    """The same for a fixed number of GPUs."""
     loads = [load_of_a_day(seed, peak_gpus * CAPACITY) for seed in SEEDS]
     late = [np.maximum(0, load - gpus * CAPACITY).sum() / load.sum() for load in loads]
     return float(np.mean(late)), float(np.mean([gpus * DAY / np.ceil(load / CAPACITY).sum() for load in loads]))

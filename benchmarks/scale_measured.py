@@ -1,8 +1,8 @@
-"""What benchmarks.scale takes from a server on this machine: `python -m benchmarks.scale_measured`.
+"""Measures on this machine what benchmarks.scale assumes of a server: `python -m benchmarks.scale_measured`.
 
-ResNet-50 (untrained weights cost what trained ones do) on ONNX Runtime, on the CPU; the flags of the end are those of
-deploy/kustomize. During the end clients ask on connections that they keep, as behind a Service's one address; another
-server takes what comes after it.
+ResNet-50 (untrained weights cost as much as trained ones) on ONNX Runtime, on the CPU; the drain has the flags of
+deploy/kustomize. During the drain clients send requests on connections that they keep, as behind a Service's address;
+another server takes their later requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
         server, other = (
             rocserve_server(folder / "models", free_port(), folder / f"log{number}", *_END_FLAGS) for number in range(2)
         )
-        time.sleep(2.0)  # Files that are younger are waited for until they settle.
+        time.sleep(2.0)  # The server waits until younger files have settled.
         began = time.monotonic()
         with server:
             show("start until ready, s", time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""A server under test as a process of its own: started, waited for, ended with all its children."""
+"""A measured server as a separate process: started, waited for, ended with all its children."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from tritonclient.utils import InferenceServerException
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 MESSAGE_BYTES = 64 << 20
-"""Longest gRPC message that the clients of the harness send or take."""
+"""Longest gRPC message that the benchmarks' clients send or accept."""
 _KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT = 10_000
 _RANDOM = random.SystemRandom()
-"""Runs beside one another with the same seed must not choose the same port."""
+"""Concurrent runs with the same seed must not choose the same port."""
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on at the moment, and that the kernel gives to no connection meanwhile: not one of
-    those that it chooses from."""
-    # Where the kernel chooses from nearly all, there is nothing to avoid.
+    """A free TCP port outside of the range from which the kernel chooses ports for connections."""
+    # If the kernel chooses from nearly all ports, nothing can be avoided.
     end = max(int(_KERNELS_PORTS.read_text().split()[0]), 2 * _FIRST_PORT)
     while True:
         port = _RANDOM.randrange(_FIRST_PORT, end)
@@ -43,11 +42,8 @@ def free_port() -> int:
 
 
 def run_seconds(process: psutil.Process) -> float:
-    """CPU time used so far by the living threads of a process, to the nanosecond where the kernel keeps it so.
-
-    Raises:
-        psutil.NoSuchProcess: it has ended.
-    """
+    """CPU time of the living threads of a process, to the nanosecond if the kernel counts so. Raises
+    psutil.NoSuchProcess if it has ended."""
     nanoseconds = 0
     for thread in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
         with suppress(OSError):  # The thread has ended meanwhile.
@@ -60,16 +56,16 @@ def run_seconds(process: psutil.Process) -> float:
 
 
 def http_flags(port: int | None) -> tuple[str, ...]:
-    """The flags with which both servers take HTTP on a port of the loopback interface; None = not at all."""
+    """The flags with which both servers listen for HTTP on a loopback port; None = no HTTP."""
     return ("--allow-http=false",) if port is None else ("--http-address=127.0.0.1", f"--http-port={port}")
 
 
 class ServerFailed(RuntimeError):
-    """A server did not come up; the message ends with the last lines of its log."""
+    """A server did not start; the message ends with the last lines of its log."""
 
 
 class ServerProcess:
-    """One server, as a context manager: running and ready inside the block, gone after it."""
+    """One server, as a context manager: running and ready inside the block, ended after it."""
 
     def __init__(
         self,
@@ -82,14 +78,8 @@ class ServerProcess:
         http_port: int | None = None,
         ready_path: str = "",
     ) -> None:
-        """Keep the parts of the start.
-
-        Args:
-            port: the gRPC port that the command names; None = it speaks HTTP alone.
-            clean_up: called when the server is gone.
-            http_port: the other one.
-            ready_path: what is asked over HTTP whether the server is ready, where there is no gRPC.
-        """
+        """`port`: the gRPC port that the command names; None = it speaks HTTP only. `clean_up`: called after the
+        server's end. `http_port`: of HTTP. `ready_path`: the HTTP path that shows readiness, without gRPC."""
         self.name = name
         self.port = port
         self.http_port = http_port
@@ -106,19 +96,16 @@ class ServerProcess:
 
     @property
     def http_address(self) -> str:
-        """Raises: ValueError, it does not serve HTTP."""
+        """Raises ValueError if it does not serve HTTP."""
         if self.http_port is None:
             raise ValueError(f"{self.name} was started without HTTP")
         return f"127.0.0.1:{self.http_port}"
 
     def __enter__(self) -> Self:
-        """Start, and return once the server says that it is ready.
-
-        Raises:
-            ServerFailed: the process ended or was not ready in time.
-        """
+        """Start, and return once the server is ready. Raises ServerFailed if the process ends or is not ready in
+        time."""
         with self.log_file.open("wb") as log:
-            # A session of its own, so that its workers can be ended with it and Ctrl-C reaches the harness alone.
+            # A separate session, so that its workers can be ended with it, and Ctrl-C reaches the benchmark alone.
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=log, env=self._environment, start_new_session=True
             )
@@ -139,7 +126,7 @@ class ServerProcess:
         return sum(self.cpu_seconds_by_process().values())
 
     def cpu_seconds_by_process(self) -> dict[tuple[int, str], float]:
-        """The same for each process, under its number and name: first the server, then its living children."""
+        """The CPU time of each process, by its number and name: first the server, then its living children."""
         assert self._process is not None
         seconds: dict[tuple[int, str], float] = {}
         with suppress(psutil.NoSuchProcess):
@@ -181,7 +168,7 @@ class ServerProcess:
         return "\n".join(lines[-25:])
 
     def _stop(self) -> None:
-        """SIGTERM, then SIGKILL for whatever of the session is left."""
+        """SIGTERM, then SIGKILL for the rest of the session."""
         process = self._process
         if process is None:
             return

@@ -1,4 +1,4 @@
-"""Shared memory between the benchmark, as a client, and the servers: inputs lie in it, outputs are left in it."""
+"""Shared memory between the benchmark, as a client, and the servers, for inputs and outputs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FOLDER = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class SharedRegion:
-    """A file of POSIX shared memory that holds one tensor twice: as the input, and behind it as the output."""
+    """A file of POSIX shared memory with room for one tensor twice: the input, then the output."""
 
     name: str
-    """Its name on the servers, and a part of that of its file."""
+    """Its name on the servers, and part of its file's name."""
     tensor: NDArray[numpy.generic]
 
     @property
@@ -40,7 +40,7 @@ class SharedRegion:
 
     @contextmanager
     def created(self) -> Iterator[None]:
-        """The file is there within the block."""
+        """The file exists within the block."""
         path = FOLDER / self.key.removeprefix("/")
         path.write_bytes(self.tensor.tobytes().ljust(self.nbytes, b"\0"))
         try:
@@ -49,7 +49,7 @@ class SharedRegion:
             path.unlink()
 
     def take_output(self) -> NDArray[numpy.generic]:
-        """The output that was left there; it is wiped, so that it cannot be taken for the next one's."""
+        """Return the output in the region, and erase it, so that it cannot be taken for the next one."""
         with (FOLDER / self.key.removeprefix("/")).open("r+b") as file:
             file.seek(self.output_offset)
             found = file.read(self.tensor.nbytes)
@@ -58,7 +58,7 @@ class SharedRegion:
         return numpy.frombuffer(found, self.tensor.dtype).reshape(self.tensor.shape)
 
     def request(self, model: str, input_name: str, output_name: str) -> bytes:
-        """A ModelInferRequest that names its input and its output in the region."""
+        """A ModelInferRequest whose input and output lie in the region."""
         request = service_pb2.ModelInferRequest(model_name=model)
         entry = request.inputs.add(
             name=input_name, datatype=np_to_triton_dtype(self.tensor.dtype), shape=self.tensor.shape

@@ -1,4 +1,4 @@
-"""Requests that are large or odd, each of which might keep other clients waiting, and the models that they are for."""
+"""Large or odd requests, each of which might delay other clients, and their models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVER_FLAGS = (
     "--model-control-mode=explicit",
 )
 UNLOADED_MODELS = 5000
-"""That the index lists."""
+"""Models in the index."""
 _Request = service_pb2.ModelInferRequest
 _SERVICE = "/inference.GRPCInferenceService/"
 _STREAM = f"{_SERVICE}ModelStreamInfer"
@@ -52,10 +52,10 @@ class Model:
     name: str
     datatype: str
     outputs: str = _ONE
-    """What it answers to a request, as Python."""
+    """Its answer to a request, as Python text."""
     output_datatype: str = "UINT8"
     more: str = ""
-    """Of its configuration."""
+    """The rest of its configuration."""
 
     def write(self, repository: Path) -> None:
         version = repository / self.name / "1"
@@ -107,7 +107,7 @@ ensemble_scheduling {
 
 
 def write_models(repository: Path) -> list[str]:
-    """The models that are to be loaded."""
+    """Write the models that are loaded."""
     for model in MODELS:
         model.write(repository)
     (repository / "chain" / "1").mkdir(parents=True)
@@ -129,7 +129,7 @@ Make = Callable[[], Send]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The requests, made before others' delays are measured."""
+    """The requests, which are made before the others' delays are measured."""
 
     protocol: str
     title: str
@@ -260,7 +260,7 @@ def _post(path: str, body: bytes, headers: Mapping[str, str] | None = None, meth
             while response.read(_MIB):
                 pass
         except OSError:
-            pass  # A body that is refused may not be read.
+            pass  # The server may refuse a body without reading it.
         finally:
             connection.close()
 

@@ -1,7 +1,8 @@
-"""Clients that are kept waiting: small requests over gRPC and HTTP, one after the other, in a process of their own.
+"""Clients that may be delayed: small requests over gRPC and HTTP, one after another, in a separate process. Usage:
+python -m benchmarks.stall_clients GRPC_ADDRESS HTTP_ADDRESS MODEL
 
-Usage: python -m benchmarks.stall_clients GRPC_ADDRESS HTTP_ADDRESS MODEL. Each line of standard input ends a span of
-time; it gets a line of JSON, by protocol the longest that a request of the span took, in milliseconds.
+Each line of standard input ends a span of time; the answer is a line of JSON with the longest request of the span in
+milliseconds, by protocol.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from benchmarks.http_request import http_request
 from benchmarks.load_generator import INFER_PATH
 
 _PAUSE_SECONDS = 0.002
-"""Between two requests, so that the clients leave the processors to those who are measured."""
+"""The pause between two requests, so that the clients take little CPU time from what is measured."""
 
 
 class _Client:
-    """Asks without end, on a thread of its own."""
+    """Sends requests without end, on a separate thread."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
         self._ask = ask
@@ -46,7 +47,7 @@ class _Client:
             time.sleep(_PAUSE_SECONDS)
 
     def longest_ms(self) -> float:
-        """Since the last call, with what is under way."""
+        """Since the last call, the current request included."""
         with self._changed:
             enough = self._asked + 1
             self._changed.wait_for(lambda: self._asked >= enough)
@@ -60,7 +61,7 @@ def main(grpc_address: str, http_address: str, model: str) -> None:
     infer = grpc.insecure_channel(grpc_address).unary_unary(INFER_PATH)
 
     def ask_grpc() -> None:
-        # A connection that was kept waiting for long has been given up by gRPC.
+        # gRPC has given up a connection that was delayed for long.
         with suppress(grpc.RpcError):
             infer(message)
 

@@ -24,7 +24,7 @@ from benchmarks.stall_cases import CASES, SERVER_FLAGS, SMALL, Addresses, Case, 
 from benchmarks.table import markdown_table
 
 _SETTLE_SECONDS = 1.0
-"""After a request, whose memory goes back to the system, and before the next."""
+"""Pause after a request, in which its memory is returned to the system."""
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def measure(case: Case, addresses: Addresses, others: LineProcess) -> tuple[float, float, float]:
-    """Seconds that the request took, and the longest of others' over gRPC and HTTP, in milliseconds."""
+    """Seconds of the request, and the longest delay of others over gRPC and HTTP, in milliseconds."""
     send = case.make()
     time.sleep(_SETTLE_SECONDS)
     others.ask("")

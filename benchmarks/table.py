@@ -1,4 +1,4 @@
-"""The comparison as Markdown: absolute numbers, ratios with their spread, and the targets beside them."""
+"""The comparison as Markdown: absolute numbers, ratios with their spread, and the targets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.comparison import Comparison
 from benchmarks.ratios import BARE, Spread, added_seconds, ratio
 
 IDLE_SHARE_LIMIT = 0.05
-"""More than this of a core in an idle contender makes the other's numbers doubtful."""
+"""If an idle contender uses more than this of a core, the other's numbers are doubtful."""
 
 
 def render(
     comparisons: Sequence[Comparison], subject: str, title: str, facts: Sequence[str], others: Sequence[str] = ()
 ) -> str:
-    """The whole page. `subject` is the contender that the others are compared with, `others` are further sections."""
+    """The whole page. `subject`: the contender that the others are compared with; `others`: further sections."""
     sections = [f"# {title}", "\n".join(f"- {fact}" for fact in facts), *others]
     if not comparisons:
         return "\n\n".join(sections).rstrip() + "\n"
@@ -92,7 +92,7 @@ def cpu_table(comparisons: Sequence[Comparison], subject: str) -> str:
 
 
 def added_time_table(comparisons: Sequence[Comparison], subject: str) -> str:
-    """What serving adds to the bare engine, which a ratio does not show where the engine takes next to nothing."""
+    """What serving adds to the bare engine; a ratio does not show it for an engine that takes almost no time."""
     rows = []
     for comparison in comparisons:
         units = comparison.case.units_per_request
@@ -121,13 +121,13 @@ def ratio_cells(case: Case, quantity: Quantity, peer: str, spread: Spread | None
 
 
 def scaled(values: Sequence[float | None], factor: float, digits: int) -> str:
-    """The median times `factor`; "-" where nothing was measured."""
+    """The median times `factor`; "-" if nothing was measured."""
     known = [value for value in values if value is not None]
     return f"{median(known) * factor:,.{digits}f}" if known else "-"
 
 
 def idle_note(comparisons: Sequence[Comparison]) -> str:
-    """What the contenders used of the machine while they were not measured."""
+    """What the contenders used of the machine while others were measured."""
     most: dict[str, float] = {}
     for comparison in comparisons:
         for name, share in comparison.idle_share.items():
@@ -140,7 +140,7 @@ def idle_note(comparisons: Sequence[Comparison]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose columns line up in plain text too."""
+    """A table whose columns are aligned in plain text, too."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]]
     lines.insert(1, " | ".join("-" * width for width in widths))

@@ -1,7 +1,7 @@
-"""A real Triton: the tritonserver inside the PyPI wheel nvidia-pytriton, in a virtual environment of its own.
+"""A real Triton: the tritonserver in the PyPI wheel nvidia-pytriton, in its own virtual environment.
 
-The wheel (Linux x86-64, glibc >= 2.35) carries the server, its Python backend with a stub for each Python version, and
-the libraries that they need. Nothing but pip is used, and nothing outside the cache folder is written.
+The wheel (Linux x86-64, glibc >= 2.35) contains the server, its Python backend with a stub for each Python version, and
+the libraries that they need. Only pip is used, and nothing outside the cache folder is written.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MEASURED_FLAGS = ("--allow-metrics=false",)
 
 
 def default_cache_folder() -> Path:
-    """Where the peer is kept between runs: $ROCSERVE_TRITON_CACHE, else ~/.cache/rocserve/triton-peer."""
+    """Where Triton is kept between runs: $ROCSERVE_TRITON_CACHE, else ~/.cache/rocserve/triton-peer."""
     return Path(os.environ.get(CACHE_VARIABLE, CACHE / "triton-peer")).expanduser()
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPeer:
-    """A Triton that is installed and can be started."""
+    """An installed Triton that can be started."""
 
     environment: Environment
 
@@ -51,16 +51,12 @@ class TritonPeer:
         flags: Sequence[str] = (*http_flags(None), *MEASURED_FLAGS),
         http_port: int | None = None,
     ) -> ServerProcess:
-        """The server on a model repository.
-
-        Args:
-            flags: further flags; these leave it without HTTP and metrics.
-            http_port: the port of HTTP that they name.
-        """
+        """The server on a model repository. `flags`: further flags; these leave out HTTP and metrics. `http_port`: the
+        port of HTTP in them."""
         shared_memory_prefix = f"{SHARED_MEMORY_PREFIX}{port}_"
 
         def remove_shared_memory() -> None:
-            # A Python model that is ended while it shuts down leaves its region behind.
+            # A Python model that is ended during Triton's shutdown leaves its region behind.
             for region in Path("/dev/shm").glob(f"{shared_memory_prefix}*"):
                 region.unlink(missing_ok=True)
 
@@ -69,7 +65,7 @@ class TritonPeer:
             f"--model-repository={repository}",
             f"--backend-directory={self.installation / 'backends'}",
             f"--cache-directory={self.installation / 'caches'}",
-            # A prefix of its own: two Tritons on one machine otherwise share names in /dev/shm.
+            # A separate prefix: two Tritons on one machine otherwise use the same names in /dev/shm.
             f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix}",
             "--grpc-address=127.0.0.1",
             f"--grpc-port={port}",
@@ -90,31 +86,26 @@ class TritonPeer:
 
 
 def provision(cache_folder: Path) -> TritonPeer:
-    """Install Triton below `cache_folder` unless a finished installation is there already.
-
-    Raises:
-        PeerUnavailable: this machine cannot run it, or pip could not get it.
-    """
+    """Install Triton below `cache_folder` unless a finished installation is there. Raises PeerUnavailable if this
+    machine cannot run it, or pip cannot install it."""
     check_machine()
     python_library_folder()
     peer = TritonPeer(Environment(cache_folder / f"python{PYTHON_VERSION}"))
-    # The wheel's own dependencies serve its Python client, which is not used here.
+    # The wheel's dependencies are for its Python client, which is not used here.
     peer.environment.provision(model_requirements(), without_dependencies=[WHEEL], complete=lambda: put_stub(peer))
     return peer
 
 
 def model_requirements() -> list[str]:
-    """What the Python models of the harness import inside Triton, at the versions that rocserve runs on.
-
-    numpy and OpenCV may be older than rocserve's: Triton's stub is built against numpy 1.
-    """
+    """What the benchmarks' Python models import inside Triton, at rocserve's versions. numpy and OpenCV may be older
+    than rocserve's: Triton's stub is built against numpy 1."""
     versions = {name: importlib.metadata.version(name) for name in ("onnxruntime", "PyTurboJPEG")}
     pinned = [f"{name}=={version}" for name, version in versions.items()]
     return ["numpy<2", "opencv-python-headless>=4.9,<4.12", *pinned]
 
 
 def check_machine() -> None:
-    """Raise PeerUnavailable where the wheel cannot work."""
+    """Raise PeerUnavailable if the wheel cannot work here."""
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         raise PeerUnavailable(f"the Triton wheel is for Linux on x86_64, but this is {system} on {machine}")
@@ -124,11 +115,8 @@ def check_machine() -> None:
 
 
 def python_library_folder() -> Path:
-    """The folder of libpython, which Triton's Python stub is linked to.
-
-    Raises:
-        PeerUnavailable: this Python has no shared library.
-    """
+    """The folder of libpython, to which Triton's Python stub is linked. Raises PeerUnavailable if this Python has no
+    shared library."""
     name = f"libpython{PYTHON_VERSION}.so.1.0"
     candidates = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"]
     for candidate in candidates:
@@ -143,7 +131,7 @@ def python_library_folder() -> Path:
 
 
 def put_stub(peer: TritonPeer) -> None:
-    """Put the stub of this Python version in its place; PeerUnavailable when the wheel has none."""
+    """Put the stub of this Python version in its place. Raises PeerUnavailable if the wheel has none."""
     stub = peer.installation / "python_backend_stubs" / PYTHON_VERSION / "triton_python_backend_stub"
     if not stub.is_file():
         versions = sorted(path.name for path in stub.parent.parent.iterdir())

@@ -23,7 +23,7 @@ PAGES = {
     "traces": "[tracing.md](tracing.md)",
     "log": "[logging.md](logging.md)",
 }
-"""By the group of flags, where more is said of them."""
+"""By the group of flags, the page that says more."""
 _NAMES = """
 admin-address allow-amd-endpoints allow-mixed-tls allow-remote-files allow-remote-models allow-ui allow-worker-load
 cache-directory cache-size-bytes drain-seconds drain-timeout-secs front-ends grpc-max-connection-idle

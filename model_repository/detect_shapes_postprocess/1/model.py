@@ -1,4 +1,4 @@
-"""The post-processing of YOLO detectors that rocserve brings along; config.pbtxt has the numbers."""
+"""The post-processing of YOLO detectors that rocserve contains; config.pbtxt has the numbers."""
 
 from rocserve.presets.detection import TritonPythonModel
 
