@@ -21,8 +21,6 @@ from rocserve.tools.verb import Verb
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """Holds the measurement of one engine at one batch size."""
-
     engine: str
     batch_size: int
     """0 = the model does not batch."""

@@ -110,15 +110,12 @@ def prune_programs(options: PruneOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Pruned:
-    """Holds the outcome for each program that should be removed."""
-
     removed: Sequence[CacheEntry]
     kept: Sequence[CacheEntry]
     """Not removed, because a process is using them."""
     failed: Sequence[CacheEntry] = ()
     """Removal failed. Filled only if the programs were removed one by one."""
     failure: ServeError | None = None
-    """The first error."""
 
 
 def _prune_models(cache: ProgramCache, models: Sequence[str]) -> _Pruned:

@@ -44,8 +44,6 @@ _COMPARED_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """Holds the model compiled in one precision."""
-
     context: ToolContext
     plan: ProgramPlan
     program: CachedProgram
@@ -218,8 +216,7 @@ def run(options: CompileOptions) -> int | None:
 
 
 def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logger) -> None:
-    """Compile all programs of the model into the cache, and copy them to `output`; "" = do not copy. Raises ServeError
-    if a program cannot be compiled."""
+    """Compile all programs into the cache, and copy them to `output` unless it is "". Raises ServeError."""
     rows: list[Sequence[str]] = []
     folders: list[str] = []
     with ToolProgress() as progress:

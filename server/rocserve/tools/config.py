@@ -44,7 +44,7 @@ _LOG = logging.getLogger("rocserve.config")
 
 def describe(definition: ModelDefinition, version: int, settings: EngineSettings | None = None) -> Signature:
     """Load a version and return the signature that its engine reports. Progress goes to standard error. `settings`:
-    None = the defaults. Raises ServeError if the version cannot be loaded."""
+    None = the defaults. Raises ServeError."""
     return asyncio.run(_describe(definition, version, settings or engine_settings()))
 
 

@@ -61,11 +61,8 @@ class ProgramSummary:
     operators: tuple[OperatorCount, ...]
     """Executed in one run, the most frequent first. A fused kernel counts under its own name."""
     instructions: int
-    """Number of instructions executed in one run."""
     kernels: tuple[Kernel, ...]
-    """Fused kernels only."""
     constant_bytes: int
-    """Size of the weights."""
     scratch_bytes: int
     """Allocated once for intermediate results; 0 = the target allocates during the run."""
     result_bytes: int
@@ -126,7 +123,6 @@ class ProgramFacts:
     inputs: tuple[TensorFacts, ...]
     outputs: tuple[TensorFacts, ...]
     file_bytes: int
-    """Size of the .mxr file."""
     compile_seconds: float | None
     """None = the user supplied the compiled program."""
     before: ProgramSummary | None

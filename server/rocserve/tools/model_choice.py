@@ -186,8 +186,7 @@ def read_folder(folder: Path, registry: BackendRegistry, config_name: str, *, st
 
 @contextmanager
 def advised(reading: FolderReading) -> Iterator[None]:
-    """Add a server's hints on misplaced files to the errors raised within the block, because such a file may be the
-    cause."""
+    """Add a server's hints on misplaced files to errors raised in the block, because such a file may be the cause."""
     try:
         yield
     except ServeError as error:
@@ -199,8 +198,7 @@ def advised(reading: FolderReading) -> Iterator[None]:
 
 
 def newest_version(definition: ModelDefinition) -> int:
-    """Return the newest version that the version policy serves. Raises ServeError (INVALID_ARGUMENT) if there is
-    none."""
+    """Return the newest version that the policy serves. Raises ServeError (INVALID_ARGUMENT) if there is none."""
     versions = select_versions(definition.config.version_policy, definition.files.versions)
     if not versions:
         raise invalid_argument(no_version_text(definition.config))
@@ -275,8 +273,7 @@ def with_batch_sizes(model: ToolModel, sizes: tuple[int, ...]) -> ToolModel:
 
 
 def _with_calibration_data(model: ToolModel, typed: Path) -> tuple[ToolModel, str]:
-    """Return the model, and the data's path relative to the model's folder, as the parameter `calibration_data` needs
-    it."""
+    """Return the model, and the data's path relative to the model's folder, as `calibration_data` needs it."""
     folder, data = model.source.model_folder, typed.absolute()
     model = replace(model, calibration_data=str(typed))
     if not data.exists():

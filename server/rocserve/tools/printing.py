@@ -43,8 +43,7 @@ def say_json(console: Console, value: object) -> None:
 
 
 def complain(text: str) -> None:
-    """Print a text as one line on standard error. Line breaks become blanks, and control characters are made
-    printable."""
+    """Print a text as one line on standard error; control characters are made printable."""
     print(printable(" ".join(text.split())), file=sys.stderr)
 
 
@@ -91,9 +90,8 @@ size = readable_size
 
 @contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` when the block ends without an error. After an error `path` is
-    unchanged. `mode`: permissions; None = the default ones of a new file. Raises OSError if the file cannot be written
-    or cannot replace `path`."""
+    """Open a temporary file that replaces `path` after the block, if the block raises no error. `mode`: permissions;
+    None = the default ones. Raises OSError if the file cannot be written or cannot replace `path`."""
     if mode is None:
         mask = os.umask(0o022)
         os.umask(mask)

@@ -29,10 +29,8 @@ _HEADER = re.compile(r"([A-Za-z0-9_.-]+)=([ -~]*)")
 _LEAST_REASON = 40
 """Columns that the reasons need next to the figures. If there are fewer, the reasons are printed below the table."""
 _LEAST_FOLDED = 60
-"""Columns of a terminal that has room for a folded model name next to the version, the state and the indispensable
-figures."""
+"""Columns of a terminal with room for a folded model name next to version, state and the last figures."""
 _GAP = 3
-"""Columns between two columns of the table."""
 _STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "UNAVAILABLE": "red"}
 _ENGINE_PROPERTIES = ("engine", "target", "precision")
 """Properties that together name the engine of a model: "migraphx gpu fp16", "onnxruntime"."""
@@ -57,8 +55,6 @@ _DISPENSABLE = ("queue ms", "compute ms", "batch", "engine", "total ms", "req/s"
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """Holds the row of one model version."""
-
     model: str
     version: str
     state: str
@@ -68,8 +64,7 @@ class StatusRow:
 
 
 class StatusPoll:
-    """Polls one server. It keeps the counters from which the next poll computes rates, and each version's engine while
-    the version is READY."""
+    """Polls one server. Keeps counters for the next poll's rates, and a version's engine while it is READY."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

@@ -38,8 +38,7 @@ Report = Callable[[str], None]
 
 
 def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Target]:
-    """Return the targets that can be used here. Without a GPU the target gpu is left out, although its library may
-    load."""
+    """Return the targets that can be used here. The target gpu needs a GPU, although its library loads without one."""
     targets = frozenset(Target(name) for name, fault in library.targets.items() if not fault)
     return targets if device is not None else targets - {Target.GPU}
 
@@ -86,8 +85,7 @@ class ToolContext:
         )
 
     def plan(self) -> ProgramPlan:
-        """Return the programs that the model consists of. Raises ServeError if the file or the configuration is
-        wrong."""
+        """Return the programs of the model. Raises ServeError if the file or the configuration is wrong."""
         source = self.model.source
         given = file = source.model_file
         if file.suffix == ".mxr":

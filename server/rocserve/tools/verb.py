@@ -1,5 +1,4 @@
-"""Describes a verb of the command: its options and the function that runs it. Turns errors into one line and an exit
-status."""
+"""Describes the verbs of the command, and turns their errors into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -37,9 +36,7 @@ class Verb:
 
 
 def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
-    """Call `run` and return its exit status; turn every expected error into a line on standard error and a status.
-    `subject` is named in error lines; "" = name nothing.
-    """
+    """Call `run` and return its exit status; print an expected error as one line about `subject`, if not ""."""
     about = f"{subject}: " if subject else ""
     try:
         return run() or 0
@@ -58,8 +55,7 @@ def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
 
 
 def tool_log() -> logging.Logger:
-    """Return the tools' log. It writes the warnings of all modules that tools use to standard error, and drops the
-    rest."""
+    """Return the tools' log, which writes warnings to standard error and drops the rest."""
     log = logging.getLogger("rocserve.tools")
     if not log.handlers:
         handler = logging.StreamHandler()

@@ -1,5 +1,4 @@
-"""Examines the machine (CPUs, memory, GPUs, ROCm, environment variables that engines read) and the installed
-software."""
+"""Examines the machine (CPUs, memory, GPUs, ROCm, variables that engines read) and the installed software."""
 
 from __future__ import annotations
 
@@ -138,8 +137,8 @@ def examine_software() -> Iterator[Finding]:
     version = importlib.metadata.version("grpcio")
     requirement = next(line for line in importlib.metadata.requires("rocserve") or () if line.startswith("grpcio"))
     # From "grpcio<1.90,>=1.62": the lowest tested version, and the first one above the tested range.
-    least, end = (_numbers(re.findall(sign + r"([\d.]+)", requirement)[0]) for sign in (">=", "<"))
-    if least <= _numbers(version) < end:
+    least, end = (_major_minor(re.findall(sign + r"([\d.]+)", requirement)[0]) for sign in (">=", "<"))
+    if least <= _major_minor(version) < end:
         yield _SOFTWARE("grpcio", State.FACT, f"{version}, with which the transport is tested")
     else:
         advice = f"the transport relies on grpcio's internals; install one with which it is tested: {requirement}"
@@ -170,8 +169,7 @@ def examine_software() -> Iterator[Finding]:
         yield _SOFTWARE("libturbojpeg", State.FACT, "2.0 or newer")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return major and minor version."""
+def _major_minor(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 

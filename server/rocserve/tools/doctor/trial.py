@@ -25,8 +25,7 @@ TINY_ONNX = bytes.fromhex(
     "000000bf0000003f0000803f5a130a0178120e0a0c080112080a0208020a02080462130a0179120e0a0c080112080a0208020a02080442"
     "02100d"
 )
-"""The model y = relu(x + WEIGHTS) on floats of SHAPE, as an ONNX file. The bytes stand here because the doctor must not
-need the packages that it checks."""
+"""y = relu(x + WEIGHTS) on floats of SHAPE. As bytes, because the doctor must not need the packages that it checks."""
 GREY = 90
 GREY_JPEG = bytes.fromhex(
     "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a181616183123251d283a333d3c39"
@@ -41,8 +40,6 @@ GREY_JPEG = bytes.fromhex(
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """Holds a model and its correct answer."""
-
     config: ModelConfig
     filename: str
     content: bytes
@@ -92,9 +89,8 @@ def try_engine(
     device: int | None = None,
     python: Sequence[str] = (sys.executable,),
 ) -> float:
-    """Run the model and return the seconds from the process's start to the answer. `module`: the engine's module.
-    `parameters`: the model's, which choose the target or engine. Raises ServeError if the answer is wrong, or with the
-    reason if there is none."""
+    """Run the model in the engine of this module, and return the seconds from the process's start to the answer.
+    Raises ServeError if the answer is wrong or missing."""
     started = time.monotonic()
     environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
     kind = InstanceKind.CPU if device is None else InstanceKind.GPU

@@ -1,5 +1,4 @@
-"""Downloads a file over HTTP: resumes a partial download, tries several addresses, and accepts only the right
-SHA-256."""
+"""Downloads a file over HTTP: resumes, tries several addresses, and accepts only the right SHA-256."""
 
 from __future__ import annotations
 
@@ -38,7 +37,6 @@ class RemoteFile:
     """Its published file name."""
     size: int
     sha256: str
-    """Hexadecimal."""
     addresses: tuple[str, ...]
     """Tried in this order."""
     converter: str = ""
@@ -132,7 +130,6 @@ class DownloadProgress:
         self._bar.stop()
 
     def at(self, done: int) -> None:
-        """Show that `done` bytes of the file have arrived."""
         self._bar.update(self._task, completed=done)
         tenths = done * 10 // self._size
         if tenths > self._tenths and self._bar.disable:
@@ -140,7 +137,6 @@ class DownloadProgress:
         self._tenths = tenths
 
     def note(self, text: str) -> None:
-        """Print a line such as a broken connection."""
         say(self._console, text)
 
 
@@ -213,8 +209,6 @@ def download(
 
 @dataclass(frozen=True, slots=True)
 class _Download:
-    """Runs the attempts at one address."""
-
     file: RemoteFile
     address: str
     part: BufferedRandom
@@ -253,8 +247,7 @@ class _Download:
         self.run()
 
     def _blocks(self) -> Iterator[bytes]:
-        """Yield the blocks of one connection. Raises Interrupted if another attempt may succeed, SourceFailed if it
-        will not."""
+        """Yield the blocks of one connection. Raises Interrupted if another attempt may help, else SourceFailed."""
         headers = {"User-Agent": "rocserve", "Accept-Encoding": "identity"}
         if done := self.part.tell():
             headers["Range"] = f"bytes={done}-"
@@ -282,8 +275,7 @@ class _Download:
             raise Interrupted(f"the answer is not HTTP ({type(error).__name__}: {error})") from None
 
     def _check_head(self, response: http.client.HTTPResponse) -> None:
-        """Check that the body is the rest of the file. If the server sends the whole file, empty the partial file.
-        Raises SourceFailed."""
+        """Check that the body is the rest of the file, or empty the partial file. Raises SourceFailed."""
         length = response.headers.get("Content-Length", "")
         first, total = 0, int(length) if length.isdigit() else None
         if response.status == _PARTIAL_CONTENT:

@@ -1,5 +1,4 @@
-"""Runs `rocserve get MODEL ...`: puts each model's file into its version folder, and its configuration, labels,
-pipeline and ensemble into the repository."""
+"""Runs `rocserve get MODEL ...`: puts a model's file into the repository, with the folders that belong to it."""
 
 from __future__ import annotations
 

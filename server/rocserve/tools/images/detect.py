@@ -42,8 +42,6 @@ OUTPUTS = ("BOXES", "SCORES", "CLASSES", "LABELS")
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """Describes an object that a detector found in an image."""
-
     label: str
     class_index: int
     score: float

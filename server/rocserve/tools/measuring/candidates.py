@@ -106,7 +106,6 @@ def migraphx_candidate(name: str, model: ToolModel, device: int | None) -> Candi
 
 
 def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
-    """Return the candidate on the device that a server would choose."""
     source = model.source
     machine = ThisMachine(source.settings)
     choice = model.backend.engine_for(source.config, machine)
@@ -123,7 +122,6 @@ def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
 def _worker_candidate(
     name: str, model: ToolModel, engine: EngineSpec, kind: InstanceKind, device: int | None, instances: int = 1
 ) -> Candidate:
-    """Return a candidate that runs like a worker of the server."""
     source = model.source
     title, library, python = "PyTorch", "torch", tuple[str, ...]((sys.executable,))
     if engine.needs_migraphx:
@@ -200,8 +198,7 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
 
 
 def _torch(model: ToolModel, file: Path, order: Sequence[str] = ()) -> Candidate:
-    """Return a candidate with the first candidate's inputs, sorted by `order` if given. A module takes inputs by
-    position."""
+    """Return a candidate with the first candidate's inputs, sorted by `order`: a module takes them by position."""
     on_gpu = model.source.config.parameters.get("target", "") in ("", "gpu")
     places = {name: place for place, name in enumerate(order)}
 

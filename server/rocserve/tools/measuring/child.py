@@ -157,7 +157,6 @@ def main(answers: int, parent_pipe: int) -> None:
 
 
 def measure(run: Run, order: Measure) -> Measured:
-    """Time runs as ordered."""
     inputs = _inputs(order.inputs, order.data_file)
     if order.outputs_file:
         outputs = map(np.asarray, run(inputs))
@@ -187,8 +186,8 @@ def measure(run: Run, order: Measure) -> Measured:
 
 @lru_cache(maxsize=1)
 def _inputs(inputs: tuple[MeasuredInput, ...], data_file: str) -> Mapping[str, Array]:
-    """Return the inputs from an .npz file, which lacks inputs that no output depends on; "" = random ones. They are
-    cached: the warm-up makes them, so that they are ready when the measurement begins."""
+    """Load the inputs: an .npz file lacks those that no output depends on; "" = random ones. The warm-up fills the
+    cache, so that they are ready when the measurement begins."""
     if not data_file:
         return random_inputs(inputs)
     with np.load(data_file, allow_pickle=False) as file:

@@ -1,5 +1,4 @@
-"""Compares a model in several engines: the difference of each engine's outputs from the first engine's, and the
-latency."""
+"""Compares a model's outputs and latencies in several engines."""
 
 from __future__ import annotations
 
@@ -34,7 +33,6 @@ class Difference:
     largest: float
     """Largest absolute difference; infinite if only one side has a NaN or an infinity."""
     mean: float
-    """Mean absolute difference."""
     relative: float
     """Norm of the difference divided by the norm of the reference."""
     cosine: float
@@ -129,8 +127,7 @@ class Comparison:
     def __init__(
         self, candidates: Mapping[str, Callable[[], Candidate]], stack: ExitStack, report: Callable[[str], None]
     ) -> None:
-        """Open each candidate; `candidates` returns it or raises ServeError. Raises ServeError if the first one is
-        unavailable."""
+        """Open each candidate. Raises ServeError if the first one is unavailable."""
         self.descriptions: dict[str, str] = {}
         """Descriptions of the opened candidates."""
         self.failures: dict[str, str] = {}
@@ -152,8 +149,7 @@ class Comparison:
                 self.failures[name] = error.text if candidate else f"{name}: {error.text}"
 
     def compare(self, batch_size: int, samples: Sequence[str], timing: Timing) -> dict[str, Compared]:
-        """Run all opened candidates and return their results by name. `samples`: files with inputs; the first one is
-        timed."""
+        """Run all opened candidates and return their results by name. The first file of `samples` is timed."""
         failures: dict[str, str] = {}
         outputs: dict[str, list[list[Array]]] = {}
         orders: dict[str, Measure] = {}

@@ -1,5 +1,4 @@
-"""Runs a measuring process as its parent: sends orders and reads answers, one line of JSON each, and ends the process
-and its children. Passes inputs and outputs as files, and times several processes alternately."""
+"""Runs a measuring process from its parent: orders and answers are lines of JSON, inputs and outputs are files."""
 
 from __future__ import annotations
 
@@ -35,7 +34,6 @@ class WorkerEngine:
     library: str
     """Python module that knows the engine's version; "" = MIGraphX, whose version the loaded model reports."""
     module: str
-    """EngineSpec.module."""
     model_folder: str
     model_file: str
     config: ModelConfig
@@ -114,8 +112,8 @@ class Answer:
 
 
 def random_inputs(inputs: Sequence[MeasuredInput], seed: int = 0) -> dict[str, Array]:
-    """Return random inputs, the same for the same names, shapes and seed. Floats are in 0..1, like images, and so that
-    logarithms and roots exist. Integers are 0 or 1, because they may be indices, masks or counts."""
+    """Return the same inputs for the same names, shapes and seed: floats in 0..1 (like images; logarithms and roots
+    exist), integers 0 or 1 (they may be indices, masks or counts)."""
     made: dict[str, Array] = {}
     for one in inputs:
         generator = np.random.default_rng((seed, zlib.crc32(one.name.encode())))
@@ -138,8 +136,7 @@ _LONGEST_POLL_SECONDS = 3600.0
 
 
 class MeasuringProcess:
-    """Runs a process that measures one model. It answers orders in their sequence, and ends when the context is
-    left."""
+    """Runs a process that measures one model, in order after order. Leaving the context ends it and its children."""
 
     def __init__(
         self, title: str, python: Sequence[str], environment: Mapping[str, str], *, timeout_seconds: float = 0.0
@@ -170,7 +167,6 @@ class MeasuringProcess:
         return opened
 
     def measure(self, order: Measure) -> Measured:
-        """Run a measurement. Raises ServeError if a run failed."""
         self.send(order)
         measured = self.answer()
         assert isinstance(measured, Measured)
@@ -222,7 +218,6 @@ class LatencySummary:
     p95: float
     p99: float
     std: float
-    """Standard deviation."""
 
 
 def summarise(seconds: Sequence[float]) -> LatencySummary:
@@ -246,8 +241,8 @@ class Timing:
 def time_interleaved(
     processes: Mapping[str, MeasuringProcess], orders: Mapping[str, Measure], timing: Timing
 ) -> dict[str, list[float]]:
-    """Run each process's order in alternation and return the latencies in seconds. The sequence is reversed in every
-    second round, so that no engine always goes first. Raises ServeError if a run failed."""
+    """Run the orders in rounds, every second round reversed, and return the latencies in seconds. Raises ServeError if
+    a run failed."""
     for name, order in orders.items():
         if timing.warm_up:
             processes[name].measure(replace(order, repeats=timing.warm_up, seconds=0.0))

@@ -1,5 +1,4 @@
-"""Builds the networks that `rocserve get` makes itself, from published weights without a model or from seeded random
-ones."""
+"""Builds networks for `rocserve get`, from published weights without a model or from seeded random ones."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ UNTRAINED = "rocserve untrained"
 """Producer name in an untrained model's file."""
 
 _HEAD_BYTES = 256
-"""Bytes to search for the producer. It is near the beginning, because fields are written in the order of their numbers
-and it is the second."""
+"""Fields are written in the order of their numbers, and the producer is the second, so it is near the beginning."""
 
 
 def is_untrained(model_file: Path) -> bool:

@@ -60,16 +60,13 @@ def build(weights: _Weights) -> ModelProto:
 
 
 class _Network:
-    """Adds nodes that are named after their weights."""
-
     def __init__(self, graph: Graph, weights: _Weights) -> None:
         self._graph = graph
         self._weights = weights
         self._six = [graph.add_constant(f"relu6_{end}", np.array(end, dtype=np.float32)) for end in (0, 6)]
 
     def block(self, name: str, source: str, kernel: int, stride: int, *, adds: bool) -> str:
-        """Add a block: a 1 x 1 convolution to six times the channels (not in the first block), a depthwise one, a 1 x 1
-        one."""
+        """Add a block: 1 x 1 to six times the channels (not in the first block), depthwise, 1 x 1."""
         tensor = source
         if f"{name}._expand_conv.weight" in self._weights:
             tensor = self.relu6(self.convolution(f"{name}._expand_conv", f"{name}._bn0", tensor))

@@ -27,8 +27,7 @@ IR_VERSION = 7
 
 @dataclass(slots=True)
 class Graph:
-    """Collects nodes in execution order, and weights; `model` makes the file's content. Tensors are identified by
-    name."""
+    """Collects nodes in execution order, and weights, for a model file. Tensors are identified by name."""
 
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
@@ -41,7 +40,6 @@ class Graph:
         return name
 
     def add_output(self, name: str, shape: Sequence[int | str]) -> None:
-        """Declare an FP32 tensor as an output."""
         self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
 
     def add_constant(self, name: str, values: Floats | NDArray[np.int64]) -> str:
@@ -51,7 +49,6 @@ class Graph:
         return name
 
     def add_node(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """Add a node with one output and return the output's name."""
         self.nodes.append(helper.make_node(operator, list(inputs), [output], name=output, **attributes))
         return output
 
@@ -110,8 +107,6 @@ def seeded_weights(seed: int, name: str, shape: tuple[int, ...]) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Describes a Conv or Gemm node and the normalisation after it."""
-
     name: str
     weighted: onnx.NodeProto
     normalisation: onnx.NodeProto
@@ -129,8 +124,7 @@ class _Layer:
 
 
 class Layers:
-    """Adds layers to a graph, and weights at the end. Tensors are FP32, NCHW; `channels` has each tensor's number of
-    channels."""
+    """Adds layers to a graph, and weights at the end. Tensors are FP32, NCHW."""
 
     def __init__(self, seed: int) -> None:
         self.graph = Graph()
@@ -149,8 +143,7 @@ class Layers:
         pads: tuple[int, int, int, int] | None = None,
         target: Target = EASY,
     ) -> str:
-        """Add a normalised convolution. `pads`: top, left, bottom, right; None = the output is as large as the
-        input."""
+        """Add a normalised convolution. `pads`: top, left, bottom, right; None = keep the image's size."""
         around = kernel // 2
         attributes: dict[str, object] = {
             "kernel_shape": [kernel, kernel],
@@ -162,7 +155,6 @@ class Layers:
         )
 
     def dense(self, name: str, source: str, outputs: int, target: Target) -> str:
-        """Add a normalised dense layer over [images, values]."""
         return self._normalised("Gemm", name, source, (outputs, self.channels[source]), target, {"transB": 1})
 
     def node(self, operator: str, sources: list[str], name: str, **attributes: object) -> str:

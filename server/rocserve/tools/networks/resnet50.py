@@ -1,5 +1,4 @@
-"""Builds ResNet-50 (He et al., 2015) like the ONNX Model Zoo's version 1: a stage's stride is in its first 1 x 1
-convolution."""
+"""Builds ResNet-50 version 1 (He et al., 2015; a stage's stride is in its first 1 x 1), like the ONNX Model Zoo's."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ _IMAGES = 6
 _MEASURING_SIDE = 192
 _LEAK = 0.1
 _ONE = "one"
-"""Name of the constant in Mish."""
 _STAGES = ((64, 1), (128, 2), (256, 8), (512, 8), (1024, 4))
 """Output channels of a stage, and its number of residual blocks."""
 
@@ -76,8 +75,7 @@ def _network(layers: Layers) -> tuple[str, str, str]:
 
 
 def _stage(layers: Layers, name: str, source: str, channels: int, blocks: int) -> str:
-    """Add a stage that halves the sides. One part of the channels passes the residual blocks, and the other bypasses
-    them."""
+    """Add a stage that halves the sides. One part of the channels bypasses the residual blocks."""
     # Only the first stage splits no channels: each part has all of them.
     part = channels if blocks == 1 else channels // 2
     inside = channels // 2
@@ -152,8 +150,7 @@ def _leaky(layers: Layers, name: str, source: str, channels: int, kernel: int, s
 
 
 def _mish(layers: Layers, name: str, source: str, channels: int, kernel: int, stride: int = 1) -> str:
-    """Add a convolution and x * tanh(log(exp(x) + 1)) (Misra, 2019), in the nodes of the published file, which cost
-    more than one Softplus node."""
+    """Add a convolution and x * tanh(log(exp(x) + 1)) (Misra, 2019), without Softplus, like the published file."""
     tensor = layers.convolution(name, source, channels, kernel, stride=stride, pads=_pads(kernel, stride))
     power = layers.node("Exp", [tensor], f"{name}_exp")
     soft = layers.node("Log", [layers.node("Add", [power, _ONE], f"{name}_exp_and_one")], f"{name}_softplus")

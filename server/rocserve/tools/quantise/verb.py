@@ -138,7 +138,6 @@ def read_inputs(program: ProgramSignature, options: QuantiseOptions) -> list[Map
 
 
 def _calibration_input(tensor: ProgramTensor, batches: bool) -> CalibrationInput:
-    """Describe one sample of an input, without the batch dimension."""
     name, shape = tensor.names[0], tensor.shape or ()
     sizes = shape[1:] if batches else shape
     if -1 in sizes:
@@ -186,7 +185,6 @@ def _write(program: ExportedProgram, signature: ProgramSignature, path: Path) ->
 
 
 def _written(path: Path) -> Run:
-    """Return a function that runs the written file."""
     if path.suffix == _ONNX:
         import onnxruntime
 
@@ -201,7 +199,6 @@ def _written(path: Path) -> Run:
 
 
 def _compare(original: Program, written: Run, runs: Sequence[Mapping[str, Array]], out: Console) -> None:
-    """Print one line for each output."""
     from rocserve.tools.quantise.methods import results
 
     exact_runs = [results(original, run) for run in runs]

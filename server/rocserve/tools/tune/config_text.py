@@ -1,5 +1,4 @@
-"""Writes a choice of batch size and instances into the text of a config.pbtxt. Everything else in the text is
-preserved."""
+"""Writes a choice of batch size and instances into the text of a config.pbtxt; the rest of the text is preserved."""
 
 from __future__ import annotations
 
@@ -140,7 +139,6 @@ class _Places:
             self.fields[path].append((start, end))
 
     def _read_value(self, path: str) -> int:
-        """Read a value and return its end."""
         first = self._tokens.popleft()
         end = first.end()
         if first[0] in _CLOSING:
@@ -153,8 +151,7 @@ class _Places:
         return end
 
     def _next(self) -> str:
-        """Return the next token, "" at the end. A string is never equal to a bracket, because it includes its
-        quotes."""
+        """Return the next token, "" at the end. A string includes its quotes, so it never equals a bracket."""
         return self._tokens[0][0] if self._tokens else ""
 
 
@@ -163,8 +160,7 @@ def _holds(outer: _Span, inner: _Span) -> bool:
 
 
 def config_path(model: ToolModel, config_name: str) -> Path:
-    """Return the file that configures the model; it may not exist yet. Raises ServeError (INVALID_ARGUMENT) if there is
-    no file that could be written."""
+    """Return the file that configures the model; it may not exist yet. Raises ServeError if none could be written."""
     definition = model.definition
     if definition is None:
         raise invalid_argument("--write: a bare file has no config.pbtxt; give a model's folder")
@@ -185,8 +181,7 @@ def config_path(model: ToolModel, config_name: str) -> Path:
 
 
 def write_choice(path: Path, model: ToolModel, choice: ServingChoice) -> None:
-    """Replace the file in one step, so that a watching server sees either the old or the new one. Raises ServeError if
-    the choice cannot be written; the file is then unchanged."""
+    """Replace the file in one step. Raises ServeError if the choice cannot be written; the file is then unchanged."""
     before = read_text(path) if path.exists() else f'backend: "{model.backend.name}"\n'
     text = with_choice(before, choice, path.name)
     message = parse_model_config(text, path.name)

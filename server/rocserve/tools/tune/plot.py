@@ -78,8 +78,7 @@ def draw(
 
 
 def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour: str, below: bool) -> None:
-    """Draw a line. `below`: put the batch sizes below it, so that they do not overlap with those of a neighbouring
-    line."""
+    """Draw a line. `below`: put the batch sizes below it, away from those of a neighbouring line."""
     axes.plot(
         [one.latency.p95 for one in group],
         [one.throughput for one in group],

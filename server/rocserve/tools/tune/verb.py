@@ -36,8 +36,6 @@ from rocserve.tools.verb import Verb
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Holds the measurement of one setting."""
-
     batch_size: int
     """0 = the model does not batch, and a run is one request."""
     instances: int
@@ -70,8 +68,7 @@ def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | No
 
 
 def front(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return the measurements that no other one beats in both figures, by rising latency and therefore rising
-    throughput."""
+    """Return the measurements that no other one beats in both figures, by rising latency and throughput."""
     best: list[Measurement] = []
     for one in sorted(measurements, key=lambda one: (one.latency.p95, -one.throughput)):
         if not best or one.throughput > best[-1].throughput:
@@ -92,7 +89,6 @@ def knee(measurements: Sequence[Measurement]) -> Measurement:
 
 
 def setting(one: Measurement) -> str:
-    """Return a text such as "batch size 8, 2 instances"."""
     instances = counted(one.instances)
     return f"batch size {one.batch_size}, {instances}" if one.batch_size else instances
 
