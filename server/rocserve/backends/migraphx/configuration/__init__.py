@@ -1,1 +1,1 @@
-"""What a model's configuration asks of MIGraphX."""
+"""Reads a model's configuration for MIGraphX."""

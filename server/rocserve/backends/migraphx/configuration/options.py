@@ -1,12 +1,13 @@
-"""How a model is to be compiled and served by MIGraphX: its `parameters`, and its execution accelerator "migraphx".
+"""Reads how MIGraphX compiles and serves a model: the configuration's `parameters`, and its execution accelerator
+"migraphx".
 
-Both take the same names; `parameters` win. docs/reference/migraphx.md lists them. `input_shapes` has
-sizes for inputs whose model leaves dimensions open:
+Both take the same names; `parameters` win. docs/reference/migraphx.md lists them. `input_shapes` holds sizes for inputs
+with open dimensions:
 
     image: 3x224x224; mask: 224x224        or as JSON        {"image": [3, 224, 224], "mask": [224, 224]}
 
-Beside those names, the accelerator takes the ones of ONNX Runtime's MIGraphX provider and of AMD's port of
-Triton. What only that provider can do is refused with what to write instead, rather than ignored.
+The accelerator also takes the names of ONNX Runtime's MIGraphX provider and of AMD's port of Triton. An option that
+only the provider has is refused with a remedy instead of being ignored.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ PARAMETERS = frozenset(
         "precision",
     }
 )
-"""The names that mean the same in `parameters` and in the accelerator's. An accelerator, for GPUs, has no `target`."""
+"""The names with one meaning in `parameters` and in the accelerator's parameters. The accelerator has no `target`
+because it is for GPUs."""
 
 MAX_DYNAMIC_BATCH = "migraphx_max_dynamic_batch"
-"""AMD's name for the largest batch size that is compiled ahead."""
+"""AMD's name for the largest batch size that is compiled before the first request."""
 
 _SAME = {
     "precision_mode": "precision",
@@ -73,7 +75,7 @@ CACHE_NAMES = (
     "migraphx_load_model_name",
     "migraphx_model_cache_dir",
 )
-"""Where ONNX Runtime's provider keeps what it compiles, by its own names in all its versions."""
+"""The options that say where ONNX Runtime's provider keeps compiled programs, by their names in all its versions."""
 _CACHED = "remove it; compiled programs are kept anyway, in the server's --cache-directory"
 _TABLE = (
     "MIGraphX calibrates on data, not on a table: remove it and name samples of the inputs in 'calibration_data', or"
@@ -97,15 +99,15 @@ _OFF = ("0", "false", "off", "")
 
 
 _KNOWN = PARAMETERS | _SAME.keys() | _PRECISION_SWITCHES.keys()
-"""What an accelerator may say."""
+"""The parameters that an accelerator may have."""
 REQUEST_PARAMETERS = _KNOWN | {"engine", "target"}
-"""What a load request may set, in `parameters` and in the accelerator's. Those that name files lead into the model's
-folder only."""
+"""The parameters that a load request may set, in `parameters` and in the accelerator's. Parameters that name files are
+confined to the model's folder."""
 
 
 def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
-    """What accelerators named "migraphx" say, by this server's names (and `MAX_DYNAMIC_BATCH`). Raises: ServeError:
-    INVALID_ARGUMENT for a name that is unknown, one that MIGraphX cannot honour, or a contradiction."""
+    """Return the parameters of accelerators named "migraphx" by this server's names, and `MAX_DYNAMIC_BATCH`. Raises
+    ServeError (INVALID_ARGUMENT) for an unknown name, an option that MIGraphX cannot honour, or a contradiction."""
     values: dict[str, str] = {}
     for accelerator in config.gpu_accelerators:
         if accelerator.name.lower() != ACCELERATOR:
@@ -142,12 +144,12 @@ _LONGEST_TIMEOUT = 30 * 24 * 3600.0
 _MOST_ELEMENTS = 1 << 34
 _MOST_ROWS = 2**31 - 1
 _AS_WRITTEN = frozenset({"calibration_data", "calibration_pipeline", "input_shapes"})
-"""Parameters that hold names; of all others upper and lower case are the same."""
+"""Parameters whose values are names. The values of all other parameters are case-insensitive."""
 
 
 class Precision(enum.Enum):
     FP32 = "fp32"
-    """As the model is."""
+    """The model's own precision."""
     FP16 = "fp16"
     BF16 = "bf16"
     FP8 = "fp8"
@@ -166,45 +168,43 @@ class Target(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """What changes the program that comes out; all of it is part of the cache's key."""
+    """The options that change the compiled program. All of them are part of the cache's key."""
 
     target: Target
     precision: Precision = Precision.FP32
     calibration_data: str = ""
-    """A file or folder, relative to the model's folder; only where the precision needs it."""
+    """A file or folder, relative to the model's folder; "" = the precision needs none."""
     calibration_pipeline: str = ""
-    """A rocAL pipeline for calibration data that is images, relative to the model's folder; "" = pipeline.json there,
-    where there is one."""
+    """The rocAL pipeline for images, relative to the model's folder; "" = pipeline.json there, if it exists."""
     calibration_samples: int = 0
-    """How many of the calibration data are used, from the first on; 0 where the precision needs none."""
+    """How many samples are used, counted from the first; 0 = the precision needs none."""
     fast_math: bool = True
     exhaustive_tune: bool = False
     miopen_tuning: bool = False
-    """Have MIOpen search for the fastest kernels (MIOPEN_FIND_ENFORCE=3), its database in the cache."""
+    """Makes MIOpen search for the fastest kernels (MIOPEN_FIND_ENFORCE=3), with its database in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Which programs there are, and how they come about."""
+    """The options that decide which programs a model has, and how they are made and run."""
 
     batch_sizes: tuple[int, ...]
-    """Ascending; empty for a model without a batch dimension. The largest is not above max_batch_size; a batch above
-    it runs in pieces."""
+    """Ascending; empty = the model has no batch dimension. The largest is at most max_batch_size; a larger batch runs
+    in pieces."""
     dynamic_batch: bool = False
-    """One program for batches of 1 to max_batch_size; `batch_sizes` is then empty."""
+    """Makes one program for batches of 1 to max_batch_size; `batch_sizes` is then empty."""
     pad_with_first_row: bool = True
     """AMD Inference Server's `pad_batch`."""
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By input, batch dimension not included."""
+    """By input, without the batch dimension."""
     compile_timeout_seconds: float = 3600.0
-    """Of one program; 0 = none."""
+    """Per program; 0 = no limit."""
     binding: str = "auto"
-    """auto, c_api or module."""
 
 
 def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]) -> CompileOptions:
-    """How the model's programs are compiled for an instance of this kind; `targets` can be had here. Raises:
-    ServeError: INVALID_ARGUMENT where the configuration is wrong, UNAVAILABLE where it asks for another target."""
+    """Return the compile options for an instance of this kind. `targets`: the available ones. Raises ServeError
+    (INVALID_ARGUMENT) if the configuration is wrong, ServeError (UNAVAILABLE) if it needs another target."""
     config = _resolved(config)
     precision = Precision(read_choice(config, "precision", "fp32", tuple(each.value for each in Precision)))
     data, pipeline = _path(config, "calibration_data"), _path(config, "calibration_pipeline")
@@ -231,8 +231,8 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
 
 
 def serving_options(config: ModelConfig) -> ServingOptions:
-    """Which programs the model has, and how they come about. Raises: ServeError: INVALID_ARGUMENT where the
-    configuration is wrong or contradicts itself."""
+    """Return the serving options. Raises ServeError (INVALID_ARGUMENT) if the configuration is wrong or contradicts
+    itself."""
     config = _resolved(config)
     dynamic_batch = read_switch(config, "dynamic_batch", False)
     if dynamic_batch and config.max_batch_size == 0:
@@ -267,18 +267,18 @@ def serving_options(config: ModelConfig) -> ServingOptions:
 
 
 def check_parameters(config: ModelConfig) -> None:
-    """Refuse parameters that are wrong on any machine and for any model file. Raises: ServeError: INVALID_ARGUMENT."""
+    """Raises ServeError (INVALID_ARGUMENT) for parameters that are wrong on every machine and for every model file."""
     serving_options(config)
     for kind in {group.kind for group in config.instance_groups if not group.passive} or {InstanceKind.AUTO}:
         compile_options(config, kind, tuple(Target))
 
 
 def _resolved(config: ModelConfig) -> ModelConfig:
-    """With MIGraphX's words alone as its parameters, from `parameters` and the accelerator."""
+    """Return the configuration with only MIGraphX's parameters, merged from `parameters` and the accelerator."""
     own = {name: text for name, text in config.parameters.items() if name in (*PARAMETERS, "target")}
     accelerator = dict(accelerator_parameters(config))
     if not {"batch", "batch_sizes"}.isdisjoint(own):
-        # One list of batch sizes takes the other's place, whatever names they have.
+        # A list of batch sizes in `parameters` replaces the accelerator's, under whatever name.
         for name in ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH):
             accelerator.pop(name, None)
     values = {
@@ -300,7 +300,8 @@ def _target(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]
                 return target
         raise _missing(config, allowed[0], targets, f"the instance is {kind.value}")
     target = Target(wanted)
-    # Whether the configuration wants the CPU, and not only gets it because there is no GPU.
+    # A configuration with KIND_CPU wants the CPU; an instance without it may only run there because no GPU is
+    # available.
     is_meant_for_cpu = any(group.kind is InstanceKind.CPU for group in config.instance_groups)
     if target not in allowed and (target is not Target.GPU or is_meant_for_cpu):
         other = "KIND_GPU" if target is Target.GPU else "KIND_CPU"
@@ -319,7 +320,7 @@ def _missing(config: ModelConfig, target: Target, targets: Collection[Target], w
 
 
 def _path(config: ModelConfig, name: str) -> str:
-    """A path within the model's folder, by its text alone."""
+    """Return a path within the model's folder, checked by its text only."""
     text = config.parameters.get(name, "")
     pure = PurePosixPath(text)
     if pure.is_absolute() or ".." in pure.parts or "\0" in text:
@@ -332,7 +333,7 @@ def _wrong(config: ModelConfig, text: str) -> ServeError:
 
 
 def _input_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """By input; the batch dimension, where the model has max_batch_size, is not among them."""
+    """Return the shapes by input, without the batch dimension if the model has max_batch_size."""
     text = config.parameters.get("input_shapes", "")
     entries: dict[str, tuple[int, ...]] = {}
     try:
@@ -347,7 +348,7 @@ def _input_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
                 entries[name] = tuple(dims)
         else:
             for entry in filter(None, (part.strip() for part in text.split(";"))):
-                # Names may hold colons ("input:0"); dimensions cannot.
+                # A name may contain a colon ("input:0"), dimensions cannot.
                 name, colon, dims = (part.strip() for part in entry.rpartition(":"))
                 if not colon or not name:
                     raise ValueError(f"'{entry}' has no name")

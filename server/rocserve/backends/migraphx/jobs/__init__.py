@@ -1,1 +1,1 @@
-"""The jobs with MIGraphX: compiling, probing, inspecting. A child that does one is called as the module of the job."""
+"""Runs MIGraphX in child processes: compiling, probing, inspecting. A child is started as the job's module."""

@@ -1,4 +1,4 @@
-"""The child process of a job with MIGraphX, which it loads before the job begins; and hints to MIGraphX's errors."""
+"""Runs a job in a child process that has loaded MIGraphX, and adds remedies to MIGraphX's errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rocserve.jobs.runner import JobEngine
 
 
 def with_hint(message: str) -> str:
-    """The message, and what to do about it where that is known."""
+    """Append a remedy to the message, if one is known."""
     return add_hint(message, HINTS)
 
 
@@ -103,7 +103,7 @@ HINTS = {
     for hints in (read_hints(_BEFORE_MACHINE), MACHINE_HINTS, read_hints(_AFTER_MACHINE))
     for pattern, remedy in hints.items()
 }
-"""The first that fits counts: the special ones come before the general ones."""
+"""The first matching pattern counts: specific patterns come before general ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,12 @@ class _Library:
 
 
 def migraphx_jobs(installation: MigraphxInstallation, binding: str = "auto") -> JobEngine:
-    """`binding`: auto, c_api or module."""
     context = to_json(_Library(installation, binding)).decode()
     return JobEngine("MIGraphX", __name__, tuple(python_command(installation)), context, with_hint)
 
 
 def perform(job: Any, context: str, report: Report) -> Any:
-    """The job's result. Raises: ServeError: MIGraphX refuses it, or cannot be loaded."""
+    """Run the job. Raises ServeError if MIGraphX refuses the job, or cannot be loaded."""
     library = from_json(_Library, context.encode())
     try:
         binding = open_binding(library.installation, library.binding)

@@ -1,4 +1,5 @@
-"""Compiles one program, in a child: reads the model, quantises, compiles, saves, loads what was saved and runs it."""
+"""Compiles one program in a child process: reads the model, quantises, compiles, saves, loads the saved program and
+runs it."""
 
 from __future__ import annotations
 
@@ -43,16 +44,17 @@ class CompileJob:
     model_folder: str
     recipe: ProgramRecipe
     program_file: str
-    """Where the program is saved."""
+    """The path to save the program to."""
     own_program: str = ""
-    """For a re-batched model: the program of the file's own batch size, where there is one already."""
+    """The cached program of the file's own batch size, if the recipe changes the batch size; "" = not cached."""
 
     @property
     def title(self) -> str:
         return f"compiling {self.recipe.title} of model '{self.model_name}'"
 
     def perform(self, binding: Binding, report: Report) -> ProgramAbout:
-        """Raises: MigraphxError: MIGraphX refuses the model. ServeError: the program is not what the model asks for."""
+        """Compile and save the program. Raises MigraphxError if MIGraphX refuses the model, ServeError if the program
+        does not do what the model does."""
         recipe, file, folder = self.recipe, Path(self.program_file), Path(self.model_folder)
         report("reading the model")
         binding.check_target(recipe.options.target.value)
@@ -66,7 +68,7 @@ class CompileJob:
         except MigraphxError as error:
             if not own_size:
                 raise
-            # Raises where MIGraphX does not take the model in its own batch size either.
+            # Raises MigraphxError if MIGraphX refuses the model at its own batch size, too.
             parse_recipe(binding, own_recipe(recipe, own_size))
             raise refusal(self.model_name, recipe, own_size, f"MIGraphX says: {error}") from error
         started = time.monotonic()
@@ -83,10 +85,11 @@ class CompileJob:
             if self.own_program:
                 own = binding.load(Path(self.own_program))
             else:
-                # The model in the batch size of its file, which it is meant to be right in.
+                # The model is meant to be right at the batch size of its file.
                 own = parse_recipe(binding, own_recipe(recipe, own_size))
                 if not recipe.options.precision.needs_calibration:
-                    # Unlike these, whose errors the calibration decides.
+                    # Calibrated precisions are compared with the unquantised model: the calibration decides how far
+                    # they are off.
                     self._quantise(own, report)
                 self._compile(own)
             names = [output.name for output in graph.outputs]
@@ -101,7 +104,7 @@ class CompileJob:
             seconds,
             inputs=tuple(program.parameters.values()),
             outputs=program.outputs,
-            # What it allocates once; other targets say nothing of that.
+            # Only GPU programs print what they allocate once.
             scratch_bytes=allocated_bytes(read_program_text(program.text())) or None,
             messages=tuple(printable(line[:_LONGEST_MESSAGE]) for line in lines),
         )
@@ -136,17 +139,17 @@ _TOLERANCES: Mapping[Precision, float] = {
     Precision.INT8: 0.25,
     Precision.FP8: 0.4,
 }
-"""The `distance` up to which results of the same rows in batches of other sizes count as equal. Generous: kernels for
-other sizes round otherwise, while rows that are mixed up are about 1 apart."""
+"""The `distance` up to which equal rows in batches of different sizes count as equal. The limits are generous because
+kernels for other sizes round differently, while mixed-up rows are about 1 apart."""
 
 _NOTHING = 1e-6
-"""Per element; errors of what should be 0 are measured against it."""
+"""Expected error of an element that should be 0, so that the distance does not divide by 0."""
 _MOST_ROWS = 8
 _SEED = 1
 
 
 def refusal(model_name: str, recipe: ProgramRecipe, own_size: int, reason: str) -> ServeError:
-    """For a graph that cannot be had in another batch size."""
+    """Return the error for a graph that does not work at another batch size."""
     return invalid_argument(
         f"model '{model_name}' cannot be had at batch size {recipe.batch_size or recipe.largest_batch}: its graph holds"
         f" its own batch size, {own_size}, in it (for example a Reshape to a constant shape, or a sum over the batch):"
@@ -156,11 +159,12 @@ def refusal(model_name: str, recipe: ProgramRecipe, own_size: int, reason: str) 
 
 
 def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str], precision: Precision) -> str:
-    """Which output is another one than in the file's own batch size, whose program is `own`, and how; "" where none is.
+    """Return which output differs from the output at the file's own batch size, and how; "" = none. `own`: the program
+    of that size.
 
-    MIGraphX takes any batch size for any graph, whether the graph means the same then or not: a Reshape to a constant
-    shape or a sum over the batch gives other numbers, or none. So each row of random input must give what it gives in
-    the file's own batch, whatever the rows beside it.
+    MIGraphX accepts any batch size for any graph, even if the graph then computes something else: a Reshape to a
+    constant shape or a sum over the batch gives other numbers, or none. So each row of random input must give the same
+    result as in a batch of the file's own size, next to other rows.
     """
     samples = Samples(_SEED)
     inputs = samples.inputs(program.parameters)
@@ -170,9 +174,9 @@ def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str
         if output.shape[:1] != (size,):
             return f"output '{name}' has shape {list(output.shape)}, whose first dimension should be {size}"
     worst = dict.fromkeys(names, 0.0)
-    # All rows of a small batch, else some from the first to the last.
+    # All rows of a small batch, else a selection that spans the batch.
     for row in sorted({round(place) for place in np.linspace(0, size - 1, min(size, _MOST_ROWS))}):
-        # The rows beside it are others than in the program's batch, so that nothing may depend on them.
+        # The other rows differ from those in the program's batch, so an output that depends on them differs, too.
         alone = samples.inputs(own.parameters, own_size)
         for name in alone.keys() & inputs.keys():
             alone[name][0] = inputs[name][row]
@@ -189,20 +193,22 @@ def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str
 
 
 def distance(found: Array, expected: Array, datatype: str) -> float:
-    """Of floats the length of the difference against that of `expected`; of others the share that differs.
+    """Return the relative error: for floats the norm of the difference divided by the norm of `expected`, for other
+    types the share of different elements.
 
-    `datatype` is MIGraphX's name. Infinite where shapes differ, or not the same elements are numbers; never NaN.
+    `datatype` is MIGraphX's name. The result is infinite if shapes differ, or other elements are NaN or infinite than
+    expected; it is never NaN.
     """
     if found.shape != expected.shape:
         return float("inf")
     if found.size == 0 or found.tobytes() == expected.tobytes():
         return 0.0
     if datatype == "bf16":
-        # As their bits.
+        # Arrays hold the bits of bf16.
         found, expected = ((values.astype(np.uint32) << 16).view(np.float32) for values in (found, expected))
     if not np.issubdtype(expected.dtype, np.floating):
         return float(np.mean(found != expected))
-    # The square of a large FP64 is beyond FP64, and infinity by infinity would be no number.
+    # The square of a large FP64 overflows FP64, and infinity divided by infinity is NaN.
     found, expected = found.astype(np.longdouble), expected.astype(np.longdouble)
     finite = np.isfinite(expected)
     if not np.array_equal(found[~finite], expected[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():

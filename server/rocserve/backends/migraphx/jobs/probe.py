@@ -1,5 +1,8 @@
-"""Tries a compiled program, which it loads from its file and runs once; has MIGraphX print a program, and say what it
-is itself; and what a program is made of: MIGraphX reads the file of a recipe, in its own batch size or another."""
+"""Tries compiled programs, and inspects models and programs.
+
+A trial loads a program from its file and runs it once. An inspection returns the text that MIGraphX prints of a program
+or of a recipe's model, at the file's own batch size or another. A library job returns MIGraphX's version and targets.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ from rocserve.jobs.messages import Report
 
 
 def own_recipe(recipe: ProgramRecipe, own_batch: int) -> ProgramRecipe:
-    """Of the same model in the batch size that its file has baked in."""
+    """Return the recipe of the same model at the batch size that its file fixes."""
     shapes = {name: (own_batch, *shape[1:]) for name, shape in recipe.input_shapes.items()}
     return replace(recipe, batch_size=own_batch, largest_batch=0, rebatched=False, input_shapes=shapes)
 
 
 def parse_recipe(binding: Binding, recipe: ProgramRecipe) -> Program:
-    """The program, neither quantised nor compiled. Raises: MigraphxError: MIGraphX refuses the file. ServeError: it
-    reads something else than was planned."""
+    """Return the program, neither quantised nor compiled. Raises MigraphxError if MIGraphX refuses the file, ServeError
+    if the inputs differ from the plan."""
     source = Path(recipe.source.path)
     varying = (DimensionRange(1, recipe.largest_batch),) if recipe.largest_batch else ()
     shapes = {name: (*varying, *shape[len(varying) :]) for name, shape in recipe.input_shapes.items()}
@@ -58,22 +61,23 @@ _HALF_TO_ONE: Mapping[str, tuple[int, int]] = {
     "fp8e5m2": (0x38, 0x3C),
     "fp8e5m2fnuz": (0x3C, 0x40),
 }
-"""The bits of 0.5 and 1: those between are numbers between."""
+"""The bits of 0.5 and 1; all bit patterns between are numbers between."""
 
 
 class Samples:
-    """Makes inputs to try a program with, other ones each time; with one seed the same in each process.
+    """Makes random inputs that try a program: different inputs in each call, but the same in every process with the
+    same seed.
 
-    Of such values as graphs take: floats between 0 and 1 (logarithms and roots exist, images are like this), integers
-    0 or 1 (they may be indices, masks or counts).
+    Graphs accept the values: floats lie between 0 and 1 (logarithms and roots exist, and images look like this),
+    integers are 0 or 1 (they may be indices, masks or counts).
     """
 
     def __init__(self, seed: int = 0) -> None:
         self._generator = np.random.default_rng(seed)
 
     def inputs(self, tensors: Mapping[str, ProgramTensor], rows: int = 0) -> dict[str, Array]:
-        """By name; dimensions that may vary are as large as they may be. `rows`: in place of the first dimension; 0 =
-        as it is. Raises: ServeError: INVALID_ARGUMENT, arrays cannot hold an input's datatype."""
+        """Make an input per tensor. A varying dimension gets its upper bound. `rows` replaces the first dimension; 0 =
+        unchanged. Raises ServeError (INVALID_ARGUMENT) if no array can hold an input's datatype."""
         made = {}
         for name, tensor in tensors.items():
             shape, datatype = largest_shape(tensor), tensor.datatype
@@ -94,13 +98,13 @@ class Samples:
 
 
 def largest_shape(tensor: ProgramTensor) -> tuple[int, ...]:
-    """With the upper bound in place of a dimension that varies."""
+    """Return the shape with the upper bound of each varying dimension."""
     return tuple(dim.most if isinstance(dim, DimensionRange) else dim for dim in tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeJob:
-    """Try a .mxr that rocserve has not compiled itself."""
+    """Tries a .mxr file that rocserve has not compiled."""
 
     model_name: str
     path: str
@@ -110,7 +114,8 @@ class ProbeJob:
         return f"trying {Path(self.path).name} of model '{self.model_name}'"
 
     def perform(self, binding: Binding, report: Report) -> InspectResult:
-        """Raises: MigraphxError: MIGraphX refuses the file, or to run it. ServeError: it cannot be served."""
+        """Load the program and run it once. Raises MigraphxError if MIGraphX refuses the file or the run, ServeError if
+        the program cannot be served."""
         name = Path(self.path).name
         report("loading it")
         program = binding.load(Path(self.path))
@@ -122,8 +127,8 @@ class ProbeJob:
 
 
 def try_saved(binding: Binding, program: Program, path: Path) -> None:
-    """Load a saved program; it must give the results of the program itself, bit for bit. Raises: MigraphxError: it
-    cannot be loaded or run. ServeError: INTERNAL, it is another program."""
+    """Load a saved program, and compare it with the original: the results must be equal bit for bit. Raises
+    MigraphxError if the program cannot be loaded or run, ServeError (INTERNAL) if it differs."""
     inputs = Samples().inputs(program.parameters)
     expected = program.run(inputs)
     loaded = binding.load(path)
@@ -134,7 +139,7 @@ def try_saved(binding: Binding, program: Program, path: Path) -> None:
         )
     if _same(loaded.run(inputs), expected):
         return
-    # Some of a GPU's kernels add up in any order. Whose results differ by themselves cannot be compared by their bits.
+    # Some GPU kernels add in any order. If two runs of one program differ, its results cannot be compared bit for bit.
     if _same(program.run(inputs), expected):
         raise internal("the program that was saved gives other results when it is loaded")
 
@@ -151,29 +156,28 @@ def _described(program: Program) -> str:
 @dataclass(frozen=True, slots=True)
 class InspectResult:
     parameters: tuple[ProgramTensor, ...]
-    """By name."""
     outputs: tuple[ProgramTensor, ...]
     text: str = ""
-    """MIGraphX's print."""
+    """The text that MIGraphX prints."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectJob:
-    """Of the two, one is given."""
+    """Inspects either a model (`recipe`) or a compiled program (`program_file`)."""
 
     name: str
-    """The model or file, for people."""
+    """The model's or file's name, for people."""
     recipe: ProgramRecipe | None = None
-    """A model to be read, and not compiled."""
+    """The model to read, without compiling it."""
     program_file: str = ""
-    """A .mxr to be loaded."""
+    """The .mxr file to load."""
 
     @property
     def title(self) -> str:
         return f"inspecting {self.name}"
 
     def perform(self, binding: Binding, report: Report) -> InspectResult:
-        """Raises: MigraphxError: MIGraphX cannot read it."""
+        """Read the model or program. Raises MigraphxError if MIGraphX cannot read it."""
         report("reading the compiled program" if self.recipe is None else "reading the model")
         program = parse_recipe(binding, self.recipe) if self.recipe else binding.load(Path(self.program_file))
         return InspectResult(tuple(program.parameters.values()), program.outputs, program.text())
@@ -182,18 +186,17 @@ class InspectJob:
 @dataclass(frozen=True, slots=True)
 class LibraryResult:
     version: str
-    """E.g. "2.14.0"; "" where it is not known."""
+    """E.g. "2.14.0"; "" = unknown."""
     binding: str
-    """c_api or module."""
     library: str
-    """The file."""
+    """Path of the loaded file."""
     targets: Mapping[str, str]
-    """Why a target cannot be used, in MIGraphX's words; "" where its library can be loaded."""
+    """For each target MIGraphX's text why it cannot be used; "" = its library can be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryJob:
-    """Load MIGraphX and ask it what only a process that has loaded it knows."""
+    """Asks a loaded MIGraphX for its version and its targets."""
 
     title = "loading MIGraphX"
 

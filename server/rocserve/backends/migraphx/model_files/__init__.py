@@ -1,1 +1,1 @@
-"""What model files say of themselves, read without MIGraphX: ONNX, GraphDef, compiled programs."""
+"""Reads model files without MIGraphX: ONNX, GraphDef, compiled programs."""

@@ -1,4 +1,4 @@
-"""The graph of a model file, whatever its format."""
+"""Describes the graph of a model file in any format."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ ONNX_DATATYPES: Mapping[str, DataType] = {
     "float": DataType.FP32,
     "double": DataType.FP64,
 }
-"""By the names of onnx.proto, in lower case: those of numbers that KServe has, too."""
+"""The KServe datatypes of numbers, by the names of onnx.proto in lower case."""
 
 Dims = tuple[int | str, ...]
-"""Each a number, or the name of a dimension that is left open ("" where it has none)."""
+"""Each is a number, or the name of an open dimension ("" = without a name)."""
 
 IMAGE_RANK = 4
-"""Dimensions of the tensors of a TensorFlow graph that have a layout: NHWC to clients, NCHW to MIGraphX."""
+"""Number of dimensions of an image tensor in a TensorFlow graph: NHWC for clients, NCHW for MIGraphX."""
 
 _MOST_DIMENSIONS = 64
-"""Of an array of numpy's."""
+"""numpy's limit for an array."""
 _MOST_ELEMENTS = 1 << 48
 
 
 def is_beyond_memory(dims: Sequence[int | str]) -> bool:
-    """Whether no machine holds such a tensor, whatever its open dimensions are: a file may claim any number of sizes,
-    whose product alone would take hours."""
+    """Return whether no machine can hold such a tensor, whatever its open dimensions. A file may list so many sizes
+    that their product alone takes hours."""
     sizes = [size for size in dims if isinstance(size, int)]
     return len(dims) > _MOST_DIMENSIONS or math.prod(sizes) > _MOST_ELEMENTS
 
@@ -48,19 +48,18 @@ def is_beyond_memory(dims: Sequence[int | str]) -> bool:
 class GraphTensor:
     name: str
     datatype: DataType | None
-    """None where the file has none (TensorFlow's outputs)."""
+    """None = the file does not say (TensorFlow's outputs)."""
     dims: Dims | None
-    """None where the file has not even their number."""
+    """None = the file does not even say the number of dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelGraph:
     inputs: tuple[GraphTensor, ...]
-    """What a run needs: without the inputs that have a default."""
+    """The inputs that a run needs; inputs with a default are missing."""
     outputs: tuple[GraphTensor, ...]
-    """In the program's order."""
     weight_bytes: int
     external_files: tuple[Path, ...] = ()
-    """Of external data, in the order in which they are first named; each is there and long enough."""
+    """The files with external data, in the order of their first mention. Each file exists and is long enough."""
     is_quantised: bool = False
-    """Whether it holds quantising operators (QDQ or integer ones)."""
+    """Whether the graph holds quantising operators (QDQ or integer operators)."""

@@ -1,12 +1,12 @@
-"""Reads the header of compiled programs that users bring (.mxr), without loading them, and checks that they fit here.
+"""Reads the header of a compiled program (.mxr) without loading it, and checks that the program fits this machine.
 
-MIGraphX loads a program of another GPU, or one that wants its tensors in GPU memory, and then crashes or answers
-wrongly; of another version's it only warns. Nearly all of that is in the file:
+MIGraphX loads programs for another GPU, or programs that need their tensors in GPU memory, and then crashes or answers
+wrongly. It only warns of programs of another version. The file tells nearly all of this:
 
-- the file is a MessagePack map: version (of the format), migraphx_version, targets, contexts, modules (all the rest);
-- a program that has not been compiled has no targets;
-- GPU kernels are ELF files whose notes name the architecture: "amdgcn-amd-amdhsa--gfx90a";
-- one compiled without offload_copy has parameters "main:#output_0" and so on, the buffers that it writes to.
+- It is a MessagePack map: version (of the format), migraphx_version, targets, contexts, modules (everything else).
+- A program that has not been compiled has no targets.
+- GPU kernels are ELF files whose notes name the architecture: "amdgcn-amd-amdhsa--gfx90a".
+- A program compiled without offload_copy has parameters "main:#output_0" and so on, the buffers for its outputs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from rocserve.core.errors import invalid_argument
 
 _DEEPEST = 8
 _HEADS = {
-    # Of MessagePack: the types whose size follows them, and how; whether text, bytes, a list or a map comes then. Or
-    # the number itself follows.
+    # MessagePack types whose size follows, with the size's layout. "" = the number itself follows.
     0xC4: (">B", "bytes"), 0xC5: (">H", "bytes"), 0xC6: (">I", "bytes"),
     0xD9: (">B", "text"), 0xDA: (">H", "text"), 0xDB: (">I", "text"),
     0xDC: (">H", "list"), 0xDD: (">I", "list"),
@@ -36,14 +35,14 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 class _MessagePack:
-    """Reads values of MessagePack (msgpack's spec.md). Raises: ValueError: not a value, or cut off."""
+    """Parses MessagePack values (msgpack's spec.md). Raises ValueError if a value is malformed or incomplete."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._position = 0
 
     def entries(self, until: str) -> Mapping[str, Any]:
-        """Of the map that comes next, up to this key."""
+        """Parse the entries of a map up to the key `until`."""
         what, size = self._head()
         if what != "map":
             raise ValueError(f"it begins with byte 0x{self._data[0]:02x}, which begins no map")
@@ -65,7 +64,7 @@ class _MessagePack:
             return self._take(content).decode()
         if what == "bytes":
             return self._take(content)
-        # Each entry takes a byte at least, so the loops end with the data.
+        # Each entry takes at least one byte, so the loops end with the data.
         if what == "list":
             return [self.value(depth + 1) for _ in range(content)]
         if what == "map":
@@ -73,7 +72,7 @@ class _MessagePack:
         return content
 
     def _head(self) -> tuple[str, Any]:
-        """What comes, and its size; or "" and the value itself."""
+        """Return the next value's type and size; or "" and the value itself."""
         kind = self._take(1)[0]
         if kind < 0x80 or kind >= 0xE0:
             return "", kind if kind < 0x80 else kind - 0x100
@@ -108,15 +107,16 @@ class MxrFile:
     format_version: int
     migraphx_version: str
     targets: tuple[str, ...]
-    """Empty: not compiled."""
+    """Empty = not compiled."""
     architectures: tuple[str, ...]
-    """Of the GPUs that its kernels are for; empty where it has none, or none that say so."""
+    """The GPU architectures of its kernels; empty = no kernels, or kernels that name none."""
     wants_output_buffers: bool
-    """Compiled without offload_copy."""
+    """Whether the program was compiled without offload_copy."""
 
 
 def read_mxr(path: Path) -> MxrFile:
-    """Raises: ServeError: INVALID_ARGUMENT; the file cannot be read, or is no compiled program."""
+    """Read the header of a compiled program. Raises ServeError (INVALID_ARGUMENT) if the file cannot be read, or is no
+    compiled program."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -136,7 +136,7 @@ def read_mxr(path: Path) -> MxrFile:
             tail = b""
             while chunk := file.read(_CHUNK_BYTES):
                 text = tail + chunk
-                # One at the very end may be cut; it is seen whole with the next chunk.
+                # A name at the very end may be cut off. The next chunk is read with an overlap, and holds all of it.
                 kernels = (match for match in _KERNEL.finditer(text) if match.end() < len(text))
                 architectures.update(match[1].decode() for match in kernels)
                 wants_buffers = wants_buffers or _OUTPUT_BUFFER in text
@@ -151,8 +151,9 @@ def read_mxr(path: Path) -> MxrFile:
 
 
 def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> MxrFile:
-    """The file's header, where it fits `environment`, that of programs for `target` here. Raises: ServeError:
-    INVALID_ARGUMENT; it is damaged or of another machine's making; what `sibling_model` finds can take its place."""
+    """Read a file's header, and check that it fits `environment`, the environment for `target` here. Raises ServeError
+    (INVALID_ARGUMENT) if the file is damaged or made for another machine; the caller may compile `sibling_model`
+    instead."""
     program = read_mxr(path)
     installed, here = environment.migraphx_version, environment.gpu_architecture.partition(":")[0]
     foreign = [each for each in program.architectures if each != here and not each.endswith("generic")]
@@ -180,7 +181,8 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
 
 
 def sibling_model(path: Path) -> Path | None:
-    """The ONNX file beside a .mxr that it can be compiled from anew: of the same name, else model.onnx."""
+    """Return the ONNX file to compile in place of a .mxr file: the one of the same name, else model.onnx; None =
+    neither exists."""
     for candidate in (path.with_suffix(".onnx"), path.with_name("model.onnx")):
         if candidate.is_file():
             return candidate

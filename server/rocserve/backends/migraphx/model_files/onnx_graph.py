@@ -1,7 +1,7 @@
-"""Reads an ONNX file's graph, without running or loading any of it.
+"""Reads an ONNX file's graph without running or loading any of it.
 
-Files are what users drop: nothing in one is trusted, no path that it names is opened, and whatever it holds there is
-either a ModelGraph or a ServeError.
+Users drop the files, so nothing in them is trusted: no path in a file is opened, and any content gives either a
+ModelGraph or a ServeError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocserve.backends.migraphx.model_files.onnx_operators import misread_operat
 from rocserve.core.errors import ServeError, invalid_argument
 
 _LARGEST_FILE = (1 << 31) - 1
-"""protobuf takes no more."""
+"""protobuf's limit."""
 
 _TYPES = onnx.TensorProto
 
@@ -36,7 +36,7 @@ _BITS_BY_NAMES: Mapping[int, str] = {
     128: "COMPLEX128",
 }
 _BITS: Mapping[int, int] = {
-    # Older versions of the package know fewer.
+    # Older versions of the package lack some types.
     getattr(_TYPES, name): bits
     for bits, names in _BITS_BY_NAMES.items()
     for name in names.split()
@@ -51,7 +51,7 @@ _FIELDS: Mapping[int, str] = {
     _TYPES.UINT32: "uint64_data",
     _TYPES.UINT64: "uint64_data",
 }
-"""Of a tensor's values where they are not in its raw_data; int32_data of all other datatypes."""
+"""The field with a tensor's values, unless raw_data holds them; int32_data for all other datatypes."""
 _COMPLEX = (_TYPES.COMPLEX64, _TYPES.COMPLEX128)
 
 _QUANTISED = frozenset(
@@ -68,12 +68,12 @@ _QUANTISED = frozenset(
 
 
 _EXTERNAL_ORDER = ("location", "offset", "length")
-"""Of the entries that MIGraphX reads."""
+"""The order of the entries that MIGraphX reads."""
 
 
 def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
-    """Read a model file; of external data, which lies beside it or within `roots`, only the files' sizes. Raises:
-    ServeError: INVALID_ARGUMENT; the file cannot be read, is damaged, or asks for what cannot be served."""
+    """Read a model's graph. External data lies next to the file or within `roots`; only file sizes are read. Raises
+    ServeError (INVALID_ARGUMENT) if the file is unreadable or damaged, or needs something that MIGraphX lacks."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -90,7 +90,7 @@ def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
     except OSError as error:
         raise invalid_argument(f"ONNX file {path.name} cannot be read: {error.strerror}") from None
     except Exception as error:
-        # protobuf's own errors, which nothing but protobuf may import.
+        # protobuf's own errors; no module here may import protobuf.
         raise invalid_argument(
             f"ONNX file {path.name} is damaged or no ONNX file ({size} bytes: {error})"
             f"{what_it_is(path) or '; copy or export it again'}"
@@ -133,14 +133,14 @@ class _GraphReader:
         return ModelGraph(
             inputs=tuple(self._tensors("input", (value for value in graph.input if value.name not in defaults))),
             outputs=tuple(self._tensors("output", graph.output)),
-            # Of all initializers and constants, external ones included.
+            # Includes all initializers and constants, also external ones.
             weight_bytes=weight_bytes,
             external_files=tuple(dict.fromkeys(self._files.paths.values())),
             is_quantised=any(as_text(node.op_type) in _QUANTISED for node in nodes),
         )
 
     def _check_made_once(self, graph: onnx.GraphProto) -> None:
-        """Of a tensor that two nodes make MIGraphX takes one."""
+        """Refuse a tensor with two producers, because MIGraphX silently uses one of them."""
         made = {as_text(value.name) for value in graph.input} | {as_text(value.name) for value in graph.initializer}
         for name in (as_text(name) for node in graph.node for name in node.output if name):
             if name in made:
@@ -148,16 +148,16 @@ class _GraphReader:
             made.add(name)
 
     def _size(self, tensor: onnx.TensorProto) -> int:
-        """Its bytes, in the file or beside it."""
+        """Return the tensor's size in bytes, in the file or in external data."""
         if is_beyond_memory(tensor.dims) or min(tensor.dims, default=0) < 0:
             raise self._wrong(
                 f"is damaged: tensor '{as_text(tensor.name)}' has a shape that no memory holds; copy or export it again"
             )
         bits = _BITS.get(tensor.data_type, 0) * math.prod(tensor.dims)
         size = (bits + 7) // 8
-        # MIGraphX reads what is named there whatever the location says.
+        # MIGraphX reads external data whatever data_location says.
         if tensor.external_data or tensor.data_location == _TYPES.EXTERNAL:
-            # An order in which MIGraphX, which reads entries by place, would read something else is refused.
+            # MIGraphX reads the entries by position, so any other order is refused.
             keys = [as_text(entry.key) for entry in tensor.external_data][: len(_EXTERNAL_ORDER)]
             if keys != list(_EXTERNAL_ORDER[: len(keys)]):
                 raise self._wrong(
@@ -166,12 +166,12 @@ class _GraphReader:
                     " save_as_external_data=True)"
                 )
             return self._files.add(tensor, size)
-        # MIGraphX would read on behind the end of what is too short, or write behind that of the tensor.
+        # MIGraphX would read beyond the end of data that is too short, or write beyond the tensor's end.
         if tensor.HasField("raw_data"):
             fault = f"{len(tensor.raw_data)} bytes, expected {size}" if len(tensor.raw_data) < size else ""
         else:
             found = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data")))
-            # Two numbers a complex one; of those below a byte there are several in one.
+            # A complex number takes two values. One value holds several numbers of less than a byte.
             expected = math.prod(tensor.dims) * (1 + (tensor.data_type in _COMPLEX))
             expected = min(expected, size)
             fault = f"{found} values, expected {expected}" if bits and found != expected else ""
@@ -207,7 +207,7 @@ class _GraphReader:
                     "which MIGraphX does not have; let ONNX Runtime run the model: parameter 'engine' \"onnxruntime\""
                 )
             raise self._wrong(f"has {what} with elements of type {_type_name(tensor.elem_type)}, {advice}")
-        # Exporters write 0 and -1, too, for a dimension that is left open, as MIGraphX does.
+        # For an open dimension exporters also write 0 and -1, which MIGraphX accepts.
         dims = tuple(dim.dim_value if dim.dim_value > 0 else as_text(dim.dim_param) for dim in tensor.shape.dim)
         return GraphTensor(value.name, datatype, dims if tensor.HasField("shape") else None)
 
@@ -216,7 +216,7 @@ class _GraphReader:
 
 
 def parts_of(message: Any) -> Iterator[Any]:
-    """The nodes and tensors of a message of ONNX, wherever they are within it, also in the graphs of nodes."""
+    """Yield the nodes and tensors anywhere in an ONNX message, nested graphs included."""
     kind = message.DESCRIPTOR.name
     if kind in ("NodeProto", "TensorProto"):
         yield message
@@ -234,25 +234,26 @@ def _type_name(element_type: int) -> str:
 
 
 def as_text(value: str | bytes) -> str:
-    """Text of an ONNX file, which is handed out as bytes where it is none. Raises: UnicodeDecodeError: it is none."""
+    """Return a text of an ONNX file; protobuf gives bytes if the text is not UTF-8. Raises UnicodeDecodeError for such
+    bytes."""
     return value if isinstance(value, str) else value.decode()
 
 
 class ExternalFiles:
-    """Collects the files that tensors name, and checks each use of one."""
+    """Collects the external data files that tensors name, and checks each use."""
 
     def __init__(self, model_file: Path, roots: tuple[Path, ...]) -> None:
-        """`roots`: where links may lead, beside the folder of the model file."""
+        """`roots`: the folders that links may lead to, in addition to the model file's own."""
         self._model_file = model_file
         self._folder = model_file.parent
         self._roots = (self._folder, *roots)
         self._sizes: dict[str, int] = {}
         self.paths: dict[str, Path] = {}
-        """By the names that tensors have for them, in the order in which they were first named."""
+        """By the tensors' names for the files, in the order of first mention."""
 
     def add(self, tensor: onnx.TensorProto, size: int) -> int:
-        """Check where a tensor of `size` bytes (0 = not known) lies; returns how many bytes it has. Raises: ServeError:
-        INVALID_ARGUMENT; the file is outside of the folder, missing or too short."""
+        """Check the external data of a tensor of `size` bytes (0 = unknown). Returns the size of the data in bytes.
+        Raises ServeError (INVALID_ARGUMENT) if the file is outside of the folder, missing or too short."""
         entries = {as_text(entry.key): as_text(entry.value) for entry in tensor.external_data}
         if len(entries) != len(tensor.external_data):
             raise self._wrong(tensor, "says something of its external data twice")

@@ -1,6 +1,6 @@
-"""Finds operators of an ONNX graph that MIGraphX takes for others, and so answers wrongly to without a word.
+"""Finds ONNX operators that MIGraphX misreads, so that its answers are silently wrong.
 
-Found by comparing MIGraphX 2.14 (target ref) with ONNX Runtime, which gives what ONNX asks for.
+The list comes from comparing MIGraphX 2.14 (target ref) with ONNX Runtime, which follows the ONNX specification.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _DEFAULT_DOMAINS = ("", "ai.onnx")
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the file says beside a node."""
+    """The facts about the model that checks of one node need."""
 
     opset: int
     dims: Mapping[str, Sequence[int]]
-    """By a tensor's name; 0 = left open. Tensors of which the file says nothing are not among them."""
+    """By tensor name; 0 = open. Tensors without a shape in the file are missing."""
     datatypes: Mapping[str, int]
     operators: frozenset[str]
-    """Of the whole graph."""
+    """The operator types of the whole graph."""
 
 
 def misread_operator(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> str:
-    """What one of the nodes is that MIGraphX takes wrongly ("Clip with only one of min and max"); "" where none is
-    known. `nodes`: the model's of ONNX's own operators, those within others too."""
+    """Return a description of the first node that MIGraphX misreads ("Clip with only one of min and max"); "" = none is
+    known. `nodes`: the model's nodes of ONNX's own operators, nested graphs included."""
     graph = model.graph
     described = (*graph.input, *graph.value_info, *graph.output)
     datatypes = {value.name: value.type.tensor_type.elem_type for value in described}
@@ -52,7 +52,7 @@ def misread_operator(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) ->
 
 
 def _softmax(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
-    """Before opset 13 it is over the axis and all behind it, which MIGraphX leaves out."""
+    """Before opset 13 the operator covers the axis and all later axes, which MIGraphX ignores."""
     dims = next((known.dims[name] for name in (*node.input, *node.output) if name in known.dims), ())
     if known.opset >= 13 or not dims:
         return ""
@@ -72,7 +72,7 @@ def _recurrent(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> 
 
 
 def _resize(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
-    """Resize of opset 10 and Upsample begin at the corner, as MIGraphX does by whole scales of mode nearest only."""
+    """Resize of opset 10 and Upsample begin at the corner; MIGraphX does so only for whole scales in mode nearest."""
     mode, place = attributes.get("mode", _NONE).s, attributes.get("coordinate_transformation_mode", _NONE).s
     if known.opset <= 10 and mode not in (b"", b"nearest"):
         return "that interpolates, as before opset 11"
@@ -97,7 +97,8 @@ def _batch_normalization(node: onnx.NodeProto, attributes: _Attributes, known: _
 
 
 def _conv_transpose(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
-    """What `output_padding` adds has the values that `pads` would cut off, where it does; MIGraphX adds zeros."""
+    """Where `output_padding` adds elements, their values are those that `pads` would cut off, if any; MIGraphX adds
+    zeros."""
     added, cut = attributes.get("output_padding", _NONE).ints, attributes.get("pads", _NONE).ints
     ends = cut[len(cut) // 2 :]
     return "with output_padding beside pads" if any(min(pair) > 0 for pair in zip(added, ends, strict=False)) else ""
@@ -122,4 +123,4 @@ _CHECKS: Mapping[str, Callable[[onnx.NodeProto, _Attributes, _Known], str]] = {
     "ConvTranspose": _conv_transpose,
     "SpaceToDepth": _space_to_depth,
 }
-"""The text goes on after the operator's name; "" = MIGraphX takes it rightly, as far as is known."""
+"""Each check's text follows the operator's name; "" = no misreading is known."""

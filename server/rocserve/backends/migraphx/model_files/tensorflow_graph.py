@@ -1,6 +1,6 @@
-"""Reads the inputs and outputs of a frozen TensorFlow graph (GraphDef), without TensorFlow.
+"""Reads the inputs and outputs of a frozen TensorFlow graph (GraphDef) without TensorFlow.
 
-MIGraphX names a program's parameters, but knows neither which of a graph's nodes are its outputs in a sure order, nor
+The file is read because MIGraphX names a program's parameters, but gives no reliable order of outputs, and does not say
 that images were NHWC. The field numbers are those of TensorFlow's graph.proto, node_def.proto, attr_value.proto and
 tensor_shape.proto.
 """
@@ -17,7 +17,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.wire_format import LONGEST_VARINT, VARINT, WireError, field_spans, read_varint
 
 _LARGEST_FILE = (1 << 31) - 1
-"""protobuf takes no more."""
+"""protobuf's limit."""
 
 _DATATYPES = {
     1: DataType.FP32,
@@ -40,7 +40,8 @@ _VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "ReadVariableOp
 
 
 _MISREAD = frozenset({"All", "LessEqual"})
-"""MIGraphX takes them for an identity, of their first input: they mostly feed assertions, which it leaves out."""
+"""MIGraphX treats these operators as identities of their first input. They mostly feed assertions, which MIGraphX
+drops."""
 
 
 class TensorflowNode:
@@ -49,35 +50,38 @@ class TensorflowNode:
         self.name = node.text(_NODE_NAME)
         self.operator = node.text(_NODE_OPERATOR)
         self.inputs = [str(value, "utf-8") for value in node.messages(_NODE_INPUT)]
-        """"name", "name:1" for a further output, "^name" for what only has to come before."""
+        """"name", "name:1" for a further output, "^name" for a control dependency."""
         entries = [_Fields(entry) for entry in node.messages(_NODE_ATTRIBUTE)]
         attributes = {entry.text(_ENTRY_KEY): _Fields(entry.message(_ENTRY_VALUE)) for entry in entries}
         nothing = _Fields(memoryview(b""))
         self.datatype = attributes.get("dtype", nothing).number(_VALUE_TYPE)
-        """0 = it has none."""
+        """0 = the node has none."""
         self.layout = attributes.get("data_format", nothing).text(_VALUE_TEXT)
-        """"" = it has none."""
+        """"" = the node has none."""
         self.dims: Dims | None = None
         value = attributes.get("shape", nothing)
         shape = _Fields(value.message(_VALUE_SHAPE))
         if value.values[_VALUE_SHAPE] and not shape.number(_SHAPE_UNKNOWN_RANK):
             dims = [_Fields(dim) for dim in shape.messages(_SHAPE_DIM)]
-            # Open ones are -1, which without a sign is the largest number.
+            # An open dimension is -1, which is the largest number if read as unsigned.
             self.dims = tuple(
                 size if 0 < (size := dim.number(_DIM_SIZE)) < 1 << 63 else dim.text(_DIM_NAME) for dim in dims
             )
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The nodes whose outputs it reads."""
+        """The nodes whose outputs this node reads."""
         return tuple(source.partition(":")[0] for source in self.inputs if not source.startswith("^"))
 
 
 def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
-    """The placeholders in the file's order, images in the graph's own layout, and as outputs those that are wanted
-    where there are nodes of these names, else the nodes that no other reads, in the file's order. Raises: ServeError:
-    INVALID_ARGUMENT; the file cannot be read, is damaged or is no frozen graph, a placeholder is of a type that
-    MIGraphX does not take, or an output depends on an operator that it reads wrongly."""
+    """Return the graph's inputs and outputs.
+
+    Inputs are the placeholders in the file's order; images keep the graph's layout. Outputs are the `wanted` nodes if
+    all of them exist, else the nodes that no other node reads, in the file's order. Raises ServeError
+    (INVALID_ARGUMENT) if the file is unreadable, damaged or no frozen graph, if MIGraphX does not take a placeholder's
+    type, or if an output depends on an operator that MIGraphX misreads.
+    """
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise _wrong(path, "has more than the 2 GB that the format can have")
@@ -149,7 +153,7 @@ _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _VALUE_TEXT, _VALUE_TYPE, _VALUE_SHAPE = 2, 6, 7
 _SHAPE_DIM, _SHAPE_UNKNOWN_RANK = 2, 3
 _DIM_SIZE, _DIM_NAME = 1, 2
-"""Field numbers: of GraphDef, NodeDef, an entry of its attributes, AttrValue, TensorShapeProto and its Dim."""
+"""Field numbers of GraphDef, NodeDef, an attribute's entry, AttrValue, TensorShapeProto and its Dim."""
 
 
 def _wrong(path: Path, text: str) -> ServeError:
@@ -160,12 +164,11 @@ _MOST = (1 << 64) - 1
 
 
 class _Fields:
-    """Fields of a message, by number: unsigned numbers, or the bytes of text, of a message, of a packed list or of a
-    number of fixed size. Of a field that is there more than once the last one counts.
+    """Parses a protobuf message: each field's values by its number.
 
-    Raises:
-        WireError: the message ends within a field, has no field where one must be, or has a group, which nobody writes
-            any more; or a field is a number where a message must be.
+    A value is an unsigned number, or the bytes of a text, a message, a packed list or a fixed-size number. If a field
+    is repeated, the last value counts. Raises WireError if the message ends within a field, has bytes that begin no
+    field, holds a group (long obsolete), or has a number where a message must be.
     """
 
     def __init__(self, message: memoryview) -> None:
@@ -188,7 +191,7 @@ class _Fields:
         return found
 
     def message(self, number: int) -> memoryview:
-        """Empty where there is none."""
+        """Return the field's message; empty = absent."""
         return self.messages(number)[-1] if self.values[number] else memoryview(b"")
 
     def text(self, number: int) -> str:

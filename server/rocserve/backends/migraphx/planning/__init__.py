@@ -1,1 +1,1 @@
-"""Which programs a model needs, and all that each depends on."""
+"""Plans which programs a model needs, and what each of them depends on."""

@@ -1,7 +1,7 @@
-"""Which programs a model version consists of: what to compile, in which order, what goes in and out, and whether it
-fits into memory.
+"""Plans the programs of a model version: what to compile and in which order, their inputs and outputs, and whether they
+fit into memory.
 
-An estimate of memory leaves out unknown parts and so is too low: a program that is refused cannot fit, another may
+The memory estimate leaves out unknown parts, so it is too low: a refused program cannot fit, but an accepted one may
 still fail.
 """
 
@@ -35,27 +35,28 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """An input or output, as clients see it: of a TensorFlow graph images are NHWC, but NCHW to the program."""
+    """An input or output as clients see it. Images of a TensorFlow graph are NHWC for clients, and NCHW in the
+    program."""
 
     name: str
     datatype: DataType | None
-    """None: known from the program only (an output of a TensorFlow graph)."""
+    """None = only the program knows it (an output of a TensorFlow graph)."""
     shape: Shape | None
-    """Batch dimension included, as -1. Of an input all else is known; of an output -1 also is a dimension that
-    the model leaves open, and None a shape that is known from the program only."""
+    """The batch dimension is -1. All other dimensions of an input are known. An output may have -1 for an open
+    dimension; None = only the program knows the shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
     recipes: tuple[ProgramRecipe, ...]
-    """In the order to compile them; at least one."""
+    """In compile order; at least one."""
     inputs: tuple[PlannedTensor, ...]
     outputs: tuple[PlannedTensor, ...]
     """In the program's order."""
     batches: bool
     """Whether the first dimension of every tensor is the batch."""
     weight_bytes: int
-    """Of the model as its file has it."""
+    """Size of the weights in the model's file."""
     is_quantised: bool = False
     """Whether the file holds quantising operators."""
 
@@ -68,15 +69,16 @@ def plan_programs(
     *,
     model_file: Path | None = None,
 ) -> ProgramPlan:
-    """The programs of a version, from its file or from `model_file`, the ONNX file beside a .mxr. Raises: ServeError:
-    INVALID_ARGUMENT where the file or the configuration is wrong, UNAVAILABLE where a file cannot be read."""
+    """Plan the programs of a version, from its own file or from `model_file` (the ONNX file next to a .mxr). Raises
+    ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if a file cannot
+    be read."""
     path = model_file or model.model_file
     is_tensorflow = model.config.backend == "tensorflow" and model_file in (None, model.model_file)
     kind = SourceKind.TENSORFLOW if is_tensorflow else SourceKind.ONNX
-    # Where the configuration names others, the server reports which there are.
+    # If the graph lacks a configured output, the server's completion reports the existing ones.
     graph = read_graph(kind, path, model.model_folder, [output.name for output in model.config.outputs])
     output_names = tuple(output.name.removesuffix(":0") for output in graph.outputs) if is_tensorflow else ()
-    # Where MIGraphX needs fixed shapes.
+    # The reason why MIGraphX needs fixed shapes; "" = it does not.
     why = "a TensorFlow graph" if is_tensorflow else ""
     if options.precision.needs_calibration:
         why = f'precision "{options.precision.value}"'
@@ -86,7 +88,7 @@ def plan_programs(
             " leave it out, and there is a program for each of 'batch_sizes'"
         )
     if graph.is_quantised and options.precision is not Precision.FP32:
-        # fp16 and bf16 as well: they make the scales too coarse, with errors above 20% and no word of it.
+        # fp16 and bf16 also make the scales too coarse: errors exceed 20 %, silently.
         raise invalid_argument(
             f"model '{model.name}' is quantised already ({path.name} holds quantising operators), so precision"
             f' "{options.precision.value}" cannot be; leave it out and the model runs as it is'
@@ -129,8 +131,8 @@ def plan_programs(
 
 
 def read_graph(kind: SourceKind, path: Path, model_folder: Path, output_names: Sequence[str]) -> ModelGraph:
-    """The graph of a model's file. `output_names`: those that a TensorFlow graph is asked for. Raises: ServeError:
-    INVALID_ARGUMENT; it cannot be read or is no model."""
+    """Read a model file's graph. `output_names`: the requested outputs of a TensorFlow graph. Raises ServeError
+    (INVALID_ARGUMENT) if the file cannot be read or is no model."""
     if kind is SourceKind.TENSORFLOW:
         return read_tensorflow_graph(path, output_names)
     return read_onnx_graph(path, (model_folder,))
@@ -140,7 +142,7 @@ def _recipes(
     first: ProgramRecipe, serving: ServingOptions, batch: int | None, largest: int, shapes: Mapping[str, Shape]
 ) -> tuple[ProgramRecipe, ...]:
     def of_rows(*rows: int, **options: Any) -> ProgramRecipe:
-        """With the shapes as MIGraphX has them, which turns the images of TensorFlow graphs, NHWC, to NCHW."""
+        """Return the recipe with MIGraphX's shapes: NCHW for NHWC images of TensorFlow graphs."""
         full = {name: (*rows, *shape) for name, shape in shapes.items()}
         if first.source.kind is SourceKind.TENSORFLOW:
             full = {
@@ -158,9 +160,9 @@ def _recipes(
 
 
 def batch_dimension(graph: ModelGraph) -> int | None:
-    """The number that the file has baked in for the first dimension of every input and output, where that counts a
-    batch's rows; 0 = it is left open. None for a model whose tensors share no first dimension: it cannot batch."""
-    # Their first dimensions; None for a scalar. A tensor of which nothing is known may have any.
+    """Return the first dimension that the file fixes for every input and output, if it is the batch; 0 = the file
+    leaves it open. None = the tensors share no first dimension, so the model cannot batch."""
+    # The first dimension of each tensor; None = a scalar. A tensor of unknown rank may have any first dimension.
     inputs, outputs = (
         ["" if tensor.dims is None else tensor.dims[0] if tensor.dims else None for tensor in tensors]
         for tensors in (graph.inputs, graph.outputs)
@@ -177,16 +179,14 @@ def batch_dimension(graph: ModelGraph) -> int | None:
 def _input_shapes(
     config: ModelConfig, given: Mapping[str, Shape], inputs: Sequence[GraphTensor], batches: bool
 ) -> dict[str, Shape]:
-    """Numbers for all dimensions of each input, without the batch dimension; those of one name have one number.
-
-    `given`: the parameter `input_shapes`.
-    """
+    """Return the number of every dimension of each input, without the batch dimension. Open dimensions of one name get
+    one number. `given`: the parameter `input_shapes`."""
 
     def wrong(text: str) -> ServeError:
         return invalid_argument(f"model '{config.name}': {text}")
 
     def known_dims(name: str, dims: Dims | None) -> Dims:
-        """The model's, open ones as the parameter or the configuration gives them."""
+        """Return the model's dimensions, with numbers for open ones from the parameter or the configuration."""
         chosen, declared = given.get(name), configured.get(name)
         if dims is None:
             if chosen is None and declared is None:
@@ -206,7 +206,7 @@ def _input_shapes(
                 )
             return chosen
         if declared is None or len(declared) != len(dims):
-            # Where the configuration contradicts the model, the server says so when it completes it.
+            # The server's completion reports a configuration that contradicts the model.
             return dims
         pairs = zip(dims, declared, strict=True)
         return tuple(number if isinstance(dim, str) and number > 0 else dim for dim, number in pairs)
@@ -254,23 +254,23 @@ _BYTES_OF_FOUR = {
     Precision.FP8: 1,
     Precision.INT8: 1,
 }
-"""Bytes of a weight of four bytes after quantising."""
+"""The size of a four-byte weight after quantising, in bytes."""
 
 _COPIES_WHILE_LOADED = 4
-"""How many times its weights saving or loading a program takes in the host's memory for a moment: measured with
-MIGraphX 2.14 and a matrix of 195 MiB, 787 MiB (saved) and 782 MiB (loaded)."""
+"""The host memory that saving or loading a program briefly takes, as a multiple of its weights. Measured with MIGraphX
+2.14 and a matrix of 195 MiB: 787 MiB (saving), 782 MiB (loading)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramMemory:
-    """What one program takes, as far as is known."""
+    """The known part of one program's memory."""
 
     recipe: ProgramRecipe
     weight_bytes: int
     tensor_bytes: int
-    """Its inputs and outputs."""
+    """Size of inputs and outputs."""
     scratch_bytes: int | None
-    """Its working memory; None = not known before it is compiled, or not at all."""
+    """Working memory; None = unknown, as for every program that is not compiled yet."""
 
     @property
     def total_bytes(self) -> int:
@@ -278,7 +278,7 @@ class ProgramMemory:
 
 
 def planned_memory(recipe: ProgramRecipe, plan: ProgramPlan) -> ProgramMemory:
-    """Of a program that is yet to be compiled."""
+    """Estimate the memory of a program before it is compiled."""
     batch = recipe.largest_batch or recipe.batch_size
     tensors = (
         (
@@ -293,7 +293,7 @@ def planned_memory(recipe: ProgramRecipe, plan: ProgramPlan) -> ProgramMemory:
 
 
 def compiled_memory(program: CachedProgram) -> ProgramMemory:
-    """Of a program that is compiled; its file holds its weights and its kernels."""
+    """Return the memory of a compiled program. Its file holds its weights and its kernels."""
     about = program.about
     tensors = (
         (NUMPY_DTYPES[tensor.datatype].itemsize, [bounds(dimension)[1] for dimension in tensor.shape])
@@ -304,13 +304,13 @@ def compiled_memory(program: CachedProgram) -> ProgramMemory:
 
 
 def _bytes(tensors: Iterable[tuple[int, Sequence[int]]]) -> int:
-    """By the bytes of an element and the sizes; nothing of a tensor of which a size is not known."""
+    """Sum the tensors' sizes from element size and dimensions. A tensor with an unknown dimension counts as 0."""
     return sum(itemsize * math.prod(sizes) for itemsize, sizes in tensors if {-1, ANY}.isdisjoint(sizes))
 
 
 def check_memory(model: str, program: ProgramMemory, device: int | None, host: Host | None = None) -> None:
-    """Refuse a program for which there is not enough free memory. `device`: the GPU's number, for programs of the
-    target gpu; None = 0. Raises: ServeError: UNAVAILABLE, with the needed and the free memory, and remedies."""
+    """Refuse a program that free memory does not suffice for. `device`: the GPU's number for programs of the target
+    gpu; None = 0. Raises ServeError (UNAVAILABLE) with the needed and the free memory, and remedies."""
     host = host or Host()
     around = host.free_memory()
     on_gpu = program.recipe.options.target is Target.GPU

@@ -1,4 +1,5 @@
-"""All that a compiled program depends on. Equal recipes give equal programs; the cache's key is a recipe's digest."""
+"""Describes everything that a compiled program depends on. Equal recipes give equal programs; a recipe's digest is the
+cache's key."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from rocserve.core.errors import unavailable
 from rocserve.core.plain import to_json
 
 _PROCEDURE = 1
-"""Raised when rocserve goes another way from a model to its program, so that older programs are not taken for it."""
+"""Increase it when rocserve compiles programs in a new way, so that older cached programs are not used."""
 
 
 class SourceKind(enum.Enum):
@@ -24,30 +25,30 @@ class SourceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnvironment:
-    """What a compiled program is bound to beside its model."""
+    """The properties of the machine and its software that a compiled program depends on."""
 
     migraphx_version: str
-    """Of the library, e.g. "2.14.0"."""
+    """The library's version, e.g. "2.14.0"."""
     rocm_version: str = ""
-    """"" on targets that do without ROCm."""
+    """"" = the target does not use ROCm."""
     gpu_architecture: str = ""
-    """E.g. "gfx90a"; "" on targets other than gpu."""
+    """E.g. "gfx90a"; "" = the target is not gpu."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that change the program, those that are set: MIGRAPHX_ENABLE_NHWC and the like."""
+    """The environment variables that are set and change programs: MIGRAPHX_ENABLE_NHWC and the like."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramSource:
     kind: SourceKind
     path: str
-    """Of the file; not part of the key."""
+    """The file's path, which is not part of the key."""
     digest: str
-    """SHA-256 over the file and, in their order, the files of external data that it names."""
+    """SHA-256 over the file, then its external data files in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramRecipe:
-    """One program: a model at one batch size."""
+    """Describes one program: a model at one batch size."""
 
     source: ProgramSource
     options: CompileOptions
@@ -55,47 +56,48 @@ class ProgramRecipe:
     batch_size: int = 0
     """0 = the model has no batch dimension."""
     largest_batch: int = 0
-    """Above 0: one program for batches of 1 to this; `batch_size` is then 0."""
+    """Above 0: one program for batches of 1 to this size; `batch_size` is then 0."""
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of every input, by its name, batch dimension included (with `largest_batch`: 1 in its place)."""
+    """By input, all inputs, with the batch dimension (1 if `largest_batch` is set)."""
     rebatched: bool = False
-    """The file has another batch size baked in: the program is checked against the file's own before it serves."""
+    """Whether the file fixes another batch size. If so, the program is checked against a program of that size before it
+    serves."""
     output_names: tuple[str, ...] = ()
-    """What a TensorFlow graph is asked for; ONNX models have their own."""
+    """The requested outputs of a TensorFlow graph. Empty for ONNX models, whose files name their outputs."""
     calibration_digest: str = ""
-    """SHA-256 over the calibration data; "" without."""
+    """SHA-256 over the calibration data; "" = none."""
     offload_copy: bool = True
 
     @property
     def title(self) -> str:
-        """Its name among the model's programs."""
+        """The program's name among the model's programs, for people."""
         if self.largest_batch:
             return f"batch sizes 1 to {self.largest_batch}"
         return f"batch size {self.batch_size}" if self.batch_size else "the program"
 
     @property
     def key(self) -> str:
-        """64 hexadecimal digits: SHA-256 over all of it but where the files lie."""
+        """64 hexadecimal digits: the SHA-256 over the recipe without file paths."""
         anywhere = replace(
             self,
             source=replace(self.source, path=""),
             options=replace(self.options, calibration_data="", calibration_pipeline=""),
         )
-        # A mapping's order is the config's or the graph's, and means nothing.
+        # Mappings keep the order of the configuration or the graph, which has no meaning.
         text = json.dumps([_PROCEDURE, json.loads(to_json(anywhere))], separators=(",", ":"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 _PREFIX = "MIGRAPHX_"
 _WITHOUT_EFFECT = ("MIGRAPHX_TRACE_", "MIGRAPHX_TIME_", "MIGRAPHX_DEBUG_", "MIGRAPHX_LOG_")
-"""Variables that only make MIGraphX write more (rocm.docs.amd.com, "MIGraphX environment variables")."""
+"""Variables that only make MIGraphX log more (rocm.docs.amd.com, "MIGraphX environment variables")."""
 
 
 def program_environment(
     target: Target, device: int | None, migraphx_version: str, host: Host | None = None
 ) -> ProgramEnvironment:
-    """What programs for `target` are bound to here, on a GPU by the number of HIP_VISIBLE_DEVICES; None = 0. Raises:
-    ServeError: UNAVAILABLE, there is no such GPU, or its architecture is not known."""
+    """Return the environment of programs for `target`. `device`: the GPU's number within HIP_VISIBLE_DEVICES; None = 0.
+    Raises ServeError (UNAVAILABLE) if there is no such GPU, or its architecture is unknown."""
     host = host or Host()
     variables = {
         name: value

@@ -1,1 +1,1 @@
-"""A loaded model: its programs, its memory layout, the sizes compiled while it serves."""
+"""Serves a loaded model: its programs, its memory layout, the batch sizes compiled while it serves."""

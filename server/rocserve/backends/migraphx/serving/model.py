@@ -1,7 +1,6 @@
-"""A model on MIGraphX, as its worker serves it, and its loading from an ONNX model or a TensorFlow graph: the library,
-its targets, the cache and the compiler are opened for it.
+"""Loads an ONNX model or a TensorFlow graph on MIGraphX, and serves it in a worker.
 
-The program of the first batch size makes it READY; those of the others follow while it serves.
+The model is READY with the program of the first batch size. The programs of the other sizes follow while it serves.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ class CompileContext:
     log: logging.Logger
 
     def properties(self, batch_sizes: str, of_program: Mapping[str, str]) -> Mapping[str, str]:
-        """Facts about the engine, for a model's metadata, with the batch sizes in service and what is to be said of the
-        program, also in the place of what follows from the parameters; those that do not apply ("") are left out."""
+        """Return facts about the engine for the model's metadata. `batch_sizes`: the sizes in service. `of_program`:
+        facts about the program, which override facts that follow from the parameters. Empty facts are left out."""
         facts = {
             "migraphx_version": self.binding.migraphx_version,
             "migraphx_binding": self.binding.name,
@@ -80,7 +79,8 @@ class CompileContext:
         return {name: value for name, value in facts.items() if value}
 
     def open_program(self, path: Path) -> Program:
-        """A program that a child has tried before. Raises: ServeError: UNAVAILABLE, MIGraphX refuses it here."""
+        """Load a program that a child process has tried before. Raises ServeError (UNAVAILABLE) if MIGraphX refuses the
+        program here."""
         try:
             return self.binding.load(path)
         except MigraphxError as error:
@@ -91,8 +91,8 @@ class CompileContext:
 
 
 def open_compile_context(model: ModelSource, log: logging.Logger) -> CompileContext:
-    """Raises: ServeError: UNAVAILABLE, MIGraphX or the target cannot be used here; INVALID_ARGUMENT, a parameter is
-    wrong."""
+    """Load MIGraphX, check its target, and open the cache and the compiler for a model. Raises ServeError (UNAVAILABLE)
+    if MIGraphX or the target cannot be used here, ServeError (INVALID_ARGUMENT) if a parameter is wrong."""
     installation = find_installation(model.settings)
     serving = serving_options(model.config)
     try:
@@ -114,7 +114,7 @@ def open_compile_context(model: ModelSource, log: logging.Logger) -> CompileCont
 
 
 def usable_targets(binding: Binding, has_gpu: bool) -> Sequence[Target]:
-    """Those that programs can be compiled for and run on here, the best first."""
+    """Return the targets that programs can be compiled for and run on here, preferred first."""
     targets = [Target.GPU] if has_gpu else []
     for target in (Target.CPU, Target.REF):
         try:
@@ -127,26 +127,24 @@ def usable_targets(binding: Binding, has_gpu: bool) -> Sequence[Target]:
 
 @dataclass(eq=False)
 class MigraphxModel:
-    """Programs that serve one version of a model on one device. For one thread; see LoadedModel."""
+    """Serves one model version on one device with MIGraphX programs. For one thread; see LoadedModel."""
 
     _context: CompileContext
     signature: Signature
     _runner: ProgramRunner
     _facts: Mapping[str, str] = field(default_factory=dict)
-    """Of its program, for the metadata."""
+    """Facts about the program, for the metadata."""
     _background: BackgroundSizes | None = None
     _last_facts: Mapping[str, str] = field(default_factory=dict, init=False)
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """Facts about the engine, as they are now. From any thread, also of a model that is closed."""
+        """Current facts about the engine. Any thread may ask, also after `close`."""
         return self._last_facts or self._context.properties(self._runner.batch_sizes, self._facts)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run every program on zeros, then the samples; then the remaining batch sizes are got ready.
-
-        A model that cannot take zeros is no fault.
-        """
+        """Run every program on zeros, then run the samples, then start preparing the remaining batch sizes. A model
+        that fails on zeros is no error."""
         try:
             self._runner.warm_up()
         except MigraphxError as error:
@@ -158,8 +156,8 @@ class MigraphxModel:
             self._background.start()
 
     def execute(self, batch: Batch) -> BatchResult:
-        """Raises: ServeError: INVALID_ARGUMENT where the inputs are not of a shape that is served, INTERNAL in
-        MIGraphX's own words where it cannot run them."""
+        """Run a batch. Raises ServeError (INVALID_ARGUMENT) for inputs of a shape that is not served, ServeError
+        (INTERNAL) with MIGraphX's text if a run fails."""
         try:
             wanted = batch.requested_outputs or tuple(spec.name for spec in self.signature.outputs)
             return BatchResult(self._runner.run(batch.arrays, wanted, batch.room))
@@ -167,7 +165,7 @@ class MigraphxModel:
             raise internal(f"migraphx error: {error}") from None
 
     def wait(self) -> None:
-        """Until all batch sizes are in service or have failed, once it is warmed up."""
+        """After `warm_up`: wait until all batch sizes are in service or have failed."""
         if self._background is not None:
             self._background.wait()
 
@@ -175,7 +173,7 @@ class MigraphxModel:
         """Free the programs and their buffers."""
         if self._background is not None:
             self._background.stop()
-        # The properties and the background thread refer to the programs.
+        # The properties and the background thread keep the programs alive.
         self._last_facts = self.properties
         self._background = None
         del self._runner
@@ -186,19 +184,19 @@ THREAD_NAME = "batch sizes"
 
 @dataclass(eq=False)
 class BackgroundSizes:
-    """Has one batch size after the other compiled and put into service; one that fails leaves the others be.
+    """Compiles the remaining batch sizes one by one, and puts them into service. A failed size does not stop the others.
 
-    It has its own thread, because a compile takes minutes while the worker's main thread listens to the server and
-    the other one answers batches.
+    The sizes need a separate thread because a compile takes minutes, while the worker's main thread listens to the
+    server and its second thread answers batches.
     """
 
     _sizes: Sequence[int]
     _prepare: Callable[[int, Callable[[str], None]], None]
-    """Compiles a size, loads it and puts it into service, and reports by its second argument."""
+    """Compiles a size, loads it and puts it into service. The second argument reports progress."""
     _cancel: Callable[[], None]
-    """Ends a `prepare` that is under way, with whatever exception, and those to come. From any thread."""
+    """Ends the running `prepare` and all later ones through any exception. May be called on any thread."""
     _report: Callable[[str], None]
-    """Tells the server the state; "" = done."""
+    """Sends the state to the server; "" = done."""
     _log: logging.Logger
     _stopping: threading.Event = field(default_factory=threading.Event, init=False)
 
@@ -210,13 +208,13 @@ class BackgroundSizes:
             self._thread.start()
 
     def stop(self) -> None:
-        """Call it off; returns when the thread has ended."""
+        """Cancel the compiles, and wait for the thread to end."""
         self._stopping.set()
         self._cancel()
         self.wait()
 
     def wait(self) -> None:
-        """Until all sizes are in service or have failed."""
+        """Wait until all sizes are in service or have failed."""
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -234,7 +232,7 @@ class BackgroundSizes:
             try:
                 self._prepare(size, report)
             except Exception as error:
-                # Anything: the sizes that are there go on serving.
+                # Any error is caught because the sizes in service go on serving.
                 if self._stopping.is_set():
                     return
                 if isinstance(error, ServeError):
@@ -244,7 +242,7 @@ class BackgroundSizes:
                     failures[size] = str(error) or type(error).__name__
                     self._log.error("batch size %d is not in service", size, exc_info=error)
         if not self._stopping.is_set():
-            # All sizes that failed before the first reason, since readers cut long texts.
+            # All failed sizes come before the first reason because readers cut long texts.
             text = "; ".join(f"batch size {size}: {reason}" for size, reason in failures.items())
             if failures:
                 sizes = f"batch sizes {', '.join(map(str, failures))}: " if len(failures) > 1 else ""
@@ -255,20 +253,23 @@ class BackgroundSizes:
 def load_compiled(
     context: CompileContext, model_file: Path | None = None, note: str = "", quantised_in: str = ""
 ) -> MigraphxModel:
-    """The version's own file compiled, or `model_file`, an ONNX file; metadata say why by `note`, and the precision
-    `quantised_in` should it hold quantising operators. Raises: ServeError: the file or the configuration is wrong, it
-    cannot be compiled, or memory does not suffice."""
+    """Compile the version's own file, or `model_file`, an ONNX file, and return the served model.
+
+    `note` is the reason for `model_file` in the metadata. `quantised_in` is the precision in the metadata if the file
+    holds quantising operators. Raises ServeError if the file or the configuration is wrong, the compile fails, or
+    memory does not suffice.
+    """
     config = context.model.config
     plan = plan_programs(context.model, context.options, context.serving, context.environment, model_file=model_file)
     own = {tensor.name for tensor in plan.outputs}
     if model_file and len(config.outputs) == len(plan.outputs) and any(out.name not in own for out in config.outputs):
-        # A program file's outputs have the configuration's names; so have those of the program compiled in its place.
+        # A compiled program's outputs have the configuration's names, so its replacement's outputs have them, too.
         pairs = zip(plan.outputs, config.outputs, strict=True)
         plan = replace(plan, outputs=tuple(replace(tensor, name=entry.name) for tensor, entry in pairs))
     precision = quantised_in if plan.is_quantised else ""
     facts = {name: text for name, text in (("precision", precision), ("note", note)) if text}
     compiled = _Compiled(context, plan)
-    # The batch size that a file has baked in is sure to be had; others may turn out not to be.
+    # The batch size that a file fixes always works; other sizes may fail.
     first, *others = sorted(plan.recipes, key=lambda recipe: recipe.rebatched)
     loaded = compiled.program(first)
     runner = ProgramRunner(context.model.name, loaded)
@@ -296,7 +297,7 @@ class _Compiled:
     plan: ProgramPlan
 
     def program(self, recipe: ProgramRecipe, report: Callable[[str], None] | None = None) -> LoadedProgram:
-        """The recipe's program, compiled where it is not in the cache. With `report` while the model serves."""
+        """Return the recipe's program, compiled if it is not cached. `report` is given if the model serves already."""
         context, plan, model = self.context, self.plan, self.context.model
         check_memory(model.name, planned_memory(recipe, plan), model.device)
         timeout = context.serving.compile_timeout_seconds
@@ -319,19 +320,19 @@ class _Compiled:
         return LoadedProgram(program, layout, rows, context.serving.pad_with_first_row)
 
     def _check_outputs(self, about: ProgramAbout) -> None:
-        """Refuses other outputs than the model's file says where ONNX Runtime may take over."""
+        """Refuse outputs that differ from the model's file, if ONNX Runtime may run the model instead."""
         config = self.context.model.config
         if config.backend != "onnx" or asked_engine(config) not in ("", "auto"):
             return
         for planned, output in zip(self.plan.outputs, about.outputs, strict=False):
-            # `check_batch` refuses batches of such.
+            # For batches, `check_batch` refuses such outputs.
             if not self.plan.batches and varies_with_values(about.inputs, output):
                 raise unavailable(
                     f"the shape of output '{planned.name}' depends on the values of the inputs, of which MIGraphX takes"
                     " some wrongly (such as negative axes) and does not survive others; set parameter 'engine' to"
                     ' "migraphx" to have it all the same'
                 )
-            # As far as both are known.
+            # Compared as far as both shapes are known.
             if planned.shape is not None and (
                 len(output.shape) != len(planned.shape)
                 or any(
@@ -345,7 +346,7 @@ class _Compiled:
                 )
 
     def signature(self, layout: ProgramLayout) -> Signature:
-        """As the model's file has it, and where that is silent, as the program."""
+        """Return the signature of the model's file, completed by the program's."""
         served = {tensor.name: tensor for tensor in (*layout.inputs, *layout.outputs)}
         declared = {entry.name: entry.model_dims for entry in self.context.model.config.inputs}
         lead = (-1,) if self.plan.batches else ()
@@ -357,7 +358,7 @@ class _Compiled:
             datatype = tensor.datatype if program is None else program.datatype
             assert datatype is not None and shape is not None, "what is not known beforehand is the program's"
             if dims is not None and len(lead) + len(dims) == len(shape):
-                # -1 where the configuration says so of a dimension that has a number only because MIGraphX needs one.
+                # A dimension is -1 if the configuration says so and only MIGraphX needs a number.
                 pairs = zip(shape, (*lead, *dims), strict=True)
                 shape = tuple(-1 if theirs == -1 else ours for ours, theirs in pairs)
             return TensorSpec(tensor.name, datatype, shape)

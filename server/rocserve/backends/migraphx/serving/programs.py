@@ -1,7 +1,7 @@
-"""Runs batches through compiled programs: cut and padded to the sizes that there are, on buffers that are used again.
+"""Runs batches through compiled programs: cuts and pads them to the programs' sizes, in reused buffers.
 
-A program takes the rows that it was compiled for and gives its outputs in full; runners fit batches to it. A
-layout has its inputs and outputs in clients' terms: names, KServe datatypes, shapes.
+A program takes the number of rows that it was compiled for, and gives full outputs. A runner fits batches to the
+programs. A layout describes a program's inputs and outputs in clients' terms: names, KServe datatypes, shapes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _DATATYPES = {_OWN_NAMES.get(name, name): datatype for name, datatype in ONNX_DA
 
 
 def migraphx_name(datatype: DataType) -> str:
-    """Of a datatype that tensors of programs can have."""
+    """Return MIGraphX's name for a datatype that programs' tensors can have."""
     return next(name for name, known in _DATATYPES.items() if known is datatype)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedTensor:
-    """An input or output of a program as clients know it."""
+    """An input or output of a program as clients see it."""
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
-    """At the program's size, in the client's layout; -1 where the values of the inputs decide, of outputs only."""
+    """The program's shape in the client's layout. -1, for outputs only: the inputs' values decide."""
     channels_last: bool = False
-    """The client's layout is NHWC, the program's is NCHW."""
+    """Whether clients see NHWC and the program has NCHW."""
 
     @property
     def depends_on_values(self) -> bool:
-        """Whether the shape is known only once the program has run."""
+        """Whether only a run gives the shape."""
         return -1 in self.shape
 
     @property
@@ -54,13 +54,13 @@ class ServedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ProgramLayout:
-    """Inputs in the clients' order, outputs in the program's."""
+    """A program's inputs in the clients' order, and its outputs in the program's order."""
 
     inputs: tuple[ServedTensor, ...]
     outputs: tuple[ServedTensor, ...]
 
     def signature(self, batching: bool) -> Signature:
-        """The signature of all programs of the model: any batch size, where there is one."""
+        """Return the signature that all programs of the model share, with any batch size if the model batches."""
         inputs, outputs = (
             tuple(
                 TensorSpec(one.name, one.datatype, (-1, *one.shape[1:]) if batching else one.shape) for one in tensors
@@ -70,8 +70,8 @@ class ProgramLayout:
         return Signature(inputs, outputs, batching)
 
     def check_batch(self, batch_size: int, model_name: str) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT; the first dimension of an input or output is not the batch, or the
-        values of inputs decide on an output's shape."""
+        """Raises ServeError (INVALID_ARGUMENT) if the first dimension of an input or output is not the batch, or if an
+        output's shape depends on the inputs' values."""
         for what, tensors in (("input", self.inputs), ("output", self.outputs)):
             for tensor in tensors:
                 if tensor.depends_on_values:
@@ -90,17 +90,13 @@ class ProgramLayout:
 def program_layout(
     program: Program, input_order: Sequence[str], output_names: Sequence[str], nhwc: bool = False
 ) -> ProgramLayout:
-    """The layout of a program.
+    """Return the layout of a program.
 
-    Args:
-        input_order: of the model; an input that the program does not take is left out (no output depends on it), one
-            that is not named comes after, by name.
-        output_names: as many as the program has outputs, in its order.
-        nhwc: 4-d inputs and outputs are NHWC to clients and NCHW to the program, as MIGraphX makes all of them of a
-            TensorFlow graph that is NHWC, images or not.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, a tensor cannot be served; INTERNAL, the outputs are not as many as the names.
+    `input_order`: the model's. Inputs that the program lacks are left out (no output depends on them); inputs without a
+    place in the order come last, by name. `output_names`: one per output of the program, in its order. `nhwc`: all 4-d
+    tensors are NHWC for clients and NCHW in the program, because MIGraphX converts all of them in an NHWC TensorFlow
+    graph, images or not. Raises ServeError (INVALID_ARGUMENT) if a tensor cannot be served, ServeError (INTERNAL) if
+    the number of outputs and names differs.
     """
     parameters = program.parameters
     order = [name for name in input_order if name in parameters]
@@ -119,8 +115,8 @@ def program_layout(
 
 
 def batch_range(tensors: Iterable[ProgramTensor]) -> DimensionRange | None:
-    """The range of the first dimension of a program that takes one. Raises: ServeError: INVALID_ARGUMENT; another
-    dimension varies, or they vary differently."""
+    """Return the range of the inputs' first dimension; None = it is fixed. Raises ServeError (INVALID_ARGUMENT) if
+    another dimension varies, or the ranges differ."""
     ranges: set[DimensionRange | None] = set()
     for tensor in tensors:
         first, *others = tensor.shape or (0,)
@@ -138,7 +134,7 @@ def batch_range(tensors: Iterable[ProgramTensor]) -> DimensionRange | None:
 
 
 def varies_with_values(inputs: Iterable[ProgramTensor], output: ProgramTensor) -> bool:
-    """Whether the output varies where no input does."""
+    """Return whether the output's shape varies although no input's does."""
     return _varies(output) and not any(map(_varies, inputs))
 
 
@@ -153,7 +149,7 @@ def _served(name: str, what: str, tensor: ProgramTensor, nhwc: bool, by_values: 
             f"{what} '{name}' has MIGraphX's type {tensor.datatype}, which has no datatype in the KServe protocol;"
             f" those that have are {', '.join(_DATATYPES)}"
         )
-    # A range as its least; where values decide on it as -1.
+    # A range becomes its lower bound; -1 if the inputs' values decide.
     shape = tuple(dim if isinstance(dim, int) else -1 if by_values else dim.least for dim in tensor.shape)
     if not nhwc or len(shape) != IMAGE_RANK:
         return ServedTensor(name, datatype, shape)
@@ -165,12 +161,13 @@ NO_ROOM: Arrays = {}
 
 
 class LoadedProgram:
-    """One compiled program, with its staging memory. One call at a time."""
+    """Holds a compiled program and its staging memory. One call at a time."""
 
     def __init__(
         self, program: Program, layout: ProgramLayout, rows: DimensionRange | None, pad_with_first_row: bool = True
     ) -> None:
-        """`rows`: the batches that it takes, which MIGraphX itself does not enforce; None = no batch dimension."""
+        """`rows`: the batch sizes that the program takes, which MIGraphX itself does not check; None = no batch
+        dimension."""
         self.layout = layout
         self.rows = rows
         self._program = program
@@ -178,18 +175,15 @@ class LoadedProgram:
         self._staging: dict[str, Array] = {}
 
     def run_into(self, inputs: Arrays, outputs: Sequence[Array | None]) -> None:
-        """One run, of inputs with no more rows than the program's, into arrays of its shapes with as many rows.
-
-        An output that is None is not wanted.
-        """
+        """Run inputs with at most the program's rows, into arrays with as many rows; None discards an output."""
         self._program.run_into(self._staged_inputs(inputs), outputs)
 
     def run(self, inputs: Arrays) -> Sequence[Array]:
-        """One run, of inputs of the program's very shapes, whatever shapes its outputs then have."""
+        """Run inputs of exactly the program's shapes. The outputs may have any shape."""
         return self._program.run(self._staged_inputs(inputs))
 
     def warm_up(self) -> None:
-        """A run on zeros, for a range of rows of the smallest batch and of the largest."""
+        """Run the program on zeros: on its smallest and its largest batch."""
         for rows in sorted({self.rows.least, self.rows.most}) if self.rows else (0,):
             zeros = {
                 tensor.name: np.zeros(_with_rows(tensor.shape, rows), tensor.datatype.numpy_dtype)
@@ -198,7 +192,7 @@ class LoadedProgram:
             self.run_into(zeros, [None] * len(self.layout.outputs))
 
     def _staged_inputs(self, inputs: Arrays) -> dict[str, Array]:
-        """The rows as the program wants them: themselves where they are so already, else copied and padded."""
+        """Return the inputs as the program takes them: unchanged if they fit, else copied and padded."""
         wanted = {}
         for tensor in self.layout.inputs:
             given = wanted[tensor.name] = inputs[tensor.name]
@@ -216,49 +210,50 @@ class LoadedProgram:
                 destination[...] = given
                 continue
             destination[: len(given)] = given
-            # Never with what earlier batches have left, which is other clients'.
+            # The padding never holds the rest of earlier batches, which belongs to other clients.
             destination[len(given) :] = given[:1] if self._pad_with_first_row else 0
         return wanted
 
 
 def _with_rows(shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """`rows`: 0 = the shape has no batch dimension."""
+    """Return the shape with `rows` rows; 0 = the shape has no batch dimension."""
     return (rows, *shape[1:]) if rows else shape
 
 
 def as_client(array: Array, tensor: ServedTensor) -> Array:
-    """The program's array in the client's layout, on the same memory."""
+    """Return a view of the program's array in the client's layout."""
     return np.moveaxis(array, 1, -1) if tensor.channels_last else array
 
 
 class ProgramRunner:
-    """Programs that together serve a model: a batch is padded up to the next size, one above the largest runs in
-    pieces; or the one program of a model without a batch dimension. One call of `run` at a time, also while programs
+    """Serves a model with its programs. A batch is padded to the next size, or cut into pieces if it exceeds the
+    largest size; a model without a batch dimension has one program. One call of `run` at a time, also while programs
     are added."""
 
     def __init__(self, model_name: str, program: LoadedProgram) -> None:
         self._model_name = model_name
         self._layout = program.layout
-        """Of all of them, but for the batch dimension."""
+        """The layout of all programs, which differ only in the batch dimension."""
         self._varies = any(tensor.depends_on_values for tensor in program.layout.outputs)
         self._programs: tuple[LoadedProgram, ...] = (program,)
-        """By size, ascending. Replaced as a whole: a run that has begun goes on with those that it found."""
+        """By size, ascending. The tuple is replaced as a whole: a running batch keeps the programs that it began
+        with."""
 
     @property
     def batch_sizes(self) -> str:
-        """That are in service, for people: "1, 2, 4" or "1 to 8"; "" without a batch dimension."""
+        """The sizes in service, for people: "1, 2, 4" or "1 to 8"; "" = no batch dimension."""
         ranges = [program.rows for program in self._programs if program.rows]
         return ", ".join(
             str(rows.most) if rows.least == rows.most else f"{rows.least} to {rows.most}" for rows in ranges
         )
 
     def add(self, program: LoadedProgram) -> None:
-        """Take a program of another batch size into service. From one thread."""
+        """Put a program of another batch size into service. Only one thread may call this."""
         self._programs = tuple(sorted((*self._programs, program), key=_most_rows))
 
     def run(self, inputs: Arrays, wanted: Sequence[str], room: Arrays = NO_ROOM) -> dict[str, Array]:
-        """The outputs `wanted`, on memory of their own or in the arrays of `room` (see Batch). Raises: ServeError:
-        INVALID_ARGUMENT, an input is not of a shape that there is a program for. MigraphxError: it cannot be run."""
+        """Return the `wanted` outputs, in new memory or in the arrays of `room` (see Batch). Raises ServeError
+        (INVALID_ARGUMENT) if no program takes an input's shape, MigraphxError if the run fails."""
         programs, layout = self._programs, self._layout
         rows = self._row_count(inputs)
         if self._varies:
@@ -271,7 +266,7 @@ class ProgramRunner:
                 continue
             shape, dtype = _with_rows(tensor.program_shape, rows), tensor.datatype.numpy_dtype
             place = room.get(tensor.name)
-            # Into the room, where that is of the output's shape.
+            # The room is used if it has the output's shape and type.
             if place is None or place.shape != shape or place.dtype != dtype or tensor.channels_last:
                 place = np.empty(shape, dtype)
             whole.append(place)
@@ -288,15 +283,13 @@ class ProgramRunner:
         return _as_clients(layout, whole)
 
     def warm_up(self) -> None:
-        """Run every program there is once, on zeros. Raises: MigraphxError: MIGraphX could not run one."""
+        """Run every present program once on zeros. Raises MigraphxError if MIGraphX cannot run one."""
         for program in self._programs:
             program.warm_up()
 
     def _row_count(self, inputs: Arrays) -> int:
-        """The batch's rows, the same in all inputs; 0 of a model without a batch dimension.
-
-        Refuses an input that is missing, or not of a shape that there is a program for.
-        """
+        """Return the batch's rows, equal in all inputs; 0 = the model has no batch dimension. Raises ServeError
+        (INVALID_ARGUMENT) if an input is missing, or no program takes its shape."""
         batches = self._programs[0].rows is not None
         rows = 0
         for tensor in self._layout.inputs:
@@ -331,7 +324,7 @@ def _most_rows(program: LoadedProgram) -> int:
 
 
 def _as_clients(layout: ProgramLayout, outputs: Sequence[Array | None]) -> dict[str, Array]:
-    """Those that are wanted, by name."""
+    """Return the wanted outputs by name, in the clients' layout."""
     return {
         tensor.name: as_client(array, tensor)
         for tensor, array in zip(layout.outputs, outputs, strict=True)
