@@ -184,7 +184,7 @@ THREAD_NAME = "batch sizes"
 
 @dataclass(eq=False)
 class BackgroundSizes:
-    """Compiles the remaining batch sizes one by one, and puts them into service. A failed size does not stop the others.
+    """Compiles the remaining batch sizes one by one and puts them into service. A failed size does not stop the others.
 
     The sizes need a separate thread because a compile takes minutes, while the worker's main thread listens to the
     server and its second thread answers batches.
