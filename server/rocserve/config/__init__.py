@@ -1,1 +1,1 @@
-"""Reading, completing and validating model configurations; no engine and no network here."""
+"""Model configurations: reads, completes and validates them without an engine or the network."""

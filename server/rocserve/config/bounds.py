@@ -1,7 +1,6 @@
-"""Bounds what one configuration may ask of the machine: far above what models need, below what would hurt others.
-
-What can be had at the cost of its use alone (priority levels, slots of sequences, the largest batch) has no bound.
-"""
+"""Bounds of what one configuration may demand of the machine: far above what models need, below what would harm
+other models. Settings that cost only when they are used (priority levels, sequence slots, the largest batch) have no
+bound."""
 
 from __future__ import annotations
 
@@ -13,30 +12,32 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
 MOST_CONFIG_BYTES = 1 << 20
-"""Of a configuration's text: ensembles of hundreds of steps take a tenth of it, and reading it takes seconds."""
+"""Of a configuration's text. Ensembles of hundreds of steps need a tenth of it; a text of this size takes seconds to
+read."""
 MOST_LABEL_BYTES = 16 << 20
 MOST_LABELS = 1_000_000
-"""Lines of a label file. The server holds them in memory; the largest vocabularies of models have a quarter of it."""
+"""Lines of a label file, which the server holds in memory. The largest vocabularies of models have a quarter of it."""
 MOST_TENSORS = 1024
-"""Inputs, and outputs: the layout of a batch has to fit into one message to a worker."""
+"""Inputs, and outputs. The layout of a batch must fit into one message to a worker."""
 MOST_STEPS = 1024
-"""Of an ensemble: each checks what the others give when it is loaded."""
+"""Of an ensemble. A load compares each step with the others."""
 MOST_DIMS = 32
-"""NumPy before version 2 knows no more."""
+"""NumPy before version 2 supports no more."""
 MOST_TENSOR_BYTES = (1 << 63) - 1
-"""What 64-bit sizes and offsets can say."""
+"""Limit of 64-bit sizes and offsets."""
 MOST_SAMPLE_BYTES = (1 << 31) - 1
-"""Of the samples of a warm-up, and of the state that a sequence begins with: no request can be larger either."""
+"""Of warm-up samples and of a sequence's initial state; no request can be larger either."""
 MOST_SAMPLE_ROWS = 1_000_000
-"""Of a warm-up sample's batch: each is a request to the model."""
+"""Of a warm-up sample's batch: each row is a request to the model."""
 _STRING_BYTES = 20
-"""Of an element of BYTES in a warm-up sample: its length, and 16 random characters."""
+"""Of a BYTES element in a warm-up sample: its length and 16 random characters."""
 MOST_SAMPLE_RUNS = 10_000
-"""Of one warm-up sample: a model that has run so often is warm."""
+"""Runs of one warm-up sample; more make no model warmer."""
 
 
 def check_bounds(message: ModelConfig) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT with the first bound that is passed, and what was asked."""
+    """Check a configuration's bounds. Raises ServeError (INVALID_ARGUMENT) with the first exceeded bound and the
+    demanded number."""
     name = message.name
     _check_number(f"model '{name}' has", len(message.input), "inputs", MOST_TENSORS)
     _check_number(f"model '{name}' has", len(message.output), "outputs", MOST_TENSORS)
@@ -67,18 +68,18 @@ def check_bounds(message: ModelConfig) -> None:
 
 
 def check_config_size(nbytes: int, source: str) -> None:
-    """Of a configuration's text, wherever it comes from. Raises: ServeError, as `check_bounds`."""
+    """Check the size of a configuration's text. Raises as `check_bounds`."""
     if nbytes > MOST_CONFIG_BYTES:
         raise invalid_argument(f"{source} is larger than the {MOST_CONFIG_BYTES} bytes that a configuration may have")
 
 
 def check_step_count(message: ModelConfig) -> None:
-    """Of an ensemble, before its steps are looked at. Raises: ServeError, as `check_bounds`."""
+    """Check an ensemble's number of steps, before its steps are read. Raises as `check_bounds`."""
     _check_number(f"ensemble '{message.name}' has", len(message.ensemble_scheduling.step), "steps", MOST_STEPS)
 
 
 def _nbytes(dims: Iterable[int], data_type: int) -> int:
-    """At the least, where some dims are of any size."""
+    """Return the smallest size of a tensor, with variable dimensions counted as 1."""
     itemsize = datatype_of_number(data_type).itemsize if data_type else 1
     return math.prod(max(dim, 1) for dim in dims) * (itemsize or _STRING_BYTES)
 

@@ -1,6 +1,6 @@
-"""Fills what a configuration leaves out: defaults, and from the loaded model its tensors and whether it batches.
+"""Completes a configuration: writes defaults, and takes tensors and batching from the loaded model.
 
-Rules are Triton's: its normalisation of configurations, and the auto-complete of its ONNX Runtime backend.
+The rules are Triton's: its normalisation of configurations and the auto-complete of its ONNX Runtime backend.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rocserve.core.requests import Signature, TensorSpec
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 _CPU_INSTANCES = 2
-"""Triton's count for KIND_CPU without one, for backends whose instances share the machine well."""
+"""Triton's default count of a KIND_CPU group, for engines whose instances share the CPUs well."""
 
 _SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 
 
 def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
-    """Write the defaults that need no model into the message; running it again changes nothing more."""
+    """Write the defaults that need no model into the message. Idempotent."""
     if not message.HasField("version_policy"):
         message.version_policy.latest.num_versions = 1
     if message.HasField("ensemble_scheduling"):
@@ -32,7 +32,7 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
         message.model_transaction_policy.SetInParent()
         return
     for field in ("input_pinned_memory", "output_pinned_memory"):
-        # Without effect here; clients know it from Triton's answers.
+        # No effect here; clients expect it from Triton's responses.
         if not message.optimization.HasField(field):
             getattr(message.optimization, field).enable = True
     if message.HasField("dynamic_batching") and message.max_batch_size > 0:
@@ -51,15 +51,15 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
         if group.count < 1:
             group.count = 1
             if backend is not None and group.kind == ModelInstanceGroup.KIND_CPU:
-                # The engine is the backend's first, unless the configuration names another.
+                # The backend's first engine runs the model, unless the parameter names another.
                 wanted = message.parameters["engine"].string_value if "engine" in message.parameters else ""
                 engine = next((engine for engine in backend.engines if engine.name == wanted), backend.engines[0])
                 group.count = _CPU_INSTANCES if engine.thread_safe else 1
 
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
-    """Complete from the model where inputs or outputs are missing; returns what the user should know. Raises:
-    ServeError: INVALID_ARGUMENT when max_batch_size is set and the model cannot batch."""
+    """Complete missing inputs or outputs from the model. Returns warnings. Raises ServeError (INVALID_ARGUMENT) if
+    max_batch_size is set and the model cannot batch."""
     if message.input and message.output:
         return ()
     warnings: tuple[str, ...] = ()
@@ -85,16 +85,16 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
 
 
 def fill_from_model(message: ModelConfig, signature: Signature) -> None:
-    """Complete with what a model of a backend that answers requests says of its own configuration. Triton's Python
-    models say it in `auto_complete_config`: they add tensors, set max_batch_size and ask for a dynamic batcher or the
-    decoupled policy, and see the configuration before they do; so their word holds."""
+    """Complete from a model that answers requests. Triton's Python models do so in `auto_complete_config`: they see the
+    configuration, then add tensors, set max_batch_size, and ask for a dynamic batcher or the decoupled policy. The
+    model's values override the configuration's."""
     if signature.max_batch_size is not None:
         message.max_batch_size = signature.max_batch_size
     if signature.dynamic_batching and message.WhichOneof("scheduling_choice") is None:
         message.dynamic_batching.SetInParent()
     if signature.decoupled:
         message.model_transaction_policy.decoupled = True
-    # Those that the configuration does not name are added, and those completed of which it says only a part.
+    # Tensors missing from the configuration are added, partly configured ones completed.
     batches = message.max_batch_size > 0
     given, _ = sequence_tensor_names(message)
     inputs = {tensor.name: tensor for tensor in message.input}
@@ -108,8 +108,8 @@ def fill_from_model(message: ModelConfig, signature: Signature) -> None:
 
 
 def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
-    """Make declared tensors agree with the model's, for dialects that only describe them; says what was changed. A name
-    may differ from the model's, a shape may be in another order: AMD Inference Server did not compare them."""
+    """Replace declared tensors that contradict the model, for dialects whose tensors are only descriptions. Returns
+    warnings. AMD Inference Server did not compare names and the order of shapes."""
     warnings: list[str] = []
     if message.max_batch_size > 0 and not signature.supports_batching:
         warnings.append(f"model '{message.name}' cannot batch: each request is run by itself")
@@ -162,8 +162,8 @@ def _complete_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches
 def _fill_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches: bool) -> None:
     _complete_tensor(tensor, spec, batches)
     if not tensor.dims:
-        # One value, a row where it batches: config.pbtxt cannot say "no dims", so it is [1], reshaped to nothing for
-        # the model.
+        # A scalar, as one row if the model batches. config.pbtxt cannot express "no dims", so it is [1], reshaped to
+        # nothing for the model.
         tensor.dims.append(1)
         if batches:
             tensor.reshape.SetInParent()

@@ -1,4 +1,4 @@
-"""Datatypes and shapes in the words of config.pbtxt (BYTES is TYPE_STRING there)."""
+"""Datatypes by their names in config.pbtxt, where BYTES is TYPE_STRING."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from rocserve.protocol import model_config_pb2
 
 
 def type_name(datatype: DataType) -> str:
-    """The datatype as config.pbtxt spells it, e.g. TYPE_FP32."""
     return "TYPE_STRING" if datatype is DataType.BYTES else f"TYPE_{datatype.value}"
 
 
@@ -21,5 +20,5 @@ _BY_NUMBER = {int(type_number(datatype)): datatype for datatype in DataType}
 
 
 def datatype_of_number(number: int) -> DataType:
-    """The datatype of a number of config.pbtxt's enumeration; KeyError for TYPE_INVALID."""
+    """Return the datatype of a number in config.pbtxt's enumeration. Raises KeyError for TYPE_INVALID."""
     return _BY_NUMBER[number]

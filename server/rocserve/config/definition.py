@@ -1,6 +1,6 @@
-"""A model's definition: its configuration, checked, with the backend and the files that go with it.
+"""The definition of a model: its checked configuration, its backend and its files.
 
-`FolderReading` reads what a folder says; `complete_definition` adds what the loaded model says.
+`FolderReading` reads a folder; `complete_definition` adds what the loaded model reports.
 """
 
 from __future__ import annotations
@@ -54,45 +54,45 @@ _FOREIGN = {
     "vllm": _OWN_SERVER,
     "tensorrtllm": _OWN_SERVER,
 }
-"""Platforms and backends of other servers whose models are often met, with the way out."""
+"""Frequent platforms and backends of other servers, with advice."""
 
 _TRITON_BACKENDS = {
     "tensorrt_plan": "tensorrt",
     "tensorflow_savedmodel": "tensorflow",
 }
-"""The backends that Triton finds by these platforms."""
+"""Triton's backends of these platforms."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDefinition:
-    """One model of a folder (a chain of AMD Inference Server's makes several: the ensemble, then its members)."""
+    """One model of a folder. A chain of AMD Inference Server defines several: the ensemble, then its members."""
 
     name: str
     folder: Path
     message: ModelConfig
-    """As clients see it; never changed after it is made."""
+    """The configuration that clients see. Never changed after it is made."""
     config: plain.ModelConfig
-    """The same as plain data; without inputs and outputs when they are to come from the model."""
+    """The configuration as plain data. Inputs and outputs are missing if the loaded model must supply them."""
     backend: BackendSpec | None
     """None for an ensemble."""
     warnings: tuple[str, ...]
-    """What the user should know, for the log."""
+    """For the log."""
     model_filenames: tuple[str, ...]
     """Names or patterns of the model's file in a version folder, best first; empty for an ensemble."""
     is_amd: bool
-    """In AMD Inference Server's dialect."""
+    """The configuration is in AMD Inference Server's dialect."""
     source: str
-    """The file that it was read from, relative to the folder."""
+    """The configuration's file, relative to the folder."""
     repository: Path | None
-    """The root that links may not lead out of, beside the folder itself."""
+    """Links may lead into this folder in addition to the model's own; None = only into the model's own."""
     flat: FlatModel | None = None
-    """Where its file is, if that is not a version folder."""
+    """Where the model's file lies if not in a version folder."""
     refusal: ServeError | None = None
-    """Why no version of it can be loaded; `config` then has its name and version policy alone."""
+    """Why no version can be loaded; `config` then has only the name, the version policy and the parameters."""
 
     @property
     def files(self) -> ModelFolder:
-        """The folder as it is now."""
+        """The folder, listed now."""
         return ModelFolder(self.folder, self.repository)
 
     @property
@@ -108,11 +108,11 @@ class ModelDefinition:
 def complete_definition(
     definition: ModelDefinition, signature: Signature | None, *, strict: bool = False
 ) -> ModelDefinition:
-    """The definition with all that the loaded model reports, checked against it. `signature`: None for an ensemble.
-    `strict`: fill nothing in from the signature; what is missing is an error. Raises: ServeError: INVALID_ARGUMENT when
-    the configuration and the model do not agree."""
+    """Complete a definition from the loaded model's report, and check one against the other. `signature`: None for an
+    ensemble. `strict`: take nothing from the signature, so a missing setting is an error. Raises ServeError
+    (INVALID_ARGUMENT) if the configuration and the model do not agree."""
     message, backend, warnings = deepcopy(definition.message), definition.backend, definition.warnings
-    # A model that answers requests may take or give nothing.
+    # A model that answers requests may have no inputs or no outputs.
     is_open = backend is not None and backend.answers_requests
     if signature is not None:
         if not strict and definition.is_amd:
@@ -124,13 +124,13 @@ def complete_definition(
         normalise(message, backend)
         check_model_config(message)
         if is_open:
-            # What the model says of itself is its configuration; there is nothing to compare.
+            # The report of such a model is its configuration, so there is nothing to compare.
             check_supported(message, backend)
         else:
             warnings += check_signature(message, signature)
     missing = [what for what in ("input", "output") if not getattr(message, what)]
     if is_open and len(missing) > 1:
-        # Triton serves it, and answers nothing; a configuration that was cut short looks so.
+        # Triton serves it, and answers nothing. Here it counts as a configuration that was cut short.
         raise invalid_argument(
             f"must specify at least one 'input' or 'output' for {message.name}: neither its configuration nor its"
             " auto_complete_config names one"
@@ -149,8 +149,8 @@ def complete_definition(
 
 
 def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]) -> ModelDefinition:
-    """The definition as clients see it once its instances have their places: no group is of KIND_AUTO any more.
-    `places`: the kind and the GPUs of each group, in their order."""
+    """Return the definition with the final kind and GPUs of each instance group, so no group is of KIND_AUTO. `places`:
+    in the groups' order."""
     message = deepcopy(definition.message)
     for group, (kind, gpus) in zip(message.instance_group, places, strict=False):
         group.kind = cast("ModelInstanceGroup.Kind", ModelInstanceGroup.Kind.Value(kind.value))
@@ -159,9 +159,9 @@ def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind
 
 
 def find_model_file(definition: ModelDefinition, version_folder: Path, architecture: str = "") -> Path:
-    """The model's file (or folder, where a model is one) in a version folder; the folder itself for an ensemble.
-    `architecture`: of the GPU that it is for, e.g. "gfx90a"; "" = on the CPU, or not known. Raises: ServeError:
-    INVALID_ARGUMENT that lists what was expected and what is there."""
+    """Return the model's file (or folder, for some formats) in a version folder; the folder itself for an ensemble.
+    `architecture`: of the target GPU, e.g. "gfx90a"; "" = a CPU, or unknown. Raises ServeError (INVALID_ARGUMENT) that
+    lists the expected and the present files."""
     if definition.backend is None:
         return version_folder
     # ROCm adds features to the name: gfx90a:sramecc+:xnack-.
@@ -181,35 +181,35 @@ def find_model_file(definition: ModelDefinition, version_folder: Path, architect
 
 @dataclass(frozen=True)
 class FolderReading:
-    """Reads the models of a folder, validated as far as that goes without loading them."""
+    """Reads the models of a folder and validates them as far as that is possible without loading them."""
 
     folder: Path
     registry: BackendRegistry
     name: str = ""
-    """The model's; "" = the folder's."""
+    """Expected name of the model; "" = the folder's name."""
     config_name: str = ""
-    """Take configs/<config_name>.pbtxt where it exists (tritonserver's --model-config-name)."""
+    """Read configs/<config_name>.pbtxt if it exists (tritonserver's --model-config-name)."""
     strict: bool = False
     """Complete nothing from the files (tritonserver's --disable-auto-complete-config)."""
     request: ConfigRequest | None = None
-    """A load request's configuration, which takes the place of the folder's file as far as it may."""
+    """A load request's configuration, which replaces the folder's as far as the rules allow."""
     repository: Path | None = None
-    """Files may be links to elsewhere in this folder; without it, in the model's folder only."""
+    """Links may lead into this folder; None = only into the model's folder."""
     namespace: str = ""
-    """Whose models go before those of others as members of an ensemble."""
+    """An ensemble's steps prefer members of this namespace."""
     flat: FlatModel | None = None
-    """Where the model's file is, if that is not a version folder."""
+    """Where the model's file lies if not in a version folder."""
     renames: bool = False
-    """`name` goes before that in the configuration."""
+    """`name` overrides the configuration's name."""
     preprocess: str = ""
-    """Goes before the parameter of that name; "" = as it is written."""
+    """Overrides the parameter `preprocess`; "" = the parameter stays."""
 
     @cached_property
     def files(self) -> ModelFolder:
         return ModelFolder(self.folder, self.repository)
 
     def written(self) -> WrittenConfig:
-        """The configuration as its author wrote it. Raises: ServeError INVALID_ARGUMENT."""
+        """Read the configuration as written. Raises ServeError (INVALID_ARGUMENT)."""
         return read_written_config(
             self.files,
             self.name or self.folder.name,
@@ -222,9 +222,10 @@ class FolderReading:
     def definitions(
         self, written: WrittenConfig | None = None, *, keep_refused: bool = False
     ) -> tuple[ModelDefinition, ...]:
-        """`written`: takes the place of what the folder says. `keep_refused`: give what can be read but not be loaded
-        too, with its `refusal`, instead of raising that. Raises: ServeError: INVALID_ARGUMENT with what is wrong and
-        where, UNIMPLEMENTED for what is not supported; RequestRefused: the request sets what clients may not."""
+        """Define the models. `written` replaces the folder's configuration. `keep_refused`: return definitions that
+        cannot be loaded, with their `refusal`, instead of raising it. Raises ServeError: INVALID_ARGUMENT with the
+        fault and its position, UNIMPLEMENTED for unsupported settings; RequestRefused if the request sets what clients
+        may not."""
         written = written or self.written()
         definitions = tuple(
             self._define(model, written, () if place else written.warnings)
@@ -238,7 +239,7 @@ class FolderReading:
     def _define(self, model: ModelConfig, written: WrittenConfig, warnings: tuple[str, ...]) -> ModelDefinition:
         message = self._named(model, written)
         for step in message.ensemble_scheduling.step:
-            # As in Triton: whatever is written, it is the ensemble's own.
+            # As in Triton, the ensemble's namespace replaces a written one.
             step.model_namespace = self.namespace
         found = choose_backend(message, self.registry, self.files, strict=self.strict)
         backend, refusal = (None, found) if isinstance(found, ServeError) else (found, None)
@@ -278,7 +279,7 @@ class FolderReading:
             return replace(definition, backend=None, refusal=error.with_traceback(None))
 
     def _checked(self, definition: ModelDefinition) -> ModelDefinition:
-        """The definition with its whole configuration. Raises: ServeError: no version of it can be loaded."""
+        """Complete and check a definition. Raises ServeError if no version of it can be loaded."""
         message, backend = definition.message, definition.backend
         check_loadable(message)
         warnings = check_supported(message, backend)
@@ -308,11 +309,10 @@ class FolderReading:
 def choose_backend(
     message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, *, strict: bool
 ) -> BackendSpec | ServeError | None:
-    """The backend that `platform` and `backend` name; when both are empty, the one whose model file is there; None for
-    an ensemble, which may leave its platform out. The error where there is no such `backend`, or `platform` is one of
-    Triton's alone: the configuration can be read, but no version of the model be loaded. `strict`: the files are not
-    read. Raises: ServeError: INVALID_ARGUMENT when there is none, when the two disagree, or when files of several are
-    there."""
+    """Return the backend that `platform` and `backend` name, or whose model file is present if both are empty. None for
+    an ensemble, whose platform may be empty. Returns an error if the backend does not exist here: the configuration is
+    readable, but no version can be loaded. `strict`: ignore the files. Raises ServeError (INVALID_ARGUMENT) if nothing
+    fits, if several backends fit, or if platform and backend disagree."""
     platform, backend = message.platform, message.backend
     unnamed = not platform and not backend
     if platform == ENSEMBLE_PLATFORM or (unnamed and message.HasField("ensemble_scheduling")):
@@ -324,7 +324,7 @@ def choose_backend(
         return _backend_of_files(message, registry, folder, reason)
     by_platform = registry.find(platform, "") if platform else None
     by_backend = registry.find("", backend) if backend else None
-    # Of a backend that Triton does not know itself, the platform is no more than a word for its metadata.
+    # For a backend unknown to Triton, the platform is only metadata.
     is_free = by_backend is not None and by_backend.answers_requests
     lacks_backend = bool(backend) and by_backend is None
     if lacks_backend or (platform in _TRITON_BACKENDS and by_platform is None and not is_free):
@@ -347,8 +347,7 @@ def choose_backend(
 
 
 def matching_files(place: Listing, filenames: Iterable[str]) -> tuple[str, ...]:
-    """The files (or folders, for models that are one) of the first name that matches any; no pattern matches hidden
-    ones."""
+    """Return the files or folders that match the first name with any match. Patterns match no hidden names."""
     for filename in filenames:
         if any(character in filename for character in "*?["):
             matches = tuple(name for name in place.visible if fnmatchcase(name, filename))
@@ -362,9 +361,9 @@ def matching_files(place: Listing, filenames: Iterable[str]) -> tuple[str, ...]:
 def fill_backend_fields(
     message: ModelConfig, backend: BackendSpec, folder: ModelFolder, filenames: Iterable[str]
 ) -> None:
-    """Write `platform`, `backend` and, where one file is the model, `default_model_filename` where they are empty."""
+    """Fill `platform`, `backend` and, if exactly one file is the model, `default_model_filename`, if they are empty."""
     if not backend.answers_requests:
-        # Triton leaves that of Python models empty, as they may say one of their own.
+        # Triton leaves a Python model's platform empty, because the model may set one.
         message.platform = message.platform or backend.platforms[0]
     message.backend = message.backend or backend.name
     if message.default_model_filename:
@@ -382,18 +381,19 @@ _WEIGHTS_ADVICE = (
     "model.eval(), inputs), 'model.pt2'), or write a model.py that loads it"
 )
 _SHOWN_NAMES = 20
-"""Of a folder's files, in a text."""
+"""File names listed in an error."""
 
 
 def describe_files(place: Listing) -> str:
-    """What lies in a folder, for errors."""
+    """List a folder's files for an error."""
     names = place.visible
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return ", ".join(names[:_SHOWN_NAMES]) + more or "no files"
 
 
 def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, reason: str) -> BackendSpec:
-    """`reason`: why the configuration should have said it. Raises: ServeError: INVALID_ARGUMENT."""
+    """Return the backend that fits the model's file. `reason` begins the error. Raises ServeError
+    (INVALID_ARGUMENT)."""
     if message.default_model_filename:
         ending = Path(message.default_model_filename).suffix
         candidates = [
@@ -404,7 +404,7 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
         where = f"default_model_filename '{message.default_model_filename}'"
     else:
         place = folder.places[0]
-        # Those with a model file by its exact name; when there is none, those whose pattern matches one file.
+        # Backends with a file of their exact name come first, else backends whose pattern matches one file.
         exact = {spec.name: [name for name in spec.model_filenames if "*" not in name] for spec in registry.backends}
         candidates = [spec for spec in registry.backends if matching_files(place, exact[spec.name])] or [
             spec for spec in registry.backends if len(matching_files(place, spec.model_filenames)) == 1

@@ -1,7 +1,7 @@
-"""Checks ensembles: each by itself, that every tensor is written, read and reachable; and against its members, that
-every map names real tensors, and that datatypes, shapes and batch sizes agree.
+"""Checks of ensembles: alone, that every tensor is written, read and reachable; with the members, that every mapped
+tensor exists and that datatypes, shapes and batch sizes agree.
 
-Rules and words are Triton's (its model_config_utils and ensemble_utils).
+Rules and texts are Triton's (its model_config_utils and ensemble_utils).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rocserve.protocol.model_config_pb2 import ModelConfig, ModelEnsembling
 
 
 def ensemble_faults(message: ModelConfig) -> Iterator[str]:
-    """Of the ensemble's own configuration. Each relies on what those before it have found right."""
+    """Yield the faults of an ensemble's configuration. Each check relies on the earlier ones."""
     name, steps = message.name, message.ensemble_scheduling.step
     if message.instance_group:
         yield f"instance group should not be specified for ensemble '{name}'"
@@ -29,7 +29,7 @@ def ensemble_faults(message: ModelConfig) -> Iterator[str]:
         yield f"optimization should not be specified for ensemble '{name}'"
     if not steps:
         yield f"must specify 'step' for ensemble '{name}'"
-    # By each tensor that a step writes, those that this step reads.
+    # For each tensor that a step writes: the tensors that the step reads.
     sources: dict[str, Sequence[str]] = {}
     for index, step in enumerate(steps):
         for field in ("model_name", "input_map", "output_map"):
@@ -61,8 +61,8 @@ def ensemble_faults(message: ModelConfig) -> Iterator[str]:
 
 
 def _order(steps: Sequence[EnsembleStep | ModelEnsembling.Step], given: Iterable[str]) -> list[int]:
-    """The places of the steps that can run, each behind those that write what it reads. `given`: the tensors that are
-    there before."""
+    """Return the indices of the steps that can run, each after the steps that write its inputs. `given`: the request's
+    tensors."""
     readers: defaultdict[str, list[int]] = defaultdict(list)
     missing = []
     for place, step in enumerate(steps):
@@ -85,7 +85,7 @@ def _order(steps: Sequence[EnsembleStep | ModelEnsembling.Step], given: Iterable
 
 
 def _not_written(output: str, ensemble: str, sources: Mapping[str, Sequence[str]], ready: Set[str]) -> str:
-    """With the furthest tensor up the graph that keeps the output from being ready; cycles end the search."""
+    """Return the error, with the furthest unready tensor on the way to the output. A cycle ends the search."""
     source = output
     seen: set[str] = set()
     while unready := [read for read in sources.get(source, ()) if read not in ready and read not in seen]:
@@ -102,7 +102,7 @@ _VARIABLE = -1
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor of the ensemble, and the model that its datatype and shape were taken from."""
+    """A tensor of the ensemble, and the model that declared its datatype and shape first."""
 
     model: str
     datatype: DataType
@@ -115,9 +115,9 @@ class _Tensor:
 
 
 def check_ensemble(config: PlainConfig, members: Mapping[ModelKey, PlainConfig | None]) -> bool:
-    """Check a complete ensemble against its complete members; whether it is decoupled, as a member of it is. `members`:
-    by what the steps find them by; None, or no entry, for one that is not available. Raises: ServeError:
-    INVALID_ARGUMENT with the first fault, in Triton's words."""
+    """Check a complete ensemble against its complete members. Returns whether the ensemble is decoupled because a
+    member is. `members`: by the steps' keys; None or missing = not available. Raises ServeError (INVALID_ARGUMENT) with
+    the first fault, in Triton's words."""
     missing = sorted({step.model_name for step in config.ensemble_steps if members.get(step.member) is None})
     if missing:
         raise invalid_argument(
@@ -144,7 +144,7 @@ def check_ensemble(config: PlainConfig, members: Mapping[ModelKey, PlainConfig |
                     f"{where}inconsistent data type: {type_name(known.datatype)} is inferred from model {known.model}"
                     f" while {type_name(declared.datatype)} is inferred from model {declared.model}"
                 )
-            # A member that does not batch may stand in an ensemble that does: then its first dimension is the batch.
+            # A member that does not batch fits a batching ensemble if its first dimension is the batch.
             if not _agree(known.dims, declared.dims) and not _agree(known.shape, declared.shape):
                 raise invalid_argument(
                     f"{where}inconsistent shape: {format_shape(known.shape)} is inferred from model {known.model} while"
@@ -154,8 +154,8 @@ def check_ensemble(config: PlainConfig, members: Mapping[ModelKey, PlainConfig |
 
 
 def _declarations(ensemble: str, step: EnsembleStep, member: PlainConfig) -> Iterator[tuple[str, _Tensor]]:
-    """What a step's member says of the ensemble's tensors. Raises: ServeError: it has no such tensor, or one that the
-    step does not give it."""
+    """Yield the member's declarations of the ensemble's tensors. Raises ServeError if the member lacks a mapped tensor,
+    or the step lacks a required input."""
     ends: tuple[tuple[Mapping[str, str], str, tuple[InputConfig | OutputConfig, ...]], ...] = (
         (step.input_map, "mapping to non-existing input", member.inputs),
         (step.output_map, "mapped from non-existing output", member.outputs),
@@ -177,14 +177,14 @@ def _declarations(ensemble: str, step: EnsembleStep, member: PlainConfig) -> Ite
 
 
 def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
-    """Whether answers of a decoupled member flow through the ensemble. Each of its answers is a stream element; a step
-    cannot join elements of different streams. Raises: ServeError."""
+    """Whether responses of a decoupled member reach the ensemble's outputs. Each response is an element of a stream,
+    and a step cannot join elements of different streams. Raises ServeError."""
     streams = {tensor.name: 0 for tensor in config.inputs}
     for place in _order(config.ensemble_steps, streams):
         step = config.ensemble_steps[place]
         sources = {streams[name] for name in step.input_map.values()}
         if len(sources) > 1:
-            # Triton names the ensemble where the step's model is meant.
+            # Triton names the ensemble instead of the step's model.
             raise invalid_argument(
                 f"in ensemble {config.name}, step of model '{config.name}' receives inputs originated from"
                 f" different decoupled models; it is the step of '{step.model_name}'"
@@ -195,8 +195,8 @@ def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
 
 
 def check_no_cycle(key: ModelKey, ensembles: Mapping[ModelKey, PlainConfig]) -> None:
-    """Check that the ensemble of this key does not contain itself through other ensembles. Raises: ServeError:
-    INVALID_ARGUMENT with the names along the circle."""
+    """Check that an ensemble does not contain itself through other ensembles. Raises ServeError (INVALID_ARGUMENT) with
+    the names along the cycle."""
     waiting = [key] if key in ensembles else []
     found_in: dict[ModelKey, ModelKey] = {}
     while waiting:

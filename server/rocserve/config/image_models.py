@@ -1,7 +1,7 @@
-"""Image models: what `preprocess` among a model's parameters stands for, as folders of a repository.
+"""Image models: generates the model folders that the parameter `preprocess` asks for.
 
-A model that takes pixels gets three models beside it: `<name>_preprocess`, a rocAL pipeline from encoded images to its
-input; `<name>_postprocess`, from its outputs to labels or boxes; and `<name>_image`, the ensemble of all three.
+A model that takes pixels gets three models: `<name>_preprocess`, a rocAL pipeline from encoded images to its input;
+`<name>_postprocess`, from its outputs to labels or boxes; and `<name>_image`, the ensemble of all three.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rocserve.presets import NAMES, PREPROCESS
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 LABELS_FILENAME = "labels.txt"
-"""The names of the classes, a line each; in the folder of the model, and in that of its post-processing."""
+"""Class names, one per line, in the folder of the model and of its post-processing."""
 
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
 _CROP_FRACTION = 0.875
-"""How much of an image's shorter side classifiers are tested on: 224 of 256 pixels."""
+"""Share of an image's shorter side that classifiers are tested on: 224 of 256 pixels."""
 _DATATYPES = frozenset({DataType.FP32, DataType.FP16, DataType.UINT8})
-"""Of pixels; what a pipeline can give."""
+"""Pixel types that a pipeline can output."""
 _YOLOV4_STRIDES = (8, 16, 32)
 _YOLOV4 = {
     "strides": "8, 16, 32",
@@ -43,18 +43,18 @@ _YOLOV4 = {
     "iou_threshold": "0.213",
     "max_boxes": "100",
 }
-"""As published with the ONNX Model Zoo's file."""
+"""The published parameters of the ONNX Model Zoo's model."""
 _YOLOV8 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.7", "max_boxes": "300"}
-"""What its makers' own program does unless it is told otherwise."""
+"""The defaults of its authors' program."""
 _MARGIN_LEVEL = 114
-"""The grey beside an image that is not as wide, or not as high, as the input: what such networks were trained with."""
+"""Grey level of the margins that fit an image to the input, as in the training of such networks."""
 
 Files = Mapping[PurePosixPath, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class MadeModel:
-    """A model as the files of its folder."""
+    """A generated model: its name and its folder's files."""
 
     name: str
     files: Files
@@ -62,7 +62,7 @@ class MadeModel:
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """What a network takes of each image."""
+    """A network's input for one image."""
 
     name: str
     datatype: DataType
@@ -78,39 +78,38 @@ class _Input:
 @dataclass(frozen=True, slots=True)
 class _Preset:
     side: int
-    """Of an input that takes images of any size."""
+    """Side of inputs that accept any size."""
     operations: Callable[[_Input], list[dict[str, Any]]]
-    """From an image to UINT8 levels of the input's size, ..."""
+    """Pipeline steps from an image to UINT8 levels of the input's size."""
     mean: tuple[float, ...]
     std_dev: tuple[float, ...]
-    """... of which the one is subtracted, and which the other divides, both for levels from 0 to 1; but for an input
-    of UINT8, whose network does so itself."""
+    """`mean` is subtracted from levels of 0 to 1, then `std_dev` divides them. An input of UINT8 gets raw levels."""
     postprocess: Callable[[PlainConfig, _Input, tuple[str, ...]], _Postprocess]
-    """Of the model, its input and the labels that its user has given."""
+    """Called with the model, its input and the user's labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Postprocess:
     message: ModelConfig
     module: str
-    """Whose TritonPythonModel it is."""
+    """The module that defines TritonPythonModel."""
     labels: tuple[str, ...]
     inputs: Mapping[str, str]
-    """Its inputs, by the model's outputs."""
+    """Names of the post-processing inputs by the model's outputs."""
     is_detector: bool
 
 
 def class_names(config: PlainConfig, folder: ModelFolder) -> tuple[str, ...]:
-    """The names of a model's classes: those of its output, else labels.txt in its folder; else none. Raises:
-    ServeError: INVALID_ARGUMENT, the file cannot be used."""
+    """Return a model's class names: the labels of its output, else labels.txt in its folder, else none. Raises
+    ServeError (INVALID_ARGUMENT) if the file is unusable."""
     own = next((output.labels for output in config.outputs if output.labels), ())
     return own or read_names(folder, LABELS_FILENAME)
 
 
 def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[MadeModel, ...]:
-    """The models beside the one with this configuration, which is complete and has the parameter. `labels`: the names
-    of the classes; none = those that are known by their number (ImageNet's, COCO's), else numbers. Raises: ServeError:
-    INVALID_ARGUMENT, there is no such preset, or the model is not what it is for."""
+    """Generate the image models of a complete configuration that has the parameter. `labels`: class names; none =
+    well-known names by their number (ImageNet's, COCO's), else numbers. Raises ServeError (INVALID_ARGUMENT) if the
+    preset is unknown or does not fit the model."""
     name = config.parameters[PREPROCESS]
     if name not in _PRESETS:
         raise invalid_argument(f"model '{config.name}': unknown {PREPROCESS} '{name}'{suggest(name, _PRESETS)}")
@@ -133,7 +132,7 @@ def _made(message: ModelConfig, files: Mapping[str, str]) -> MadeModel:
 
 
 def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
-    """Raises: ServeError."""
+    """Return the model's image input. Raises ServeError."""
     entry = config.inputs[0] if len(config.inputs) == 1 else None
     dims = () if entry is None else _of_one(config, entry.dims)
     places = [place for place in (0, 2) if len(dims) == 3 and dims[place] == 3]
@@ -148,12 +147,12 @@ def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
 
 
 def _of_one(config: PlainConfig, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """The dims of what belongs to one image, where a model that does not batch has a dimension for that in front."""
+    """Return the dims for one image: a model that does not batch may have a leading dimension for the batch."""
     return dims[1:] if not config.max_batch_size and dims[:1] in ((1,), (-1,)) else dims
 
 
 def _gives_numbers(config: PlainConfig) -> bool:
-    """That post-processing by numpy can read, which has no BF16."""
+    """Whether numpy can read the outputs in post-processing; numpy has no BF16."""
     return all(output.datatype not in (DataType.BYTES, DataType.BF16) for output in config.outputs)
 
 
@@ -192,7 +191,7 @@ def _pipeline(
 
 def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelConfig:
     message = ModelConfig(name=f"{config.name}_image", platform=ENSEMBLE_PLATFORM)
-    # Each image has another number of boxes: they do not batch.
+    # Images differ in their number of boxes, so detections do not batch.
     message.max_batch_size = 0 if post.is_detector else config.max_batch_size
     _add(message.input, _ENCODED, DataType.BYTES, [1])
     for output in post.message.output:
@@ -262,7 +261,7 @@ def _detector(config: PlainConfig, parameters: Mapping[str, str], labels: tuple[
 def _python_model(
     config: PlainConfig, max_batch_size: int, tensors: Sequence[OutputConfig], names: Sequence[str]
 ) -> ModelConfig:
-    """A Python model with these inputs, which are the outputs of the model of `config`."""
+    """Make a Python model whose inputs are outputs of the model of `config`."""
     message = ModelConfig(name=f"{config.name}_postprocess", backend="python", max_batch_size=max_batch_size)
     message.instance_group.add(count=1, kind=ModelInstanceGroup.KIND_CPU)
     for name, tensor in zip(names, tensors, strict=True):
@@ -285,7 +284,7 @@ def _labels(config: PlainConfig, given: tuple[str, ...], classes: int) -> tuple[
 
 
 _PUBLIC_LABELS = {80: ((), "coco.txt"), 1000: ((), "imagenet.txt"), 1001: (("background",), "imagenet.txt")}
-"""By the number of classes: what goes before, and the file that has the others."""
+"""By the number of classes: labels before those of the file, and the file."""
 
 
 def _add(tensors: Any, name: str, datatype: DataType | None, dims: Sequence[int]) -> Any:
@@ -297,7 +296,7 @@ def _add(tensors: Any, name: str, datatype: DataType | None, dims: Sequence[int]
 
 
 def _shorter_side(entry: _Input) -> list[dict[str, Any]]:
-    """The shorter side a little longer than the input's, from which the middle is cut."""
+    """Resize so that the shorter side is slightly longer than the input's; the middle is cut out."""
     shorter = round(max(entry.height, entry.width) / _CROP_FRACTION)
     return [{"operation": "resize", "resize_shorter": shorter, "interpolation_type": "TRIANGULAR"}]
 
@@ -307,7 +306,7 @@ def _stretched(entry: _Input) -> list[dict[str, Any]]:
 
 
 def _fitted(entry: _Input) -> list[dict[str, Any]]:
-    """The whole image in the top left corner, grey beside it."""
+    """Place the whole image in the top left corner, with grey margins."""
     size = {"resize_width": entry.width, "resize_height": entry.height}
     fill = {"out_of_bounds_policy": "PAD", "fill_values": [_MARGIN_LEVEL]}
     return [

@@ -1,7 +1,6 @@
-"""A model's folder as one reading of its configuration sees it, listed once; its versions; and the files that a
-configuration names in it: labels, the states that sequences begin with, and those of repository agents
-(model_repository_agents), of which there is one, Triton's `checksum`: its parameters name files and their digests.
-"""
+"""A model's folder: lists it once per reading, selects its versions, and reads the files that its configuration names:
+labels, initial states of sequences, and files of repository agents. The only agent is Triton's `checksum`, whose
+parameters name files and their digests."""
 
 from __future__ import annotations
 
@@ -23,17 +22,18 @@ from rocserve.protocol.model_config_pb2 import ModelConfig
 _BESIDE = ("config.pbtxt", "labels.txt")
 _HIGHEST = 2**63 - 1
 _GET_WITH = "get_with"
-"""The parameter by which a model that comes without its files names the command that fetches them."""
+"""Parameter with the command that fetches a model's missing files."""
 
 
 def is_version_name(name: str) -> bool:
-    """Whether a folder of this name holds a version: digits only, no leading zero but "0" itself, at most 63 bits."""
+    """Whether a folder of this name holds a version: digits only, at most 63 bits, without a leading zero except "0"
+    itself."""
     digits = name.isascii() and name.isdigit() and len(name) <= 19
     return digits and (name == "0" or not name.startswith("0")) and int(name) <= _HIGHEST
 
 
 def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[int, ...]:
-    """The versions that the policy serves, ascending. Specific ones that are not there are left out."""
+    """Return the versions that the policy serves, ascending. Missing specific versions are left out."""
     existing = sorted(set(available))
     if policy.specific is not None:
         return tuple(version for version in existing if version in policy.specific)
@@ -41,7 +41,7 @@ def select_versions(policy: VersionPolicy, available: Iterable[int]) -> tuple[in
 
 
 def no_version_text(config: PlainConfig) -> str:
-    """The error of a model none of whose versions may be served, first in Triton's words."""
+    """Return the error of a model without any version to serve; it begins with Triton's words."""
     text = f"at least one version must be available under the version policy of model '{config.name}'"
     command = config.parameters.get(_GET_WITH, "").strip()
     return f"{text}; get one with: {command}" if command else text
@@ -49,34 +49,34 @@ def no_version_text(config: PlainConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FlatModel:
-    """A model without version folders: its file lies directly in a folder, and is version 1."""
+    """A model without version folders: its file lies directly in a folder and is version 1."""
 
     file: str = ""
-    """Its name; "" = one of those that the backends know their models by."""
+    """Name of the model's file; "" = one of the backends' names."""
     is_alone: bool = False
-    """The folder is not the model's own, so that most of its files are none of the model: see `has`."""
+    """The folder is not the model's own, so `has` chooses the model's files."""
 
     def has(self, name: str) -> bool:
-        """Whether a file of the folder is the model's: all are of its own folder; else its file, those that are named
-        after that (`resnet.onnx.data`, `resnet.onnx_data`, `resnet.bin` of `resnet.onnx`), its labels and its
-        configuration."""
+        """Whether a file of the folder is the model's. In the model's own folder all are; else only the model's file,
+        files named after it (`resnet.onnx.data`, `resnet.onnx_data`, `resnet.bin` for `resnet.onnx`), its labels and
+        its configuration."""
         if not self.is_alone or name in _BESIDE:
             return True
         return name.startswith((self.file, f"{PurePath(self.file).stem}."))
 
     def files(self, folder: Path) -> tuple[Path, ...]:
-        """Those of the folder that are there."""
+        """Return the model's files in the folder."""
         return tuple(path for path in sorted(folder.iterdir()) if self.has(path.name) and is_so(path.is_file))
 
 
 class Listing:
-    """The files and folders of a folder at one moment; those of one that cannot be read are none."""
+    """The files and folders in a folder at one moment; none if the folder cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.entries: Mapping[str, os.DirEntry[str]] = {}
         self.error = ""
-        """Why it could not be read."""
+        """Why the folder could not be read; "" = it could."""
         try:
             with os.scandir(path) as entries:
                 self.entries = {entry.name: entry for entry in entries}
@@ -95,7 +95,7 @@ class Listing:
         return (entry := self.entries.get(name)) is not None and is_so(entry.is_file)
 
     def has(self, path: str) -> bool:
-        """Whether there is a file or folder at this relative path; a link that leads nowhere is none."""
+        """Whether a file or folder exists at this relative path; a broken link does not count."""
         if "/" not in path:
             entry = self.entries.get(path)
             if entry is None or not entry.is_symlink():
@@ -105,11 +105,11 @@ class Listing:
 
 @dataclass(frozen=True, eq=False)
 class ModelFolder:
-    """Opens what a configuration names only within the model's folder, or the repository that it is in."""
+    """Resolves names in a configuration to files in the model's folder or its repository only."""
 
     path: Path
     repository: Path | None = None
-    """Links may lead to elsewhere in it; None: they stay in the model's folder."""
+    """Links may lead into this folder; None = only into the model's folder."""
 
     @cached_property
     def listing(self) -> Listing:
@@ -117,18 +117,18 @@ class ModelFolder:
 
     @cached_property
     def versions(self) -> tuple[int, ...]:
-        """Ascending: the sub-folders with integer names (a leading zero makes none)."""
+        """Versions in ascending order."""
         return tuple(sorted(int(name) for name in self.listing.folders if is_version_name(name)))
 
     @cached_property
     def places(self) -> tuple[Listing, ...]:
-        """Where the model's file may be: the version folders, highest first; without any, the folder itself (a model
-        mounted without versions)."""
+        """Folders that may hold the model's file: the version folders, highest first; without any, the model's folder
+        itself (a model mounted without versions)."""
         return tuple(Listing(self.path / str(version)) for version in reversed(self.versions)) or (self.listing,)
 
     @property
     def ignored_versions(self) -> tuple[str, ...]:
-        """What Triton warns of: sub-folders that would be versions but for zeros in front."""
+        """Triton's warnings about folders that are no versions only because of leading zeros."""
         return tuple(
             f"ignore version directory '{name}' which contains leading zeros in its directory name"
             for name in self.listing.folders
@@ -136,8 +136,8 @@ class ModelFolder:
         )
 
     def resolve(self, name: str, what: str, below: str = "") -> Path:
-        """The file that `name` names, relative to the folder or one `below` it. It need not exist. Raises: ServeError:
-        INVALID_ARGUMENT when the name is absolute, has `..` or a zero byte, or leads out by a link."""
+        """Return the path of `name`, relative to the folder or its subfolder `below`. The file need not exist. Raises
+        ServeError (INVALID_ARGUMENT) if the name is absolute, has `..` or a zero byte, or is a link that leads out."""
         base = self.path / below
         pure = PurePosixPath(name)
         if pure.is_absolute() or ".." in pure.parts or "\0" in name:
@@ -159,7 +159,7 @@ class ModelFolder:
         return path
 
     def find(self, name: str, what: str) -> Path | None:
-        """The file of this name, as `resolve` gives it; None: there is none."""
+        """Return the path of an existing file, as `resolve` does; None = no such file."""
         path = self.resolve(name, what)
         is_there = self.listing.has_file(name) if "/" not in name else is_so(path.is_file)
         return path if is_there else None
@@ -170,8 +170,7 @@ class ModelFolder:
 
 
 def is_so(ask: Callable[[], bool]) -> bool:
-    """What a path answers. A link to itself, or what lies where the server may not look, is neither a file nor a
-    folder."""
+    """Return a path's answer, or False if the path is a link to itself or unreadable."""
     try:
         return ask()
     except OSError:
@@ -179,9 +178,9 @@ def is_so(ask: Callable[[], bool]) -> bool:
 
 
 def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]]:
-    """The labels of each output with a `label_filename`, which lies within the model's folder. Raises: ServeError:
-    INVALID_ARGUMENT when the file leads out of the folder or is not UTF-8, INTERNAL when it is absent."""
-    # Each file once: a thousand outputs may name the same million lines.
+    """Read the labels of each output with a `label_filename`. The file must lie in the model's folder. Raises
+    ServeError: INVALID_ARGUMENT if it leads out of the folder or is not UTF-8, INTERNAL if it is missing."""
+    # Each file is read once, because a thousand outputs may share a million lines.
     labels: dict[str, tuple[str, ...]] = {}
     for output in message.output:
         name = output.label_filename
@@ -191,7 +190,7 @@ def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]
 
 
 def read_names(folder: ModelFolder, filename: str) -> tuple[str, ...]:
-    """The lines of a label file that need not be there. Raises: ServeError: as `read_labels`."""
+    """Read the lines of a label file; none if it does not exist. Raises as `read_labels`."""
     return _read_lines(folder, filename, "label file") if folder.listing.has(filename) else ()
 
 
@@ -223,7 +222,7 @@ _MD5 = "md5"
 
 
 def check_agents_known(message: ModelConfig) -> None:
-    """Raises: ServeError INVALID_ARGUMENT: there is no such agent."""
+    """Raise ServeError (INVALID_ARGUMENT) for an unknown agent."""
     for agent in message.model_repository_agents.agents:
         if agent.name != CHECKSUM:
             raise invalid_argument(
@@ -233,8 +232,8 @@ def check_agents_known(message: ModelConfig) -> None:
 
 
 def run_agents(message: ModelConfig, folder: ModelFolder) -> None:
-    """Let the agents check the files of a model's folder. Raises: ServeError: INVALID_ARGUMENT in Triton's words: a
-    file is not there or not what it should be; UNIMPLEMENTED: another kind of digest."""
+    """Let the agents check the files of a model's folder. Raises ServeError in Triton's words: INVALID_ARGUMENT for a
+    missing or different file; UNIMPLEMENTED for another kind of digest."""
     for agent in message.model_repository_agents.agents:
         for key, wanted in sorted(agent.parameters.items()):
             algorithm, colon, name = key.partition(":")
@@ -256,8 +255,8 @@ INITIAL_STATE_FOLDER = "initial_state"
 
 
 def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str, bytes]:
-    """By the state's input name, what its `initial_state` names in the model's folder; none for zeros. Raises:
-    ServeError: INVALID_ARGUMENT, a file is missing, elsewhere, or too short."""
+    """Read the files of `initial_state`, by the state's input name; none for zeros. Raises ServeError
+    (INVALID_ARGUMENT) if a file is missing, outside of the folder, or too short."""
     contents: dict[str, bytes] = {}
     states = () if config.sequence_batching is None else config.sequence_batching.states
     for state, initial in ((each, initial) for each in states for initial in each.initial_states):
@@ -268,7 +267,7 @@ def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str
         expected = math.prod(initial.dims) * initial.datatype.itemsize
         try:
             with path.open("rb") as file:
-                # Of strings, whose sizes vary, all.
+                # Strings have no fixed size, so the whole file is read.
                 content = file.read(expected or MOST_SAMPLE_BYTES)
         except OSError as error:
             raise invalid_argument(

@@ -1,4 +1,4 @@
-"""Protobuf's text format, with errors that say where they are and what was probably meant.
+"""Protobuf's text format, with errors that state the position and the name that was probably meant.
 
 The format: https://protobuf.dev/reference/protobuf/textformat-spec/
 """
@@ -19,27 +19,28 @@ from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _LONGEST_NAME = 100
-"""Characters of a wrong name that others are compared with: the comparison's time grows with its square."""
+"""Characters of a wrong name that are compared with known names, because the time grows with the square of the
+length."""
 _YAML = re.compile(r"^---[^\S\n]*$|^[^\S\n]*- \S|^\w+:[^\S\n]*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
-"""A document's mark, an entry of a list, a name with nothing behind it, a text without quotes. Each within its line:
-from each of a million empty lines a search would go on to the last."""
+"""A document mark, a list entry, a name without a value, or an unquoted text. Each match stays within its line, because
+a search across a million empty lines would take quadratic time."""
 _POSITION = re.compile(r"^\d+:\d+ : ")
 NO_FIELD = re.compile(r'Message type "(?P<type>[\w.]+)" has no field named "(?P<name>[^"]*)"(?: at "(?P<path>[^"]*)")?')
-"""Protobuf's words, of its text format and of JSON."""
+"""The error of protobuf's text and JSON parsers."""
 _NO_VALUE = re.compile(r'^Enum type "(?P<type>[\w.]+)" has no value named (?P<name>\w+)')
 
 
 def parse_model_config(text: str, source: str) -> ModelConfig:
-    """A ModelConfig from config.pbtxt's text; `source` names the file in errors. Raises: ServeError: INVALID_ARGUMENT,
-    "<source>:<line>:<column>: <what is wrong>"."""
+    """Parse config.pbtxt's text. `source` names the file in errors. Raises ServeError (INVALID_ARGUMENT),
+    "<source>:<line>:<column>: <fault>"."""
     message = ModelConfig()
     parse_text(text, message, source)
     return message
 
 
 def parse_text(text: str, message: Message, source: str) -> None:
-    """Merge text into an empty message of any type. Raises: ServeError: INVALID_ARGUMENT, "<source>:<line>:<column>:
-    <what is wrong>"."""
+    """Merge text into an empty message of any type. Raises ServeError (INVALID_ARGUMENT), "<source>:<line>:<column>:
+    <fault>"."""
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
@@ -51,14 +52,14 @@ def parse_text(text: str, message: Message, source: str) -> None:
             what += f"; this looks like {found}, but is to be protobuf's text format, e.g. {example}"
         raise invalid_argument(f"{source}:{line}:{column}: {what}") from None
     except ValueError as error:
-        # Of numbers that stand for values of enumerations.
+        # For numbers as values of enumerations.
         raise invalid_argument(f"{source}: {str(error)[:1].lower()}{str(error)[1:]}") from None
     if fault := unknown_value(message):
         raise invalid_argument(f"{source}: {fault}")
 
 
 def unknown_value(message: Message) -> str:
-    """What is wrong where an enumeration has a number that it does not know, which protobuf takes; "" = nothing."""
+    """Return the fault if an enumeration has an unknown number, which protobuf accepts; "" = none."""
     for field, value in message.ListFields():
         if field.enum_type is not None:
             for number in value if field.is_repeated else (value,):
@@ -73,7 +74,7 @@ def unknown_value(message: Message) -> str:
 
 
 def messages_in(field: Any, value: Any) -> Iterable[Message]:
-    """The messages that a field of a message holds."""
+    """Return the messages that a field holds."""
     if field.message_type is None:
         return ()
     if field.message_type.GetOptions().map_entry:
@@ -82,13 +83,12 @@ def messages_in(field: Any, value: Any) -> Iterable[Message]:
 
 
 def format_model_config(message: ModelConfig) -> str:
-    """The message as config.pbtxt's text."""
     return text_format.MessageToString(message, as_utf8=True)
 
 
 def read_text(path: Path) -> str:
-    """The text of a configuration file. Raises: ServeError: INVALID_ARGUMENT when it cannot be read, is too large, or
-    is not UTF-8 (with line and column)."""
+    """Read a configuration file. Raises ServeError (INVALID_ARGUMENT) if it cannot be read, is too large, or is not
+    UTF-8 (with line and column)."""
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_CONFIG_BYTES + 1)
@@ -104,7 +104,7 @@ def read_text(path: Path) -> str:
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a wrong name: the name that was probably meant, or all that there are."""
+    """Return the end of an error about a wrong name: the name that was probably meant, or all known names."""
     names = sorted(known)
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(wrong[:_LONGEST_NAME].lower(), by_lower, n=1, cutoff=0.6)
@@ -129,7 +129,7 @@ def _explain(error: str, text: str, line: int, message: Message) -> str:
 
 
 def unknown_field(found: re.Match[str], message: Message) -> str:
-    """What NO_FIELD has found in an error, with the name that was probably meant."""
+    """Return the error for an unknown field, with the name that was probably meant."""
     kind = found["type"].rsplit(".", 1)[-1]
     where = f" at {found['path']}" if found["path"] and found["path"] != kind else ""
     fields = message.DESCRIPTOR.file.pool.FindMessageTypeByName(found["type"]).fields_by_name

@@ -1,7 +1,7 @@
-"""A validated ModelConfig message as the plain data that the rest of the server acts on.
+"""Plain configurations: converts a validated ModelConfig message to the dataclasses that the rest of the server uses.
 
-Fields are taken by their names and converted by the types that core.model_config gives them; `_NAMES` has those that
-have another name in the message, `_FIELDS` and `_KINDS` those of another form.
+Fields are read by name and converted by the types in core.model_config. `_NAMES` has the fields with another name in
+the message, `_FIELDS` and `_KINDS` the fields with another form.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _Convert = Callable[[Any], Any]
 
 
 def to_plain(message: messages.ModelConfig, backend: str, labels: Labels) -> ModelConfig:
-    """The plain form of a normalised and validated message. `backend`: the canonical name of the backend, or
-    "ensemble". `labels`: the lines of each output's label file."""
+    """Convert a normalised and validated message. `backend`: the backend's canonical name, or "ensemble". `labels`: the
+    lines of each output's label file."""
     config: ModelConfig = _converter(ModelConfig)(message)
     outputs = tuple(replace(one, labels=labels[one.name]) if one.name in labels else one for one in config.outputs)
     return replace(config, backend=backend, outputs=outputs)
@@ -44,9 +44,9 @@ def sequence_batching(message: ModelSequenceBatching) -> plain.SequenceBatching:
 
 
 def as_the_model_is(config: ModelConfig, signature: Signature) -> ModelConfig:
-    """The configuration with what the model has otherwise than config.pbtxt says. Inputs that only this calls optional
-    are not: no request may leave them out. Single values are reshaped to the rank 0 that the model has for them, for
-    which there is no word outside a batch: such a tensor stands there as dims of ones."""
+    """Correct the configuration by the loaded model. Inputs that only the configuration calls optional become
+    required. Scalars get an empty reshape, because config.pbtxt cannot express rank 0 without batching and writes
+    dims of ones."""
     needed = {spec.name for spec in signature.inputs} - signature.optional_inputs
     tensors = () if config.max_batch_size > 0 else (*signature.inputs, *signature.outputs)
     scalars = {spec.name for spec in tensors if not spec.shape}
@@ -60,14 +60,14 @@ def as_the_model_is(config: ModelConfig, signature: Signature) -> ModelConfig:
 
 @functools.cache
 def _converter(kind: type) -> _Convert:
-    """Makes an object of plain data from its message."""
+    """Return the converter from a message to a dataclass."""
     hints = typing.get_type_hints(kind)
     fields = [_FIELDS.get((kind, one.name)) or _field(one.name, hints[one.name]) for one in dataclasses.fields(kind)]
     return lambda message: kind(*[read(message) for read in fields])
 
 
 def _field(name: str, hint: Any) -> _Convert:
-    """Reads a field, as its type says, from the message that has it."""
+    """Return the converter of a field, from the message that has it."""
     path = _NAMES.get(name, name)
     get = attrgetter(path)
     if isinstance(hint, types.UnionType):
@@ -101,7 +101,7 @@ def _same(value: Any) -> Any:
 
 
 def version_policy(message: messages.ModelVersionPolicy) -> VersionPolicy:
-    """One that says nothing means all of them to Triton."""
+    """An empty policy means all versions, as in Triton."""
     return VersionPolicy(
         message.latest.num_versions if message.HasField("latest") else None,
         tuple(message.specific.versions) if message.HasField("specific") else None,
@@ -144,7 +144,7 @@ _NAMES = {
     "states": "state",
     "target_names": "target_name",
 }
-"""What the message calls a field of the plain data."""
+"""The message's names of fields."""
 
 _FIELDS: Mapping[tuple[type, str], _Convert] = {
     (ModelConfig, "parameters"): lambda message: {
@@ -167,7 +167,7 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
     },
     (plain.InputConfig, "format"): lambda tensor: messages.ModelInput.Format.Name(tensor.format),
     (plain.OutputConfig, "labels"): lambda _: (),
-    # The text format cannot tell 0 from left out; the highest ready version serves both.
+    # The text format cannot distinguish 0 from a missing value; the highest ready version fits both.
     (plain.EnsembleStep, "model_version"): lambda step: step.model_version or -1,
     (plain.WarmupSample, "inputs"): lambda sample: {
         name: _converter(plain.WarmupInput)(tensor) for name, tensor in sorted(sample.inputs.items())
@@ -180,11 +180,11 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
         None if batching.HasField("oldest") else _converter(plain.DirectStrategy)(batching.direct)
     ),
 }
-"""From the message that has the field."""
+"""Converters from the message that has the field."""
 
 _KINDS: Mapping[object, _Convert] = {
     DataType: datatype_of_number,
     VersionPolicy: version_policy,
     SequenceControl: _control,
 }
-"""From the value."""
+"""Converters from the value."""

@@ -1,6 +1,6 @@
-"""Limits what a load request says of a model: values, but never which code or which program runs.
+"""Rules for load requests: a request may set values, but never choose which code or program runs.
 
-Each field of ModelConfig has its rule here; what has none is refused.
+Each allowed field of ModelConfig has a rule here; other fields are refused.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rocserve.protocol.model_config_pb2 import ModelConfig
 
 
 class Rule(enum.Enum):
-    """What a request may do with a field."""
+    """What a load request may do with a field."""
 
     VALUE = "value"
-    """Set it; of a message's fields each has its own rule."""
+    """Set it. The fields of a message have their own rules."""
     PATH = "path"
     """Name a file in the model's folder."""
     LABELS = "labels"
-    """Name a file whose lines clients can read: one that the repository's configuration names or the request brings."""
+    """Name a file whose lines clients can read: named by the repository's configuration, or sent with the request."""
     PARAMETERS = "parameters"
-    """Set those that the backend leaves to requests (BackendSpec.request_parameters)."""
+    """Set the parameters that the backend opens to requests (BackendSpec.request_parameters)."""
     REPOSITORY = "repository"
-    """Repeat what the repository's configuration says. Left out, that holds."""
+    """Repeat the repository's value. If the request omits the field, the repository's value applies."""
 
 
 _VALUES: Mapping[str, str] = {
@@ -116,11 +116,11 @@ _HELD_FIELDS = tuple(
     entry.name for entry in ModelConfig.DESCRIPTOR.fields if RULES.get(f"ModelConfig.{entry.name}") is Rule.REPOSITORY
 )
 _MODEL_FILES = ("default_model_filename", "cc_model_filenames")
-"""Of a program these say which code runs."""
+"""For models that are programs, these fields choose the code that runs."""
 
 
 class RequestRefused(ServeError):
-    """What a load request asks for is not a client's to say; nothing has been changed."""
+    """A load request asks for something that clients may not decide. Nothing has been changed."""
 
     def __init__(self, text: str) -> None:
         super().__init__(StatusCode.PERMISSION_DENIED, text)
@@ -128,21 +128,21 @@ class RequestRefused(ServeError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigRequest:
-    """The configuration in a load request, beside the repository's own."""
+    """A load request's configuration, with the repository's."""
 
     json: str
     own: ModelConfig = field(default_factory=ModelConfig)
-    """What the repository says of the model; empty where it says nothing, or nothing that can be read."""
+    """The repository's configuration of the model; empty if there is none or it is unreadable."""
     own_backend: str = ""
-    """The name of the backend that serves the repository's model; "" = none."""
+    """Name of the backend of the repository's model; "" = none."""
     brings_files: bool = False
-    """The request has files, which take the place of all that are in the model's folder."""
+    """The request sends files, which replace the model's folder."""
 
     def settle(self, message: ModelConfig, backend: BackendSpec | None) -> None:
-        """Refuse fields that are not the request's to set, and write in those of the repository instead.
+        """Refuse fields that the request may not set, and write the repository's values into them.
 
-        `message`: the request's configuration. `backend`: which it chooses; None for an ensemble. Raises:
-        RequestRefused: with the first field that a request may not set so.
+        `message`: the request's configuration. `backend`: the request's choice; None for an ensemble. Raises
+        RequestRefused for the first forbidden field.
         """
         is_data = backend is None or backend.models_are_data
         if backend is not None and not is_data and (self.brings_files or backend.name != self.own_backend):
@@ -153,7 +153,7 @@ class ConfigRequest:
             )
         own = self.own
         if self.brings_files:
-            # Its other fields are about the files in the repository. The agents check any files.
+            # The repository's other fields describe its own files. The agents check any files.
             own = ModelConfig()
             if self.own.HasField("model_repository_agents"):
                 own.model_repository_agents.CopyFrom(self.own.model_repository_agents)
@@ -176,8 +176,9 @@ class ConfigRequest:
 def _check(
     message: ModelConfig, own: ModelConfig, opened: frozenset[str], labels: set[str] | None, settled: tuple[str, ...]
 ) -> None:
-    """`opened`: parameters that may be set. `labels`: the files of labels that may be named; None = any in the model's
-    folder. `settled`: fields that are the repository's by now. Raises: RequestRefused."""
+    """Check each field against its rule. `opened`: parameters that may be set. `labels`: label files that may be
+    named; None = any in the model's folder. `settled`: fields that already have the repository's value. Raises
+    RequestRefused."""
     for where, rule, value in _settings(message):
         if where in settled:
             continue
@@ -199,7 +200,7 @@ def _check(
 
 
 def _settings(message: Any, path: str = "") -> Iterator[tuple[str, Rule, Any]]:
-    """All that a message says, in the messages within it too: where, its rule, and the value."""
+    """Yield each set field, also of nested messages: its path, rule and value."""
     kind = message.DESCRIPTOR.full_name.removeprefix("inference.")
     for entry, value in message.ListFields():
         where, rule = f"{path}{entry.name}", RULES.get(f"{kind}.{entry.name}", Rule.REPOSITORY)

@@ -1,4 +1,4 @@
-"""What `sequence_batching` must fulfil. Rules and words are Triton's, where it has them."""
+"""Checks of `sequence_batching`. Rules and texts are Triton's if Triton has them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _VARIABLE = -1
 
 
 def sequence_tensor_names(message: ModelConfig) -> tuple[frozenset[str], frozenset[str]]:
-    """The inputs that the server gives the model of itself, and the outputs that it keeps for itself."""
+    """Return the inputs that the server gives to the model, and the outputs that the server keeps."""
     batching = message.sequence_batching
     given = [entry.name for entry in batching.control_input] + [state.input_name for state in batching.state]
     return frozenset(given), frozenset(state.output_name for state in batching.state)
 
 
 def sequence_faults(message: ModelConfig) -> Iterator[str]:
-    """Each relies on what those before it have found right."""
+    """Yield the faults. Each check relies on the earlier ones."""
     batching, model = message.sequence_batching, message.name
     if message.response_cache.enable:
         yield (
@@ -127,7 +127,7 @@ def _state_faults(state: ModelSequenceBatching.State, model: str) -> Iterator[st
 
 
 def _repetitions(message: ModelConfig) -> Iterator[str]:
-    """Each tensor of the model is one of the requests', a control, or a state."""
+    """Yield tensors that are more than one of: a request's tensor, a control, a state."""
     batching = message.sequence_batching
     controls = dict.fromkeys(entry.name for entry in batching.control_input)
     states = Counter(state.input_name for state in batching.state)

@@ -1,5 +1,5 @@
-"""A configuration against what the loaded model reports of itself, in the words of Triton's ONNX Runtime backend; and
-batches of requests of different shapes in it: allow_ragged_batch, batch_input, batch_output."""
+"""Checks of a configuration against the loaded model's signature, in the words of Triton's ONNX Runtime backend; and of
+ragged batches: allow_ragged_batch, batch_input, batch_output."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _VARIABLE = -1
 
 
 def check_signature(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
-    """Warnings about what may go wrong later. Raises: ServeError: INVALID_ARGUMENT when a tensor is unknown to the
-    model, missing, or of another datatype or shape."""
+    """Compare configuration and model, and return warnings. Raises ServeError (INVALID_ARGUMENT) if a tensor is unknown
+    to the model, missing, or of another datatype or shape."""
     _check_inputs_complete(message, signature)
     inputs = {spec.name: spec for spec in signature.inputs}
     outputs = {spec.name: spec for spec in signature.outputs}
@@ -52,7 +52,7 @@ def tensor_fits(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mod
 def _check_inputs_complete(message: ModelConfig, signature: Signature) -> None:
     given = {tensor.name for tensor in message.input} | sequence_tensor_names(message)[0] | batch_input_targets(message)
     required = {spec.name for spec in signature.inputs} - signature.optional_inputs
-    # Equal counts with a name that is not the model's get the clearer text about that name.
+    # If only a name is wrong, _check_tensor has the clearer error.
     if len(given) < len(required) or len(given) > len(signature.inputs):
         missing = sorted(required - given)
         detail = f"; missing: {', '.join(missing)}" if missing else ""
@@ -65,7 +65,7 @@ def _check_inputs_complete(message: ModelConfig, signature: Signature) -> None:
 def _check_sequence_tensors(
     message: ModelConfig, inputs: dict[str, TensorSpec], outputs: dict[str, TensorSpec]
 ) -> None:
-    """The controls and states are the model's, too."""
+    """Check controls and states, which are tensors of the model too."""
     batching = sequence_batching(message.sequence_batching)
     for control in control_inputs(batching):
         spec = inputs.get(control.name)
@@ -105,7 +105,7 @@ def _check_tensor(
             f" '{tensor.name}', model provides {type_name(spec.datatype)}"
         )
     if isinstance(tensor, ModelInput) and tensor.allow_ragged_batch:
-        # The model takes the elements one behind the other.
+        # The model gets the requests' elements concatenated.
         prefix = f"unable to load model '{message.name}', configuration expects model provides input with shape [-1] "
         ragged = f"for ragged input '{tensor.name}'"
         if tensor.optional:
@@ -153,12 +153,12 @@ def _shape_fault(tensor: ModelInput | ModelOutput, spec: TensorSpec, message: Mo
 
 
 def batch_input_targets(message: ModelConfig) -> frozenset[str]:
-    """The model's inputs that the server makes."""
+    """Return the model's inputs that the server generates."""
     return frozenset(name for entry in message.batch_input for name in entry.target_name)
 
 
 def check_batch_inputs_fit(message: ModelConfig, inputs: Mapping[str, TensorSpec]) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT, a batch input is not as the model wants it."""
+    """Compare batch inputs with the model's inputs. Raises ServeError (INVALID_ARGUMENT)."""
     for entry in message.batch_input:
         rank = 2 if entry.kind == BatchInput.BATCH_ITEM_SHAPE else 1
         for name in entry.target_name:
@@ -178,8 +178,8 @@ def check_batch_inputs_fit(message: ModelConfig, inputs: Mapping[str, TensorSpec
 
 
 def batch_faults(message: ModelConfig) -> Iterator[str]:
-    """Of batch inputs and outputs: Triton's rules in its words, and what it only finds when it runs the first batch.
-    Each relies on what those before it have found right. Tensors that are to come from the model are passed over."""
+    """Yield the faults of batch inputs and outputs: Triton's rules in its words, and faults that Triton finds only in
+    the first batch. Each check relies on the earlier ones. Tensors that the model must supply are skipped."""
     inputs = {tensor.name: tensor for tensor in message.input}
     outputs = {tensor.name: tensor for tensor in message.output}
     entries: tuple[BatchInput | BatchOutput, ...] = (*message.batch_input, *message.batch_output)

@@ -1,5 +1,5 @@
-"""Finds a model folder's configuration, in whatever dialect it is written, and reads it as ModelConfig messages; a load
-request may have one as JSON that takes its place."""
+"""Configuration sources: finds a model folder's configuration in any dialect, or a load request's JSON, and reads it as
+ModelConfig messages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 REQUEST_SOURCE = "the load request's config"
-"""Where such a configuration comes from, in the place of a file's name."""
+"""Replaces the file's name in errors."""
 
 
 def parse_override(text: str) -> ModelConfig:
-    """A ModelConfig from its JSON form (protobuf's JSON mapping; unknown fields are errors). Raises: ServeError:
-    INVALID_ARGUMENT, "Invalid config override: ..."."""
+    """Parse a ModelConfig from protobuf's JSON mapping; unknown fields are errors. Raises ServeError
+    (INVALID_ARGUMENT), "Invalid config override: ..."."""
     check_config_size(len(text), REQUEST_SOURCE)
     try:
         document = json.loads(text)
@@ -52,8 +52,7 @@ def parse_override(text: str) -> ModelConfig:
 
 
 def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
-    """As Triton's parser takes it, where Python's would do otherwise: one element may stand for a list of one, and an
-    empty list is no message."""
+    """Adapt JSON to Triton's parser: one element may stand for a list of one, and an empty list is no message."""
     by_name = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
     conforming = dict(document)
     for name, value in document.items():
@@ -72,7 +71,7 @@ def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
 CONFIG_FILENAME = "config.pbtxt"
 TOML_FILENAME = "config.toml"
 CONFIGS_FOLDER = "configs"
-"""Holds the configurations that --model-config-name chooses from."""
+"""Folder of the configurations that --model-config-name chooses from."""
 _WHAT = "configuration file"
 
 
@@ -85,10 +84,10 @@ def read_written_config(
     override_json: str | None,
     is_alone: bool = False,
 ) -> WrittenConfig:
-    """The configuration of a model folder. In this order: the override; configs/<config_name>.pbtxt; config.pbtxt;
-    config.toml (before a config.pbtxt of AMD Inference Server, as there); the one other .toml or .pbtxt file; nothing:
-    the model reports all itself. `is_alone`: the folder is not the model's own, so that no other file is meant than
-    config.pbtxt. Raises: ServeError: INVALID_ARGUMENT when the file is wrong, or when there is none and `strict`."""
+    """Read the configuration of a model folder, from the first of: the override; configs/<config_name>.pbtxt;
+    config.pbtxt; config.toml (before a config.pbtxt of AMD Inference Server, as in that server); the only other .toml
+    or .pbtxt file; none, in which case the model reports everything. `is_alone`: the folder has files of other models,
+    so only config.pbtxt counts. Raises ServeError (INVALID_ARGUMENT) if the file is wrong, or missing with `strict`."""
     if override_json is not None:
         return WrittenConfig((parse_override(override_json),), REQUEST_SOURCE)
     if is_alone and not folder.listing.has_file(CONFIG_FILENAME):
@@ -119,14 +118,14 @@ def _read_pbtxt(path: Path, name: str) -> WrittenConfig:
 
 
 def _read_other_file(folder: ModelFolder, name: str, strict: bool) -> WrittenConfig:
-    """AMD Inference Server lets the file have any name; other TOML files that lie there are left alone."""
+    """Read the only configuration of any name, as AMD Inference Server does. Other TOML files are ignored."""
     listing = folder.listing
     if listing.error:
         raise invalid_argument(f"failed to read the model folder {folder.path}: {listing.error}")
     endings = (".toml", ".pbtxt")
     files = [filename for filename in listing.visible if filename.endswith(endings) and listing.has_file(filename)]
     tomls = (folder.resolve(filename, _WHAT) for filename in files if filename.endswith(".toml"))
-    # As there: TOML goes before pbtxt.
+    # TOML first, as in AMD Inference Server.
     found = [path for path in tomls if configurations.is_toml(path)] or [
         folder.resolve(filename, _WHAT) for filename in files if filename.endswith(".pbtxt")
     ]

@@ -1,6 +1,6 @@
-"""What a ModelConfig must fulfil before a model is loaded, in Triton's rules and words (its model_config_utils); the
-parts of it that a backend does not serve: refused where answers would change, else named once; and its `model_warmup`,
-of which each sample must be a request that the model could get."""
+"""Validation of configurations before a load: Triton's rules in its words (model_config_utils); settings that a backend
+does not support, which are refused if responses would change, else named in a warning; and `model_warmup`, whose
+samples must be valid requests."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ _VARIABLE = -1
 
 
 def check_model_config(message: ModelConfig) -> None:
-    """All that can be checked of a normalised configuration without the model; tensors that are given included. Raises:
-    ServeError: INVALID_ARGUMENT with the first fault."""
+    """Check a normalised configuration, with the tensors it has, without the model. Raises ServeError
+    (INVALID_ARGUMENT) with the first fault."""
     check_readable(message)
     check_loadable(message)
 
 
 def check_readable(message: ModelConfig) -> None:
-    """What must be right for the configuration to be taken at all: its name and its scheduling. Raises: ServeError:
-    INVALID_ARGUMENT with the first fault."""
+    """Check the name and the scheduling, without which a configuration is rejected. Raises ServeError
+    (INVALID_ARGUMENT) with the first fault."""
     for fault in _unreadable(message):
         raise invalid_argument(fault)
 
 
 def check_loadable(message: ModelConfig) -> None:
-    """What Triton checks when it loads a version: tensors and instance groups. Raises: ServeError: INVALID_ARGUMENT
+    """Check tensors and instance groups, as Triton does when it loads a version. Raises ServeError (INVALID_ARGUMENT)
     with the first fault."""
     for fault in _unloadable(message):
         raise invalid_argument(fault)
@@ -67,7 +67,7 @@ def _unreadable(message: ModelConfig) -> Iterator[str]:
             f"a model cannot have the name '{printable(message.name)}': it must be one that a folder may have, of"
             " characters that can be printed"
         )
-    # That a backend exists is checked elsewhere.
+    # choose_backend checks that the backend exists.
     is_ensemble = message.platform == ENSEMBLE_PLATFORM
     if is_ensemble and message.backend:
         yield f"Ensemble model '{message.name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
@@ -130,7 +130,7 @@ def _unloadable(message: ModelConfig) -> Iterator[str]:
 
 
 def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelConfig) -> Iterator[str]:
-    """Each relies on what those before it have found right."""
+    """Yield the faults. Each check relies on the earlier ones."""
     who = f"model {what} '{tensor.name}'" if tensor.name else f"model {what}"
     for field in ("name", "data_type", "dims"):
         if not getattr(tensor, field):
@@ -159,7 +159,7 @@ def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelCo
 
 
 def _trunk_sizes(dims: Sequence[int]) -> list[int]:
-    """Element counts of the stretches between dimensions of any size: [2, 4, -1, 6] gives [8, 6]."""
+    """Return the element counts between variable dimensions: [2, 4, -1, 6] gives [8, 6]."""
     sizes = [1]
     for dim in dims:
         if dim == _VARIABLE:
@@ -196,13 +196,13 @@ def _dynamic_batching_faults(batching: ModelDynamicBatching, message: ModelConfi
 
 
 _SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"}
-"""The first two are written into every configuration that Triton prints; they need no warning. Of the
-last the engines say themselves what they cannot have."""
+"""No warning: Triton prints the first two in every configuration, and the engines themselves report unsupported
+accelerators."""
 
 
 def check_supported(message: ModelConfig, backend: BackendSpec | None) -> tuple[str, ...]:
-    """One warning that names the settings without effect, or none. `backend`: None of an ensemble. Raises: ServeError:
-    UNIMPLEMENTED for a setting without which the model would answer differently."""
+    """Return a warning that names the settings without effect, or nothing. `backend`: None for an ensemble. Raises
+    ServeError (UNIMPLEMENTED) if a setting without support would change responses."""
     for setting, advice in _refused(message, backend):
         raise unimplemented(f"model '{message.name}': {setting} is not supported by this version of rocserve; {advice}")
     ignored = tuple(_ignored(message, backend))
@@ -212,7 +212,7 @@ def check_supported(message: ModelConfig, backend: BackendSpec | None) -> tuple[
 
 
 def _refused(message: ModelConfig, backend: BackendSpec | None) -> Iterator[tuple[str, str]]:
-    """The settings that cannot be honoured, each with what to do."""
+    """Yield unsupported settings with advice."""
     if backend is None:
         return
     sees_requests = backend.answers_requests
@@ -238,14 +238,14 @@ def _refused(message: ModelConfig, backend: BackendSpec | None) -> Iterator[tupl
 def _ignored(message: ModelConfig, backend: BackendSpec | None) -> Iterator[str]:
     takes_operators = backend is not None and backend.takes_operators
     for field, _ in message.optimization.ListFields():
-        # Where a graph can be given operators, it can be optimised too.
+        # An engine that accepts operators also accepts the optimisation level.
         if field.name not in _SILENT and not (field.name == "graph" and takes_operators):
             yield f"optimization.{field.name}"
     for setting in ("secondary_devices", "profile"):
         if any(getattr(group, setting) for group in message.instance_group):
             yield f"instance_group.{setting}"
     if backend is not None and backend.answers_requests:
-        # Its models see each request with its own shape.
+        # Such a model sees each request with its own shape.
         yield from (setting for setting in ("batch_input", "batch_output") if getattr(message, setting))
     if message.model_operations.op_library_filename and not takes_operators:
         yield "model_operations.op_library_filename"
@@ -257,13 +257,13 @@ def _ignored(message: ModelConfig, backend: BackendSpec | None) -> Iterator[str]
 
 
 WARMUP_FOLDER = "warmup"
-"""The folder in the model's folder that holds the files of samples (Triton's name)."""
+"""Folder of the samples' files in the model's folder (Triton's name)."""
 _REQUEST = request_prefix([""])
 
 
 def check_warmup(message: ModelConfig, folder: ModelFolder) -> None:
-    """What a sample says of itself, and that its files are there. Raises: ServeError: INVALID_ARGUMENT with the first
-    fault; INTERNAL where a file cannot be found."""
+    """Check each sample alone, and that its files exist. Raises ServeError: INVALID_ARGUMENT with the first fault;
+    INTERNAL for a missing file."""
     inputs = {tensor.name: tensor for tensor in message.input}
     for sample in message.model_warmup:
         for name, tensor in sample.inputs.items() if sample.batch_size else ():
@@ -278,8 +278,8 @@ def check_warmup(message: ModelConfig, folder: ModelFolder) -> None:
 
 
 def check_warmup_fits(message: ModelConfig, config: PlainConfig) -> None:
-    """Samples against the completed inputs and batch size, as the requests that they are. `config`: the message as
-    plain data. Raises: ServeError INVALID_ARGUMENT."""
+    """Check samples as requests against the completed inputs and batch size. `config`: the message as plain data.
+    Raises ServeError (INVALID_ARGUMENT)."""
     given, _ = sequence_tensor_names(message)
     names = {tensor.name for tensor in config.inputs}
     most, validator = max(config.max_batch_size, 1), RequestValidator(config)
@@ -297,7 +297,7 @@ def check_warmup_fits(message: ModelConfig, config: PlainConfig) -> None:
                     f"unexpected inference input '{name}' for model '{message.name}'"
                     f"{names_hint('its inputs are', name, names)}",
                 )
-        # Of several faults a request's last is told.
+        # Reversed, because the error reports a request's last faulty input.
         inputs = [(name, tensor) for name, tensor in reversed([*sample.inputs.items()]) if name not in given]
         heads = (InputHead(name, tensor.datatype.value, (*rows, *tensor.dims)) for name, tensor in inputs)
         try:

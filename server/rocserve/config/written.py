@@ -1,4 +1,4 @@
-"""A model's configuration as its author wrote it; nothing is completed or checked yet."""
+"""A model's configuration as its author wrote it, neither completed nor checked."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rocserve.protocol.model_config_pb2 import ModelConfig
 class WrittenConfig:
     models: tuple[ModelConfig, ...]
     source: str
-    """The file's name in the model folder, or what stands in its place."""
+    """The file's name in the model folder, or a replacement for errors."""
     warnings: tuple[str, ...] = ()
     is_amd: bool = False
-    """In AMD Inference Server's dialect: its tensors give way to the loaded model's where they differ."""
+    """In AMD Inference Server's dialect: the loaded model's tensors override the configuration's."""
     model_filenames: tuple[str, ...] = ()
-    """Names or patterns of a model's file that the dialect has where the model says none; empty: the backend's."""
+    """The dialect's names or patterns of a model's file, if the model names none; empty = the backend's."""
