@@ -71,7 +71,7 @@ IN_THEIR_ORDER = [
 ]
 DIFFERENCES = (
     Difference(
-        "What is not there is NOT_FOUND with namespaces too",
+        "An unknown model is NOT_FOUND, also with namespaces",
         ["namespaces: a name that is nobody's"],
         "^INVALID_ARGUMENT: Request for unknown model: 'nobody' is not found",
         "^NOT_FOUND: Request for unknown model: 'nobody' is not found",

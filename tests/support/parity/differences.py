@@ -50,7 +50,7 @@ def health_bodies(exchanges: Sequence[str]) -> Difference:
 
 DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
     Difference(
-        "The server says its own name and version, and the workers of AMD Inference Server's that it has",
+        "The server gives its own name and version, and the workers of AMD Inference Server that it has",
         ["server metadata", "HTTP: server metadata"],
         rf"{{'name': 'triton', 'version': '2\.51\.0', 'extensions': {_ALL_EXTENSIONS}}}",
         rf"{{'name': 'rocserve', 'version': '[0-9.]+', 'extensions': {_ALL_EXTENSIONS[:-2]}, 'migraphx', 'rocal'\]}}",
@@ -72,13 +72,13 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         ]
     ),
     Difference(
-        "A method that there is none of is named",
+        "The error for an unknown method names it",
         ["unknown method", "unknown service"],
         "^UNIMPLEMENTED: $",
         r"^UNIMPLEMENTED: Method not found! This server does not serve '/inference\..*No",
     ),
     Difference(
-        "A version is a number and nothing else; Triton reads the number at its beginning",
+        "A version must be a number; Triton accepts text after the number",
         [
             *(
                 f"{what} {version!r}"
@@ -97,13 +97,13 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "^INVALID_ARGUMENT: failed to get model version from specified version string",
     ),
     Difference(
-        "Texts of a request keep their zero bytes, where Triton cuts them off",
+        "Texts of a request keep their zero bytes; Triton cuts them off there",
         ["an id with a zero byte", "model name with a zero byte"],
         r"'id': 'a',|'add' is not found",
         r"'id': 'a\\x00b'|'add\0sub' is not found",
     ),
     Difference(
-        "An empty list is written with both of its brackets",
+        "An empty list is written with both brackets",
         ["one input too many", "too many optional inputs"],
         r"missing required input\(s\) \]\.",
         r"missing required input\(s\) \[\]\.",
@@ -115,7 +115,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "^OK",
     ),
     Difference(
-        "A batch has a row at least; Triton takes 0 rows for none given",
+        "A batch has at least one row; Triton takes 0 rows for an omitted dimension",
         ["batch of zero", "batch below zero"],
         "Expected 16, got 0|batch size does not match other inputs",
         "inference request batch-size must be >= 1 for 'add_sub'",
@@ -127,7 +127,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "Expected 36893488147419103232, got 4",
     ),
     Difference(
-        "A datatype that there is none of is shown as the client wrote it",
+        "The error for an unknown datatype shows what the client wrote",
         [
             "no datatype",
             "unknown datatype",
@@ -140,13 +140,13 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "data-type is '(|INT33|int32|TYPE_INT32|STRING)',|expected datatype 'INT33'",
     ),
     Difference(
-        "BYTES elements that are cut off are found before the backend, with the request's id and the model",
+        "Cut BYTES elements are refused before the backend, with the request's id and the model",
         ["element of BYTES that is cut off", "length of BYTES that is huge", "BYTES cut off in shared memory"],
         "^INVALID_ARGUMENT: incomplete string data for inference input 'INPUT_BYTES', expecting",
         r"^INVALID_ARGUMENT: \[request id: <id_unknown>\] incomplete string data for inference input 'INPUT_BYTES' for",
     ),
     Difference(
-        "Texts of errors in a model's code do not show the server's folders",
+        "Errors in a model's code do not show the server's folders",
         [
             "model that raises",
             "unequal variable dimensions",
@@ -159,19 +159,19 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         r"Error: [^\n]*(;)?$",
     ),
     Difference(
-        "Classes of BYTES are refused; Triton reads them as numbers and crashes",
+        "Classification refuses BYTES; Triton reads them as numbers and crashes",
         ["classes of BYTES, which cannot be ranked"],
         None,
         "^INVALID_ARGUMENT: class result not available for output due to unsupported type 'BYTES'$",
     ),
     Difference(
-        "Classes of truth values and of half precision are ranked too",
+        "Classification also ranks BOOL and FP16",
         ["classes of BOOL, which Triton does not rank", "classes of FP16, which Triton does not rank"],
         "^INVALID_ARGUMENT: class result not available for output due to unsupported type",
         "^OK",
     ),
     Difference(
-        "A count of classes beyond 32 bits is no small one",
+        "A count of classes beyond 32 bits is not truncated",
         ["1099511627776 classes"],
         r"'shape': \['2', '0'\]",
         r"'shape': \['2', '4'\]",
@@ -183,7 +183,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "^INVALID_ARGUMENT: load failed for model 'control_no_file': .* unable to find the model file of",
     ),
     Difference(
-        "Code comes from the repository alone, not with a load request",
+        "Load requests cannot bring code",
         [
             "load with files",
             "load with files of a model that there is none of",
@@ -218,7 +218,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "^OK:  .*'reason': '|^OK:  .*'reason': \"",
     ),
     Difference(
-        "Where a backend is unknown, those that there are are listed",
+        "The error for an unknown backend lists the known ones",
         [
             "load with an unknown backend",
             "load with an unknown backend in the configuration",
@@ -236,7 +236,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         r"^OK:  {'ready': True}$|b'\\x08\\x01'|^200:",
     ),
     Difference(
-        "Sequences named by an empty text are none",
+        "An empty text as sequence id means no sequence",
         ["parameter sequence_id = empty text"],
         '"correlation_id": ""',
         '"correlation_id": 0',
@@ -248,31 +248,31 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "^OK",
     ),
     Difference(
-        "Regions are checked as by newer Tritons: keys have names, ends do not overflow, parts hold something",
+        "Regions are checked as in newer Tritons: keys are not empty, ends do not overflow, parts are not empty",
         ["register without a key", "register an offset that overflows", "input of no size"],
         "^INTERNAL: Unable to open shared memory region: ''|unable to process address|Invalid offset",
         "invalid shm key ''|'r': invalid args|input byte size mismatch",
     ),
     Difference(
-        "A part of shared memory is read where it lies; Triton reads elsewhere",
+        "A part of shared memory is read at its offset; Triton reads elsewhere",
         ["inputs in a part", "input over the end of a part"],
         None,
         r"^OK:  {'model_name'|^INVALID_ARGUMENT: Invalid offset \+ byte size for shared memory region: 'r'$",
     ),
     Difference(
-        "Parts of shared memory that is registered already may be registered too",
+        "Overlapping parts of shared memory may be registered",
         ["register two", "unregister all", "input in two regions"],
         "^INTERNAL: Invalid shared memory region: '/rocserve_parity'$|^NOT_FOUND: .*'b'$|^OK",
         "^OK",
     ),
     Difference(
-        "The index says beside READY that newer content failed",
+        "The index shows with READY that newer content failed",
         ["failed load of a model that serves"],
         "'state': 'READY'}",
         "'state': 'READY', 'reason': .newer content failed to load: ",
     ),
     Difference(
-        "CUDA regions are refused for want of GPUs",
+        "CUDA regions are refused if there is no GPU",
         ["CUDA: register"],
         "^INVALID_ARGUMENT: failed to register shared memory region: invalid args$",
         "^INVALID_ARGUMENT: failed to register CUDA shared memory region: 'c', GPUs not supported$",
@@ -296,13 +296,13 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "'name': 'counted_faulty_chain'.*'fail': {'count': '2'",
     ),
     Difference(
-        "AMD Inference Server's list of models has a place",
+        "AMD Inference Server's list of models has a path",
         ["HTTP: GET /v2/models"],
         "^404: ",
         r"^200: .*'body': {'models': \[",
     ),
     Difference(
-        "A page has a place",
+        "The page has a path",
         ["HTTP: GET /"],
         "^404: ",
         "^200: ",
@@ -314,91 +314,91 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "^NOT_FOUND",
     ),
     Difference(
-        "The cache keeps answers of other outputs apart",
+        "The response cache distinguishes requests for different outputs",
         ["statistics: a cache and other outputs"],
         "'name': 'OUTPUT1'|'cache_hit': {'count': '2'",
         "'outputs': \\[{'name': 'OUTPUT0', [^}]*}\\]|'cache_hit': {'count': '1'",
     ),
     Difference(
-        "Metadata say how a model is run",
+        "Metadata include how a model is run",
         ["HTTP: model metadata", "HTTP: version metadata"],
         "^200: ",
         "'properties': {.*'engine': 'python'",
     ),
     Difference(
-        "A wrong length of the JSON and a wrong compression are named, not taken for a raw tensor",
+        "A wrong JSON length or compression is an error, and is not read as a raw tensor",
         ["HTTP: header length that is no number", "HTTP: gzip that is none"],
         "Raw request must only have 1 input",
         "Unable to parse Inference-Header-Content-Length|is not valid gzip or deflate data",
     ),
     Difference(
-        "unload_dependents is a truth value over HTTP too",
+        "unload_dependents is a boolean over HTTP too",
         ["HTTP: unload with dependents of text"],
         "^200: ",
         "Unable to parse 'unload_dependents'",
     ),
     Difference(
-        "Answers of generate that are errors have a status that says so",
+        "Errors of generate have an error status",
         ["HTTP: generate too much", "HTTP: generate nothing", "HTTP: generate an error"],
         "^200: .*generate expects model to produce exactly 1 response",
         "^500: .*generate expects model to produce exactly 1 response",
     ),
     Difference(
-        "Parameters may be unsigned numbers",
+        "Parameters may be unsigned integers",
         ["parameter unsigned = unsigned number", "parameter timeout = unsigned"],
         "^INVALID_ARGUMENT: invalid value type for '(unsigned|timeout)' parameter, expected int64_param",
         "^OK",
     ),
     Difference(
-        "A time-out below zero is refused; Triton takes it for an endless one",
+        "A negative timeout is refused; Triton takes it for an endless one",
         ["parameter timeout = below zero"],
         "^OK.*18446744073709551615|^OK",
         "^INVALID_ARGUMENT: invalid value for 'timeout', expected value >= 0.$",
     ),
     Difference(
-        "A request is checked before it is looked whether its model may answer more than once",
+        "A request is validated before the server checks whether its model is decoupled",
         ["wrong input of a decoupled model by ModelInfer"],
         "^UNIMPLEMENTED: ModelInfer RPC doesn't support models with decoupled transaction policy$",
         "^INVALID_ARGUMENT: .* inference input 'IN' data-type is 'FP32', but model 'repeat' expects 'INT32'$",
     ),
     Difference(
-        "A Python model that gives back nothing is an error at once; Triton never answers",
+        "A Python model that returns None is an error immediately; Triton never answers",
         ["model that answers with None"],
         None,
         "^INTERNAL: model 'faults' let go of a request without a response$",
     ),
     Difference(
-        "An output that a Python model gives twice is whole both times; Triton mixes the two up",
+        "An output that a Python model returns twice is right both times; Triton mixes the two up",
         ["model that answers oddly: twice"],
         r"'shape': \['1', '1'\]}, {'name': 'OUT'}",
         r"'shape': \['1'\]}, {'name': 'OUT', 'datatype': 'FP32', 'shape': \['1'\]}",
     ),
     Difference(
-        "What a full queue refuses counts as a failure; Triton counts it nowhere",
+        "Requests refused by a full queue count as failures; Triton does not count them",
         ["batching: a full queue", "batching: the queue of one level is full"],
         r"'fail': {}",
         r"'fail': {'count': '[12]'}",
     ),
     Difference(
-        "Sequences may be named by texts, as in newer versions of Triton; 24.10 spoils the control that tells of them",
+        "Sequence ids may be texts, as in newer versions of Triton; 24.10 corrupts their control input",
         ["sequences: texts as ids", "sequences: a row of nobody with texts", "sequences: a number for a text"],
         "^INVALID_ARGUMENT: unexpected number of string elements 2 for inference input 'ID', expecting 1$",
         r"^OK: .*'SEEN'|^INVALID_ARGUMENT: .* 'ID' data-type is 'UINT64', but model 'sequence_\d+' expects 'BYTES'$",
     ),
     Difference(
-        "A text for a sequence's number is refused, as in newer versions of Triton; 24.10 tells of memory",
+        "A text for a numeric sequence id is refused, as in newer versions of Triton; 24.10 reports a memory error",
         ["sequences: a text for a number"],
         None,
         r"^INVALID_ARGUMENT: .* 'ID' data-type is 'BYTES', but model 'sequence_\d+' expects 'UINT64'$",
     ),
     Difference(
-        "The end of an iterative sequence is no failure; Triton counts the request of its own by which it ends it",
+        "The end of an iterative sequence is no failure; Triton counts its internal request for it",
         ["sequences: iterative", "sequences: iterative, oldest", "sequences: iterative, not again"],
         r"'fail': {'count': '\d+', 'ns': 1}",
         r"'fail': {}",
     ),
     Difference(
-        "What is wrong with a malformed message is said, and that it is the client's fault",
+        "A malformed message is INVALID_ARGUMENT with its fault",
         [
             "no message",
             "message that is cut off",
