@@ -1,4 +1,4 @@
-"""The onnx backend: ONNX models on MIGraphX or ONNX Runtime."""
+"""Describes the onnx backend: ONNX models on MIGraphX or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _OF_SESSIONS = frozenset(
         "session.strict_shape_type_inference",
     }
 )
-"""Of ONNX Runtime's own session entries only numbers and switches: others name folders to read weights from, or files
-that are written."""
+"""The session parameters that a request may set. Of ONNX Runtime's own session entries only numbers and switches: the
+others name folders to read weights from, or files to write."""
 
-# OpenVINO's cache_dir names a folder that is written to.
+# cache_dir is left out because it names a folder that OpenVINO writes to.
 REQUEST_PARAMETERS = migraphx_options.REQUEST_PARAMETERS | _OF_SESSIONS | (_OF_PROVIDERS - {"cache_dir"})
 
 
@@ -49,7 +49,7 @@ BACKEND = BackendSpec(
     takes_ragged_batches=True,
     takes_operators=True,
     models_are_data=True,
-    # A context of an execution provider: its compiled program.
+    # A node with an execution provider's compiled program.
     marks_of_programs=(b"EPContext",),
     request_parameters=REQUEST_PARAMETERS,
     choose_engine=choose_engine,

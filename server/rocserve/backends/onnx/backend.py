@@ -1,7 +1,7 @@
-"""The engine onnxruntime, as a worker loads it.
+"""Loads and runs ONNX models with ONNX Runtime in a worker.
 
-It runs a session as it is, into memory that is given, with BF16 tensors, at fixed batch sizes. Each way is safe on
-several threads at once.
+A session runs plainly, into given memory, with BF16 tensors, or at fixed batch sizes. All of them are safe on several
+threads.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 Array = np.ndarray[Any, Any]
 
 Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
-"""From the names of the outputs that are wanted and all inputs to those outputs. BF16 goes as its uint16 bits."""
+"""Takes the names of the wanted outputs and all inputs; returns those outputs. BF16 tensors are uint16 bits."""
 
 _PLACED_FROM = 256 << 10
-"""Bytes of outputs from which on telling where they go takes less time than copying them there."""
+"""From this size of a batch's outputs on, binding their addresses is faster than copying them."""
 _ONNX_BFLOAT16 = 16
-"""TensorProto.DataType.BFLOAT16 (onnx.proto)."""
+"""TensorProto.DataType.BFLOAT16 in onnx.proto."""
 
 
 def session_run(session: Any, signature: Signature) -> Run:
-    """The way that suits the session's datatypes."""
+    """Return the run function for the session's datatypes."""
     tensors = (*signature.inputs, *signature.outputs)
     if not any(spec.datatype is DataType.BF16 for spec in tensors):
         run: Run = session.run
         return run
-    # numpy arrays cannot name BF16.
+    # numpy has no BF16.
     bfloat16 = frozenset(spec.name for spec in signature.inputs if spec.datatype is DataType.BF16)
 
     def run_with_bfloat16(wanted: Sequence[str], inputs: Mapping[str, Array]) -> Sequence[Array]:
@@ -93,22 +93,22 @@ def session_run(session: Any, signature: Signature) -> Run:
 
 
 def is_on_cpu(session: Any) -> bool:
-    """Whether all of it runs on the CPU, in memory of this process."""
+    """Return whether the whole session runs on the CPU, in this process's memory."""
     return bool(session.get_providers() == ["CPUExecutionProvider"])
 
 
 class PlacedRun:
-    """Has a session write its outputs into a batch's room; without, it is given memory of the engine's own."""
+    """Runs a session whose outputs go into a batch's room, instead of memory that the engine allocates."""
 
     def __init__(self, session: Any, signature: Signature, batching: bool) -> None:
-        """`batching`: whether outputs have the batch's rows."""
+        """`batching`: whether the first dimension of outputs is the batch."""
         self._session = session
         self._first = int(batching)
         self._shapes = {spec.name: spec.shape[self._first :] for spec in signature.outputs}
         self._row_bytes = sum(math.prod(self._shapes[spec.name]) * spec.datatype.itemsize for spec in signature.outputs)
 
     def suits(self, batch: Batch) -> bool:
-        """Whether the batch has room for all outputs that it wants, and they are large."""
+        """Return whether the batch has room for all wanted outputs, and they are large."""
         if sum(batch.request_sizes) * self._row_bytes < _PLACED_FROM:
             return False
         room = batch.room
@@ -117,7 +117,7 @@ class PlacedRun:
         )
 
     def __call__(self, batch: Batch, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        """The arrays of the room, which hold the outputs now."""
+        """Run the batch, and return the room's arrays, which then hold the outputs."""
         outputs = [batch.room[name] for name in batch.requested_outputs]
         binding = self._session.io_binding()
         for name, array in inputs.items():
@@ -129,10 +129,10 @@ class PlacedRun:
 
 
 class SizedRun:
-    """Sessions that each take one batch size; batches are padded and cut to them."""
+    """Runs batches on sessions that each take one batch size: pads and cuts the batches to the sizes."""
 
     def __init__(self, runs: Mapping[int, Run], pad_with_first_row: bool) -> None:
-        """`pad_with_first_row`: pad with copies of the first row, which the model takes for sure, else with zeros."""
+        """`pad_with_first_row`: pad with copies of the first row, which every model accepts, instead of zeros."""
         self._runs = runs
         self._sizes = tuple(sorted(runs))
         self._pad_with_first_row = pad_with_first_row
@@ -146,7 +146,7 @@ class SizedRun:
                 for name, array in given.items():
                     given[name] = padded = np.empty((size, *array.shape[1:]), array.dtype)
                     padded[:rows] = array
-                    # Objects are text, for which there is no zero.
+                    # Object arrays hold text, which has no zero.
                     padded[rows:] = array[:1] if self._pad_with_first_row or array.dtype == np.object_ else 0
             outputs = self._runs[size](wanted, given)
             for name, output in zip(wanted, outputs, strict=True):
@@ -163,11 +163,14 @@ _LOG = logging.getLogger(__name__)
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: those of `providers` and `session`, and for a provider that compiles each shape `batch_sizes`,
-    `batch` and `pad_batch`. Raises: ServeError: INVALID_ARGUMENT; the file or the configuration is wrong. UNAVAILABLE;
-    the execution provider that is to run it is not there or does not start."""
+    """Load a model.
+
+    Parameters: those of `providers` and `session_options`; if a provider compiles each shape, also `batch_sizes`,
+    `batch` and `pad_batch`. Raises ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError
+    (UNAVAILABLE) if the execution provider is missing or does not start.
+    """
     plan = plan_providers(model, onnxruntime.get_available_providers())
-    # The parameters that ask for something that is not done; what runs at fixed batch sizes takes those of sizes.
+    # Parameters of MIGraphX without effect here are logged. Models at fixed batch sizes use those for sizes.
     names = PARAMETERS | {"target"}
     if plan.compiling is not None or plan.on_gpu:
         names -= _OF_COMPILED_SHAPES
@@ -221,7 +224,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
         return OnnxModel(run, Signature(inputs, outputs, True), model.config, session_facts(session))
     shapes = [spec.shape[1:] for spec in signature.inputs]
     if plan.on_gpu and signature.supports_batching and not any(-1 in shape for shape in shapes):
-        # Whenever a session is given another shape, CUDA's provider plans its convolutions anew, for some 0.2 s.
+        # CUDA's provider plans its convolutions again, for about 0.2 s, whenever a session gets another shape.
         first, *others = compiled_batch_sizes(model.config, {}, _largest_batch(model, signature)) or (0,)
         sessions = {first: session, **{size: opener.open() for size in others}}
         runs = {size: session_run(each, signature) for size, each in sessions.items()}
@@ -231,7 +234,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
             opened.executions = executions
             opened.properties = {**opened.properties, **properties}
         return opened
-    # Large outputs go to their place where all are on the CPU and of sizes that follow from the rows of a batch.
+    # Large outputs are written in place if all of them lie on the CPU, and a batch's rows determine their sizes.
     fixed = all(
         spec.datatype not in (DataType.BYTES, DataType.BF16) and -1 not in spec.shape[int(batches) :]
         for spec in signature.outputs
@@ -245,11 +248,11 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
 
 
 def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> OnnxModel:
-    """A model whose `provider` compiles each shape: a session for each batch size, all opened before the first request.
-    Raises: ServeError: as `load`.
+    """Open a session per batch size before the first request, for a provider that compiles each shape.
 
-    Such a provider keeps one program a session and compiles anew when another shape comes. Where the model names the
-    dimensions that vary, they are fixed when the session is opened, and it is compiled then; else when it is warmed up.
+    Such a provider keeps one program per session, and compiles again for every other shape. Varying dimensions with a
+    name are fixed when the session is opened, which compiles it; else the warm-up compiles it. Raises ServeError like
+    `load`.
     """
     session = opener.open_for_signature()
     signature = session_signature(session, model.config)
@@ -269,7 +272,7 @@ def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provi
 
 
 def _largest_batch(model: ModelSource, signature: Signature) -> int:
-    """0 = the model has no batch dimension."""
+    """Return the largest batch size; 0 = the model has no batch dimension."""
     config = model.config
     largest = BACKEND.default_max_batch_size if config.has_open_batch else config.max_batch_size
     return largest if signature.supports_batching else 0
@@ -282,7 +285,7 @@ def _sized(
     session: Any,
     accelerator: Mapping[str, str] = MappingProxyType({}),
 ) -> OnnxModel:
-    """By the runs of each batch size; 0 = the model has no batch dimension."""
+    """Make the model from the run function of each batch size; 0 = the model has no batch dimension."""
     sizes = tuple(size for size in runs if size)
     run = SizedRun(runs, pads_with_first_row(model.config, accelerator)) if sizes else runs[0]
     facts = {**session_facts(session), **({"batch_sizes": ", ".join(map(str, sizes))} if sizes else {})}
@@ -291,7 +294,7 @@ def _sized(
 
 @dataclass(eq=False)
 class OnnxModel:
-    """A model's sessions; safe to use on several threads at once. Running releases the GIL."""
+    """Serves a model with its sessions. Safe on several threads; running releases the GIL."""
 
     reads_files: ClassVar[bool] = True
 
@@ -299,11 +302,11 @@ class OnnxModel:
     signature: Signature
     _config: ModelConfig
     properties: Mapping[str, str]
-    """What its metadata says of it."""
+    """The facts in the model's metadata."""
     _sizes: Sequence[int] = ()
-    """The batch sizes that it runs at, each to be warmed up; empty = any."""
+    """The batch sizes of its sessions, each of which is warmed up; empty = any."""
     _placed: PlacedRun | None = None
-    """The way for large outputs, where there is one."""
+    """Writes large outputs in place; None = not possible."""
     executions: Sequence[Execution] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
@@ -312,8 +315,8 @@ class OnnxModel:
         self._bfloat16 = frozenset(spec.name for spec in outputs if spec.datatype is DataType.BF16)
 
     def bound_batches(self, at_once: int, memory_bytes: int) -> None:
-        """Set the signature's max_batch_size to the rows that fit into memory, `at_once` batches at a time: see
-        rows_that_fit. With zeros, as in `warm_up`."""
+        """Set the signature's max_batch_size to the rows that fit into memory with `at_once` concurrent batches (see
+        rows_that_fit), measured on zeros."""
         with suppress(ServeError):
             rows = rows_that_fit(lambda rows: self.execute(self._zeros(rows)), at_once, memory_bytes)
             self.signature = replace(self.signature, max_batch_size=rows)
@@ -321,9 +324,9 @@ class OnnxModel:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Without samples, and at each of its sizes: zeros, with 1 for each dimension that varies; a model that cannot
-        take them is no fault."""
-        # The way that batches go.
+        """Run the samples. Without samples, and at each fixed batch size, run zeros first, with 1 for each varying
+        dimension. A model that fails on zeros is no error."""
+        # Warm-up batches go the way of served batches.
         execution, *_ = model_executions(self)
         if self._sizes or not samples:
             try:
@@ -337,7 +340,8 @@ class OnnxModel:
             execution.result()
 
     def execute(self, batch: Batch) -> BatchResult:
-        """Raises: ServeError: INVALID_ARGUMENT where ONNX Runtime blames the inputs, else INTERNAL, in its words."""
+        """Run a batch. Raises ServeError with ONNX Runtime's text: INVALID_ARGUMENT if ONNX Runtime blames the inputs,
+        else INTERNAL."""
         inputs: Mapping[str, Array] = batch.arrays if not self._takes_text else {}
         if self._takes_text:
             inputs = {
@@ -350,7 +354,8 @@ class OnnxModel:
             try:
                 results = placed(batch, inputs)
             except Exception:
-                # An output may be of another shape than the model says. A fault of the inputs' comes again.
+                # An output's shape may differ from the model's declaration. An input's fault is raised again by the
+                # second run.
                 _LOG.debug("model '%s' cannot write its outputs in place", self._config.name, exc_info=True)
         else:
             placed = None
@@ -358,7 +363,7 @@ class OnnxModel:
             if results is None:
                 results = self._run(wanted, inputs)
                 if placed is not None:
-                    # Else each batch might be run twice.
+                    # The plain run succeeded where the placed run failed. Without this, every batch might run twice.
                     self._placed = None
         except ServeError:
             raise
@@ -385,7 +390,7 @@ class OnnxModel:
     def _zeros(self, rows: int) -> Batch:
         declared = {entry.name: entry for entry in self._config.inputs}
         inputs: dict[str, Tensor] = {}
-        # The inputs that the server makes, for one request of zeros.
+        # The inputs that the server computes, for one request of zeros.
         for made in self._config.batch_inputs:
             source = declared[made.source_inputs[0]]
             shapes = [(rows, *(abs(size) for size in source.model_dims))]
@@ -393,7 +398,7 @@ class OnnxModel:
         for spec in self.signature.inputs:
             if spec.name in inputs:
                 continue
-            # The model's shape, its open dimensions as configured, else 1.
+            # Open dimensions take the configuration's size, else 1.
             shape = spec.shape
             if (entry := declared.get(spec.name)) is not None:
                 shape = (rows, *entry.model_dims) if self._config.max_batch_size > 0 else entry.model_dims
@@ -413,14 +418,14 @@ class OnnxModel:
 
 
 _OF_COMPILED_SHAPES = frozenset({"batch", "batch_sizes", "pad_batch"})
-"""What runs at fixed batch sizes takes them as well."""
+"""Parameters that models at fixed batch sizes use, too."""
 
 
 def fixed_dimensions(
     inputs: Mapping[str, Sequence[Any]], config: ModelConfig, provider: str, batch_size: int
 ) -> Mapping[str, int]:
-    """Sizes for the dimensions that have names, as the configuration and the batch size (0 = none) say. In `inputs` a
-    dimension is a number, a name, or None where it varies without a name. Raises: ServeError: INVALID_ARGUMENT; the
+    """Return sizes for the named dimensions, from the configuration and the batch size (0 = none). A dimension in
+    `inputs` is a number, a name, or None if it varies without a name. Raises ServeError (INVALID_ARGUMENT) if the
     configuration leaves a dimension open."""
     declared = {entry.name: entry.model_dims for entry in config.inputs}
     batch = (batch_size,) if batch_size else ()
@@ -450,8 +455,8 @@ _DATATYPES = {
 
 
 def session_signature(session: Any, config: ModelConfig) -> Signature:
-    """The session's signature; the configuration's dims are taken where the model has no shape. Raises: ServeError:
-    INVALID_ARGUMENT; an input or output is no tensor, or of a type that KServe has no name for."""
+    """Return the session's signature, with the configuration's dims for tensors without a shape in the model. Raises
+    ServeError (INVALID_ARGUMENT) if an input or output is no tensor, or has no KServe datatype."""
     inputs = tuple(_specs("input", session.get_inputs(), config.inputs, config.max_batch_size))
     outputs = tuple(_specs("output", session.get_outputs(), config.outputs, config.max_batch_size))
     batching = bool(inputs) and all(spec.shape[:1] == (-1,) for spec in (*inputs, *outputs))
@@ -474,7 +479,7 @@ def _specs(
                 known = ", ".join(_DATATYPES)
                 reason = f"which has no datatype in the KServe protocol; those that have are {known}"
             raise invalid_argument(f"{kind} '{node.name}' has ONNX type {node.type}, {reason}")
-        # A dimension is a number, or a name or None where it may vary. ONNX Runtime gives the same empty list
-        # for a tensor without a shape and a scalar.
+        # A varying dimension is a name or None. ONNX Runtime gives the same empty list for a tensor without a shape and
+        # for a scalar.
         shape = tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape)
         yield TensorSpec(node.name, datatype, shape or declared.get(node.name, ()))

@@ -1,4 +1,4 @@
-"""Chooses what runs an ONNX model: MIGraphX where it and an AMD GPU are there, else ONNX Runtime."""
+"""Chooses the engine of an ONNX model: MIGraphX if it and an AMD GPU are available, else ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONNXRUNTIME = EngineSpec(
     gpu_module="onnxruntime",
     gpu_files=tuple(f"capi/libonnxruntime_providers_{name}.so" for name in ("migraphx", "rocm", "cuda")),
 )
-"""Its package for the CPU has none of these files."""
+"""ONNX Runtime's package for the CPU has none of the `gpu_files`."""
 
 _AMD_PROVIDERS = ONNXRUNTIME.gpu_files[:2]
 
@@ -28,14 +28,13 @@ _NAMES = ("", "auto", "cpu", ONNXRUNTIME.name, MIGRAPHX.name)
 
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
-    """By parameter `engine`: auto (also when it is left out), migraphx, onnxruntime, cpu (ONNX Runtime on the CPU).
+    """Choose by the parameter `engine`: auto (also the default), migraphx, onnxruntime, or cpu (ONNX Runtime on the
+    CPU).
 
-    A parameter `target` asks for MIGraphX. A model that asks for a GPU never gets a CPU by this choice:
-    where the engine cannot have the GPU, its instances are refused (repository/engine_plan.py).
-
-    Raises:
-        ServeError: INVALID_ARGUMENT for another engine or a wrong parameter, UNAVAILABLE when "migraphx" is written and
-            it is not here, or target "gpu" and it cannot be had.
+    A parameter `target` asks for MIGraphX. A model that asks for a GPU never gets a CPU through this choice: if the
+    engine cannot use the GPU, its instances are refused (repository/engine_plan.py). Raises ServeError
+    (INVALID_ARGUMENT) for another engine or a wrong parameter, ServeError (UNAVAILABLE) if the configuration says
+    "migraphx" and MIGraphX is not installed, or target "gpu" and the target is not available.
     """
     wanted = read_choice(config, "engine", "", _NAMES)
     if wanted in ("cpu", ONNXRUNTIME.name):
@@ -60,8 +59,8 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
         remedy = 'set the parameter to "auto" or "onnxruntime" to have ONNX Runtime serve the model'
         return migraphx_choice(config, machine, "parameter 'engine' says so", remedy)
     if not config.gpu_accelerators:
-        # A parameter that is wrong for MIGraphX is refused on every machine: ONNX Runtime would not notice it.
-        # (Accelerators also hold parameters that only ONNX Runtime's own provider of that name knows.)
+        # Parameters that are wrong for MIGraphX are refused on every machine, because ONNX Runtime would not notice
+        # them. Accelerators are not checked here: they may hold parameters for ONNX Runtime's own MIGraphX provider.
         check_parameters(config)
     if not aims_at_gpus(config):
         if machine.migraphx:
@@ -87,5 +86,5 @@ def _by_machine(config: ModelConfig, machine: Machine) -> EngineChoice:
         has_provider = machine.is_installed("onnxruntime", _AMD_PROVIDERS)
         what = "an AMD GPU is there" if machine.gpus else "its instances name GPUs, and none was found"
         return EngineChoice(ONNXRUNTIME, f"{what}, but {machine.migraphx}", auto_takes_gpus=has_provider)
-    # A wrong parameter is refused here: ONNX Runtime, which takes over from a MIGraphX that fails, would not notice it.
+    # Wrong parameters are refused here: ONNX Runtime, which takes over if MIGraphX fails, would not notice them.
     return migraphx_choice(config, machine, "MIGraphX and an AMD GPU are there", "", ONNXRUNTIME)

@@ -1,8 +1,9 @@
-"""Weights in files beside an ONNX model: checked before ONNX Runtime sees them, whose older versions open any path, and
-given to it such that they may be written to while it runs.
+"""Checks the external weight files of an ONNX model, and opens them so that they may be overwritten while the model
+runs.
 
-Left to itself ONNX Runtime maps the files, and then answers change, or its process is killed, when one is written to
-before the new version of the model takes over.
+The files are checked before ONNX Runtime sees them, because its older versions open any path. By default ONNX Runtime
+maps the files: if one is overwritten before the model's new version takes over, answers change, or the process is
+killed.
 """
 
 from __future__ import annotations
@@ -22,31 +23,32 @@ from rocserve.backends.base import ModelSource
 from rocserve.core.errors import invalid_argument, unavailable
 
 _KEY = b"location"
-"""A tensor names its file under this key, which is therefore somewhere in the model file."""
+"""A tensor names its file under this key, so a model file without it has no external weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalWeights:
     files: Mapping[str, Path] = field(default_factory=dict)
-    """By the names that the model has for them; empty where all of it is in the model file."""
+    """By the names in the model; empty = all weights are in the model file."""
     in_memory: bool = True
-    """Whether ONNX Runtime takes their contents from memory."""
+    """Whether ONNX Runtime takes the files' contents from memory."""
 
 
 NO_WEIGHTS = ExternalWeights()
 
 
 def find_external_weights(model: ModelSource) -> ExternalWeights:
-    """The files, each of which is there, long enough, and within the model's folder; none of a model file that cannot
-    be read, which is for the engine to say. Raises: ServeError: INVALID_ARGUMENT; a file is not so."""
+    """Return the weight files, after checking that each exists, is long enough and lies within the model's folder. An
+    unreadable model file has none, and the engine reports the error. Raises ServeError (INVALID_ARGUMENT) if a weight
+    file fails a check."""
     path = model.model_file
     try:
         with _mapped(path) as content:
             if content.find(_KEY) < 0:
                 return NO_WEIGHTS
     except (OSError, ValueError):
-        return NO_WEIGHTS  # It may not be read, or has been emptied since it was checked; ONNX Runtime reports it.
-    # The library takes longer to import than a small model to load, so only models that need it wait for it.
+        return NO_WEIGHTS  # The file is unreadable, or has become empty since it was checked. ONNX Runtime reports it.
+    # Importing the library takes longer than loading a small model, so only models that need it import it.
     import onnx
 
     from rocserve.backends.migraphx.model_files.onnx_graph import ExternalFiles, parts_of
@@ -54,7 +56,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
     try:
         loaded = onnx.load(path, format="protobuf", load_external_data=False)
     except Exception:
-        # protobuf's own errors, which nothing but protobuf may import.
+        # protobuf's own errors; no module here may import protobuf.
         return NO_WEIGHTS
     checked = ExternalFiles(path, (model.model_folder,))
     tensors = [
@@ -65,7 +67,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
             checked.add(tensor, 0)
     except UnicodeDecodeError:
         raise invalid_argument(f"ONNX file {path.name} is damaged: it says of external data what is no text") from None
-    # ONNX Runtime takes from memory what the main graph's initializers are in, by names that need no normalising.
+    # ONNX Runtime takes from memory only initializers of the main graph, and only under normalised file names.
     given = sum(tensor.data_location == tensor.EXTERNAL for tensor in loaded.graph.initializer)
     in_memory = (
         hasattr(onnxruntime.SessionOptions, "add_external_initializers_from_files_in_memory")
@@ -77,9 +79,11 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
 
 @contextmanager
 def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
-    """Within, a session may be opened with the onnxruntime.SessionOptions on the file that this gives, and has weights
-    that nobody writes to: given from memory, or in copies, which go at the end, but for those that are mapped. Raises:
-    OSError: a file cannot be read. ServeError: UNAVAILABLE, it cannot be copied."""
+    """Yield the model file for a session with these onnxruntime.SessionOptions, whose weights nobody overwrites.
+
+    The weights come from memory, or from copies that are deleted afterwards (mapped pages remain). Raises OSError if a
+    file cannot be read, ServeError (UNAVAILABLE) if a file cannot be copied.
+    """
     with ExitStack() as opened:
         if weights.files and weights.in_memory:
             contents = [opened.enter_context(_mapped(path)) for path in weights.files.values()]

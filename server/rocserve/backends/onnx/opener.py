@@ -1,13 +1,14 @@
-"""Opens ONNX Runtime sessions on the execution providers that were chosen, and finds out whether those run the model.
+"""Opens ONNX Runtime sessions on the chosen execution providers, and checks that the providers run the model.
 
-ONNX Runtime itself goes on without a provider that does not start, and only writes why to the standard error stream.
+The check is needed because ONNX Runtime drops a provider that does not start, and writes the reason only to standard
+error.
 
-Parameters of a model, by the names of Triton's ONNX Runtime backend where it has one:
+Parameters of a model, under the names of Triton's ONNX Runtime backend if it has them:
 
 | parameter | meaning | default |
 |---|---|---|
-| intra_op_thread_count | threads within one operator, shared by all instances; 0 = default | `default_thread_count` |
-| inter_op_thread_count | operators side by side; above 1 switches to parallel execution; 0 = default | 1 |
+| intra_op_thread_count | threads within one operator, shared by all instances; 0 = default | CPUs - instances + 1 |
+| inter_op_thread_count | operators in parallel; above 1 switches to parallel execution; 0 = default | 1 |
 | execution_mode | 0 sequential, 1 parallel | 0 |
 | graph_optimization_level | disable, basic, extended, layout, all | by `optimization.graph.level`, else all |
 | enable_mem_arena, enable_mem_pattern | 0 or 1 | 1 |
@@ -49,12 +50,13 @@ if TYPE_CHECKING:
 _FATAL_ONLY = 4
 _SESSION_ENTRY_PREFIX = "session."
 _DEFAULT_SESSION_ENTRIES = {
-    # Threads wait actively during a run, where that makes runs about a tenth faster, and not between runs, where they
-    # would take the CPU from the server.
+    # Threads spin during a run, which makes runs about a tenth faster, but not between runs, where they would take CPU
+    # time from the server.
     "session.force_spinning_stop": "1",
 }
 _LEVELS_OF_GRAPH = {-1: "basic", 1: "extended", 2: "disable"}
-"""What Triton's ONNX Runtime backend makes of `optimization.graph.level`; all others are "all"."""
+"""The optimisation levels of Triton's ONNX Runtime backend by `optimization.graph.level`; "all" for all other
+values."""
 _OPTIMIZATION_LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -65,12 +67,13 @@ _OPTIMIZATION_LEVELS = {
 
 
 def session_options(config: ModelConfig, instance_count: int) -> Any:
-    """The onnxruntime.SessionOptions. Raises: ServeError: INVALID_ARGUMENT; a parameter is wrong."""
+    """Make the onnxruntime.SessionOptions. Raises ServeError (INVALID_ARGUMENT) for a wrong parameter."""
     options = onnxruntime.SessionOptions()
     options.logid = config.name
-    # What fails is raised with the same text; logged as well it would let any client fill the log.
+    # Errors are raised with the same text. If they were logged as well, any client could fill the log.
     options.log_severity_level = _FATAL_ONLY
-    # The instances share all threads but their callers', so that all that run at once have as many as there are CPUs.
+    # All instances share the threads, apart from each caller's own: concurrent runs together use as many threads as
+    # there are CPUs.
     options.intra_op_num_threads = read_integer(config, "intra_op_thread_count", 0, 0, MOST_THREADS) or max(
         1, usable_cpus() - instance_count + 1
     )
@@ -100,7 +103,7 @@ _PLACE = re.compile(r"^\S*/\S+\.(?:cc|h|cpp|hpp):\d+ .*?(?=\[ERROR\]|\[ONNXRunti
 
 
 def error_lines(written: str) -> list[str]:
-    """The errors among ONNX Runtime's lines, without colours, times and the places in its source."""
+    """Return the errors among ONNX Runtime's log lines, without colours, times and source positions."""
     errors: list[str] = []
     is_error = False
     for line in _COLOURS.sub("", written).splitlines():
@@ -115,7 +118,7 @@ def error_lines(written: str) -> list[str]:
 
 
 def remedy(text: str) -> str:
-    """What to do about a refusal; "" where nothing is known."""
+    """Return a remedy for a refusal; "" = none is known."""
     if found := _OPSET.search(text):
         domain, newest = found.groups()
         which = "" if domain == "ai.onnx" else f" of {domain}"
@@ -129,7 +132,7 @@ def remedy(text: str) -> str:
 
 
 def without_place(text: str) -> str:
-    """A message without the place in ONNX Runtime's source that it may begin with."""
+    """Remove the source position that a message of ONNX Runtime may begin with."""
     return _PLACE.sub("", text, count=1).removeprefix("[ERROR]").strip()
 
 
@@ -142,7 +145,7 @@ _MOST_NAMED = 8
 
 
 def require_model(path: Path) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT; the model file is no file, or empty."""
+    """Raises ServeError (INVALID_ARGUMENT) if the model file is missing, no file or empty."""
     if not path.is_file():
         raise invalid_argument(f"{path} does not exist or is no file")
     if path.stat().st_size == 0:
@@ -150,7 +153,7 @@ def require_model(path: Path) -> None:
 
 
 class SessionOpener:
-    """Opens the sessions of one model. What its providers do not take is not left to another in silence."""
+    """Opens the sessions of one model. A provider that does not take the model is never replaced silently."""
 
     def __init__(self, model: ModelSource, plan: ProviderPlan, weights: ExternalWeights = NO_WEIGHTS) -> None:
         self._model = model
@@ -159,10 +162,10 @@ class SessionOpener:
         self._weights = NO_WEIGHTS if plan.on_gpu else weights
 
     def open(self, dimensions: Mapping[str, int] | None = None) -> Any:
-        """An onnxruntime.InferenceSession, with sizes for dimensions that the model gives only names for. Raises:
-        ServeError: INVALID_ARGUMENT; a parameter is wrong, or ONNX Runtime cannot load the file. UNAVAILABLE; a
-        provider did not start."""
-        # Where many models share a process, others run meanwhile.
+        """Open an onnxruntime.InferenceSession, with sizes for named dimensions. Raises ServeError (INVALID_ARGUMENT)
+        if a parameter is wrong or ONNX Runtime cannot load the file, ServeError (UNAVAILABLE) if a provider did not
+        start."""
+        # In a shared process, other models run at the same time.
         model = self._model
         options = self._options(usable_cpus() if model.shares_process else model.instance_count)
         for name, size in (dimensions or {}).items():
@@ -182,7 +185,7 @@ class SessionOpener:
         finally:
             written = capture.end(start)
         if session is None:
-            # Where it is the model's own fault, that is raised.
+            # Raises the model's own fault, if it has one.
             self.open_for_signature()
             reasons = [failure, *(line for line in error_lines(written) if line not in failure)]
             name = self._model.model_file.name
@@ -193,14 +196,14 @@ class SessionOpener:
                 no_reason = f"it says no reason; is all there that {provider.kind.package} needs?"
                 why = "; ".join(error_lines(written)) or no_reason
                 raise unavailable(f"ONNX Runtime's {provider.kind.provider} did not start: {why}")
-        # What else the providers have to say is for the log.
+        # The providers' other output goes to the log.
         os.write(2, written.encode())
         self._check_assignment(session)
         return session
 
     def open_for_signature(self) -> Any:
-        """A session that is only asked for its inputs and outputs: as quick to open as can be. Raises: ServeError:
-        INVALID_ARGUMENT; as `open`."""
+        """Open a session as fast as possible, only to read its inputs and outputs. Raises ServeError (INVALID_ARGUMENT)
+        like `open`."""
         options = self._options(1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return self._open_on_cpu(options)
@@ -221,12 +224,13 @@ class SessionOpener:
             session = onnxruntime.InferenceSession(
                 str(path), options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
             )
-        # Nor is it to run on the CPU what fails on a GPU.
+        # Without this, the session would run on the CPU after a GPU's failure.
         session.disable_fallback()
         return session
 
     def _options(self, instance_count: int) -> Any:
-        """With the model's custom operators. Raises: ServeError INVALID_ARGUMENT: one of their libraries is wrong."""
+        """Make session options with the model's custom operators. Raises ServeError (INVALID_ARGUMENT) if an operator
+        library is wrong."""
         options = session_options(self._model.config, instance_count)
         folder = self._model.model_folder
         for name in self._model.config.operator_libraries:
@@ -242,8 +246,9 @@ class SessionOpener:
         return options
 
     def _check_assignment(self, session: Any) -> None:
-        """Log the operators that do not run on the providers; refuse a model of which none runs on the GPU."""
-        # ONNX Runtime before 1.24 does not report it.
+        """Log the operators that do not run on the providers. Raises ServeError (UNAVAILABLE) if no operator runs on
+        the GPU."""
+        # ONNX Runtime before 1.24 does not report the assignment.
         assignment_info = getattr(session, "get_provider_graph_assignment_info", None)
         operators: dict[str, Counter[str]] = {}
         for part in assignment_info() if assignment_info is not None else ():
@@ -272,7 +277,7 @@ class SessionOpener:
 
 
 def session_facts(session: Any) -> Mapping[str, str]:
-    """For the model's metadata: the version of ONNX Runtime, and the providers in the order of their precedence."""
+    """Return facts for the model's metadata: ONNX Runtime's version, and the providers in order of precedence."""
     return {
         "onnxruntime_version": onnxruntime.__version__,
         "execution_providers": ", ".join(session.get_providers()),
@@ -283,28 +288,28 @@ _TAKE_STREAMS = (CUDA, ROCM)
 _STREAM = "user_compute_stream"
 _LEAVES_UNSYNCHRONISED = "disable_synchronize_execution_providers"
 _DEVICE_TYPE = "cuda"
-"""ONNX Runtime's name of a GPU's memory, with every provider."""
+"""ONNX Runtime's name for GPU memory, with every provider."""
 _UNBOUND = (DataType.BYTES, DataType.BF16)
-"""Of these there is no memory that is bound by a numpy type."""
+"""Datatypes whose memory cannot be bound through a numpy type."""
 BATCHES_ON_GPU = 2
-"""Of an instance at once: one is gathered while the other runs."""
+"""Concurrent batches per instance: one is gathered while another runs."""
 
 
 class DeviceStream:
-    """A stream of PyTorch's on the instance's GPU, for the model's sessions.
+    """Holds a stream of PyTorch's on the instance's GPU for the model's sessions.
 
-    ONNX Runtime computes on a stream that it is given; PyTorch has the streams, the memory and the graphs. So batches
-    run as the pytorch backend's do: at fixed sizes, from pinned memory and by captured graphs, two in flight, and with
-    tensors that stay there.
+    ONNX Runtime computes on a given stream; PyTorch provides streams, memory and graphs. So batches run like those of
+    the pytorch backend: at fixed sizes, from pinned memory, through captured graphs, two in flight, with tensors that
+    may stay on the GPU.
     """
 
     def __init__(self, model: ModelSource, plan: ProviderPlan) -> None:
-        """Raises: RuntimeError: PyTorch cannot use the GPU."""
+        """Raises RuntimeError if PyTorch cannot use the GPU."""
         import torch
 
         if not torch.cuda.is_available():
             raise RuntimeError(f"PyTorch {torch.__version__} finds no GPU here that it can use")
-        # The only GPU that a worker may see is its first.
+        # A worker that sees only one GPU sees it as its first.
         self.device = torch.device("cuda", 0 if torch.cuda.device_count() == 1 else model.device or 0)
         torch.cuda.set_device(self.device)
         self.stream = torch.cuda.Stream(self.device)
@@ -314,11 +319,12 @@ class DeviceStream:
             for provider in plan.providers
         )
         self.plan = replace(plan, providers=tuple(providers))
-        """Whose providers compute on it."""
+        """The plan whose GPU providers compute on the stream."""
 
 
 def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None:
-    """None: the model's batches are not rows, its provider takes no stream, or PyTorch is not here for the GPU."""
+    """Open a stream; None = the model has no batch dimension, its provider takes no stream, or PyTorch is not installed
+    for the GPU."""
     batches = model.config.max_batch_size > 0 or model.config.has_open_batch
     takes = all(provider.kind in _TAKE_STREAMS for provider in plan.providers if provider.kind.on_gpu)
     if not (plan.on_gpu and batches and takes) or importlib.util.find_spec("torch") is None:
@@ -333,8 +339,8 @@ def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None
 def device_executions(
     model: ModelSource, device: DeviceStream, sessions: Mapping[int, Any], signature: Signature
 ) -> tuple[Sequence[Execution], Mapping[str, str]]:
-    """The executions over the sessions of each batch size, and what the model's metadata says of them; none where the
-    program runs only by itself. A program that cannot be captured runs operator by operator."""
+    """Return executions over the sessions of each batch size, and facts for the model's metadata. No executions = the
+    sessions run only without PyTorch. Sessions that cannot be captured run operator by operator."""
     tensors = (*signature.inputs, *signature.outputs)
     if any(spec.datatype in _UNBOUND or -1 in spec.shape[1:] for spec in tensors):
         return (), {}
@@ -354,7 +360,7 @@ def device_executions(
             _LOG.warning("model '%s' cannot run %s: %s", model.name, how, error)
         else:
             return executions, {
-                # Memory may not suffice for all.
+                # Memory may not suffice for all sizes.
                 "batch_sizes": ", ".join(map(str, executions[0].by_size)),
                 "graphs": "captured" if captures else "none",
                 DEVICE_PROPERTY: sized.tensors.name,
@@ -365,7 +371,7 @@ def device_executions(
 
 
 class _DeviceSessions:
-    """A SizedModel of sessions, each of one batch size."""
+    """Makes a SizedModel of sessions that each take one batch size."""
 
     def __init__(
         self, model: ModelSource, device: DeviceStream, sessions: Mapping[int, Any], signature: Signature
@@ -383,7 +389,8 @@ class _DeviceSessions:
         self._options.add_run_config_entry(_LEAVES_UNSYNCHRONISED, "1")
 
     def call(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The outputs of tensors with as many rows as one of the sessions takes, once the current stream gets there."""
+        """Return the outputs of tensors with as many rows as one of the sessions takes. The outputs hold values when
+        the current stream gets there."""
         import torch
 
         from rocserve.backends.pytorch.datatypes import torch_dtype
@@ -427,7 +434,7 @@ class _DeviceSessions:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Raises the errors of a batch as ServeErrors."""
+        """Turn a batch's errors into ServeErrors."""
         import torch
 
         try:

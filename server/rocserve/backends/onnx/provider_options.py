@@ -1,6 +1,6 @@
-"""The execution providers of ONNX Runtime that can be asked for, and the parameters that each takes.
+"""Declares the supported execution providers of ONNX Runtime, and the parameters of each.
 
-The names are those of ONNX Runtime's provider options and of Triton's ONNX Runtime backend, AMD's port of it included.
+The names are those of ONNX Runtime's provider options and of Triton's ONNX Runtime backend, including AMD's port.
 """
 
 from __future__ import annotations
@@ -17,30 +17,28 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ExecutionAccelerator, ModelConfig
 
 Reader = Callable[[str], str]
-"""From a configuration's text to the provider's. Raises: ValueError with the expected form."""
+"""Converts a configuration's text to the provider's. Raises ValueError with the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderKind:
-    """A kind of execution provider."""
-
     accelerator: str
-    """As `optimization { execution_accelerators }` names it."""
+    """The name in `optimization { execution_accelerators }`."""
     provider: str
-    """As ONNX Runtime names it."""
+    """ONNX Runtime's name."""
     on_gpu: bool
     package: str
-    """The Python package whose ONNX Runtime has it."""
+    """The Python package whose ONNX Runtime has the provider."""
     options: Mapping[str, Reader]
     passed_over: Mapping[str, str] = field(default_factory=dict)
-    """Parameters that are accepted but change nothing, and why."""
+    """Parameters that are accepted without effect, and the reason."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Parameters that cannot be followed, and what to do instead."""
+    """Parameters that cannot be honoured, and a remedy."""
 
 
 def read_options(kind: ProviderKind, accelerator: ExecutionAccelerator, model: str) -> Mapping[str, str]:
-    """The provider's options as the accelerator's parameters say; those that it passes over are left out. Raises:
-    ServeError: INVALID_ARGUMENT; a parameter is unknown or has a value that cannot be."""
+    """Convert the accelerator's parameters to the provider's options, without those that have no effect. Raises
+    ServeError (INVALID_ARGUMENT) for an unknown parameter or a wrong value."""
     options: dict[str, str] = {}
     for name, text in accelerator.parameters.items():
         if name in kind.passed_over:
@@ -63,7 +61,7 @@ def wrong_parameter(accelerator: str, name: str, model: str, why: str) -> ServeE
 
 
 def one_of(choices: Mapping[str, str]) -> Reader:
-    """One of the keys, in upper or lower case."""
+    """Accept one of the keys, in upper or lower case."""
     by_name = {name.lower(): value for name, value in choices.items()}
 
     def read(text: str) -> str:
@@ -75,7 +73,7 @@ def one_of(choices: Mapping[str, str]) -> Reader:
 
 
 def numbered(*names: str) -> Reader:
-    """One of the names, or its number."""
+    """Accept one of the names, or its number."""
     return one_of({**{str(number): name for number, name in enumerate(names)}, **{name: name for name in names}})
 
 
@@ -84,14 +82,14 @@ def switches(*names: str, on: str = "1", off: str = "0") -> Mapping[str, Reader]
 
 
 def count(text: str) -> str:
-    """A whole number."""
+    """Accept a whole number."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 20):
         raise ValueError("a whole number")
     return text
 
 
 def words(text: str) -> str:
-    """Anything that is not empty."""
+    """Accept any text but the empty one."""
     if not text:
         raise ValueError("given")
     return text
@@ -214,8 +212,8 @@ _NOT_THE_PROVIDERS = (
 
 
 def provider_options(options: Mapping[str, str], model: str, model_folder: Path) -> Mapping[str, str]:
-    """The provider's own options, from the accelerator's parameters. Raises: ServeError: INVALID_ARGUMENT; a reduced
-    precision is asked for without its calibration table, or in two ways."""
+    """Return the provider's own options for the accelerator's parameters. Raises ServeError (INVALID_ARGUMENT) if a
+    reduced precision lacks its calibration table, or is given twice and differently."""
     given = {_RENAMED.get(name, name): value for name, value in options.items() if name not in _NOT_THE_PROVIDERS}
     named = {options[name] for name in ("precision", "precision_mode") if name in options}
     if len(named) > 1:
@@ -244,8 +242,8 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
 
 
 def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], largest: int) -> tuple[int, ...]:
-    """The batch sizes that are compiled ahead: as `parameters` say, else the accelerator's, else 1, 2, 4 ... `largest`;
-    none where that is 0. Raises: ServeError: INVALID_ARGUMENT; as `wanted_batch_sizes`."""
+    """Return the batch sizes to compile before the first request: those of `parameters`, else the accelerator's, else
+    1, 2, 4 ... `largest`; none if `largest` is 0. Raises ServeError (INVALID_ARGUMENT) like `wanted_batch_sizes`."""
     wanted = wanted_batch_sizes(config.parameters, largest, config.name)
     if not wanted and largest:
         wanted = wanted_batch_sizes(options, largest, config.name, "the execution accelerator's")
@@ -258,5 +256,5 @@ def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], larges
 
 
 def pads_with_first_row(config: ModelConfig, options: Mapping[str, str]) -> bool:
-    """Raises: ServeError: INVALID_ARGUMENT; the parameter is no switch."""
+    """Raises ServeError (INVALID_ARGUMENT) if the parameter is no switch."""
     return read_switch(config, "pad_batch", options.get("pad_batch", "1") == "1")

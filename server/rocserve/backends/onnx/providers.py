@@ -1,8 +1,8 @@
 """Chooses the execution providers of ONNX Runtime that a model runs on.
 
-Those that `optimization { execution_accelerators }` names, else the best that the installed ONNX Runtime offers for
-where the instance is: on a GPU the providers for MIGraphX, ROCm, CUDA, on the CPU OpenVINO's, else ONNX Runtime's own.
-A GPU is never replaced by the CPU unless the parameter `engine` says "auto", and then it is said in the log.
+The providers that `optimization { execution_accelerators }` names come first. Without any, the instance gets the best
+provider that the installed ONNX Runtime offers: for MIGraphX, ROCm or CUDA on a GPU; OpenVINO's, else ONNX Runtime's
+own, on the CPU. The CPU replaces a GPU only if the parameter `engine` says "auto", and the log says so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rocserve.core.model_config import ExecutionAccelerator, InstanceKind
 _LOG = logging.getLogger(__name__)
 
 KINDS = (MIGRAPHX_PROVIDER, ROCM, CUDA, OPENVINO)
-"""In the order in which they are preferred."""
+"""In order of preference."""
 
 _TRITON_CUDA_PARAMETERS = (
     "cudnn_conv_algo_search",
@@ -47,30 +47,29 @@ _TRITON_CUDA_PARAMETERS = (
     "arena_extend_strategy",
     "do_copy_in_default_stream",
 )
-"""Triton's ONNX Runtime backend takes these from `parameters` too."""
+"""Triton's ONNX Runtime backend also takes these from `parameters`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """An execution provider as a session is to be opened with it."""
+    """An execution provider with the options for a session."""
 
     kind: ProviderKind
     options: Mapping[str, str]
-    """What the provider is given."""
     accelerator: Mapping[str, str] = field(default_factory=dict)
-    """What the accelerator's parameters say, those included that the provider is not given."""
+    """The accelerator's parameters, including those that the provider does not get."""
     keeps_compiled: bool = False
-    """Whether it keeps compiled programs in files."""
+    """Whether the provider stores compiled programs in files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderPlan:
-    """What a model's sessions are opened with, before ONNX Runtime's own CPU provider."""
+    """The providers of a model's sessions, which take precedence over ONNX Runtime's own CPU provider."""
 
     providers: tuple[Provider, ...]
-    """Empty: the CPU provider only."""
+    """Empty = only the CPU provider."""
     accepts_cpu: bool
-    """Whether the CPU may take the place of a provider that does not start."""
+    """Whether the CPU may replace a provider that does not start."""
 
     @property
     def on_gpu(self) -> bool:
@@ -78,7 +77,7 @@ class ProviderPlan:
 
     @property
     def compiling(self) -> Provider | None:
-        """The provider that compiles each shape of the inputs anew, if there is one."""
+        """The provider that compiles each input shape separately; None = no provider does."""
         for provider in self.providers:
             options = provider.options
             on_device = options.get("device_type", "CPU").upper().partition(".")[0] != "CPU"
@@ -89,9 +88,9 @@ class ProviderPlan:
 
 
 def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan:
-    """The providers for one instance, of those in ONNX Runtime. Parameter `engine`: auto, onnxruntime, cpu (the CPU
-    provider only). Raises: ServeError: INVALID_ARGUMENT for an accelerator, parameter or engine that cannot be;
-    UNAVAILABLE for one that is not there."""
+    """Choose one instance's providers among the `available` ones. Parameter `engine`: auto, onnxruntime, cpu (only the
+    CPU provider). Raises ServeError (INVALID_ARGUMENT) for a wrong accelerator, parameter or engine, ServeError
+    (UNAVAILABLE) if a provider is not available."""
     engine = read_choice(model.config, "engine", "", ("", "auto", "cpu", "onnxruntime"))
     on_gpu = model.instance_kind is InstanceKind.GPU
     if engine == "cpu" and on_gpu:
@@ -99,7 +98,7 @@ def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan
             f"model '{model.name}' asks for KIND_GPU, but its parameter 'engine' is \"cpu\"; change one of them"
         )
     wanted: tuple[Provider, ...] = ()
-    # All accelerators are checked, those for where the instance is are taken.
+    # All accelerators are checked, but only those for the instance's kind are used.
     for accelerators, for_gpu in ((model.config.gpu_accelerators, True), (model.config.cpu_accelerators, False)):
         for accelerator in accelerators:
             provider = _provider(model, _kind(model, accelerator, for_gpu), accelerator)
@@ -179,25 +178,28 @@ def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAcce
         options.pop("cache_dir", None)
         return Provider(kind, options, given, keeps_compiled="cache_dir" in given)
     if kind is ROCM:
-        # HIP_VISIBLE_DEVICES leaves the worker the one GPU that is its own.
+        # HIP_VISIBLE_DEVICES leaves the worker only its own GPU.
         return Provider(kind, {**given, "device_id": "0"}, given)
     return Provider(kind, {**given, "device_id": str(model.device or 0)}, given)
 
 
 _MIGRAPHX_VARIABLE = "ORT_MIGRAPHX_MODEL_CACHE_PATH"
-"""Takes precedence over the option, which older versions of the provider lack."""
+"""This variable overrides the provider's option, which older versions of the provider lack."""
 _FOLDER = "onnxruntime"
 _NAME_DIGITS = 32
 _OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
 
 
 def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights) -> ProviderPlan:
-    """The plan with a folder for each provider that keeps compiled programs, of this model compiled in this way: the
-    providers' own names for their files do not depend on the weights, nor on the precision. Sets environment variables
-    of this process. Raises: ServeError: UNAVAILABLE; the cache cannot be used."""
+    """Give each provider that stores compiled programs a folder in the cache.
+
+    The folder belongs to one model compiled with one set of options, because the providers' own file names depend
+    neither on the weights nor on the precision. Sets environment variables of this process. Raises ServeError
+    (UNAVAILABLE) if the cache cannot be used.
+    """
     if not any(provider.keeps_compiled for provider in plan.providers):
         return plan
-    # Where AMD's image for Triton sets the folder of the provider's files, they stay.
+    # AMD's image for Triton names a folder for the provider's files; they stay there.
     named = os.environ.get(_MIGRAPHX_VARIABLE, "")
     place = Path(named) if named else cache_directory(model.settings) / _FOLDER
     contents = file_digest(model.model_file, tuple(weights.files.values()))
@@ -210,14 +212,14 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     for number, provider in enumerate(plan.providers):
         if not provider.keeps_compiled:
             continue
-        # All that a compiled program depends on, as far as the provider itself does not compare it.
+        # Everything that a compiled program depends on and the provider itself does not compare.
         parts = (contents, onnxruntime.__version__, provider.kind.provider, provider.options, switches)
         texts = (part if isinstance(part, str) else repr(sorted(part.items())) for part in parts)
         digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
         folder = place / f"{provider.kind.accelerator}-{digest[:_NAME_DIGITS]}"
         try:
             make_private(folder)
-            with suppress(OSError):  # A cache that is only read has no order.
+            with suppress(OSError):  # A read-only cache keeps no order of use.
                 os.utime(folder)
         except OSError as error:
             raise unavailable(
@@ -228,14 +230,15 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
             os.environ[_MIGRAPHX_VARIABLE] = str(folder)
         else:
             providers[number] = replace(provider, options={**provider.options, "cache_dir": str(folder)})
-    # What was used least lately goes until the rest takes no more; the last folder, which is about to be used, stays.
-    # Those are ours by their names: an operator's own place may hold others. Another server may be trimming the same.
+    # The least recently used folders are removed until the rest fits; the folder in use, the newest, stays. Only names
+    # of this server's form are removed because the operator's folder may hold other files. Another server may trim it,
+    # too.
     with suppress(OSError):
         *others, last = folder_entries([entry for entry in place.iterdir() if _OWN_NAME.fullmatch(entry.name)])
         total = last.size_bytes + sum(entry.size_bytes for entry in others)
         for entry in others:
             if total > model.settings.cache_bytes:
                 shutil.rmtree(entry.path, ignore_errors=True)
-                # One that may not be removed takes no less.
+                # A folder that could not be removed still takes its space.
                 total -= 0 if entry.path.exists() else entry.size_bytes
     return replace(plan, providers=tuple(providers))

@@ -1,7 +1,8 @@
-"""Strings of ONNX Runtime, which from Python are text: bytes that are no UTF-8 go in and come back as stand-ins.
+"""Converts BYTES elements to text and back, because ONNX Runtime takes strings from Python only as text.
 
-Each such byte is a character of the last plane for private use, where a model sees it; so that what comes back is what
-went in, those characters themselves stand for their bytes. The way of PEP 383, whose surrogates ONNX Runtime refuses.
+A byte that is not UTF-8 becomes a stand-in: a character of the last private-use plane, which the model sees. The
+stand-ins' own UTF-8 bytes are converted the same way, so the round trip is exact. PEP 383 does the same with
+surrogates, which ONNX Runtime refuses.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 _FIRST_STAND_IN = 0x10F780
-"""For the byte 0x80."""
+"""The stand-in for the byte 0x80."""
 _FIRST_SURROGATE = 0xDC80
 _STAND_INS = re.compile(f"[{chr(_FIRST_STAND_IN)}-{chr(_FIRST_STAND_IN + 0x7F)}]")
 _TO_STAND_INS = {_FIRST_SURROGATE + byte: _FIRST_STAND_IN + byte for byte in range(0x80)}
@@ -32,14 +33,14 @@ def bytes_of_text(text: str) -> bytes:
 
 
 def text_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What ONNX Runtime takes for an array of bytes objects."""
+    """Convert an array of bytes objects for ONNX Runtime."""
     texts = np.empty(array.shape, np.object_)
     texts.flat[:] = [text_of_bytes(element) for element in array.flat]
     return texts
 
 
 def bytes_array(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What ONNX Runtime has made, as an array of bytes objects."""
+    """Convert ONNX Runtime's text output to an array of bytes objects."""
     elements = np.empty(array.shape, np.object_)
     elements.flat[:] = [bytes_of_text(text) for text in array.flat]
     return elements

@@ -1,4 +1,5 @@
-"""The pytorch backend: exported programs, AOTInductor packages and TorchScript, a process an instance."""
+"""Describes the pytorch backend: exported programs, AOTInductor packages and TorchScript. Each instance is a
+process."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ BACKEND = BackendSpec(
     engines=(EAGER, INDUCTOR, TORCH_MIGRAPHX, MIGRAPHX_ONNX),
     model_filenames=("model.pt2", "model.pt"),
     file_endings=(".pt2", ".pt"),
-    # Programs and packages hold code, machine code among it.
+    # Programs and packages hold code, including machine code.
     models_are_data=False,
     request_parameters=frozenset(
         {"precision", "batch_sizes", "batches_at_once", "INTRA_OP_THREAD_COUNT", "NUM_THREADS"}

@@ -1,4 +1,4 @@
-"""PyTorch's datatypes and the protocol's; arrays as tensors on the CPU and back."""
+"""Converts datatypes and tensors between PyTorch and the protocol."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def torch_dtype(datatype: DataType) -> torch.dtype:
 
 
 def datatype_of(dtype: torch.dtype, what: str) -> DataType:
-    """Raises: ServeError: INVALID_ARGUMENT, the protocol has no such datatype."""
+    """Return the protocol's datatype. Raises ServeError (INVALID_ARGUMENT) if the protocol has none."""
     if dtype not in _OURS:
         raise invalid_argument(f"{what} is of {dtype}, which has no datatype in the KServe protocol")
     return _OURS[dtype]
 
 
 def to_torch(tensor: Tensor, copies: bool) -> Any:
-    """On the memory of an input, or a copy of it; a list of str for BYTES."""
+    """Return a tensor on the input's memory, or a copy of it; for BYTES a list of str."""
     array = tensor.numpy()
     if tensor.datatype is DataType.BYTES:
         return [text_of_bytes(element) for element in array.flat]
@@ -51,8 +51,8 @@ def to_torch(tensor: Tensor, copies: bool) -> Any:
 
 
 def from_torch(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
-    """An output, on its own memory where that is the CPU's. Raises: ServeError: INTERNAL, it is neither a dense tensor
-    nor a list of strings."""
+    """Return an output for the protocol, on its own memory if that is the CPU's. Raises ServeError (INTERNAL) if the
+    output is neither a dense tensor nor a list of strings."""
     if isinstance(value, list):
         return np.array([bytes_of_text(text) for text in value], np.object_)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dtype not in _OURS:

@@ -1,4 +1,4 @@
-"""The engine eager: programs as they are, operator by operator, on the CPU or on a GPU."""
+"""Runs programs operator by operator, on the CPU or on a GPU: the engine eager."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `parameters`. Raises: ServeError: INVALID_ARGUMENT, the file or the configuration is wrong;
-    UNAVAILABLE, there is no such GPU."""
+    """Load a model; `parameters` describes its parameters. Raises ServeError (INVALID_ARGUMENT) if the file or the
+    configuration is wrong, ServeError (UNAVAILABLE) if the GPU does not exist."""
     kind = file_kind(model.model_file)
     options, device = set_up(model)
     properties = {"program": kind.value}
@@ -49,10 +49,10 @@ def load(model: ModelSource) -> LoadedModel:
 
 
 def set_up(model: ModelSource) -> tuple[RunOptions, torch.device]:
-    """Have this process run programs as the parameters say, on the device that is returned. Raises: ServeError:
-    INVALID_ARGUMENT, a parameter is wrong; UNAVAILABLE, there is no such GPU."""
+    """Configure PyTorch in this process by the model's parameters, and return the device. Raises ServeError
+    (INVALID_ARGUMENT) for a wrong parameter, ServeError (UNAVAILABLE) if the GPU does not exist."""
     options = run_options(model.config)
-    # Inputs are read in place, in memory that only the server writes; those that a program writes into are copied.
+    # Inputs are read in place, in memory that only the server writes. Inputs that a program writes to are copied.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     torch.set_num_threads(options.intra_op_threads)
     if torch.get_num_interop_threads() != options.inter_op_threads:
@@ -72,7 +72,7 @@ def _find_device(model: ModelSource) -> torch.device:
     if model.device is None:
         return torch.device("cpu")
     if torch.cuda.is_available():
-        # The only GPU that a worker may see is its first.
+        # A worker that sees only one GPU sees it as its first.
         count = torch.cuda.device_count()
         device = torch.device("cuda", 0 if count == 1 else model.device)
         torch.cuda.set_device(device)
@@ -88,7 +88,7 @@ def _find_device(model: ModelSource) -> torch.device:
 
 
 def _open(model: ModelSource, kind: FileKind, precision: str, device: torch.device | None) -> Program:
-    """`device`: None: its parts are where the file has them."""
+    """Open the program. `device`: None = its parts go to the devices that the file names."""
     dtype = DTYPES.get(precision)
     if kind is FileKind.EXPORTED:
         if device is None:

@@ -1,4 +1,4 @@
-"""The environment, where it is the only way to tell PyTorch something."""
+"""Sets environment variables, for settings that PyTorch takes in no other way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def variable(name: str, value: str) -> Iterator[None]:
-    """Has an environment variable have a value meanwhile."""
+    """Set an environment variable during a block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

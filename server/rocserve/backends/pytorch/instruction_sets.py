@@ -1,5 +1,8 @@
-"""Trials of the C++ compiler with the processor's instruction sets. Inductor makes them before it compiles, and they
-take longer than a small program does: they are made once a machine and kept in the cache."""
+"""Tests which of the processor's instruction sets the C++ compiler supports.
+
+Inductor runs these trials before it compiles. They take longer than compiling a small program, so they run once per
+machine and stay in the cache.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ _LOCKS = "locks"
 
 
 def trials_folder(model: ModelSource, compiler: Path, parts: Sequence[str]) -> Path | None:
-    """The folder with the trials, made where the cache has none. `parts`: of the machine. None: it cannot be made;
-    whoever compiles then makes the trials itself, and says what is wrong."""
+    """Return the folder with the trials, and run them if the cache has none. `parts` identify the machine. None = the
+    folder cannot be made; a compile then runs the trials itself, and reports the error."""
     found = compiler.resolve().stat()
     of_compiler = (str(compiler.resolve()), str(found.st_size), str(found.st_mtime_ns))
     with suppress(ServeError):
@@ -30,9 +33,10 @@ def trials_folder(model: ModelSource, compiler: Path, parts: Sequence[str]) -> P
 
 
 def begin_with_trials(trials: str, work: Path) -> None:
-    """Have Inductor work in a folder, and find the trials there. `trials`: "" = there are none."""
+    """Make Inductor work in the folder `work`, and find the trials there. `trials`: "" = none."""
     os.environ[_INDUCTOR_FOLDER] = str(work)
-    # It may have gone meanwhile, to make room. What was copied is whole: each trial is found or made by itself.
+    # The folder may have been removed to free space. A partial copy does no harm: each trial is found or run
+    # separately.
     with suppress(OSError):
         if trials:
             shutil.copytree(trials, work, ignore=shutil.ignore_patterns(".*"))

@@ -1,7 +1,7 @@
-"""The folder into which PyTorch unpacks a package of AOTInductor.
+"""Gives PyTorch a folder to unpack a package of AOTInductor into.
 
-It goes with the package, or, after its process was killed, when the next one is loaded. PyTorch itself removes what it
-unpacks only where the process ends in order.
+The folder is deleted with the package; if its process was killed, the next load deletes it. PyTorch itself deletes
+unpacked files only if the process ends normally.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PREFIX = "rocserve-package-"
 
 
 def unpacked(load: Callable[[], Any]) -> Any:
-    """What `load` gives, with a temporary folder of its own, which is removed when nobody has that any more."""
+    """Call `load` with a separate temporary folder, which is deleted when nothing refers to the result any more."""
     remove_left(_PREFIX)
     folder = TemporaryFolder(_PREFIX)
     try:

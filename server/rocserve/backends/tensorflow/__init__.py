@@ -1,4 +1,4 @@
-"""The tensorflow backend: frozen TensorFlow graphs (GraphDef), compiled by MIGraphX."""
+"""Describes the tensorflow backend: frozen TensorFlow graphs (GraphDef), compiled by MIGraphX."""
 
 from __future__ import annotations
 
