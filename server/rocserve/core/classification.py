@@ -1,4 +1,4 @@
-"""The classification extension: an output's highest values as `value:index:label` strings."""
+"""Turns an output into its highest values, as `value:index:label` strings (KServe's classification extension)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 _MOST_VALUES = 1 << 20
-"""They are sorted while all others wait: 100 ms."""
+"""Sorting more values would keep all other requests waiting for more than 100 ms."""
 _MOST_CLASSES = 1 << 16
-"""In the answer to a request: 60 ms."""
+"""Formatting more classes of one answer would take more than 60 ms."""
 
 
 def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: bool) -> Tensor:
-    """The `class_count` highest elements of each row (of the whole tensor without batching), highest first. Each
-    element of the BYTES result, shape [rows, n] or [n], reads `value:index` or, where the model's labels name the
-    index, `value:index:label`. Equal values keep the order of their indices. Raises: ServeError: INVALID_ARGUMENT for
-    an output whose datatype has no order."""
+    """Return the `class_count` highest elements of each row (without batching, of the whole tensor), highest first. The
+    result is BYTES of shape [rows, n] or [n]. An element reads `value:index`, or `value:index:label` if the model's
+    labels name the index. Equal values keep the order of their indices. Raises ServeError (INVALID_ARGUMENT) if the
+    output's datatype has no order or the output is too large."""
     if tensor.datatype in (DataType.BYTES, DataType.BF16):
         raise invalid_argument(
             f"class result not available for output due to unsupported type '{tensor.datatype.value}'"

@@ -1,4 +1,4 @@
-"""Metrics that models define themselves: what workers report of them, and their sums over all workers of the server."""
+"""Sums the metrics that models define themselves over all workers of the server."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from rocserve.core.latencies import HistogramReading
 METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 RESERVED_PREFIXES = ("nv_", "rocserve_")
-"""Of the server's own metrics."""
+"""Prefixes of the server's own metrics."""
 
 _MOST_SERIES = 10_000
-"""Of one model version: each reading has them all, and labels that name requests never end."""
+"""Limit per model version: a scrape prints all series, and a label that holds request ids would add series without
+end."""
 _MOST_BUCKETS = 1_000
 LONGEST_TEXT = 1_024
-"""Characters of a help text or a label."""
+"""Characters of a metric's name, a help text, a label's name or a label's value."""
 
 _MOST_WARNINGS = 100
-"""Names of metrics that a version's log has as left out."""
+"""Limit per model version of warnings about metrics that are left out."""
 
 _OTHER_KIND = "another model has one of that name and of another kind, or with other buckets"
 
@@ -39,20 +40,20 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """The change of one time series since its last report. Changes, not values: several workers have the same
-    series, and one that is restarted begins anew."""
+    """A time series' change since its last report. A worker reports changes because several workers have the same
+    series, and because a restarted worker begins at 0."""
 
     family: str
     kind: MetricKind
     help: str
     labels: Mapping[str, str]
     value: float = 0.0
-    """What was added; of a histogram, the sum of what was observed."""
+    """What to add; for a histogram, the sum of the observed values."""
     is_set: bool = False
-    """Of a gauge: `value` is what it is now."""
+    """For a gauge: `value` replaces the current value."""
     bounds: tuple[float, ...] = ()
     counts: tuple[int, ...] = ()
-    """Of a histogram: how many values came into which bucket; one more than there are bounds."""
+    """For a histogram: how many values fell into each bucket; one count more than there are bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class _Series:
 
 @dataclass(frozen=True, slots=True)
 class CustomFamily:
-    """Time series of one name, as they are at one moment."""
+    """The time series of one metric name, as they are at one moment."""
 
     name: str
     kind: MetricKind
@@ -93,17 +94,17 @@ class _Family:
 
 
 class CustomMetrics:
-    """Of all models. Safe on any thread."""
+    """The custom metrics of all models. Safe on any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, _Family] = {}
         self._counts: Counter[Hashable] = Counter()
-        """Of the series by their owners."""
+        """Number of series per owner."""
 
     def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
-        """Take the report of a worker of a model version, the owner. Returns: The names of families that are left out,
-        in whole or in part, and why."""
+        """Add a worker's report for its model version, the owner. Returns the metrics that are left out, in whole or in
+        part, with the reasons."""
         left_out: dict[str, str] = {}
         with self._lock:
             for change in changes.changes:
@@ -129,7 +130,7 @@ class CustomMetrics:
         return left_out
 
     def forget(self, owner: Hashable) -> None:
-        """The model version is gone; so are the series that only it had."""
+        """Remove the series that only this owner, an unloaded model version, has."""
         with self._lock:
             self._counts.pop(owner, None)
             for name, family in list(self._families.items()):
@@ -141,7 +142,7 @@ class CustomMetrics:
                     del self._families[name]
 
     def read(self) -> Sequence[CustomFamily]:
-        """In the order of their names."""
+        """Return all metrics, sorted by name."""
         with self._lock:
             return [
                 CustomFamily(name, each.kind, each.help, [(one.labels, one.read()) for one in each.series.values()])
@@ -151,7 +152,7 @@ class CustomMetrics:
 
 @dataclass(eq=False)
 class OwnedMetrics:
-    """The share of one model version in them."""
+    """One model version's access to the custom metrics."""
 
     metrics: CustomMetrics
     owner_name: str
@@ -168,13 +169,13 @@ class OwnedMetrics:
                 self.log.warning("%s: its metric '%s' is left out, for %s", self.owner_name, name, problem)
 
     def forget(self) -> None:
-        """The version is gone."""
+        """Remove the version's series, and ignore reports that still come."""
         self._has_left = True
         self.metrics.forget(self)
 
 
 def _problem(change: MetricChange) -> str:
-    """Why a worker's report is no time series; "" where it is one."""
+    """Return why a change cannot become a time series; "" if it can."""
     if not METRIC_NAME.fullmatch(change.family) or change.family.startswith(RESERVED_PREFIXES):
         return "that is no name for it"
     if not all(LABEL_NAME.fullmatch(name) for name in change.labels):

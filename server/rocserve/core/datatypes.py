@@ -1,4 +1,4 @@
-"""KServe v2 datatypes, their sizes and their numpy counterparts."""
+"""KServe v2 datatypes, with their sizes and numpy dtypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 
 class DataType(enum.Enum):
-    """A tensor's element type; the value is the name on the KServe wire."""
+    """The type of a tensor's elements; the enum's value is the name on the KServe wire."""
 
     BOOL = "BOOL", np.bool_
     UINT8 = "UINT8", np.uint8
@@ -29,15 +29,15 @@ class DataType(enum.Enum):
 
     _value_: str
     itemsize: int
-    """Bytes of one element; 0 for BYTES, whose elements vary."""
+    """Bytes of one element; 0 for BYTES, whose elements have different lengths."""
     numpy_dtype: np.dtype[np.generic]
-    """The array type of the element. BF16, which numpy lacks, is carried as its uint16 bits; BYTES as objects."""
+    """The dtype of an array of such elements. BF16, which numpy lacks, is its bits as uint16; BYTES is objects."""
 
-    # Enum's own __hash__ and __eq__ run Python code; identity is enough and several times faster.
+    # Enum's __hash__ and __eq__ run Python code; comparing identities is enough and several times faster.
     __hash__ = object.__hash__
 
     def __new__(cls, name: str, numpy: DTypeLike | None = None) -> Self:
-        """Not called where one is looked up by its name, which needs no `numpy`."""
+        """Create a member. `numpy` is optional for mypy only: a look-up, `DataType("FP32")`, does not come here."""
         made = object.__new__(cls)
         made._value_ = name
         made.numpy_dtype = np.dtype(numpy)
@@ -46,8 +46,8 @@ class DataType(enum.Enum):
 
 
 def datatype_of(array: np.ndarray[Any, Any]) -> DataType:
-    """The KServe datatype of a numpy array; strings and objects are BYTES. Raises: ValueError: the array's dtype has no
-    KServe counterpart (complex, datetime, records)."""
+    """Return the KServe datatype of a numpy array; strings and objects are BYTES. Raises ValueError if there is none
+    (complex, datetime, records)."""
     if array.dtype.kind in "OSU":
         return DataType.BYTES
     for datatype in DataType:

@@ -1,8 +1,9 @@
-"""References to tensors that stay on a GPU on their way from one worker to another.
+"""References to tensors that stay on a GPU when one worker's output is another worker's input.
 
-A tensor of BYTES is sent in the place of such a tensor, with an element for each row, or one for all where its model
-does not batch. Only workers make references: of outputs only where the server has asked for them, and of what a model
-calls another with, which the server hands on only to a model on the same GPU.
+A tensor of BYTES travels instead of the tensor on the GPU. It has one element, a reference, for each row, or a single
+one if the model does not batch. Only workers make references. A worker makes references to its outputs only if the
+server asked for them. A model may also call another model with references; the server forwards such a call only to a
+model on the same GPU.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from rocserve.core.serving import ServedVersion
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 DEVICE_PROPERTY = "device_tensors"
-"""In a model's metadata: the GPU on which it takes and gives references, named alike in every process."""
+"""Property of a version: the GPU on which the model takes and makes references; every process uses the same name."""
 
 _FIXED = struct.Struct("<QQQBBxx")
-"""The three numbers, the datatype's place among all, and how many dimensions follow, before the handle."""
+"""Block offset, block bytes, offset, index in DataType, number of dimensions. The dimensions and the handle follow."""
 _DATATYPES = tuple(DataType)
 
 
 class References(bytes):
-    """In the place of a tensor's bytes: elements of BYTES, each a reference."""
+    """A tensor's data as BYTES elements, each a reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReference:
-    """The place of a row of a tensor, or of all of it."""
+    """The location of one row of a tensor, or of the whole tensor, in GPU memory."""
 
     handle: bytes
-    """By which the driver opens an allocation for another process."""
+    """The GPU driver opens another process's allocation with this handle."""
     block_offset: int
-    """In the allocation: the begin of the block that its owner shares."""
+    """Offset in the allocation of the block that its owner shares."""
     block_bytes: int
     offset: int
-    """In the block."""
+    """Offset in the block."""
     datatype: DataType
     shape: tuple[int, ...]
 
@@ -54,7 +55,7 @@ class DeviceReference:
 
 
 def references_of(tensor: Tensor) -> list[DeviceReference]:
-    """Of a tensor whose data are References. Raises: ServeError: INTERNAL, they are damaged."""
+    """Parse the references of a tensor whose data are References. Raises ServeError (INTERNAL) if they are damaged."""
     found: list[DeviceReference] = []
     try:
         rest = memoryview(tensor.data)
@@ -71,14 +72,14 @@ def references_of(tensor: Tensor) -> list[DeviceReference]:
 
 
 def referring(name: str, references: list[DeviceReference]) -> Tensor:
-    """The tensor of BYTES that is sent."""
+    """Return the BYTES tensor that carries these references."""
     data = encode_bytes_elements([each.packed() for each in references])
     return Tensor(name, DataType.BYTES, (len(references),), data)
 
 
 def referred(tensor: Tensor, batching: bool) -> Tensor:
-    """The tensor in whose place one of BYTES was sent, with References for data. `batching`: each of them is a row.
-    Raises: ServeError: INTERNAL, they are damaged."""
+    """Return the tensor on the GPU that a BYTES tensor stands for, with References as its data. `batching`: each
+    reference is a row. Raises ServeError (INTERNAL) if the references are damaged."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")
@@ -88,8 +89,8 @@ def referred(tensor: Tensor, batching: bool) -> Tensor:
 
 
 def in_rows(tensor: Tensor) -> Tensor:
-    """The one of BYTES with a reference for each row, of one that refers to all rows together. Raises: ServeError:
-    INTERNAL, they are damaged."""
+    """Turn references that each cover several rows into one reference per row. Raises ServeError (INTERNAL) if they are
+    damaged."""
     rows: list[DeviceReference] = []
     for whole in references_of(tensor):
         count, *shape = whole.shape or (0,)
@@ -99,8 +100,8 @@ def in_rows(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor that references to rows, or to all of it, make together along its first dimension, with References for
-    data. Raises: ServeError: as `in_rows`."""
+    """Return the tensor that all references of `tensor` make when joined along the first dimension, with References as
+    its data. Raises ServeError (INTERNAL) if the references are damaged."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")
@@ -112,21 +113,20 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def of_one_row_each(tensor: Tensor) -> Tensor:
-    """References to rows as `whole` takes them."""
+    """Turn references to rows into references to batches of one row, as `whole` takes them."""
     rows = references_of(tensor)
     return referring(tensor.name, [replace(row, shape=(1, *row.shape)) for row in rows])
 
 
 def device_of(version: ServedVersion) -> str:
-    """The one GPU on which a model takes references; "": it does not."""
+    """Return the one GPU on which a model takes references; "" if it takes none."""
     device = version.properties.get(DEVICE_PROPERTY, "")
     is_one = device and len({gpu for group in version.config.instance_groups for gpu in group.gpus or (-1,)}) == 1
     return device if is_one else ""
 
 
 def may_be_references(config: ModelConfig) -> frozenset[str]:
-    """The outputs of a model that it may leave on its GPU: the server has nothing to do with their shapes, and no text
-    can be there."""
+    """Return the outputs that a model may leave on its GPU: not BYTES, and not reshaped by the server."""
     return frozenset(
         output.name for output in config.outputs if output.reshape is None and output.datatype is not DataType.BYTES
     )

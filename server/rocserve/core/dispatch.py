@@ -1,5 +1,5 @@
-"""Finds the versions that serve requests and hands the requests over, once all that takes long is done; those that a
-traced request makes (steps of an ensemble, calls by a model) with a trace below its own."""
+"""Finds the version that a request names and gives it the request, after copying inputs and counting BYTES elements.
+Requests that a traced request causes (steps of an ensemble, calls by a model) get a child trace."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
 
 _COUNTED_APART = 4 * COUNTED_AT_ONCE
-"""Bytes of an input: fewer have no more elements than are counted in a step."""
+"""Bytes of a BYTES input. A shorter one has at most COUNTED_AT_ONCE elements, so validation may count them in one
+step."""
 
 
 @dataclass(eq=False)
 class Dispatcher:
-    """On the data plane's thread, where versions are closed as well: none can end between look-up and request."""
+    """Schedules requests on the data plane's thread. Versions are closed there too, so none ends between look-up and
+    request."""
 
     tables: ServingTableHolder
     work_off: Callable[[Steps[None]], object]
-    """Takes the steps of what takes long."""
+    """Runs the steps of long work on the data plane's thread, between other requests."""
     _order: SequenceOrder = field(default_factory=SequenceOrder, init=False)
-    """Of requests that come behind one that is being prepared."""
+    """Delays the requests of a sequence while an earlier request of it is being prepared."""
 
     def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps[None]] = ()) -> None:
-        """Schedule a request with the version that it names; every error goes to the responder. What copies its inputs,
-        and the count of the elements of BYTES where there may be many, go before, a step a turn; a sequence keeps its
-        order meanwhile."""
+        """Schedule a request with the version that it names. All errors go to the responder. `copying`, which copies
+        the request's inputs, runs first, and so does the count of BYTES elements if there may be many: one step per
+        turn of the loop. The requests of a sequence stay in order meanwhile."""
         head = request.head
         if not (copying or head.has_strings or self._order.held):
-            # As `_hand_over`, without a call: every request comes by.
+            # The same as _hand_over, but without the call, because every request comes through here.
             table = self.tables.table
             try:
                 (table.by_head.get(head) or table.named_by(head)).infer(request, responder)
@@ -80,7 +82,7 @@ class Dispatcher:
 
 
 def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Responder, parent: Trace | None) -> None:
-    """As its `dispatch`, with a trace of its own below that of the request that made it, where this one has one."""
+    """Dispatch a request that another request caused, with a child of the trace `parent`, if there is one."""
     if parent is None:
         dispatcher.dispatch(request, responder)
         return
@@ -96,8 +98,7 @@ def dispatch_traced(dispatcher: Dispatcher, request: InferRequest, responder: Re
 
 
 def note_inputs(trace: Trace, request: InferRequest) -> None:
-    """The tensors that come with a request, where they are wanted. They need not have been checked: what says to be of
-    a datatype that there is not is left out."""
+    """Record a request's inputs in its trace. They need not be validated yet: unknown datatypes are left out."""
     if trace.wants_tensors:
         known = {datatype.value: datatype for datatype in DataType}
         tensors = [
@@ -109,7 +110,7 @@ def note_inputs(trace: Trace, request: InferRequest) -> None:
 
 
 class TracedResponder(ForwardingResponder):
-    """Ends the trace of a request that another one made, and forwards its answers."""
+    """Forwards answers and ends the trace of a request that another request caused."""
 
     __slots__ = ("_trace",)
 
@@ -120,7 +121,7 @@ class TracedResponder(ForwardingResponder):
     def send(self, answer: Answer, final: bool = True) -> None:
         if self._trace.wants_tensors and isinstance(answer, InferResponse):
             self._trace.note_tensors(TENSOR_BACKEND_OUTPUT, answer.outputs)
-        # Before the answer goes on: it may end the whole, and this trace is part of it.
+        # The trace must end before the answer is sent: the answer may end the whole group of traces.
         if final:
             self._trace.note(REQUEST_END, time.monotonic_ns())
             self._trace.end()

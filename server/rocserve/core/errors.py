@@ -1,4 +1,4 @@
-"""The one exception that reaches clients, and the status codes it carries."""
+"""ServeError, the only exception that reaches clients, and its status codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rocserve.core.printable import encodable
 
 
 class StatusCode(enum.IntEnum):
-    """gRPC's status codes (numbers as in the gRPC specification)."""
+    """gRPC's status codes, with the numbers of the gRPC specification."""
 
     OK = 0
     CANCELLED = 1
@@ -31,7 +31,7 @@ class StatusCode(enum.IntEnum):
 
 
 class ServeError(Exception):
-    """An error with the status code and the text that the client gets."""
+    """An error with the status code and the text for the client."""
 
     def __init__(self, code: StatusCode, text: str) -> None:
         text = encodable(text)
@@ -39,9 +39,9 @@ class ServeError(Exception):
         self.code = code
         self.text = text
         self.is_refusal = False
-        """It comes late, but is the request's own: no model has had the request."""
+        """The error came late, but no model has run the request (queue full, timeout)."""
         self.retry_seconds = 0.0
-        """After how long it is worth asking again; 0 = nobody knows."""
+        """Seconds after which a retry makes sense; 0 = unknown."""
 
     def __repr__(self) -> str:
         return f"ServeError({self.code.name}, {self.text!r})"
@@ -55,10 +55,10 @@ internal = partial(ServeError, StatusCode.INTERNAL)
 
 
 def repeated(error: ServeError) -> ServeError:
-    """The same once more: an exception that is raised again and again collects its tracebacks."""
+    """Return a copy of an error. An exception that is raised again and again would collect its tracebacks."""
     return ServeError(error.code, error.text)
 
 
 def deadline_exceeded() -> ServeError:
-    """The client's time is up, or would be before the answer is there."""
+    """Return the error for a deadline that has passed, or will have passed before the answer is there."""
     return ServeError(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")

@@ -1,8 +1,8 @@
-"""Has glibc keep what is freed, and gives it back to the system.
+"""Makes glibc keep freed memory for the next request, and gives it back to the system later.
 
-Left to itself glibc does neither (mallopt(3), malloc_trim(3)). Memory freed at the end of one of its heaps goes back
-at once, so that each large message pays for the faults of new pages: a message of 4 MiB both ways for 3,700 of them, 9
-of 15 ms of CPU time. Memory freed elsewhere stays, also when that is hundreds of megabytes and nobody comes for it.
+By default glibc does neither (mallopt(3), malloc_trim(3)). It returns memory that is freed at the end of a heap
+immediately, so each large message pays for the page faults of new memory: 3,700 faults, 9 of 15 ms of CPU time, for a
+message of 4 MiB both ways. It keeps memory that is freed elsewhere, even hundreds of megabytes that nobody uses.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from contextlib import suppress
 from pathlib import Path
 
 WORTH_BYTES = 32 << 20
-"""As much as is worth a trim."""
+"""A trim must give back this much to be worth its time."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
-"""Of malloc.h."""
+"""Constants of malloc.h."""
 _OPERATORS_OWN = (
     "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX",
     "GLIBC_TUNABLES",
 )  # fmt: skip
-"""Variables of the environment by which the operator sets the same (mallopt(3))."""
+"""Environment variables by which the operator sets the same options (mallopt(3))."""
 _NEVER = -1
 GIVEN_BACK_AT_ONCE = 8 << 20
-"""Bytes, in one step: some 1 ms."""
+"""Bytes that one step gives back: about 1 ms."""
 _LARGEST_BLOCK = 32 << 20
-"""Bytes, the most that glibc takes from its heaps; larger ones are mapped, each for itself."""
+"""Bytes. The largest block that glibc takes from its heaps; it maps each larger block separately."""
 
 
 def private_bytes() -> int:
-    """The memory of this process alone, without what it shares with workers (proc_pid_statm(5))."""
+    """Return the memory of this process without the memory that it shares with workers (proc_pid_statm(5))."""
     _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
@@ -44,8 +44,8 @@ class _Counts(ctypes.Structure):
 
 
 class FreedMemory:
-    """Gives what glibc keeps back to the system. To do all in one call takes 70 ms of CPU time for each GiB, and more
-    where its pages are scattered; no other thread may allocate meanwhile."""
+    """Gives the memory that glibc keeps back to the system. Doing it in one call takes 70 ms of CPU time per GiB, more
+    if the pages are scattered, and no other thread can allocate meanwhile."""
 
     def __init__(self, libc: ctypes.CDLL) -> None:
         self._libc = libc
@@ -54,11 +54,11 @@ class FreedMemory:
         libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
     def pieces(self) -> Iterator[int]:
-        """The pages of free memory, some bytes a step: it is taken, and freed again when it has no pages left. What is
-        free in smaller pieces stays to the last step."""
+        """Give back the pages of free memory, a block per step: each block is allocated, its pages are dropped, and the
+        last step frees all blocks. The last step also gives back what is free in smaller pieces."""
         libc, held = self._libc, list[int]()
         try:
-            # Before version 2.33 there is nothing that counts beyond 2 GiB.
+            # Before glibc 2.33 only mallinfo exists, whose counts end at 2 GiB.
             if hasattr(libc, "mallinfo2"):
                 libc.mallinfo2.restype = _Counts
                 for _ in range(libc.mallinfo2().free_bytes // GIVEN_BACK_AT_ONCE):
@@ -67,7 +67,7 @@ class FreedMemory:
                         break
                     held.append(address)
                     begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-                    # The last page may be shared with what lies behind.
+                    # The last page may be shared with memory behind the block.
                     nbytes = (address + GIVEN_BACK_AT_ONCE - begin) // mmap.PAGESIZE * mmap.PAGESIZE
                     libc.madvise(begin, nbytes, mmap.MADV_DONTNEED)
                     yield nbytes
@@ -82,9 +82,9 @@ def _nothing() -> Iterator[int]:
 
 
 def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
-    """Have glibc keep all that is freed, unless the operator has set otherwise. Returns: the steps that give
-    it back. Where the C library is another, neither does anything. `of_any_size`: larger blocks too, in one heap: those
-    of further threads hold 64 MiB each."""
+    """Make glibc keep all freed memory, unless the operator set these options. Returns a function that gives the memory
+    back in steps. With another C library nothing happens, and there are no steps. `of_any_size`: glibc keeps larger
+    blocks too, and uses a single heap, because each further heap of a thread reserves 64 MiB."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return _nothing
@@ -99,21 +99,21 @@ def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
 
 
 class KeptMemory:
-    """Keeps what a worker frees for its next batch, and gives it back when it is idle. A batch of 64 images would
-    otherwise pay for the faults of 2,400 new pages each time it is made one array: 110 of 180 us of CPU time an
-    image."""
+    """Keeps what a worker frees for its next batch, and gives it back when the worker is idle. Otherwise a batch of 64
+    images pays for 2,400 page faults each time it becomes one array: 110 of 180 us of CPU time per image."""
 
     def __init__(self) -> None:
         self._pieces = keep_freed_memory()
         self._left = 0
-        """Bytes that the process had when all was given back."""
+        """Bytes that the process had after it last gave all free memory back."""
         self._lock = threading.Lock()
-        # What loading has left is needed by no batch.
+        # No batch needs the memory that loading has freed.
         self.give_back(lambda: False)
 
     def give_back(self, is_wanted: Callable[[], bool]) -> None:
-        """In steps, until it is wanted. From any thread; one at a time does it."""
-        # A process without a free descriptor cannot look. It may have one again the next time.
+        """Give free memory back in steps until `is_wanted()`. Safe on any thread; returns immediately if another thread
+        is at it."""
+        # Reading /proc fails without a free descriptor. The next call may succeed.
         with suppress(OSError):
             if private_bytes() - self._left < WORTH_BYTES or not self._lock.acquire(blocking=False):
                 return

@@ -1,4 +1,4 @@
-"""Decides when a process that serves requests gives back to the system what they have freed: once they are over."""
+"""Decides when a process that serves requests gives freed memory back to the system: after a burst of requests."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from rocserve.core.steps import Steps
 
 _CHECK_SECONDS = 1.0
 _QUIET_CHECKS = 3
-"""Checks in a row that must find little of requests, which come in bursts, before they count as over."""
+"""Consecutive checks that must find little memory in requests before a burst counts as over."""
 _LITTLE = 1 / 16
-"""Of that growth: requests that hold less than this are not what has grown."""
+"""Part of the process's growth: if requests hold less, they are not what has grown."""
 _REPEAT_CHECKS = 15
-"""After a trim until the next without such growth: what was in use then may have been freed since. With 250 MiB free in
-12,500 places the first trim takes 31 ms, a repetition 7."""
+"""Checks between a trim and its repetition without new growth: memory that was in use then may be free now. With 250
+MiB free in 12,500 places the first trim takes 31 ms, a repetition 7."""
 
 
 @dataclass(eq=False)
 class HeapTrim:
-    """Decides when to trim. `check` and `trim` are called by one at a time."""
+    """Decides when to trim. Only one thread at a time may call `check` and `trim`."""
 
     _use: Callable[[], int]
-    """The bytes that requests and answers hold."""
+    """Returns the bytes that requests and answers hold."""
     _trim: Callable[[], Iterator[object]]
-    """Its steps; each takes some milliseconds at most."""
+    """Gives memory back in steps of some milliseconds."""
     _private: Callable[[], int] = private_bytes
     _quiet: int = 0
     _checks_to_repeat: int = 0
 
     def __post_init__(self) -> None:
         self._least = self._left = self._private()
-        """The least that it has ever had, and what the last trim has left."""
+        """`_least`: the fewest private bytes ever seen. `_left`: the private bytes after the last trim."""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Check every second, and trim when it is time, until cancelled."""
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
-            # A server without a free descriptor cannot check; it may have one again the next time.
+            # Reading /proc fails without a free descriptor; the next check may succeed.
             with suppress(OSError):
                 if self.check():
                     await asyncio.to_thread(self.trim)
 
     def check(self) -> bool:
-        """Whether it is time to trim."""
+        """Return whether it is time to trim."""
         private = self._private()
         self._least = min(self._least, private)
         growth = private - self._least
@@ -56,11 +56,11 @@ class HeapTrim:
         return self._quiet >= _QUIET_CHECKS and (private - self._left >= WORTH_BYTES or self._checks_to_repeat <= 0)
 
     def trim(self) -> None:
-        """All at once."""
+        """Trim in one call, on the caller's thread."""
         deque(self.steps(), 0)
 
     def steps(self) -> Steps[None]:
-        """The rest is in use, as far as anybody can tell then."""
+        """Trim in steps."""
         for _ in self._trim():
             yield
         self._left = self._private()

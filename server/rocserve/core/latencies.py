@@ -1,5 +1,5 @@
-"""What of a model version's latencies is kept beside the sums, where it is asked for: histograms, in fixed buckets
-since the beginning, and summaries, as quantiles of the last minute."""
+"""Keeps distributions of a model version's latencies next to their sums, if --metrics-config asks for them: histograms
+with fixed buckets since the start, and summaries, which are quantiles of the last minute."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ DEFAULT_BUCKETS: Mapping[str, tuple[float, ...]] = {
     QUEUE_HISTOGRAM: _LATENCY_BUCKETS,
     BATCH_SIZE_HISTOGRAM: (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
 }
-"""By metric; a model's model_metrics may have others."""
+"""Upper bounds by metric; a model's model_metrics may set others."""
 
 _DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 WINDOW_NS = 60_000_000_000
-"""The past that quantiles are of, as Triton's."""
+"""Quantiles cover the last minute, as Triton's do."""
 _SECTIONS = 5
 _SECTION_NS = WINDOW_NS // _SECTIONS
 _DIGITS = 7
-"""Leading bits of a value that tell its bucket: the middle of a bucket is within one hundredth of all that is in it."""
+"""A value's bucket is its leading bits, so every value is within 1 % of its bucket's middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramReading:
     bounds: tuple[float, ...]
     cumulative: tuple[int, ...]
-    """How many values are at most each bound."""
+    """The number of values up to each bound."""
     count: int
     total: float
 
 
 class Histogram:
-    """Counts values by the upper bounds of their buckets. Not thread-safe."""
+    """Counts values in buckets with upper bounds. Not thread-safe."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds`: rising."""
+        """`bounds` must rise."""
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
         self._total = 0.0
@@ -76,27 +76,27 @@ class Histogram:
 @dataclass(frozen=True, slots=True)
 class SummaryReading:
     quantiles: tuple[tuple[float, float], ...]
-    """Quantile and value; NaN where the window has no values."""
+    """Pairs of quantile and value; NaN if the window has no values."""
     count: int
-    """Of all values since the beginning."""
+    """Count and sum cover all values since the start."""
     total: int
 
 
 class SlidingSummary:
-    """Quantiles of the values of the last minute, count and sum of all. Not thread-safe. Values are counted in buckets
-    that grow with them, a set of buckets for each fifth of the window: the memory does not grow with the number of
-    values."""
+    """Computes quantiles of the last minute's values, and count and sum of all values. Not thread-safe. It counts
+    values in buckets whose width grows with the value, with separate buckets for each fifth of the minute: the memory
+    does not grow with the number of values."""
 
     __slots__ = ("_count", "_sections", "_total")
 
     def __init__(self) -> None:
         self._sections: dict[int, dict[int, int]] = {}
-        """By number of the section: how many values in which bucket."""
+        """Section number -> bucket -> number of values."""
         self._count = 0
         self._total = 0
 
     def observe(self, value: int, at_ns: int, times: int = 1) -> None:
-        """`times` values that are all `value` >= 0, seen at a time of the monotonic clock."""
+        """Count `value` (>= 0) `times` times, at a time.monotonic_ns()."""
         self._count += times
         self._total += value * times
         number = at_ns // _SECTION_NS
@@ -136,7 +136,7 @@ def _value_at(quantile: float, ordered: Sequence[tuple[int, int]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """How latencies are reported; --metrics-config says it."""
+    """What --metrics-config asks for."""
 
     counters: bool = True
     summaries: bool = False
@@ -144,7 +144,7 @@ class LatencyOptions:
     quantiles: tuple[float, ...] = _DEFAULT_QUANTILES
 
     def distributions(self, config: ModelConfig) -> LatencyDistributions | None:
-        """Those of a model; None = nothing but the sums is kept."""
+        """Return new distributions for a model; None if only sums are asked for."""
         if not self.summaries and not self.histograms:
             return None
         return LatencyDistributions(self, config)
@@ -152,14 +152,15 @@ class LatencyOptions:
 
 @dataclass(frozen=True, slots=True)
 class LatencyReadings:
-    """By metric."""
+    """Summaries and histograms by metric."""
 
     summaries: Mapping[str, SummaryReading]
     histograms: Mapping[str, HistogramReading]
 
 
 class LatencyDistributions:
-    """Of one model version. Not thread-safe: its caller holds a lock. All times are time.monotonic_ns()."""
+    """Latency distributions of a model version. Not thread-safe: the caller holds a lock. Times are
+    time.monotonic_ns()."""
 
     def __init__(self, options: LatencyOptions, config: ModelConfig) -> None:
         self._quantiles = options.quantiles
@@ -167,7 +168,7 @@ class LatencyDistributions:
         self._histograms: dict[str, Histogram] = {}
         if options.summaries:
             names = [QUEUE_SUMMARY, INPUT_SUMMARY, INFER_SUMMARY, OUTPUT_SUMMARY]
-            # As in Triton: what a hit takes and what a run takes have nothing in common.
+            # As in Triton: a cache hit's latency and an execution's latency must not be mixed.
             names += [CACHE_HIT_SUMMARY, CACHE_MISS_SUMMARY] if config.response_cache else [REQUEST_SUMMARY]
             self._summaries = {name: SlidingSummary() for name in names}
         if options.histograms:
@@ -176,7 +177,7 @@ class LatencyDistributions:
                 for name, buckets in DEFAULT_BUCKETS.items()
                 if name != FIRST_RESPONSE_HISTOGRAM or config.decoupled
             }
-        # Those that are looked up for each request.
+        # These attributes save a look-up per request.
         self._request_summary = self._summaries.get(REQUEST_SUMMARY)
         self._queue_summary = self._summaries.get(QUEUE_SUMMARY)
         self._phases = [
@@ -193,9 +194,9 @@ class LatencyDistributions:
         request_end: int,
         batch_size: int,
     ) -> None:
-        """An execution; `phases` are the nanoseconds of input, engine and output."""
+        """Record an execution; `phases` are the nanoseconds of input, engine and output."""
         for summary, nanoseconds in zip(self._phases, phases, strict=False):
-            # Times of two processes: a phase may come out below zero.
+            # The times come from two processes: a phase may come out negative.
             summary.observe(max(0, nanoseconds) // 1000, request_end, len(queue_starts))
         for queue_start in queue_starts:
             self.note_request(request_end - queue_start, compute_start - queue_start, request_end)
@@ -208,7 +209,7 @@ class LatencyDistributions:
         )
 
     def note_request(self, nanoseconds: int, waited_ns: int, ended_ns: int) -> None:
-        """One that was answered, and how long it waited."""
+        """Record an answered request: its duration, its wait in the queue, its end."""
         if self._request_summary is not None:
             self._request_summary.observe(nanoseconds // 1000, ended_ns)
         if self._queue_summary is not None:
@@ -229,7 +230,7 @@ class LatencyDistributions:
 
 
 def read_latency_options(settings: Mapping[str, str]) -> tuple[LatencyOptions, list[str]]:
-    """The options that --metrics-config gives, and what of it is passed over, in words."""
+    """Parse --metrics-config. Returns the options, and a text for each setting that is ignored."""
     problems: list[str] = []
     switches = {"counter_latencies": True, "summary_latencies": False, "histogram_latencies": False}
     quantiles: tuple[float, ...] = _DEFAULT_QUANTILES
@@ -240,7 +241,8 @@ def read_latency_options(settings: Mapping[str, str]) -> tuple[LatencyOptions, l
             else:
                 switches[name] = value.lower() == "true"
         elif name == "summary_quantiles":
-            # `0.5:0.05,0.9:0.01`: quantiles, and how exact they need to be, which all are.
+            # `0.5:0.05,0.9:0.01` gives quantiles and their errors. The errors are ignored: all quantiles here are exact
+            # to 1 %.
             found: list[float] = []
             for pair in value.split(","):
                 text, colon, _ = pair.partition(":")

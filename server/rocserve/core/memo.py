@@ -1,4 +1,4 @@
-"""Memo remembers what has been worked out, within a bound."""
+"""Memo caches computed values, up to a limit."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 MOST_REMEMBERED = 1024
-"""Entries: more than most servers meet of different heads, few enough that a hostile client fills little memory."""
+"""More entries than most servers see different heads, few enough that a hostile client fills little memory."""
 
 
 class Memo(dict[Key, Value]):
-    """Forgets all when it is full: frequent keys are soon there again. Looked up as a dict, without a call."""
+    """A dict that forgets all entries when it is full: frequent keys come back soon. Look-ups need no call of ours."""
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
         super().__init__()
         self._most = most
 
     def keep(self, key: Key, value: Value) -> Value:
-        """Remember a value; that value."""
+        """Store a value and return it."""
         if len(self) >= self._most:
             self.clear()
         self[key] = value

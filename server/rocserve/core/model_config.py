@@ -1,7 +1,7 @@
-"""A model's configuration as plain data: what the server and the workers act on.
+"""A model's configuration as plain data, for the server and the workers.
 
-The whole of Triton's ModelConfig message, as clients see it, lives in `rocserve.config`; these are the parts with a
-meaning here, checked and completed. Durations are microseconds, as in config.pbtxt.
+`rocserve.config` keeps Triton's whole ModelConfig message, as clients see it. Here are the parts that rocserve acts on,
+checked and completed. Durations are microseconds, as in config.pbtxt.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class InputConfig:
     name: str
     datatype: DataType
     dims: tuple[int, ...]
-    """Without the batch dimension when the model batches; -1 for a dimension of any size."""
+    """Without the batch dimension if the model batches; -1 = any size."""
     reshape: tuple[int, ...] | None = None
-    """The shape that the model itself sees (config.pbtxt's `reshape`); None = `dims`."""
+    """The dims that the model sees (config.pbtxt's `reshape`); None = `dims`."""
     optional: bool = False
     format: str = "FORMAT_NONE"
     """FORMAT_NONE, FORMAT_NHWC or FORMAT_NCHW."""
     allow_ragged_batch: bool = False
-    """Requests of different shapes may share a batch; the engine gets their elements one behind the other."""
+    """Requests of different shapes may share a batch; the engine gets their elements concatenated."""
 
     @property
     def model_dims(self) -> tuple[int, ...]:
-        """The dims that the model itself sees."""
+        """Return the dims that the model sees."""
         return self.dims if self.reshape is None else self.reshape
 
 
@@ -42,16 +42,16 @@ class OutputConfig:
     reshape: tuple[int, ...] | None = None
     label_filename: str = ""
     labels: tuple[str, ...] = ()
-    """The lines of `label_filename`."""
+    """The lines of the file `label_filename`."""
 
     @property
     def model_dims(self) -> tuple[int, ...]:
-        """As InputConfig.model_dims."""
+        """Return the dims that the model sees."""
         return self.dims if self.reshape is None else self.reshape
 
 
 class BatchInputKind(enum.Enum):
-    """What a batch input is made of (ModelConfig's BatchInput.Kind)."""
+    """What the values of a batch input are (ModelConfig's BatchInput.Kind)."""
 
     ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     ACCUMULATED_ELEMENT_COUNT = "BATCH_ACCUMULATED_ELEMENT_COUNT"
@@ -63,19 +63,19 @@ class BatchInputKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input that the server makes for each batch."""
+    """An input that the server computes for each batch."""
 
     kind: BatchInputKind
     target_names: tuple[str, ...]
-    """The model's inputs that it becomes."""
+    """The model's inputs that get the values."""
     datatype: DataType
     source_inputs: tuple[str, ...]
-    """The requests' inputs that it describes."""
+    """The requests' inputs that the values describe."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutput:
-    """Outputs whose rows are given to requests by the shape of an input (BATCH_SCATTER_WITH_INPUT_SHAPE)."""
+    """Outputs that are split among requests by the shape of an input (BATCH_SCATTER_WITH_INPUT_SHAPE)."""
 
     target_names: tuple[str, ...]
     source_inputs: tuple[str, ...]
@@ -90,19 +90,19 @@ class InstanceKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RateLimiterResource:
-    """What an instance must hold of a resource while it runs a batch."""
+    """An amount of a resource that an instance must hold while it runs a batch."""
 
     name: str
     count: int
     is_global: bool = False
-    """One pool for the whole machine; else each device has its own."""
+    """The resource has one pool for the whole machine; otherwise each device has a pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceRateLimiter:
     resources: tuple[RateLimiterResource, ...] = ()
     priority: int = 0
-    """Instances of lower numbers are given more executions; 0 counts as 1."""
+    """Instances with lower numbers get more executions; 0 counts as 1."""
 
 
 NO_LIMITS = InstanceRateLimiter()
@@ -126,14 +126,14 @@ class TimeoutAction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """How long and how many requests may wait (ModelQueuePolicy)."""
+    """How many requests may wait, and how long (ModelQueuePolicy)."""
 
     timeout_action: TimeoutAction = TimeoutAction.REJECT
     default_timeout_microseconds: int = 0
-    """0 = no limit."""
+    """0 = no timeout."""
     allow_timeout_override: bool = False
     max_queue_size: int = 0
-    """0 = the server's own bound."""
+    """0 = the server's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +142,14 @@ class DynamicBatching:
     max_queue_delay_microseconds: int = 0
     preserve_ordering: bool = False
     priority_levels: int = 0
-    """0 = no priorities; else 1 is the highest."""
+    """0 = no priorities; otherwise 1 is the highest level."""
     default_priority_level: int = 0
     default_queue_policy: QueuePolicy = QueuePolicy()
     priority_queue_policy: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
 
 class ControlKind(enum.Enum):
-    """The meaning of a control input."""
+    """What a control input tells the model."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -161,7 +161,7 @@ class ControlKind(enum.Enum):
 class SequenceControl:
     kind: ControlKind
     datatype: DataType
-    """INT32, FP32 or BOOL by the list that was given; of CORRELATION_ID its own."""
+    """INT32, FP32 or BOOL, depending on which list of values the control has; CORRELATION_ID states its datatype."""
     no: float = 0
     yes: float = 1
 
@@ -178,12 +178,12 @@ class InitialState:
     datatype: DataType
     dims: tuple[int, ...]
     data_file: str = ""
-    """In the model's folder `initial_state`; "" = zeros."""
+    """A file in the folder `initial_state` of the model; "" = zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """An output that the server keeps and gives back as an input to the sequence's next request."""
+    """An output that the server stores and sends as an input with the sequence's next request."""
 
     input_name: str
     output_name: str
@@ -194,7 +194,7 @@ class SequenceState:
 
 @dataclass(frozen=True, slots=True)
 class DirectStrategy:
-    """Each sequence has a slot in a batch of one instance for as long as it lives."""
+    """Each sequence keeps a slot in the batches of one instance until the sequence ends."""
 
     max_queue_delay_microseconds: int = 0
     minimum_slot_utilization: float = 0.0
@@ -202,7 +202,7 @@ class DirectStrategy:
 
 @dataclass(frozen=True, slots=True)
 class OldestStrategy:
-    """Sequences share batches by the age of their requests."""
+    """Sequences share batches; their oldest requests go first."""
 
     max_candidate_sequences: int = 0
     """0 = the server's default."""
@@ -214,7 +214,7 @@ class OldestStrategy:
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
     direct: DirectStrategy | None = None
-    """The strategy where neither is given."""
+    """This strategy applies if neither is set."""
     oldest: OldestStrategy | None = None
     max_sequence_idle_microseconds: int = 0
     """0 = one second."""
@@ -233,11 +233,11 @@ class EnsembleStep:
     output_map: Mapping[str, str]
     """The member's output name -> the ensemble tensor's name."""
     model_namespace: str = ""
-    """The ensemble's own, whose models go before those of others; empty where there are no namespaces."""
+    """The ensemble's namespace, whose models are preferred over those of other namespaces; "" without namespaces."""
 
     @property
     def member(self) -> ModelKey:
-        """What the member is found by in the serving table."""
+        """Return the member's key in the serving table."""
         return qualified(self.model_namespace, self.model_name)
 
 
@@ -246,7 +246,7 @@ class WarmupInput:
     datatype: DataType
     dims: tuple[int, ...]
     source: str
-    """"zero", "random", or "file:<name>" in the model's warmup folder."""
+    """"zero", "random", or "file:<name>" for a file in the model's warmup folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,16 +262,16 @@ class ExecutionAccelerator:
     """An entry of `optimization.execution_accelerators`."""
 
     name: str
-    """E.g. "migraphx", "openvino"."""
+    """For example "migraphx" or "openvino"."""
     parameters: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which versions are served: all, where neither is said."""
+    """Which versions are served; all versions if both fields are None."""
 
     latest: int | None = None
-    """How many of the highest."""
+    """How many of the highest versions."""
     specific: tuple[int, ...] | None = None
 
 
@@ -280,9 +280,9 @@ class ModelConfig:
     name: str
     platform: str = ""
     backend: str = ""
-    """The canonical name of the backend that serves it ("onnx", "rocal", ...; "ensemble" for ensembles)."""
+    """Canonical name of the backend ("onnx", "rocal", ...; "ensemble" for ensembles)."""
     max_batch_size: int = 0
-    """0 = the model does not batch: shapes are the full shapes."""
+    """0 = the model does not batch: shapes are full shapes."""
     inputs: tuple[InputConfig, ...] = ()
     outputs: tuple[OutputConfig, ...] = ()
     version_policy: VersionPolicy = VersionPolicy(latest=1)
@@ -292,7 +292,7 @@ class ModelConfig:
     model_warmup: tuple[WarmupSample, ...] = ()
     default_model_filename: str = ""
     graph_level: int = 0
-    """optimization.graph.level: how far the engine goes with the model's graph; 0 = its own default."""
+    """optimization.graph.level: how much the engine may optimize the graph; 0 = the engine's default."""
     operator_libraries: tuple[str, ...] = ()
     """Shared libraries with custom operators, in the model's folder (model_operations)."""
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -305,17 +305,17 @@ class ModelConfig:
     batch_outputs: tuple[BatchOutput, ...] = ()
     sequence_batching: SequenceBatching | None = None
     ensemble_max_inflight_requests: int = 0
-    """How many answers of a decoupled step may be under way in one ensemble request; 0 = no limit."""
+    """Limit of a decoupled step's responses that one ensemble request processes at a time; 0 = no limit."""
     response_cache: bool = False
     cc_model_filenames: Mapping[str, str] = field(default_factory=dict)
-    """GPU architecture (e.g. "gfx942") -> the model's file there."""
+    """GPU architecture (e.g. "gfx942") -> the model file for it."""
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     histogram_buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """By metric family (model_metrics.metric_control)."""
+    """Bucket bounds by metric family (model_metrics.metric_control)."""
 
     @property
     def has_open_batch(self) -> bool:
-        """Whether max_batch_size is yet to be completed, where the model can batch."""
+        """Return whether max_batch_size is not completed yet and the model may turn out to batch."""
         return self.max_batch_size == 0 and not (self.inputs and self.outputs)
 
     @property
@@ -324,7 +324,7 @@ class ModelConfig:
 
 
 def control_inputs(batching: SequenceBatching) -> tuple[InputConfig, ...]:
-    """One value a row each."""
+    """Return the control inputs: each has one value per row."""
     return tuple(
         InputConfig(entry.name, entry.controls[0].datatype, (1,)) for entry in batching.control_inputs if entry.controls
     )
@@ -335,8 +335,8 @@ def state_inputs(batching: SequenceBatching) -> tuple[InputConfig, ...]:
 
 
 def with_sequence_tensors(config: ModelConfig) -> ModelConfig:
-    """The configuration as the model itself sees it: controls and states are inputs and outputs like all others. Where
-    the inputs or outputs are to be completed from the model, they stay empty."""
+    """Return the configuration as the model sees it: controls and states are ordinary inputs and outputs. Empty inputs
+    or outputs, which are completed from the model later, stay empty."""
     batching = config.sequence_batching
     if batching is None:
         return config

@@ -1,6 +1,6 @@
-"""Names of models where those of different repositories may be equal (--model-namespacing).
+"""Names of models when models of different repositories may have equal names (--model-namespacing).
 
-Within the server a model's key then is its repository and its name; clients know its name only.
+A model's key within the server is then its repository and its name. Clients know only the name.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from typing import NewType, TypeVar
 Model = TypeVar("Model")
 
 ModelKey = NewType("ModelKey", str)
-"""Of a model or of its folder: what a client says is none until it has been looked up."""
+"""Key of a model or of its folder. A client's text becomes a key only through a look-up."""
 
 _SEPARATOR = "::"
 
 
 def qualified(namespace: str, name: str) -> ModelKey:
-    """The model's key within the server: its name where there are no namespaces."""
+    """Return the model's key within the server; without a namespace, the name."""
     return ModelKey(f"{namespace}{_SEPARATOR}{name}" if namespace else name)
 
 
 def namespace_of(key: ModelKey, name: str) -> str:
-    """The namespace of a model's key; empty where there are none."""
+    """Return the namespace of a model's key; "" without namespaces."""
     return key.removesuffix(name).removesuffix(_SEPARATOR)
 
 
 class ModelNames:
-    """What the models of several repositories are called."""
+    """Maps between model names and the keys of models in several repositories."""
 
     def __init__(self, namespaces: Iterable[str] = ()) -> None:
         """Without namespaces a model's key is its name."""
         self.namespaces = tuple(namespaces)
 
     def bare(self, key: ModelKey) -> str:
-        """The name that clients know."""
+        """Return the name that clients know."""
         for namespace in self.namespaces:
             if key.startswith(namespace + _SEPARATOR):
                 return key[len(namespace) + len(_SEPARATOR) :]
         return key
 
     def keys(self, name: str, known: Iterable[ModelKey]) -> list[ModelKey]:
-        """The known models of a name."""
+        """Return the keys of all known models with this name."""
         if not self.namespaces:
             key = ModelKey(name)
             return [key] if key in known else []
@@ -51,9 +51,9 @@ class ModelNames:
     def resolve(
         self, models: Mapping[ModelKey, Model], known: Iterable[ModelKey]
     ) -> tuple[Mapping[str, Model], Mapping[str, int]]:
-        """The models, given by their keys, by all that may be said for them; and how many there are of each name that
-        says too little. A name means the only known model that bears it; so does a name in a namespace without such a
-        model."""
+        """Return the models by every name that identifies them, and for each ambiguous name how many models have it. A
+        bare name identifies a model if no other known model has the name. A name with a namespace also finds the only
+        model of that name in another namespace."""
         named: defaultdict[str, list[ModelKey]] = defaultdict(list)
         for key in known:
             named[self.bare(key)].append(key)

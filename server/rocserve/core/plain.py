@@ -1,8 +1,7 @@
-"""Dataclasses to JSON and back, guided by their type hints.
+"""Converts dataclasses to JSON and back, by their type hints.
 
-Covers what the messages are made of: dataclasses, named tuples (as lists), enums (by value), tuples, frozensets,
-mappings, unions of plain values, None. Nothing is ever executed or imported because of what a message says, unlike with
-pickle.
+Supported are dataclasses, named tuples (as lists), enums (by value), tuples, frozensets, mappings, unions of plain
+values, None. Unlike pickle, reading a message never executes or imports anything.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _Reader = Callable[[Any], Any]
 
 
 def to_json(value: object) -> bytes:
-    """A dataclass as JSON text."""
+    """Return a dataclass as JSON text."""
     return json.dumps(_to_plain(value), separators=(",", ":")).encode()
 
 
 def from_json(kind: type[T], text: bytes) -> T:
-    """The dataclass `kind` that `text` holds. Raises: ValueError: the text is no JSON, or not of that kind."""
+    """Parse a dataclass of type `kind`. Raises ValueError if the text is not JSON or not of that type."""
     try:
         plain = json.loads(text)
     except RecursionError:
@@ -55,7 +54,7 @@ def _to_plain(value: Any) -> Any:
 
 @functools.cache
 def _reader(key: Hashable) -> _Reader:
-    """What turns plain JSON data into a value of the type that `key` is."""
+    """Return the function that converts JSON data to the type hint `key`."""
     hint: Any = key
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):

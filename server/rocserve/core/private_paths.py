@@ -1,4 +1,4 @@
-"""Takes the server's own paths out of errors for clients; the log has them whole."""
+"""Removes the server's file paths from errors for clients; the log keeps them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from rocserve.core.errors import ServeError
 
 _NO_PATH = r"\s'\"`,;:()\[\]{}<>|"
-"""What ends a path in a text."""
+"""Characters that end a path in a text."""
 
 
 class PrivatePaths:
-    """Of a file in a folder that clients know, the path within that folder stays. Of any other whose path begins with a
-    folder of this machine's root its name stays, behind dots."""
+    """Hides paths in error texts. A file in a folder that clients know keeps its path within that folder. Any other
+    path that starts with an entry of this machine's root directory is cut to "..." and the file's name."""
 
     def __init__(self, known: Iterable[Path] = ()) -> None:
-        """`known`: the model repositories, and folders whose files clients may name."""
+        """`known`: the model repositories, and folders with files that clients may name."""
         folders = {str(form) for folder in known for form in (folder.absolute(), folder.resolve())} - {"/"}
-        # Files that do not lie in a repository as a model's should are in <temporary>/rocserve-<what>-<any>/<model>.
+        # Model files that had to be copied or generated are in <temporary>/rocserve-<purpose>-<random>/<model>.
         private = rf"{re.escape(tempfile.gettempdir())}/rocserve-[^/{_NO_PATH}]+"
         known_forms = "|".join([*map(re.escape, sorted(folders, key=len, reverse=True)), private])
         self._known = re.compile(rf"(?<![\w.-])(?:{known_forms})(?:/|(?![\w.-]))")
@@ -34,6 +34,6 @@ class PrivatePaths:
         return self._others.sub(r".../\g<name>", within)
 
     def without(self, error: ServeError) -> ServeError:
-        """The error as its client gets it."""
+        """Return the error for the client."""
         text = self.hide(error.text)
         return error if text == error.text else ServeError(error.code, text)

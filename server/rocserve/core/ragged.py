@@ -1,6 +1,6 @@
-"""Batches of requests of different shapes: how their tensors are joined, made and cut.
+"""Batches requests of different shapes: joins their inputs, computes batch inputs, splits outputs.
 
-The arithmetic is that of Triton's backend library. Shapes are as the model sees them, with the batch dimension.
+The arithmetic is the same as in Triton's backend library. Shapes are as the model sees them, with the batch dimension.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ Shape = tuple[int, ...]
 
 
 class RaggedBatching:
-    """What of a model's configuration concerns batches of different shapes; false where it has nothing of it."""
+    """The parts of a model's configuration about batches of different shapes; false if there are none."""
 
     def __init__(self, config: ModelConfig) -> None:
         lead = (-1,) if config.max_batch_size > 0 else ()
         dims = {output.name: (*lead, *output.model_dims) for output in config.outputs}
         self.inputs = frozenset(tensor.name for tensor in config.inputs if tensor.allow_ragged_batch)
-        """Their elements are laid one behind the other: [all of the batch]."""
+        """Inputs whose elements are concatenated over the batch, to shape [total]."""
         self._made = config.batch_inputs
         self._scattered = {
-            # An output may still have to come from the model.
+            # An output's dims may not be completed yet.
             name: (entry.source_inputs[0], dims.get(name, ()))
             for entry in config.batch_outputs
             for name in entry.target_names
         }
-        """The outputs of which each request gets as many elements as its own shape has: the input whose shape counts,
-        and dims with -1 where the size is that of the same dimension of the input."""
+        """Outputs of which each request gets as many elements as its own shape asks for -> the input with that shape,
+        and the output's dims, with -1 for the size of the input's dimension at the same index."""
 
     def __bool__(self) -> bool:
         return bool(self.inputs or self._made or self._scattered)
 
     def parts(self, shapes: Mapping[str, Sequence[Shape]]) -> tuple[list[Tensor], dict[str, Sequence[Shape]]]:
-        """The inputs that are made for a batch, and by output the shapes of the requests' parts. `shapes`: of each
-        input in each request."""
+        """Return a batch's computed inputs, and the shapes of each scattered output's parts. `shapes`: of each input,
+        per request."""
         made = [tensor for entry in self._made for tensor in made_tensors(entry, shapes[entry.source_inputs[0]])]
         cuts: dict[str, Sequence[Shape]] = {
             name: [
@@ -53,7 +53,7 @@ class RaggedBatching:
 
 
 def made_tensors(entry: BatchInput, shapes: Sequence[Shape]) -> list[Tensor]:
-    """What a batch input becomes, INT32 or FP32. `shapes`: those of its source in each request."""
+    """Compute a batch input, INT32 or FP32. `shapes`: the source input's shape in each request."""
     numbers = _numbers(entry.kind, shapes)
     data = struct.pack(f"<{len(numbers)}{'f' if entry.datatype is DataType.FP32 else 'i'}", *numbers)
     is_table = entry.kind is BatchInputKind.ITEM_SHAPE
@@ -71,7 +71,7 @@ def _numbers(kind: BatchInputKind, shapes: Sequence[Shape]) -> Sequence[int]:
         case BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO:
             return [0, *accumulate(counts)]
         case BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE:
-            # Only its shape matters.
+            # Only the tensor's length matters.
             return [0] * max(counts)
         case _:
             return [size for shape in shapes for _ in range(shape[0]) for size in shape[1:]]

@@ -1,4 +1,4 @@
-"""Where a model repository is that is no folder of this machine."""
+"""Parses the URLs of model repositories outside this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 
 class StoreKind(enum.Enum):
-    """By the URL's scheme."""
+    """Kinds of stores; the value is the URL's scheme."""
 
     S3 = "s3"
     GOOGLE = "gs"
@@ -24,29 +24,29 @@ class StoreKind(enum.Enum):
 class RemotePlace:
     kind: StoreKind
     url: str
-    """As it was given, but for what follows a "?", which may be a secret."""
+    """As configured, without the part from "?" on, which may be a secret."""
     bucket: str
-    """Azure: the container; Hugging Face: organisation and model; an archive: its whole URL."""
+    """Azure: the container. Hugging Face: organisation and model. Archive: the whole URL."""
     prefix: str = ""
-    """What lies before the models' names; without a "/" at its ends."""
+    """The path before the models' names, without a "/" at either end."""
     endpoint: str = ""
-    """"" = the provider's own, or what the environment says."""
+    """URL of the store; "" = the provider's own, or as the environment sets it."""
     account: str = ""
-    """Azure's."""
+    """Azure's storage account."""
     revision: str = ""
-    """Hugging Face's: a branch, a tag or a commit."""
+    """Hugging Face's branch, tag or commit."""
     home: Path = Path()
-    """Where its copy and what belongs to that are kept; set once the cache directory is known."""
+    """Folder of the local copy and its data; set as soon as the cache directory is known."""
 
     @property
     def name(self) -> str:
-        """What a model is called that is the whole repository and does not say."""
+        """Return the name for a model that fills the whole repository and has no name in its configuration."""
         words = (self.prefix or self.url).rstrip("/").rsplit("/", 1)[-1]
         return re.sub(r"\.(tar|tgz)(\.\w+)?$", "", words).lstrip(".") or "models"
 
     @property
     def root(self) -> Path:
-        """The copy, which is served as a repository on a disk."""
+        """Return the local copy, which is served like a repository on a disk."""
         return self.home / "models" / self.name
 
     def home_in(self, cache: Path) -> Path:
@@ -66,14 +66,14 @@ _ENDPOINT = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/]+?(?P<port>:\d+)?)/(
 
 
 def parse_remote(text: str) -> RemotePlace:
-    """Raises: ValueError: it is none of the forms; the text says which there are."""
+    """Parse a repository URL. Raises ValueError with the known forms if it has none of them."""
     scheme, _, rest = text.partition("://")
     if scheme in ("http", "https"):
         address = urlsplit(text)
         if not address.hostname or not _ARCHIVE.search(address.path):
             raise ValueError(f"expected {_FORMS[StoreKind.ARCHIVE]}, got '{text.partition('?')[0]}'")
         if "@" in address.netloc:
-            # Not the text itself: everybody who lists processes sees it.
+            # Without the URL itself, because everybody who lists processes would see its password.
             raise ValueError(
                 "a URL with a password in it is not taken; have its server allow this machine, or sign the URL"
             )

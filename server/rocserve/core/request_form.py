@@ -1,4 +1,5 @@
-"""The form of a request for its worker: one layout for all of a head, and where their inputs lie in a slot."""
+"""The form of requests for their worker, shared by all with the same head, with the places of their inputs in a
+slot."""
 
 from __future__ import annotations
 
@@ -13,24 +14,25 @@ from rocserve.core.tensors import Buffer, TensorHead
 
 @dataclass(frozen=True, slots=True)
 class RequestLayout:
-    """All of a request but its id, its sequence and its data. It travels as JSON, once for all requests alike."""
+    """A request without id, sequence and data. It travels to the worker as JSON, once for all requests with the same
+    layout."""
 
     inputs: tuple[TensorHead, ...]
     requested_outputs: tuple[str, ...]
     rows: int
-    """Of the first dimension; 1 where the model does not batch."""
+    """Size of the first dimension; 1 if the model does not batch."""
     priority: int = 0
     timeout_microseconds: int = 0
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-    """The client's own."""
+    """Only the client's own parameters."""
     references: tuple[TensorHead, ...] = ()
-    """Those of the inputs that are References, as their model sees them; `inputs` has them as they travel."""
+    """The heads of inputs that are References as the model sees them; `inputs` has them as they travel, as BYTES."""
     may_stay: tuple[str, ...] = ()
     """The outputs that may be References."""
 
 
 class RequestForm:
-    """A layout as both ends keep it: with the places of its inputs. Compared by identity."""
+    """A layout with the places of its inputs, as the server and the worker keep it. Compared by identity."""
 
     __slots__ = ("layout", "places")
 
@@ -40,12 +42,12 @@ class RequestForm:
 
 
 Member = tuple[RequestForm, Sequence[Buffer], int, bytes]
-"""A request of a batch: its form; the data of its inputs in the form's order, views of bytes; and where the model sees
-each request for itself, its number and its details (`workers/entries.py`)."""
+"""A request of a batch: its form; its inputs' data in the form's order, as views of bytes; and, if the model sees
+single requests, its number and its details (`workers/entries.py`)."""
 
 
 def client_parameters(head: RequestHead) -> dict[str, bool | int | float | str]:
-    """Those of a request's head that are the client's own."""
+    """Return the parameters of a head that mean nothing to the server, only to the model."""
     return {
         name: value
         for name, value in head.parameters.items()

@@ -1,18 +1,18 @@
-"""Bounds the memory of requests: half received ones, those that wait or run, and answers that are not yet read.
+"""Limits the memory of requests (partly received, waiting or running) and of responses that are not sent yet.
 
-What keeps bytes of a request or of an answer is a holder. What a holder gives back is what the memory has noted for
-it, so that nothing is given back twice, however many ways a request has to end.
+A holder is an object that keeps bytes of a request or a response. A holder releases what the memory has noted in its
+`held_bytes`, so no byte is released twice, however many ways a request may end.
 
-Half received requests have half of the limit: clients that never finish a request must not keep whole ones out, those
-that come in one piece at least.
+Partly received requests may use half of the limit, because clients that never finish a request must not keep out whole
+requests, at least those that arrive in one piece.
 
-Answers have a count of their own beside that of requests: requests that fill the memory must not keep those from being
-answered that were taken before. What goes from step to step of an ensemble counts there too, and has half of it:
-tensors on their way must not keep back finished answers. All together are therefore at most twice the limit.
+Responses have a separate count with the same limit: a memory full of requests must not prevent responses to requests
+that were admitted before. Tensors between the steps of an ensemble count as responses and may use half of that limit,
+so that they leave room for finished responses. Requests and responses together use at most twice the limit.
 
-Processes that have the limit together, the server and its front ends, each count in a row of a table that all of them
-see. Each adds before it reads the sums: of two that come at the same moment both may be refused where there is room
-for one.
+The server and its front ends as processes share one limit. Each process counts in its row of a shared table. It adds
+first and reads the sums afterwards, so if two requests arrive at the same moment both may be refused although there is
+room for one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.printable import readable_size
 
 LARGEST_DEFAULT_BYTES = 8 << 30
-"""What a server takes for itself at most unless it is told to: from there on more memory only makes longer queues."""
+"""The largest default limit: more memory would only make queues longer."""
 _PART_OF_MEMORY = 4
-"""The server is left this part of the memory for requests unless set otherwise: as much again may go to answers,
-and half is for models."""
+"""The default limit is this fraction of the memory: responses may use as much again, and half remains for models."""
 
 _FLAG = "--max-request-memory"
 _ALL = 1 << 62
@@ -36,18 +35,18 @@ _ALL = 1 << 62
 
 
 def default_limit(total_bytes: int | None) -> int:
-    """The limit where nothing is said. `total_bytes`: of the container or the machine; None = not known."""
+    """Return the limit if none is configured. `total_bytes`: memory of the container or the machine; None = unknown."""
     return LARGEST_DEFAULT_BYTES if total_bytes is None else min(LARGEST_DEFAULT_BYTES, total_bytes // _PART_OF_MEMORY)
 
 
 class Holder(Protocol):
-    """Keeps bytes of one request, or of one call's answers. Only the memory sets its count."""
+    """An object that keeps bytes of one request, or of one call's responses. Only RequestMemory writes `held_bytes`."""
 
     held_bytes: int
 
 
 class Holding:
-    """A holder that is nothing else."""
+    """A holder without other duties."""
 
     __slots__ = ("held_bytes",)
 
@@ -56,24 +55,24 @@ class Holding:
 
 
 class MemoryFull(ServeError):
-    """RESOURCE_EXHAUSTED: there is no room for a request, or for an answer."""
+    """RESOURCE_EXHAUSTED: no room for a request or a response."""
 
     def __init__(self, text: str, fits_never: bool = False) -> None:
         super().__init__(StatusCode.RESOURCE_EXHAUSTED, text)
         self.fits_never = fits_never
-        """It is a request that alone is larger than the limit."""
+        """Whether the request alone is larger than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a memory holds, and what it has refused since its beginning: the columns of its table."""
+    """The memory in use, and the number of refusals since the start: the columns of the table."""
 
     request_bytes: int = 0
     answer_bytes: int = 0
     unfinished_bytes: int = 0
-    """Of requests, those that are half received."""
+    """The part of `request_bytes` in partly received requests."""
     step_bytes: int = 0
-    """Of answers, those between the steps of ensembles."""
+    """The part of `answer_bytes` between the steps of ensembles."""
     refused_requests: int = 0
     refused_answers: int = 0
 
@@ -86,18 +85,19 @@ def table_bytes(processes: int) -> int:
 
 
 class RequestMemory:
-    """Callable from any thread: the event loop receives the bodies of HTTP requests, and sends their answers."""
+    """Counts and limits memory. Safe on any thread, because the event loop receives bodies and sends responses over
+    HTTP."""
 
     def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        # Taken and let go of by name: `with` takes twice as long, and a request has four such steps. To let go of it is
-        # on x86 the fence between the addition to the own row and the reading of the sums; elsewhere two processes that
-        # add at the same moment may both be taken.
+        # acquire() and release() instead of `with`, which takes twice as long; a request has four such steps. On x86
+        # the release is also the fence between the addition to this process's row and the reading of the sums. On other
+        # processors two processes that add at the same moment may both be admitted.
         self._lock = threading.Lock()
         self.share(memoryview(bytearray(table_bytes(1))), 0)
 
     def share(self, table: memoryview, row: int) -> None:
-        """Count in this row of a table (`table_bytes`) from now on; nothing has been counted before."""
+        """Count in this row of a shared table (of `table_bytes`) from now on. Called before anything is counted."""
         self._table = words = table.cast("Q")
         rows = self._rows = len(words) // _COLUMNS
         self._own = range(row, len(words), rows)
@@ -108,15 +108,15 @@ class RequestMemory:
 
     @property
     def share_bytes(self) -> int:
-        """Of the limit, where each front end is to have as much; the server alone has all."""
+        """Return each front end's share of the limit; without front ends as processes, the whole limit."""
         return self.limit_bytes // max(self._rows - 1, 1)
 
     def add_front_end(self) -> int:
-        """The row for one more."""
+        """Return the row for a new front end."""
         return self._free_rows.pop()
 
     def forget_front_end(self, row: int) -> None:
-        """It has ended; what it has refused stays counted."""
+        """Free the row of a front end that has ended; its refusals stay counted."""
         table = self._table
         with self._lock:
             for place, own in zip(range(row, len(table), self._rows), self._own, strict=True):
@@ -127,7 +127,7 @@ class RequestMemory:
 
     @property
     def request_bytes(self) -> int:
-        """Of this process, as is the next."""
+        """Return the bytes of this process's requests."""
         return self._table[self._requests]
 
     @property
@@ -136,18 +136,17 @@ class RequestMemory:
 
     @property
     def used_bytes(self) -> int:
-        """Of all processes."""
+        """Return the bytes of all processes' requests and responses."""
         return sum(self._all_used)
 
     def use(self) -> MemoryUse:
-        """Of all processes, also what those have refused that have ended."""
+        """Return the use of all processes, with the refusals of front ends that have ended."""
         rows = self._rows
         return MemoryUse(*(sum(self._table[begin : begin + rows]) for begin in range(0, len(self._table), rows)))
 
     def admit(self, holder: Holder, nbytes: int) -> None:
-        """So many more bytes of a request have come. Raises: MemoryFull: there is no room for them; nothing has been
-        noted."""
-        # Written out here and below, without a call: every request of gRPC comes by.
+        """Note more bytes of a request. Raises MemoryFull, with nothing noted, if there is no room."""
+        # Written out here and below instead of calling _add, because every gRPC request comes through here.
         self._lock.acquire()
         self._table[self._requests] += nbytes
         holder.held_bytes += nbytes
@@ -158,12 +157,11 @@ class RequestMemory:
             raise self._full("request", holder.held_bytes + nbytes, used - nbytes)
 
     def release(self, holder: Holder) -> None:
-        """The request has ended: what is noted of it is held no more."""
+        """Release all bytes of a request that has ended."""
         self._add(holder, -_ALL, self._requests)
 
     def admit_part(self, holder: Holder, nbytes: int) -> None:
-        """So many more bytes have come of a request that is not whole yet; `release_part` gives them back. Raises:
-        MemoryFull: there is no room for them; nothing has been noted."""
+        """Note more bytes of a partly received request. Raises MemoryFull, with nothing noted, if there is no room."""
         share = self.limit_bytes // 2
         self._add(holder, nbytes, self._requests, self._unfinished)
         unfinished, used = sum(self._all_unfinished), sum(self._all_used)
@@ -181,11 +179,11 @@ class RequestMemory:
         )
 
     def release_part(self, holder: Holder, nbytes: int = _ALL) -> None:
-        """So many bytes that `admit_part` has noted are held no more, at most those that are; all = it has ended."""
+        """Release `nbytes` that `admit_part` noted, or all of them if they are fewer. The default releases all."""
         self._add(holder, -nbytes, self._requests, self._unfinished)
 
     def admit_answer(self, holder: Holder, nbytes: int) -> None:
-        """So many bytes more wait to be sent. Raises: MemoryFull: there is no room for them; nothing has been noted."""
+        """Note more bytes of a response to send. Raises MemoryFull, with nothing noted, if there is no room."""
         self._add(holder, nbytes, self._answers)
         used = sum(self._all_answers)
         if used > self.limit_bytes:
@@ -193,8 +191,8 @@ class RequestMemory:
             raise self._full("answer", nbytes, used - nbytes)
 
     def exchange(self, holder: Holder, nbytes: int) -> None:
-        """All that is noted of a request is given back for its answer of so many bytes, which waits to be sent. Raises:
-        MemoryFull: there is no room for the answer; nothing is noted any more."""
+        """Replace a request's bytes by those of its response. Raises MemoryFull, with nothing noted, if the response
+        has no room."""
         self._lock.acquire()
         self._table[self._requests] -= holder.held_bytes
         self._table[self._answers] += nbytes
@@ -206,7 +204,7 @@ class RequestMemory:
             raise self._full("answer", nbytes, used - nbytes)
 
     def release_answer(self, holder: Holder, nbytes: int = _ALL) -> None:
-        """So many bytes have been sent, at most those that are noted; all = also what never will be."""
+        """Release bytes of a response that were sent, at most the noted ones. The default releases all, sent or not."""
         self._lock.acquire()
         sent = min(nbytes, holder.held_bytes)
         self._table[self._answers] -= sent
@@ -214,8 +212,9 @@ class RequestMemory:
         self._lock.release()
 
     def admit_step(self, holder: Holder, nbytes: int) -> None:
-        """So many bytes more lie between the steps of an ensemble; fewer, where a step made less than it had read. Only
-        the server runs ensembles. Raises: MemoryFull: there is no room for them; nothing has been noted."""
+        """Note `nbytes` more bytes between the steps of an ensemble; negative if a step's outputs are smaller than
+        its inputs. Only the server runs ensembles. Raises MemoryFull if there is no room for them; then nothing is
+        noted."""
         share = self.limit_bytes // 2
         self._add(holder, nbytes, self._answers, self._steps)
         steps, used = self._table[self._steps], sum(self._all_answers)
@@ -231,11 +230,11 @@ class RequestMemory:
         )
 
     def release_step(self, holder: Holder, nbytes: int = _ALL) -> None:
-        """As `release_answer`, of what `admit_step` has noted."""
+        """Release `nbytes` that `admit_step` noted, or all of them if they are fewer."""
         self._add(holder, -nbytes, self._answers, self._steps)
 
     def _add(self, holder: Holder, nbytes: int, place: int, part: int | None = None) -> None:
-        """Where they are fewer, at most those that are noted."""
+        """Add `nbytes` to a column (`place`) and its part; a negative number releases at most the holder's bytes."""
         self._lock.acquire()
         try:
             if nbytes < -holder.held_bytes:

@@ -1,4 +1,4 @@
-"""The parameters of requests and outputs that the server itself acts on; texts are Triton's."""
+"""The parameters of requests and outputs that the server acts on. Error texts are Triton's."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ EXPECTED_TYPES: Mapping[str, str] = {
     "classification": "int64_param",
     "triton_enable_empty_final_response": "bool_param.",
 }
-"""How the parameter may be written, in the words of the error about it."""
+"""The parameter's types, in the words of the error text."""
 
 MOST_ENTRIES = 16384
 """Inputs, outputs, dimensions and parameters of a request: the work for each of them delays other requests."""
 LONGEST_ID = 1 << 16
-"""Bytes; it goes into errors, log lines and workers' batches."""
+"""Bytes; the id goes into errors, log lines and workers' batches."""
 QUEUE_PARAMETERS = frozenset({"priority", "timeout"})
-"""What a request says of its place in the queue."""
+"""Parameters that decide about a request's place in the queue."""
 RESERVED_PREFIX = "triton_"
-"""Of names that the protocol keeps for itself."""
+"""The protocol reserves names with this prefix."""
 _ALLOWED = "triton_enable_empty_final_response"
 
 
 def check_entries(count: int) -> None:
-    """Raises: ServeError, INVALID_ARGUMENT: there are too many inputs, outputs, dimensions and parameters."""
+    """Raises ServeError (INVALID_ARGUMENT) if there are too many inputs, outputs, dimensions and parameters."""
     if count > MOST_ENTRIES:
         raise invalid_argument(
             f"a request may have {MOST_ENTRIES} inputs, outputs, dimensions and parameters together, got {count}"
@@ -34,13 +34,13 @@ def check_entries(count: int) -> None:
 
 
 def check_id(nbytes: int) -> None:
-    """Raises: ServeError, INVALID_ARGUMENT: the id is too long."""
+    """Check the length of a request's id. Raises ServeError (INVALID_ARGUMENT) if it is too long."""
     if nbytes > LONGEST_ID:
         raise invalid_argument(f"a request's id may have {LONGEST_ID} bytes, got {nbytes}")
 
 
 def check_request_parameters(parameters: Mapping[str, bool | int | float | str]) -> None:
-    """Types and values of a request's parameters. Raises: ServeError: INVALID_ARGUMENT."""
+    """Check types and values of a request's parameters. Raises ServeError (INVALID_ARGUMENT)."""
     for name, value in parameters.items():
         if name in QUEUE_PARAMETERS:
             if isinstance(value, bool) or not isinstance(value, int):
@@ -58,8 +58,8 @@ def check_request_parameters(parameters: Mapping[str, bool | int | float | str])
 
 
 def class_count(parameters: Mapping[str, bool | int | float | str]) -> int:
-    """How many classes of the classification extension are asked of an output; 0 = the tensor itself. Raises:
-    ServeError: INVALID_ARGUMENT."""
+    """Return how many classes of an output are asked for; 0 = the tensor itself. Raises ServeError
+    (INVALID_ARGUMENT)."""
     value = parameters.get("classification")
     if value is None:
         return 0

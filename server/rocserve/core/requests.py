@@ -1,4 +1,4 @@
-"""An inference request and its response, free of any wire format."""
+"""An inference request and its response, independent of any wire format."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ Parameters = Mapping[str, ParameterValue]
 NO_PARAMETERS: Parameters = {}
 
 LARGE_RESPONSE = 16 << 20
-"""Bytes of outputs from which on they are copied in steps."""
+"""Bytes of outputs. From this size on the front ends copy outputs in steps."""
 
 SHARED_REGION = "shared_memory_region"
 SHARED_OFFSET = "shared_memory_offset"
 SHARED_BYTE_SIZE = "shared_memory_byte_size"
-"""The parameters of a tensor that lies in a client's shared memory."""
+"""Parameters of a tensor in a client's shared memory."""
 _LARGEST_REMEMBERED = 32 << 10
-"""Characters of a head, written out."""
+"""Characters of a request head's repr."""
 _SHARED_MEMORY = frozenset((SHARED_REGION, SHARED_OFFSET, SHARED_BYTE_SIZE))
 
 
 def parameters_key(parameters: Parameters) -> str:
-    """Of parameters that are the same, also in the kinds of their values: 1, 1.0 and True are equal to each other."""
+    """Return a key that is equal for equal parameters of equal types: 1, 1.0 and True are equal to each other."""
     return str(parameters) if parameters else ""
 
 
 @dataclass(frozen=True, slots=True)
 class InputHead:
-    """What a request says of an input, without its data."""
+    """An input of a request without its data."""
 
     name: str
     datatype: str
-    """As the client wrote it; validation compares it with the model's."""
+    """The client's text; validation compares it with the model's datatype."""
     shape: tuple[int, ...]
     parameters: Parameters = field(default_factory=dict)
 
@@ -58,30 +58,30 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestHead:
-    """All of a request but its id and its data. Clients send the same head again and again; a front end may hand out
-    one object for all of them, and what is worked out from a head may be remembered by the head's identity (hence no
-    field-wise equality)."""
+    """A request without its id and its data. Clients repeat their heads, so a front end may use one object for many
+    requests, and computed values may be cached by the head's identity. For that reason heads are not compared by their
+    fields."""
 
     model_name: str
     model_version: str
-    """Empty: the model's highest ready version."""
+    """"" = the model's highest ready version."""
     inputs: tuple[InputHead, ...]
     outputs: tuple[RequestedOutput, ...] = ()
-    """Empty: all outputs of the model."""
+    """Empty = all outputs of the model."""
     parameters: Parameters = field(default_factory=dict)
     is_typed: bool = False
-    """Whether inputs came element by element, in fields of their datatypes."""
+    """Whether the inputs came as typed elements, in the protocol's fields for each datatype."""
     references: frozenset[str] = frozenset()
-    """The inputs whose data are References. Of these two no client can say anything."""
+    """The inputs whose data are References. Only the server sets this and `may_stay`, never a client."""
     may_stay: frozenset[str] = frozenset()
     """The outputs that may be References."""
     uses_shared_memory: bool = field(init=False)
-    """Whether a tensor says that it lies in a client's shared memory."""
+    """Whether a tensor's parameters refer to a client's shared memory."""
     has_strings: bool = field(init=False)
-    """Whether an input says that it is of BYTES."""
+    """Whether an input claims to be BYTES."""
     is_small: bool = field(init=False)
-    """Whether it is to be remembered, and what is worked out from it: a client may send thousands of large ones, each
-    another."""
+    """Whether the head, and values computed from it, may be cached: a client may send thousands of different large
+    heads."""
 
     def __post_init__(self) -> None:
         given = [*(entry.parameters for entry in self.inputs), *(output.parameters for output in self.outputs)]
@@ -94,55 +94,54 @@ class RequestHead:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class InferRequest:
-    """One inference request, from its message to its answer. Not frozen because one is made for each message on the hot
-    path; from `submit` on, its scheduler marks it."""
+    """An inference request, from its message to its answer. Mutable, because one is created for each message."""
 
     head: RequestHead
     id: str
     data: Sequence[Buffer]
-    """The bytes of `head.inputs`, in their order; views on the client's own message. Of those in shared memory, none
-    until they have been fetched."""
+    """The bytes of `head.inputs`, in their order, on the client's message; empty for shared memory until it is
+    copied."""
     deadline: float | None = None
     """time.monotonic() seconds after which the client no longer waits."""
     in_turn: bool = False
-    """It is one of a stream, whose answers go out in the order of their requests."""
+    """Whether the request belongs to a stream, whose answers go out in the order of its requests."""
     trace: Trace | None = None
-    """Where it is written down when what happened to the request; None = it is not traced."""
+    """Trace that records the request's times; None = not traced."""
     phases: PhaseTotals | None = None
-    """Where it is added up what its execution took; None = nobody asks."""
+    """Sums to which the times of the request's execution are added; None = not needed."""
     sequence: SequenceTag | None = None
-    """None = it says nothing of a sequence. Not among the head's parameters."""
+    """None = the request has no sequence parameters. They are not among the head's parameters."""
     data_owner: object = None
-    """The owner of the bytes: to keep `data`, keep this."""
+    """Keeps the memory of `data` alive."""
     element_faults: Sequence[str] | None = None
-    """Of each input, what `tensors.count_elements` has found; None = its elements are still to be counted."""
+    """For each input, the result of `tensors.count_elements`; None = the elements are not counted yet."""
 
-    # Once it has been validated; those without a value have none before.
+    # Validation sets the next two.
     plan: RequestPlan = field(init=False)
     nbytes: int = field(init=False)
-    """The size of its inputs."""
+    """Bytes of all inputs."""
 
-    # Once a scheduler has taken it.
+    # The scheduler sets the fields below.
     responder: Responder = field(init=False)
-    """Who gets the answer."""
+    """Receives the answer."""
     queue_start_ns: int = field(init=False)
-    """time.monotonic_ns() when the scheduler took it."""
+    """time.monotonic_ns() when the scheduler queued the request."""
     expires_at: float | None = field(default=None, init=False)
-    """time.monotonic() seconds after which it must not run any more; None = never."""
+    """time.monotonic() seconds after which the request must not start; None = never."""
     level: int = field(default=0, init=False)
-    """Its priority level; 0 where the model has no levels, else 1 is the highest."""
+    """The priority level, 1 = highest; 0 if the model has no levels."""
     dated: bool = field(default=False, init=False)
-    """Its client has said how long it waits, and it may be overtaken by newer ones."""
+    """Whether the client has set a deadline and newer requests may overtake the request."""
     waiting: bool = field(default=False, init=False)
-    """It is in the queue."""
+    """Whether the request is in the queue."""
     watched: bool = field(default=False, init=False)
-    """Its responder has been asked to say when the client leaves."""
+    """Whether the responder was asked to report that the client has gone."""
     on_again: Callable[[InferRequest], None] | None = field(default=None, init=False)
-    """Takes it when the model wants it once more; None = it may not."""
+    """Takes the request if the model reschedules it; None = the model may not."""
 
 
 class ResponseHead(NamedTuple):
-    """What many responses of a model have in common. A tuple, for it is what much is remembered by."""
+    """The part that many responses of a model share. A tuple, because it is the key of many caches."""
 
     model_name: str
     model_version: str
@@ -151,7 +150,7 @@ class ResponseHead(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class InferResponse:
-    """The answer to one request."""
+    """The response to one request."""
 
     head: ResponseHead
     id: str
@@ -159,15 +158,15 @@ class InferResponse:
     """The bytes of `head.outputs`, in their order."""
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     in_shared_memory: Collection[str] = ()
-    """The outputs that have been left in the client's shared memory: their data are empty, and the client is told their
-    names, datatypes and shapes."""
+    """The outputs that were written to the client's shared memory: their data are empty, only their heads are sent."""
     is_typed: bool = False
-    """The outputs are to go out element by element, in fields of their datatypes."""
+    """Whether the outputs are sent as typed elements, in the protocol's fields for each datatype."""
     is_large: bool = False
-    """Its data take long to copy, which is therefore done some at a time."""
+    """Whether the data are so large that they are copied in steps."""
     slot: object = None
-    """None: its data have memory of their own. Else they are valid while the responder is called, and those of a large
-    response for as long as somebody keeps this, which a model may wait for."""
+    """Keeps the memory of `data` in use by its owner; None = the data have their own memory. Otherwise the data are
+    valid during the responder's call, and those of a large response for as long as this object lives; the model may be
+    waiting for it."""
 
     @classmethod
     def of(
@@ -178,7 +177,7 @@ class InferResponse:
         outputs: Iterable[Tensor],
         parameters: Parameters = NO_PARAMETERS,
     ) -> InferResponse:
-        """One whose outputs are these."""
+        """Return a response with these outputs."""
         tensors = list(outputs)
         heads = heads_of(tensors)
         data = [each.data for each in tensors]
@@ -190,13 +189,12 @@ class InferResponse:
 
 
 Answer = InferResponse | ServeError | None
-"""What a request is answered with: a response, an error in its place, or None: no further response comes, which only
-decoupled models say."""
+"""A response, an error, or None: no further response comes, which only decoupled models send."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A model's input or output: datatype and shape with -1 for what varies, batch dimension included."""
+    """A model's input or output, with -1 for a variable dimension and with the batch dimension."""
 
     name: str
     datatype: DataType
@@ -205,17 +203,17 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What an engine reports of a loaded model."""
+    """An engine's description of a loaded model."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     supports_batching: bool
-    """Whether the first dimension of every input and output may take any size."""
+    """Whether the first dimension of every input and output may have any size."""
     optional_inputs: frozenset[str] = frozenset()
     max_batch_size: int | None = None
-    """Where the configuration says nothing: the most that the model takes, or, of one that answers requests, what it
-    asks for; None = the backend's default."""
+    """The model's maximum, or the size that a model asks for that answers requests, if the configuration sets none;
+    None = the backend's default."""
     dynamic_batching: bool = False
     """Whether the model asks for a dynamic batcher."""
     decoupled: bool = False
-    """Whether the model asks to answer a request with any number of responses."""
+    """Whether the model asks to send any number of responses to a request."""

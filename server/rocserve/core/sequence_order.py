@@ -1,4 +1,4 @@
-"""The order of a sequence while one of its requests takes several turns until it can go on."""
+"""Keeps the order of a sequence while one of its requests needs several turns of the loop before it is scheduled."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
 
 _Key = tuple[str, SequenceId]
-"""The model's name, the sequence's id."""
+"""Model name and sequence id."""
 
 
 class SequenceOrder:
-    """Has requests wait for those before them of their sequence. On one thread."""
+    """Delays requests behind earlier requests of their sequence. Used on one thread."""
 
     def __init__(self) -> None:
         self.held: dict[_Key | None, deque[Callable[[], None]]] = {}
-        """By sequences of which a request is held, what begins those that have come behind it. Empty as a rule, which
-        is asked first: every request comes by."""
+        """Sequences with a held request -> the starts of the requests behind it. Callers test first whether it is
+        empty, because every request comes through there."""
 
     def waits(self, request: InferRequest, begin: Callable[[], None]) -> bool:
-        """Whether one before it of its sequence is held: `begin` is called when its turn has come."""
+        """Return whether an earlier request of the sequence is held. Then `begin` is called in the request's turn."""
         waiting = self.held.get(_key(request))
         if waiting is None:
             return False
@@ -29,19 +29,19 @@ class SequenceOrder:
         return True
 
     def hold(self, request: InferRequest) -> None:
-        """Those that come behind it wait until it is released."""
+        """Delay later requests of the sequence until this request is released."""
         key = _key(request)
         if key is not None:
             self.held[key] = deque()
 
     def release(self, request: InferRequest) -> None:
-        """It has gone on, or failed: those behind it begin."""
+        """Start the requests behind this one, which was scheduled or has failed."""
         key = _key(request)
         waiting = self.held.pop(key, None)
         while waiting:
             waiting.popleft()()
             if key in self.held:
-                # That one is held as well.
+                # That request is held too; the rest wait behind it.
                 self.held[key] += waiting
                 return
 

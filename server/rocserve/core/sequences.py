@@ -1,4 +1,4 @@
-"""What a request says of the sequence that it belongs to, the sequence extension of KServe v2."""
+"""The sequence parameters of a request (the sequence extension of KServe v2)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
 
 SequenceId = int | str
-"""A number (unsigned, 64 bits) or a text; 0 and "" are of no sequence. 1 and "1" are two sequences."""
+"""An unsigned 64-bit number or a text. 0 and "" mean no sequence. 1 and "1" are two sequences."""
 
 SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = "sequence_id", "sequence_start", "sequence_end"
 SEQUENCE_PARAMETERS = frozenset({SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END})
@@ -16,12 +16,12 @@ SEQUENCE_PARAMETERS = frozenset({SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END})
 _LONGEST_ID = 128
 
 START_FLAG, END_FLAG = 1, 2
-"""As Triton's models see them."""
+"""The bits that Triton's models see."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceTag:
-    """It is kept beside the request's head, so that the heads of a sequence's requests are one and the same."""
+    """A request's place in its sequence. Separate from the head, so that a sequence's requests share one head."""
 
     id: SequenceId = 0
     starts: bool = False
@@ -38,8 +38,8 @@ NO_SEQUENCE = SequenceTag()
 def take_sequence(
     parameters: Mapping[str, bool | int | float | str],
 ) -> tuple[SequenceTag | None, Mapping[str, bool | int | float | str]]:
-    """What a request's parameters say of a sequence, None where they say nothing; and the others. Raises: ServeError:
-    INVALID_ARGUMENT, one of them is of the wrong type."""
+    """Split a request's parameters into the sequence's, None if there are none, and the others. Raises ServeError
+    (INVALID_ARGUMENT) if a sequence parameter has the wrong type."""
     if SEQUENCE_PARAMETERS.isdisjoint(parameters):
         return None, parameters
     others = {name: value for name, value in parameters.items() if name not in SEQUENCE_PARAMETERS}
@@ -52,8 +52,8 @@ def take_sequence(
 
 
 def sequence_id(value: int | str) -> SequenceId:
-    """A number below 0 is the unsigned one of the same bits, as in Triton. Raises: ServeError: UNIMPLEMENTED for a text
-    that is too long."""
+    """Return the id; a negative number becomes the unsigned one with the same bits, as in Triton. Raises ServeError
+    (UNIMPLEMENTED) if a text is too long."""
     if isinstance(value, int):
         return value & 0xFFFF_FFFF_FFFF_FFFF
     if len(value.encode(errors="replace")) > _LONGEST_ID:

@@ -1,6 +1,6 @@
-"""The serving table: what the front ends read on every request, and the two calls that join the layers.
+"""The serving table, which requests read, and the protocols of a served version and a responder.
 
-The control plane (repository) builds a new table and publishes it by one assignment; the data plane only reads it.
+The control plane (repository) builds a new table and publishes it by one assignment. The data plane only reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rocserve.core.statistics import ModelStatistics
 
 
 class ForwardingResponder:
-    """Forwards all to another responder. Implements core.serving.Responder."""
+    """Forwards all calls to another responder. Implements core.serving.Responder."""
 
     __slots__ = ("_responder",)
 
@@ -37,7 +37,7 @@ class ForwardingResponder:
 
 
 class EndingResponder(ForwardingResponder):
-    """Forwards all as well, and calls `on_end` once, before the last answer goes out."""
+    """Forwards all calls too, and calls `on_end` once, before the last answer goes out."""
 
     __slots__ = ("_on_end",)
 
@@ -55,28 +55,29 @@ class EndingResponder(ForwardingResponder):
 
 _HIGHEST_VERSION = 2**63 - 1
 _MOST_DIGITS = 20
-"""Behind zeros: with as many it is higher, and Python makes no number of thousands."""
+"""Digits after leading zeros. Longer numbers are above the highest version, and Python refuses to parse thousands of
+digits."""
 _MOST_HINTED = 100
-"""With more models an unknown one is answered without names: each would be compared, on the data plane's thread."""
+"""With more models, the error for an unknown one lists no names: comparing all would delay the data plane's thread."""
 
 
 class Responder(Protocol):
-    """Receives a request's answers. All is called on the data plane's thread, and exactly one call ends the request."""
+    """Receives a request's answers, on the data plane's thread. Exactly one call ends the request."""
 
     def expect_many(self) -> None:
-        """Any number of responses will come: the model is decoupled. Called before all others. Raises: ServeError:
-        UNIMPLEMENTED, there is room for one only; nothing has been done with the request."""
+        """Announce any number of responses: the model is decoupled. Called before all other methods. Raises ServeError
+        (UNIMPLEMENTED) if the client can take only one response; then the request has not been touched."""
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """One answer, the last unless `final` is False, as it may be with decoupled models. A response's tensors are
-        valid only until this call returns; what has no form on the wire becomes an error instead."""
+        """Send one answer. `final`: it is the last; False only from decoupled models. A response's tensors are valid
+        only until this call returns. A response that the wire format cannot express becomes an error."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """Call back, at most once and on the data plane's thread, when nobody waits for the answer any more."""
+        """Call back, at most once and on the data plane's thread, when the client no longer waits."""
 
 
 class ServedVersion(Protocol):
-    """One version of a model that answers requests."""
+    """A ready version of a model."""
 
     @property
     def name(self) -> str: ...
@@ -86,38 +87,37 @@ class ServedVersion(Protocol):
     def config(self) -> ModelConfig: ...
     @property
     def config_message(self) -> bytes:
-        """The effective configuration as a serialised inference.ModelConfig."""
+        """Return the effective configuration, a serialised inference.ModelConfig."""
 
     @property
     def statistics(self) -> ModelStatistics: ...
     @property
     def properties(self) -> Mapping[str, str]:
-        """How it is run, for people and scripts: the engine, why it is that one, and what the engine reports."""
+        """Return how the version runs, for people and scripts: the engine, the reason for it, the engine's report."""
 
     @property
     def pending_requests(self) -> int:
-        """How many wait to be run."""
+        """Return how many requests wait to run."""
 
     @property
     def load_seconds(self) -> float:
-        """How long it took from the start of its workers until it was ready; 0 where there was nothing to load."""
+        """Return the seconds from the start of the workers until ready; 0 if nothing had to be loaded."""
 
     @property
     def worker_pids(self) -> Mapping[int, int]:
-        """Of the processes that run it, each with how many models are in it."""
+        """Return the version's worker processes, each with the number of models in it."""
 
     @property
     def worker_restarts(self) -> int:
-        """How often one of them had to be started again."""
+        """Return how often a worker process of the version had to be restarted."""
 
     def infer(self, request: InferRequest, responder: Responder) -> None:
-        """Validate the request and schedule it; never blocks, on the data plane's thread, errors go to the
-        responder."""
+        """Validate and schedule a request, without blocking, on the data plane's thread. Errors go to the responder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The versions of a model that the table offers."""
+    """A model in the serving table."""
 
     name: str
     versions: Mapping[int, ServedVersion]
@@ -127,40 +127,40 @@ class ServedModel:
     unready: Mapping[int, str] = field(default_factory=dict)
     """Versions that are loading, failed or unloaded, with the reason."""
     namespace: str = ""
-    """Its repository, where there may be several of its name."""
+    """The model's repository, with --model-namespacing; else ""."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingTable:
     models: Mapping[str, ServedModel] = field(default_factory=dict)
-    """By what requests and ensembles call them; with namespaces, a model may be there several times."""
+    """By every name that identifies the model; with namespaces a model may have several."""
     listed: tuple[ServedModel, ...] | None = None
-    """Each once; None = as in `models`."""
+    """Each model once; None = the values of `models`."""
     ambiguous: Mapping[str, int] = field(default_factory=dict)
-    """How many models there are of a name that is in several namespaces."""
+    """Name -> number of models, for a name in several namespaces."""
     is_returning: bool = False
-    """The server has taken another's place, and not yet loaded all that this one had: a client that had answers of a
-    model that is not there may ask again."""
+    """The server has replaced another one and is still loading its models: a request for a missing model gets
+    UNAVAILABLE, so that its client retries."""
     by_head: Memo[RequestHead, ServedVersion] = field(default_factory=Memo, init=False, compare=False, repr=False)
-    """What `find` gave for the heads that clients have sent lately."""
+    """Results of `find` for recent request heads."""
     members: Memo[object, tuple[weakref.ref[ServedVersion], ...]] = field(
         default_factory=Memo, init=False, compare=False, repr=False
     )
-    """Of ensembles that keep answers, what their steps would run."""
+    """For ensembles that use the response cache: the versions that their steps would run."""
 
     @property
     def all_models(self) -> Iterable[ServedModel]:
-        """Each once."""
+        """Return each model once."""
         return self.models.values() if self.listed is None else self.listed
 
     def named_by(self, head: RequestHead) -> ServedVersion:
-        """As `find`, and remembers it."""
+        """Return `find`'s result for a head, cached."""
         found = self.find(head.model_name, head.model_version)
         return self.by_head.keep(head, found) if head.is_small else found
 
     def find(self, name: str, version: str) -> ServedVersion:
-        """The version that a request names; texts and codes are Triton's. Raises: ServeError: NOT_FOUND or UNAVAILABLE
-        when there is none ready, INVALID_ARGUMENT for a bad version text."""
+        """Return the version that a request names. Texts and codes are Triton's. Raises ServeError: NOT_FOUND or
+        UNAVAILABLE if no such version is ready, INVALID_ARGUMENT for a malformed version or an ambiguous name."""
         number = parse_version(version) if version else None
         model = self.models.get(name)
         if model is None:
@@ -189,7 +189,7 @@ class ServingTable:
 
 
 def parse_version(text: str) -> int:
-    """A version as clients write it; Triton's wording for other texts."""
+    """Parse a client's version text. Raises ServeError (INVALID_ARGUMENT) with Triton's text."""
     digits = text.removeprefix("-").lstrip("0")[:_MOST_DIGITS]
     if text.isascii() and text.isdigit() and (number := int(digits or 0)) <= _HIGHEST_VERSION:
         return number
@@ -202,7 +202,7 @@ def parse_version(text: str) -> int:
 
 
 class ServingTableHolder:
-    """The one place where the current table is; replaced whole, so readers need no lock."""
+    """Holds the current table. A reader needs no lock, because a new table replaces the old one by one assignment."""
 
     def __init__(self) -> None:
         self.table = ServingTable()
@@ -210,7 +210,7 @@ class ServingTableHolder:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A row of the repository index. Version and state are empty for a model that was never loaded."""
+    """A row of the repository index. Version and state are "" for a model that was never loaded."""
 
     name: str
     version: str = ""
@@ -218,6 +218,6 @@ class IndexEntry:
     """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
     reason: str = ""
     served: ServedVersion | None = field(default=None, compare=False, repr=False)
-    """The version itself, where it is loaded."""
+    """The version, if it is loaded."""
     namespace: str = ""
-    """The model's, where there are some."""
+    """The model's namespace; "" without namespaces."""

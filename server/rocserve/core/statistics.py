@@ -1,7 +1,7 @@
-"""Counters of one model version, as the statistics extension of KServe v2 (Triton's) reports them.
+"""Counts what one model version does, as the statistics extension of KServe v2 (Triton's) reports it.
 
-All durations are nanoseconds. Each request of a batch is charged the whole batch's phases; a failure counts in `fail`
-only; a batch counts one execution however many requests it holds.
+All durations are nanoseconds. Each request of a batch is charged the whole batch's phases. A failure counts in `fail`
+only. A batch counts as one execution however many requests it has.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rocserve.core.latencies import (
 
 _COUNTED_AT_ONCE = 256
 _MOST_PLACES = 1000
-"""Of responses to a request that are counted apart; all behind them count as the last of these. A stream may never end,
-and each reading has them all."""
+"""The responses to a request are counted by index up to this number, and the rest together with the last index: a
+stream may never end, and each report contains all counters."""
 _FAILURES_KEPT = 20
 _LONGEST_FAILURE = 500
-"""Characters. Both bound what the last failures take."""
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +46,21 @@ class FailureNote:
 
 @dataclass(slots=True, eq=False)
 class PhaseTotals:
-    """What the parts of a request took together, in nanoseconds: the steps of an ensemble, each in its member."""
+    """Nanoseconds that the parts of a request took together, for example an ensemble's steps."""
 
     compute_input: int = 0
     compute_infer: int = 0
     compute_output: int = 0
 
     def add_run(self, times: tuple[int, int, int, int]) -> None:
-        """One execution: when it began, the engine began, the engine ended, the outputs were there."""
+        """Add an execution: the times of its start, the engine's start, the engine's end and its own end."""
         begin, input_end, output_start, end = times
         self.compute_input += input_end - begin
         self.compute_infer += output_start - input_end
         self.compute_output += end - output_start
 
     def add_all(self, others: PhaseTotals) -> None:
-        """All of an ensemble that is a member of another one."""
+        """Add the sums of an ensemble that is a member of another ensemble."""
         self.compute_input += others.compute_input
         self.compute_infer += others.compute_infer
         self.compute_output += others.compute_output
@@ -68,7 +68,7 @@ class PhaseTotals:
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened and how long it took in all."""
+    """How often something happened, and the total time."""
 
     count: int = 0
     ns: int = 0
@@ -87,7 +87,7 @@ class BatchStatistics:
     compute_output: Duration = field(default_factory=Duration)
 
     def add(self, phases: tuple[int, int, int], count: int = 1) -> None:
-        """`phases`: what input, engine and output took, of all `count` together."""
+        """`phases`: the time of input, engine and output of all `count` executions together."""
         moved, ran, laid = phases
         self.compute_input.add(moved, count)
         self.compute_infer.add(ran, count)
@@ -96,7 +96,7 @@ class BatchStatistics:
 
 @dataclass(slots=True)
 class ResponseStatistics:
-    """Responses of one place: the first ones to their requests, the second ones, and so on."""
+    """Responses with one index: all first responses to a request, all second ones, and so on."""
 
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)
@@ -107,8 +107,7 @@ class ResponseStatistics:
 
 @dataclass(slots=True)
 class StatisticsTotals(BatchStatistics):
-    """The counters of all batch sizes together, those of a version or a consistent copy of them; the phases are those
-    of requests."""
+    """The counters over all batch sizes, either live or as a consistent copy. Their phases count requests."""
 
     inference_count: int = 0
     execution_count: int = 0
@@ -122,76 +121,76 @@ class StatisticsTotals(BatchStatistics):
     cache_hit: Duration = field(default_factory=Duration)
     cache_miss: Duration = field(default_factory=Duration)
     backend_failures: int = 0
-    """How many of the failures are the model's or its engine's."""
+    """How many failures are the model's or its engine's fault."""
     latencies: LatencyReadings | None = None
-    """None = nothing but the sums is kept."""
+    """None = only sums are kept."""
 
 
 @dataclass(slots=True)
 class StatisticsSnapshot(StatisticsTotals):
-    """The counters, by batch size and by response as well: as many as there are sizes that came."""
+    """All counters, also by batch size and by response index."""
 
     batches: dict[int, BatchStatistics] = field(default_factory=lambda: defaultdict(BatchStatistics))
-    """By size, rising."""
+    """By batch size, ascending."""
     responses: dict[int, ResponseStatistics] = field(default_factory=lambda: defaultdict(ResponseStatistics))
-    """Of decoupled models, by the place of the response among those to its request."""
+    """For decoupled models, by the response's index among the responses to its request."""
 
 
 class Execution(NamedTuple):
-    """A batch that has run; all times are time.monotonic_ns(). A tuple, for one is made of each batch."""
+    """A batch that has run. All times are time.monotonic_ns(). A tuple, because one is created for each batch."""
 
     compute_start: int
-    """The batch was formed; its inputs begin to move to the worker."""
+    """When the batch was formed and its inputs began to move to the worker."""
     input_end: int
-    """The worker has the inputs; the engine begins."""
+    """When the worker had the inputs and the engine began."""
     output_start: int
-    """The engine has ended."""
+    """When the engine ended."""
     compute_end: int
-    """The outputs are where the server reads them."""
+    """When the server could read the outputs."""
     queue_starts: Sequence[int]
-    """When each request that succeeded came into the queue."""
+    """When each successful request entered the queue."""
     request_end: int
-    """When they are answered."""
+    """When the requests are answered."""
     rows: int
-    """Of all requests that ran."""
+    """Rows of all requests that ran."""
     is_grouped: bool = False
-    """Each request ran by itself, with so many rows: an execution for each, of whose times it has the same part."""
+    """Each request ran alone, with `rows` rows: each is an execution, with an equal part of the times."""
     absent_rows: int = 0
-    """Of the rows, those of no request: they are part of the batch's size, but no inferences."""
+    """Padding rows: they count in the batch size, but not as inferences."""
 
 
 class ModelStatistics:
-    """The counters of one version. Their lock is for those who read them, on any thread: a copy is of one moment."""
+    """The counters of one model version. `snapshot` and `totals` may be called on any thread and copy one moment."""
 
     def __init__(self, latencies: LatencyDistributions | None = None) -> None:
-        """`latencies`: distributions beside the sums; guarded by the lock here."""
+        """`latencies`: distributions next to the sums; this object's lock guards them."""
         self._latencies = latencies
         self._lock = threading.Lock()
         self._numbers = StatisticsSnapshot()
         self._failures: deque[FailureNote] = deque(maxlen=_FAILURES_KEPT)
         self._watched: SlidingSummary | None = None
-        """Of whole requests, in microseconds, while somebody reads it."""
+        """Latencies of whole requests in microseconds; None while nobody reads them."""
         self._watched_ns = 0
-        """When somebody has looked last."""
-        # A deque because its append and popleft are atomic: batches are noted without the lock.
+        """time.monotonic_ns() of the last `quantiles` call."""
+        # A deque, because its append and popleft are atomic: record_batch needs no lock for them.
         self._uncounted: deque[Execution] = deque()
 
     def go_on_from(self, before: ModelStatistics) -> None:
-        """Count on, before anything was counted here, from where another has ended: the version was loaded anew."""
+        """Continue the counters of `before` after a reload. Called before anything is counted here."""
         vars(self).update({name: value for name, value in vars(before).items() if name != "_lock"})
 
     def record_batch(self, execution: Execution) -> None:
-        # Counted later, many at once: this is called for every batch on the thread that answers.
+        # Counted later, many together, because this is called for every batch on the thread that answers.
         self._uncounted.append(execution)
         if len(self._uncounted) >= _COUNTED_AT_ONCE:
             with self._lock:
                 self._count()
 
     def _count(self) -> None:
-        """Under the lock."""
+        """Count the recorded batches. Called under the lock."""
         numbers, uncounted, latencies = self._numbers, self._uncounted, self._latencies
         request_end = requests = executions = rows = success_ns = queue_ns = input_ns = infer_ns = output_ns = 0
-        # By size: how many executions, and what they took.
+        # Batch size -> executions, and the time of their three phases.
         sizes: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         while uncounted:
             begin, input_end, output_start, end, starts, request_end, size, is_grouped, absent = uncounted.popleft()
@@ -236,8 +235,8 @@ class ModelStatistics:
     def record_ensemble(
         self, started_ns: int, begun_ns: int, ended_ns: int, batch_size: int, phases: PhaseTotals
     ) -> None:
-        """A request that an ensemble answered: it came, its first steps were about to be sent to their members, the
-        answer was there. `batch_size`: its rows. `phases`: the sums over its members, which count for themselves."""
+        """Count a request that an ensemble answered. `begun_ns`: when its first steps were sent to their members.
+        `batch_size`: the request's rows. `phases`: the sums over the members, which also count for themselves."""
         with self._lock:
             self._numbers.last_inference_ms = time.time_ns() // 1_000_000
             self._numbers.execution_count += 1
@@ -254,7 +253,7 @@ class ModelStatistics:
             self._watch(ended_ns - started_ns, ended_ns)
 
     def record_cache_hit(self, started_ns: int, ended_ns: int) -> None:
-        """A request that the response cache answered: a success that computed nothing and did not wait."""
+        """Count a request that the response cache answered: a success without compute and queue time."""
         with self._lock:
             self._numbers.success.add(ended_ns - started_ns)
             self._numbers.queue.add(0)
@@ -265,7 +264,7 @@ class ModelStatistics:
             self._watch(ended_ns - started_ns, ended_ns)
 
     def record_cache_miss(self, ns: int) -> None:
-        """What looking for an answer in vain, and keeping it later, took of a request that is counted otherwise."""
+        """Count the time of a missed look-up and of storing the response. The request itself is counted elsewhere."""
         with self._lock:
             self._numbers.success.add(ns, count=0)
             self._numbers.cache_miss.add(ns)
@@ -273,8 +272,9 @@ class ModelStatistics:
                 self._latencies.summarise(CACHE_MISS_SUMMARY, ns, time.monotonic_ns())
 
     def record_response(self, index: int, started_ns: int, made_ns: int, sent_ns: int, failed: bool = False) -> None:
-        """A response of a decoupled model; `index`: its place among those to its request. The model could begin with it
-        (at the request, or at the response before), had made it, the client had been sent it. `failed`: an error."""
+        """Count a decoupled model's response. `index`: its place among the responses to its request. Times: the model
+        could begin with it (at the request or the previous response), had made it, the client had been sent it.
+        `failed`: the response is an error."""
         with self._lock:
             place = self._numbers.responses[min(index, _MOST_PLACES - 1)]
             place.compute_infer.add(made_ns - started_ns)
@@ -282,27 +282,27 @@ class ModelStatistics:
             (place.fail if failed else place.success).add(sent_ns - started_ns)
 
     def record_empty_response(self, index: int, started_ns: int, made_ns: int) -> None:
-        """That no further response comes, said on its own; times as of `record_response`."""
+        """Count the message that no further response comes, if it is sent alone. Times as in `record_response`."""
         with self._lock:
             place = self._numbers.responses[min(index, _MOST_PLACES - 1)]
             place.compute_infer.add(made_ns - started_ns)
             place.empty_response.add(made_ns - started_ns)
 
     def record_first_response(self, ns: int) -> None:
-        """How long a request to a decoupled model waited for its first response."""
+        """Record how long a request to a decoupled model waited for its first response."""
         if self._latencies is not None:
             with self._lock:
                 self._latencies.observe(FIRST_RESPONSE_HISTOGRAM, ns / 1e6)
 
     def record_failure(self, started_ns: int, ended_ns: int, by_backend: bool = False) -> None:
-        """`by_backend`: the model, its engine or its worker failed; else the request was not for it."""
+        """Count a failed request. `by_backend`: the model, its engine or its worker failed, not the request."""
         with self._lock:
             self._numbers.fail.add(ended_ns - started_ns)
             self._numbers.backend_failures += by_backend
 
     def record_refusal(self, error: ServeError, started_ns: int, ended_ns: int) -> None:
-        """A request that is not run: a failure, counted apart as well. CANCELLED: its client had gone; else it was
-        refused (the queue was full, its time was up), and the error is noted."""
+        """Count a request that was not run, as a failure, and separately as cancelled (CANCELLED: its client had gone)
+        or refused (full queue, timeout). A refusal's error is noted."""
         is_cancelled = error.code is StatusCode.CANCELLED
         with self._lock:
             self._numbers.fail.add(ended_ns - started_ns)
@@ -311,17 +311,17 @@ class ModelStatistics:
             self.note_failure(error.text)
 
     def note_failure(self, text: str) -> None:
-        """An error that a client got in place of an answer. Not counted here."""
+        """Keep an error that a client got, without counting it."""
         self._failures.append(FailureNote(time.time_ns() // 1_000_000, text[:_LONGEST_FAILURE]))
 
     @property
     def failures(self) -> Sequence[FailureNote]:
-        """The last ones, the oldest first."""
+        """Return the last errors, oldest first."""
         return tuple(self._failures.copy())
 
     def quantiles(self, quantiles: Sequence[float]) -> SummaryReading:
-        """Of the latencies of the last minute, in microseconds. They are counted from the first call on, until there
-        has been none for a minute: they cost nothing while nobody reads them."""
+        """Return latency quantiles of the last minute, in microseconds. Latencies are recorded from the first call
+        until a minute without calls, so they cost nothing while nobody reads them."""
         now = time.monotonic_ns()
         with self._lock:
             self._watched_ns = now
@@ -331,7 +331,7 @@ class ModelStatistics:
             return self._watched.read(quantiles, now)
 
     def _watch(self, nanoseconds: int, ended_ns: int) -> None:
-        """Under the lock."""
+        """Record a latency if somebody reads them. Called under the lock."""
         if self._watched is None:
             return
         self._watched.observe(nanoseconds // 1000, ended_ns)
@@ -339,7 +339,7 @@ class ModelStatistics:
             self._watched = None
 
     def totals(self) -> StatisticsTotals:
-        """At the same cost however many batch sizes there were."""
+        """Return the sums, at a cost that does not depend on the number of batch sizes."""
         with self._lock:
             self._count()
             return self._read_totals()
@@ -355,7 +355,7 @@ class ModelStatistics:
             )
 
     def _read_totals(self) -> StatisticsTotals:
-        """Under the lock."""
+        """Copy the sums. Called under the lock."""
         totals = _copied(self._numbers, StatisticsTotals)
         if self._latencies is not None:
             totals.latencies = self._latencies.read(time.monotonic_ns())
@@ -371,7 +371,7 @@ _FIELDS: Mapping[type[object], Sequence[str]] = {
 
 
 def _copied(counters: _Counters, kind: type[_Counters]) -> _Counters:
-    """As one of its kind, with durations of its own."""
+    """Return a copy as `kind`, with copied durations."""
     values: dict[str, Any] = {}
     for name in _FIELDS[kind]:
         value = getattr(counters, name)

@@ -1,5 +1,4 @@
-"""Steps are work that takes long, cut into parts of some milliseconds between which others have their turn: a generator
-whose value is the result."""
+"""Steps are long work in parts of some milliseconds, between which other requests run: a generator with a result."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ Steps = Generator[None, None, _Result]
 
 
 def result_of(steps: Steps[_Result]) -> _Result:
-    """What the steps come to, all taken at once: for work that is known to be short."""
+    """Run all steps in one call and return their result: for work that is known to be short."""
     while True:
         try:
             next(steps)

@@ -1,4 +1,4 @@
-"""Where tensors whose heads are known lie in a slot: one behind the other, each at a multiple of 64."""
+"""Computes where tensors with known heads lie in a slot: one after the other, each at a multiple of 64 bytes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rocserve.core.errors import internal
 from rocserve.core.tensors import Buffer, TensorHead
 
 ALIGNMENT = 64
-"""Bytes; tensors begin at multiples of it, for the engines' vector instructions."""
+"""Bytes. Tensors begin at multiples of it, for the engines' vector instructions."""
 
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))
-"""By their size."""
+"""Zero bytes to fill a gap, by its size."""
 
 Bounds = list[tuple[int, int]]
-"""Of each tensor, where it begins and where it ends."""
+"""The start and the end of each tensor."""
 
 
 def aligned(offset: int) -> int:
-    """Where the next tensor of a slot may begin."""
+    """Return where the next tensor of a slot may begin."""
     return (offset + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def lay_out(sizes: Iterable[int], end: int) -> tuple[list[int], int]:
-    """Where tensors of these sizes begin, from `end` on, and the end of the last."""
+    """Return the offsets of tensors of these sizes, the first at or after `end`, and the end of the last."""
     offsets: list[int] = []
     for size in sizes:
         begin = (end + ALIGNMENT - 1) & -ALIGNMENT
@@ -37,7 +37,7 @@ def lay_out(sizes: Iterable[int], end: int) -> tuple[list[int], int]:
 
 
 def padded(parts: Iterable[Buffer]) -> list[Buffer]:
-    """Buffers, each with what makes the next begin where a tensor may."""
+    """Return buffers with padding after each, so that the next begins at a multiple of 64."""
     pieces: list[Buffer] = []
     for part in parts:
         pieces.append(part)
@@ -48,8 +48,8 @@ def padded(parts: Iterable[Buffer]) -> list[Buffer]:
 
 
 class TensorPlaces:
-    """The places of tensors of these heads. What follows them begins at a multiple of 64 as well. Where a size does not
-    follow from a shape, as with BYTES, the sizes of all precede them (u64 each)."""
+    """The places of tensors with these heads. Data after them begin at a multiple of 64 too. If a size does not follow
+    from its shape, as with BYTES, a table of all sizes (u64 each) precedes the tensors."""
 
     __slots__ = ("_is_dense", "_sizes_struct", "bounds", "end", "heads", "sizes")
 
@@ -57,7 +57,7 @@ class TensorPlaces:
         self.heads = tuple(heads)
         self._sizes_struct = struct.Struct(f"<{len(heads)}Q")
         self.sizes: list[int] | None = None
-        """None: each time there are others, and so are bounds and end."""
+        """None: the sizes differ each time, and so do bounds and end."""
         self.bounds: Bounds = []
         self.end = 0
         if all(head.datatype is not DataType.BYTES for head in heads):
@@ -66,8 +66,8 @@ class TensorPlaces:
             self._is_dense = sum(self.sizes) == self.end
 
     def packed(self, data: Sequence[Buffer]) -> Sequence[Buffer] | None:
-        """What lies in the first `end` bytes of a slot for tensors of the sizes that follow from the heads; None: these
-        are of others."""
+        """Return the buffers that fill the first `end` bytes of a slot; None if the sizes are not those of the
+        heads."""
         if type(data) is PackedTensors or type(data) is PlacedTensors:
             return (data.block,) if data.sizes == self.sizes else None
         if [*map(len, data)] != self.sizes:
@@ -75,8 +75,8 @@ class TensorPlaces:
         return data if self._is_dense else padded(data)
 
     def pieces(self, data: Sequence[Buffer], what: str = "input") -> tuple[Sequence[Buffer], int]:
-        """What lies in a slot for the tensors, and how many bytes that is. `what`: they are, in the text of an error.
-        Raises: ServeError: INTERNAL, a tensor's bytes are not as many as its shape says."""
+        """Return the buffers for a slot, and their total bytes. `what` names the tensors in an error text. Raises
+        ServeError (INTERNAL) if a tensor has more or fewer bytes than its shape needs."""
         packed = self.packed(data)
         if packed is not None:
             return packed, self.end
@@ -89,7 +89,7 @@ class TensorPlaces:
         return pieces, sum(map(len, pieces))
 
     def of(self, table: memoryview) -> tuple[Bounds, int]:
-        """Where the tensors lie, and where they end. `table`: the beginning of their slot."""
+        """Return where the tensors lie, and where they end. `table`: the beginning of their slot."""
         if self.sizes is not None:
             return self.bounds, self.end
         return _bounds(self._sizes_struct.unpack_from(table), self._sizes_struct.size)
@@ -100,12 +100,12 @@ class TensorPlaces:
 
 
 class PackedTensors(Sequence[Buffer]):
-    """The data of tensors where they lie in a slot; a view of a single one is made when it is asked for."""
+    """Tensors in a slot. A view of a single tensor is created on demand."""
 
     __slots__ = ("_bounds", "block", "sizes")
 
     def __init__(self, block: memoryview, places: TensorPlaces) -> None:
-        """Raises: ValueError: the block is not of that length, or there is none."""
+        """Raises ValueError if the block's length is wrong, or the tensors need a table of sizes."""
         if places.sizes is None or len(block) != places.end:
             raise _not_packed(len(block))
         self.block = block
@@ -130,7 +130,7 @@ class PackedTensors(Sequence[Buffer]):
 
 
 class PlacedTensors(PackedTensors):
-    """Those of a request that lie in a heap which others read too, who find them there at `offset`."""
+    """Tensors of a request in a heap that other processes map too, at `offset`."""
 
     __slots__ = ("_block", "_kept", "_nbytes", "_view", "heap", "offset")
 
@@ -143,11 +143,10 @@ class PlacedTensors(PackedTensors):
         offset: int,
         kept: object,
     ) -> None:
-        """`view`: gives the memory at an offset, of so many bytes. `heap`: compared by its identity. `kept`: as long as
-        somebody holds it the memory is not used anew. Raises: ValueError: `nbytes` are not those of the tensors, or
-        these have none of their own."""
-        # Written out, not through super(): one is made for every request of a front end that is a process, where only
-        # the workers look at the memory.
+        """`view`: returns the memory at an offset, of so many bytes. `heap`: compared by identity. `kept`: while it
+        lives the memory is not reused. Raises ValueError if `nbytes` is wrong, or the tensors need a table of sizes."""
+        # Written out instead of calling super(), because one is created for every request of a front end as a process,
+        # where only the workers look at the memory.
         if places.sizes is None or nbytes != places.end:
             raise _not_packed(nbytes)
         self._block: memoryview | None = None
@@ -161,7 +160,7 @@ class PlacedTensors(PackedTensors):
 
     @property
     def block(self) -> memoryview:  # type: ignore[override]
-        """The memory of all."""
+        """Return the memory of all tensors."""
         if self._block is None:
             self._block = self._view(self.offset, self._nbytes)
         return self._block

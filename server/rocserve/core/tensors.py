@@ -1,4 +1,4 @@
-"""A tensor as the server handles it: a name, a datatype, a shape and a view on its bytes."""
+"""A tensor as the server handles it: name, datatype, shape and a view on its bytes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Buffer = bytes | bytearray | memoryview
 
 _LENGTH = struct.Struct("<I")
 _LARGEST_EXTENT = (1 << 63) - 1
-"""Of a dimension, as the protocol has it."""
+"""The protocol's maximum of a dimension."""
 COPIED_SOONER = 4096
-"""Bytes up to which one copy more takes less time than a view."""
+"""Bytes up to which a copy takes less time than a view."""
 COUNTED_AT_ONCE = 32768
-"""Elements of BYTES whose lengths are followed in a step: some 4 ms."""
+"""BYTES elements whose lengths are read in a step: about 4 ms."""
 
 
 class TensorHead(NamedTuple):
-    """A tensor without its data. A tuple, for it is what much is remembered by."""
+    """A tensor without its data. A tuple, because it is the key of many caches."""
 
     name: str
     datatype: DataType
@@ -35,9 +35,9 @@ class TensorHead(NamedTuple):
 
 @dataclass(slots=True)
 class Tensor:
-    """One named tensor. `data` is C-ordered and little-endian. Elements of BYTES lie one after the other, each behind
-    its length as an unsigned 32-bit little-endian integer (KServe's binary form). A view is only valid as long as its
-    owner says; to keep a tensor longer, copy it. Not frozen because one is made for each input of each request."""
+    """A named tensor. `data` is C-ordered and little-endian. BYTES elements follow each other, each after its length as
+    an unsigned 32-bit little-endian integer (KServe's binary form). A view is valid only as long as its owner says;
+    copy the tensor to keep it longer. Mutable, because one is created for each input of each request."""
 
     name: str
     datatype: DataType
@@ -49,9 +49,9 @@ class Tensor:
         return math.prod(self.shape)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The tensor as an array of `shape`: a view for fixed-size datatypes, an object array of bytes for BYTES."""
+        """Return an array of `shape`: a view for fixed-size datatypes, an object array of bytes for BYTES."""
         if self.datatype is DataType.BYTES:
-            # First of all: a shape may say of many more than there is memory for.
+            # First, because a shape may claim more elements than there is memory for.
             elements = bytes_elements(self.data, self.element_count, self.name)
             array = np.empty(self.element_count, dtype=np.object_)
             for index, element in enumerate(elements):
@@ -60,7 +60,7 @@ class Tensor:
         return np.frombuffer(self.data, dtype=self.datatype.numpy_dtype).reshape(self.shape)
 
     def copied(self) -> Tensor:
-        """The same tensor on memory of its own."""
+        """Return the tensor with a copy of its data."""
         return Tensor(self.name, self.datatype, self.shape, bytes(self.data))
 
 
@@ -69,7 +69,7 @@ def heads_of(tensors: Iterable[Tensor]) -> tuple[TensorHead, ...]:
 
 
 def can_hold(datatype: DataType, shape: tuple[int, ...], nbytes: int) -> bool:
-    """Whether a tensor of this shape may have this many bytes; of BYTES, each element has at least its length."""
+    """Return whether a tensor of this shape may have `nbytes` bytes. A BYTES element has at least its length."""
     if any(not 0 <= extent <= _LARGEST_EXTENT for extent in shape):
         return False
     count = math.prod(shape)
@@ -77,7 +77,7 @@ def can_hold(datatype: DataType, shape: tuple[int, ...], nbytes: int) -> bool:
 
 
 def tensor_from_numpy(name: str, array: np.ndarray[Any, Any], datatype: DataType | None = None) -> Tensor:
-    """A tensor on the array's memory (copied only when it is not C-contiguous, or holds strings)."""
+    """Return a tensor on the array's memory. The array is copied only if it is not C-contiguous or holds strings."""
     datatype = datatype or datatype_of(array)
     if datatype is DataType.BYTES:
         return Tensor(name, datatype, array.shape, encode_bytes_elements(array.ravel()))
@@ -85,25 +85,25 @@ def tensor_from_numpy(name: str, array: np.ndarray[Any, Any], datatype: DataType
 
 
 def octets(array: np.ndarray[Any, Any]) -> Buffer:
-    """The bytes of a C-contiguous array, on its memory."""
+    """Return the bytes of a C-contiguous array, on its memory."""
     # A view without elements cannot be cast.
     return array.data.cast("B") if array.size else b""
 
 
 def flat_octets(data: Buffer) -> memoryview:
-    """A buffer of any items as one of bytes, on its memory."""
+    """Return a buffer of any item type as bytes, on its memory."""
     view = memoryview(data)
     # An empty view cannot be cast.
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes:
-    """Elements in KServe's binary form; text is written as UTF-8."""
+    """Encode elements in KServe's binary form; text becomes UTF-8."""
     parts: list[bytes | memoryview] = []
     for element in elements:
         raw = element.encode() if isinstance(element, str) else element
         if not isinstance(raw, bytes | memoryview):
-            # bytes(3) would be three zeros.
+            # Otherwise bytes(3) would become three zero bytes.
             raise TypeError(f"elements of BYTES must be bytes or str, got {type(raw).__name__}")
         parts.append(_LENGTH.pack(len(raw)))
         parts.append(raw)
@@ -111,10 +111,8 @@ def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes
 
 
 def count_elements(data: Buffer, expected: int) -> Steps[str]:
-    """Follows the lengths of the elements of BYTES, some at a step: there may be millions.
-
-    Returns: the fault where there are not `expected`, with {where} in the input's place; empty: nothing.
-    """
+    """Count BYTES elements by their lengths, in steps, because there may be millions. The result is the error text if
+    there are not `expected` elements, with {where} to fill in the input; "" = no error."""
     unpack = _LENGTH.unpack_from
     begin = position = 0
     end = len(data)
@@ -137,7 +135,7 @@ def count_elements(data: Buffer, expected: int) -> Steps[str]:
 
 
 def _early_end(begin: int, position: int, end: int) -> str:
-    """The fault where data end within the element at `begin`, or within the length of the next, at `position`."""
+    """Return the error text for data that end within the element at `begin` or the length at `position`, else ""."""
     if position > end:
         return (
             "incomplete string data for {where}, expecting string of length"
@@ -152,13 +150,13 @@ def _early_end(begin: int, position: int, end: int) -> str:
 
 
 def element_fault(data: Buffer, expected: int) -> str:
-    """As `count_elements`, in one step."""
+    """Count BYTES elements in one call, as `count_elements` does in steps."""
     return result_of(count_elements(data, expected))
 
 
 def bytes_elements(data: Buffer, expected: int, name: str) -> list[memoryview]:
-    """Views on the elements of a BYTES tensor's data. Raises: ServeError: INVALID_ARGUMENT when the data ends within an
-    element or holds more or fewer than `expected`."""
+    """Return views on a BYTES tensor's elements. Raises ServeError (INVALID_ARGUMENT) if the data end within an element
+    or there are not `expected` elements."""
     if fault := element_fault(data, expected):
         raise invalid_argument(fault.format(where=f"inference input '{name}'"))
     view = memoryview(data)

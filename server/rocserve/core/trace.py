@@ -1,4 +1,4 @@
-"""Traces of requests and of those that they led to, while they run; all on the data plane's thread."""
+"""Traces of requests, and of the requests that they caused, while they run. Used on the data plane's thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from operator import or_
 
 from rocserve.core.tensors import Tensor
 
-# Triton's names.
+# Triton's names of activities.
 REQUEST_START = "REQUEST_START"
 QUEUE_START = "QUEUE_START"
 COMPUTE_START = "COMPUTE_START"
@@ -26,7 +26,7 @@ TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
 
 
 class TraceLevel(enum.IntFlag):
-    """What is written down of a request."""
+    """What a trace records."""
 
     OFF = 0
     TIMESTAMPS = 1
@@ -34,25 +34,25 @@ class TraceLevel(enum.IntFlag):
 
     @classmethod
     def of(cls, parts: Iterable[TraceLevel]) -> TraceLevel:
-        """All of them together."""
+        """Return all levels combined."""
         return reduce(or_, parts, cls.OFF)
 
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """Where a span stands among those of other processes (W3C Trace Context)."""
+    """A span's identity among the spans of other processes (W3C Trace Context)."""
 
     trace_id: int
     """128 bits."""
     span_id: int
     """64 bits."""
     state: str = ""
-    """The header `tracestate`, which goes on as it came."""
+    """The header `tracestate`, forwarded unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened, or a tensor that passed."""
+    """A recorded activity or tensor."""
 
     activity: str
     ns: int
@@ -61,8 +61,8 @@ class Moment:
 
 
 class TraceGroup:
-    """A request of a client and those that came of it, all on the data plane's thread. It is handed on when all have
-    ended."""
+    """A client's request and the requests that it caused, on the data plane's thread. `on_done` gets the group after
+    its last trace has ended."""
 
     def __init__(
         self,
@@ -72,29 +72,29 @@ class TraceGroup:
         parent: SpanContext | None = None,
         makes_spans: bool = False,
     ) -> None:
-        """`numbers`: gives each trace of the server its number. `parent`: the client's own span, which this one belongs
-        to. `makes_spans`: each trace has a number in the world beside that in this server."""
+        """`numbers` numbers all traces of the server. `parent`: the client's span. `makes_spans`: traces also have span
+        ids."""
         self.level = level
         self.parent = parent
         self.makes_spans = makes_spans
         self.trace_id = parent.trace_id if parent is not None else random_id(128) if makes_spans else 0
         self.span_id = random_id(64) if makes_spans else 0
-        """Of the span around all of the request."""
+        """Id of the span around the whole request."""
         self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
-        """What makes of a time of the monotonic clock one of the calendar."""
+        """Add this to a monotonic time to get the wall clock's."""
         self.records: list[Trace] = []
         """The client's own request first."""
         self.front_end: list[Moment] = []
-        """What the front end did; other models know nothing of it."""
+        """Activities of the front end, which belong to the client's request only."""
         self._numbers = numbers
         self.on_done: Callable[[TraceGroup], None] | None = on_done
-        """None: it has been called."""
+        """None = already called."""
         self.open_ends = 0
-        """How many calls of `end` are to come."""
+        """How many calls of `end` are missing."""
 
     @property
     def nbytes(self) -> int:
-        """About how much memory it takes."""
+        """Return about how much memory the traces take."""
         return sum(record.nbytes for record in self.records)
 
     def begin(self, model_name: str, model_version: str, request_id: str, parent_id: int, now_ns: int) -> Trace:
@@ -106,7 +106,7 @@ class TraceGroup:
 
 
 class Trace:
-    """One request's trace; only requests that were chosen for tracing have one."""
+    """The trace of one request. Only requests chosen for tracing have one."""
 
     def __init__(
         self, group: TraceGroup, number: int, model_name: str, model_version: str, request_id: str, parent_id: int
@@ -116,7 +116,7 @@ class Trace:
         self.model_version = model_version
         self.request_id = request_id
         self.parent_id = parent_id
-        """The number of the request that made this one; 0 = a client did."""
+        """Number of the trace of the request that caused this one; 0 = a client sent it."""
         self.span_id = random_id(64) if group.makes_spans else 0
         self.moments: list[Moment] = []
         self.nbytes = 2000
@@ -127,7 +127,7 @@ class Trace:
 
     @property
     def context(self) -> str:
-        """The W3C trace context that a model may hand on, in JSON; empty: there is none."""
+        """Return the W3C trace context that a model may pass on, as JSON; "" if there is none."""
         group = self._group
         if not group.makes_spans:
             return ""
@@ -137,20 +137,18 @@ class Trace:
         return json.dumps(context, separators=(",", ":"))
 
     def note(self, activity: str, ns: int) -> None:
-        """Something happened, e.g. QUEUE_START. `activity`: Triton's name for it. `ns`: time.monotonic_ns() when it
-        did."""
+        """Record an activity. `activity`: Triton's name, such as QUEUE_START. `ns`: its time.monotonic_ns()."""
         if self._notes_times:
             self.moments.append(Moment(activity, ns))
 
     def note_run(self, queue_start: int, times: tuple[int, int, int, int]) -> None:
-        """The request has been run. `queue_start`: when it came into the queue. `times`: when its execution began, the
-        engine began, the engine ended, the outputs were there."""
+        """Record an execution. `times`: of its start, the engine's start, the engine's end and its own end."""
         names = (QUEUE_START, COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
         for name, ns in zip(names, (queue_start, *times), strict=True):
             self.note(name, ns)
 
     def note_tensors(self, activity: str, tensors: Sequence[Tensor]) -> None:
-        """Tensors passed by; their data are copied."""
+        """Record copies of tensors."""
         if not self.wants_tensors:
             return
         now_ns = time.monotonic_ns()
@@ -159,20 +157,20 @@ class Trace:
             self.moments.append(Moment(activity, now_ns, tensor.copied()))
 
     def note_front_end(self, activity: str, ns: int) -> None:
-        """What the front end did for this request."""
+        """Record an activity of the front end."""
         if self._notes_times:
             self._group.front_end.append(Moment(activity, ns))
 
     def child(self, model_name: str, model_version: str, request_id: str) -> Trace:
-        """The trace of a request that this one makes, a step of an ensemble or a call by a model; it begins now."""
+        """Begin the trace of a request that this one causes, a step of an ensemble or a call by a model."""
         return self._group.begin(model_name, model_version, request_id, self.number, time.monotonic_ns())
 
     def keep_open(self) -> None:
-        """One more `end` is to come: somebody beside the one who answers has something to note, perhaps later."""
+        """Expect one more call of `end`: another part of the server may still record activities."""
         self._group.open_ends += 1
 
     def end(self) -> None:
-        """Nothing follows from the caller. After the last call, of this trace and its relatives, it is written."""
+        """Record nothing more for the caller. After the last `end` of the whole group, the group is done."""
         group = self._group
         group.open_ends -= 1
         if not group.open_ends and group.on_done is not None:

@@ -1,4 +1,4 @@
-"""Checks a request against its model's configuration; codes and texts are Triton's."""
+"""Checks a request against its model's configuration. Status codes and texts are Triton's."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class InputPlan:
     name: str
     datatype: DataType
     shape: tuple[int, ...]
-    """As the model sees it: batch dimension included, reshaped."""
+    """As the model sees it: with the batch dimension, reshaped."""
     element_count: int
     nbytes: int
-    """What the data must measure; -1 for BYTES, whose elements are counted instead."""
+    """The length that the data must have; -1 for BYTES, whose elements are counted instead."""
     is_reference: bool = False
-    """Its data are References: as many as the model has rows."""
+    """The data are References: one per row of the model's tensor."""
 
     @property
     def head(self) -> TensorHead:
-        """As it travels."""
+        """Return the head as it travels to the worker."""
         if self.is_reference:
             return TensorHead(self.name, DataType.BYTES, (self.element_count,))
         return TensorHead(self.name, self.datatype, self.shape)
@@ -50,43 +50,42 @@ class InputPlan:
 
 @dataclass(frozen=True, eq=False)
 class RequestPlan:
-    """What a model version knows of a request from its head alone: all that is worked out once for equal heads."""
+    """Everything that a model version derives from a request's head, computed once for equal heads."""
 
     batch_size: int
-    """Rows of the first dimension; 1 for a model that does not batch."""
+    """Size of the first dimension; 1 for a model that does not batch."""
     inputs: tuple[InputPlan, ...]
     """In the order of the request's data."""
     batch_key: tuple[tuple[str, DataType, tuple[int, ...]], ...]
-    """Equal for requests that may share a batch: names, datatypes and shapes without the batch dimension, nor shapes at
-    all of inputs of which each request may have its own."""
+    """Equal for requests that may share a batch: names, datatypes and shapes, without the batch dimension and ragged
+    shapes."""
     outputs: tuple[str, ...]
-    """The wanted outputs, each once."""
+    """The requested outputs, each once."""
     classifications: Mapping[str, int]
-    """How many classes are wanted of an output."""
+    """Output -> requested number of classes."""
     priority: int
     """0 = the model's default level."""
     timeout_microseconds: int
-    """0 = none."""
+    """0 = no timeout."""
     parameters: Parameters
-    """The client's own, for a model that sees each request for itself."""
+    """The client's own parameters, for a model that sees single requests; otherwise empty."""
     may_stay: tuple[str, ...] = ()
-    """See RequestHead."""
+    """As in RequestHead."""
     is_small: bool = True
-    """See RequestHead."""
+    """As in RequestHead."""
 
     @cached_property
     def input_bytes(self) -> list[int]:
-        """`nbytes` of the inputs."""
         return [entry.nbytes for entry in self.inputs]
 
     @cached_property
     def nbytes(self) -> int:
-        """Of all inputs together; 0 where that is each request's own."""
+        """Return the bytes of all inputs; 0 if the size differs between requests."""
         return 0 if -1 in self.input_bytes else sum(self.input_bytes)
 
     @cached_property
     def form(self) -> RequestForm:
-        """What the request is to a worker."""
+        """Return the form of the request for a worker."""
         heads = tuple(entry.head for entry in self.inputs)
         references = tuple(
             TensorHead(entry.name, entry.datatype, entry.shape) for entry in self.inputs if entry.is_reference
@@ -96,16 +95,16 @@ class RequestPlan:
 
     @property
     def is_cacheable(self) -> bool:
-        """Neither inputs nor outputs are in memory that is another's soon."""
+        """Return whether no input or output is on a GPU, in memory that is soon reused."""
         return not self.may_stay and not any(entry.is_reference for entry in self.inputs)
 
 
 class RequestValidator:
-    """Turns request heads into plans and remembers them, since clients repeat their heads. Of several faults the one in
-    the last input is reported, and inputs are listed from the last: Triton keeps them so."""
+    """Turns request heads into plans and caches them, because clients repeat their heads. If several inputs are faulty,
+    the error is about the last, and inputs are listed from the last, because Triton keeps them in that order."""
 
     def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:
-        """`sees_requests`: the model sees each request for itself, with what its client says beside the tensors."""
+        """`sees_requests`: the model sees single requests, with the client's own parameters."""
         self._config = config
         self._sees_requests = sees_requests
         self._inputs = {entry.name: entry for entry in config.inputs}
@@ -114,14 +113,14 @@ class RequestValidator:
         self._plans = Memo[RequestHead, RequestPlan]()
 
     def validate(self, request: InferRequest) -> RequestPlan:
-        """Give a request its plan, which its data fits. Raises: ServeError: INVALID_ARGUMENT with Triton's text."""
+        """Set a request's plan and check its data. Raises ServeError (INVALID_ARGUMENT) with Triton's text."""
         plan = self._plans.get(request.head)
         if plan is None:
             plan = self.plan(request.head, request_prefix([request.id]))
             if plan.is_small:
                 self._plans.keep(request.head, plan)
         contents = request.data
-        # Not isinstance(): of an abstract class it takes longer than all else here.
+        # isinstance() of an abstract class takes longer than everything else here.
         if type(contents) is PlacedTensors or type(contents) is PackedTensors:
             sizes = contents.sizes
         else:
@@ -148,7 +147,7 @@ class RequestValidator:
             raise invalid_argument(prefix + fault.format(where=where))
 
     def plan(self, head: RequestHead, prefix: str) -> RequestPlan:
-        """That of any request with this head. `prefix`: begins errors. Raises: ServeError, as `validate`."""
+        """Plan any request with this head. `prefix` begins error texts. Raises ServeError (INVALID_ARGUMENT)."""
         check_request_parameters(head.parameters)
         classifications: dict[str, int] = {}
         for output in head.outputs:
@@ -158,7 +157,7 @@ class RequestValidator:
                     f"{names_hint('its outputs are', output.name, self._outputs)}"
                 )
             if count := class_count(output.parameters):
-                # Of an output that is asked for twice the first count holds.
+                # If an output is requested twice, the first count applies.
                 classifications.setdefault(output.name, count)
         outputs = tuple(dict.fromkeys(output.name for output in head.outputs)) or self._outputs
         self._check_input_names(head, prefix)
@@ -270,7 +269,7 @@ class RequestValidator:
 
 
 def reshape_dims(dims: tuple[int, ...], pattern: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """`dims`, which fit `pattern`, in the form of `target`; the -1s of both correspond in their order."""
+    """Return `dims`, which fit `pattern`, in the form of `target`; their variable sizes correspond in order."""
     variable = iter(size for size, expected in zip(dims, pattern, strict=True) if expected == -1)
     return tuple(next(variable, size) if size == -1 else size for size in target)
 
@@ -280,7 +279,7 @@ def _reshaped(dims: tuple[int, ...], expected: InputConfig) -> tuple[int, ...]:
 
 
 def admits(pattern: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether dims fit a shape with -1 for what varies."""
+    """Return whether dims fit a shape with -1 for variable sizes."""
     return len(pattern) == len(dims) and all(
         expected in (-1, size) for expected, size in zip(pattern, dims, strict=True)
     )
@@ -291,5 +290,5 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def format_shape(shape: Iterable[int]) -> str:
-    """A shape as Triton writes it in its messages: [-1,16]."""
+    """Return a shape as Triton's messages write it: [-1,16]."""
     return "[" + ",".join(str(size) for size in shape) + "]"

@@ -1,7 +1,4 @@
-"""Protobuf's wire format, as far as it is read and written by hand, without protobuf.
-
-Source: https://protobuf.dev/programming-guides/encoding/
-"""
+"""Reads and writes protobuf's wire format without protobuf (https://protobuf.dev/programming-guides/encoding/)."""
 
 from __future__ import annotations
 
@@ -13,31 +10,31 @@ Buffer = bytes | memoryview
 VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
 
 _LONGEST_LENGTH = 5
-"""Bytes of the longest varint that states a length: messages end below 2 GiB."""
+"""Bytes of a length's varint: messages are smaller than 2 GiB."""
 LONGEST_VARINT = 10
-"""Bytes of one; each holds seven bits of 64."""
+"""Bytes of any varint: seven bits of 64 each."""
 
 
 class WireError(ValueError):
-    """The bytes are not what they were read as."""
+    """Bytes that are not valid protobuf."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldSpan:
-    """Where a field of a serialised message is."""
+    """The position of a field in a serialised message."""
 
     number: int
     start: int
-    """The first byte of its tag."""
+    """Position of its tag."""
     wire_type: int
     content: int
-    """The first byte of its value, behind the length where it has one."""
+    """Position of its value, after the length if there is one."""
     end: int
 
 
 def read_varint(data: Buffer, position: int, longest: int = _LONGEST_LENGTH) -> tuple[int, int]:
-    """A varint and the position behind it. Raises: IndexError: the data ends within the varint; WireError: it has more
-    than `longest` bytes."""
+    """Read a varint. Returns the value and the position after it. Raises IndexError if the data end within it,
+    WireError if it has more than `longest` bytes."""
     value = 0
     for shift in range(0, 7 * longest, 7):
         byte = data[position]
@@ -49,7 +46,7 @@ def read_varint(data: Buffer, position: int, longest: int = _LONGEST_LENGTH) -> 
 
 
 def varint(value: int) -> bytes:
-    """A number >= 0 as a varint."""
+    """Encode a number >= 0 as a varint."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -59,13 +56,13 @@ def varint(value: int) -> bytes:
 
 
 def length_prefix(number: int, length: int) -> bytes:
-    """The tag and the length before the bytes of a length-delimited field."""
+    """Encode the tag and the length that precede a length-delimited field."""
     return varint(number << 3 | LENGTH_DELIMITED) + varint(length)
 
 
 def field_spans(data: Buffer) -> Iterator[FieldSpan]:
-    """The top-level fields of a serialised message, up to the first group. Raises: WireError: a field has no legal tag
-    or does not end within the data."""
+    """Yield a serialised message's top-level fields, up to the first group. Raises WireError if a field has an invalid
+    tag or does not end within the data."""
     position, end = 0, len(data)
     while position < end:
         start = position
