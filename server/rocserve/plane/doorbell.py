@@ -1,9 +1,8 @@
-"""Doorbell wakes a process that sleeps; it costs a system call only when the process does.
+"""Doorbell wakes a sleeping process, with a system call only if the process sleeps.
 
-A process polls its links again and again, and sleeps only when nothing has come for a while. Before it sleeps it
-says so in memory that all its writers can read, polls once more, and waits for its bell. A writer reads that word
-afterwards, and rings where the process sleeps. Each of the two writes before it reads, with a fence between, so that
-one of them sees the other.
+A process polls its links in a loop, and sleeps only after some polls without mail. It first marks itself asleep in a
+word of shared memory, polls once more, and then waits. A writer posts an entry, reads that word, and rings if the
+process is asleep. Both write before they read, with a fence between, so at least one of them sees the other's write.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from collections.abc import Callable
 from rocserve.plane import anonymous_file
 
 KEEPS_STORE_ORDER = platform.machine().lower() in ("x86_64", "amd64")
-"""Whether other processors see what this one stores in the order of the program."""
+"""Whether other processors see this processor's stores in program order."""
 
 _RINGS_AT_ONCE = 4096
-"""Of one byte each."""
+"""Rings that one call takes from a socket; each is one byte."""
 
 _lock = threading.Lock()
 
 
 def fence() -> None:
-    """Keeps what was stored before apart from what is loaded or stored after. Taking a lock is a compare-and-swap: a
-    full fence on x86. On Arm giving it back orders all that came before it, and taking it again all that comes after,
-    and these two are never exchanged (store-release, load-acquire)."""
+    """Complete earlier stores before later loads and stores. Taking a lock is a compare-and-swap, a full fence on x86.
+    On Arm, releasing the lock orders all earlier accesses, taking it again all later ones, and the two are never
+    reordered (store-release, load-acquire)."""
     _lock.acquire()
     _lock.release()
     if not KEEPS_STORE_ORDER:
@@ -39,12 +38,12 @@ def fence() -> None:
 
 
 class Doorbell:
-    """What a loop sleeps on: it wakes for descriptors, and for other threads of its process, which ring."""
+    """Lets a loop sleep until a descriptor is readable or another thread rings."""
 
     def __init__(self, name: str) -> None:
         self.sleeps = anonymous_file.create(name, mmap.PAGESIZE)
-        """A file of one page, for all to read whose descriptors it wakes for. Its word counts: even = awake, odd =
-        asleep, a new one each time."""
+        """File of one page, for all processes whose descriptors wake the loop. Its word counts sleeps and wake-ups:
+        even = awake, odd = asleep."""
         self._word = anonymous_file.map_to_write(self.sleeps).cast("Q")
         self._rung = 0
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -52,15 +51,15 @@ class Doorbell:
         self._epoll.register(self._bell, select.EPOLLIN)
 
     def also_wake_for(self, descriptor: int) -> None:
-        """`sleep` ends too when this one can be read."""
+        """Make `sleep` end too when this descriptor is readable."""
         self._epoll.register(descriptor, select.EPOLLIN)
 
     def no_longer_wake_for(self, descriptor: int) -> None:
         self._epoll.unregister(descriptor)
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Until somebody rings, another descriptor can be read, or the time is over (None = it never is); at once when
-        there is mail. Returns: whether something came."""
+        """Sleep until a ring, a readable descriptor, or the timeout (None = no timeout); return immediately if there is
+        mail. Returns whether something came."""
         word = self._word
         word[0] += 1
         fence()
@@ -76,7 +75,7 @@ class Doorbell:
             word[0] += 1
 
     def ring(self) -> None:
-        """To be called after something was left to it, from any thread. Rings once for each time that it sleeps."""
+        """Wake the loop if it sleeps, at most once per sleep. Call it after posting. Safe on any thread."""
         fence()
         asleep = self._word[0]
         if asleep & 1 and asleep != self._rung:
@@ -90,24 +89,22 @@ class Doorbell:
 
 
 def sleep_word(sleeps: int) -> memoryview:
-    """Another process's word, to read. The descriptor stays the caller's."""
+    """Map another process's sleep word to read. The descriptor stays the caller's."""
     return anonymous_file.map_to_read(sleeps).cast("Q")[:1]
 
 
 class SocketRinger:
-    """Rings the thread that sleeps on the other end of a socket, which also shows when that end is gone.
-
-    A socket of their own is what keeps one worker from taking away the rings of another.
-    """
+    """Rings the thread that sleeps on the other end of a socket. A socket per worker, instead of one eventfd for all,
+    keeps a worker from taking another's rings, and shows when the other end is closed."""
 
     def __init__(self, sleep_word: memoryview, connection: socket.socket) -> None:
-        """`sleep_word`: the other's, to read."""
+        """`sleep_word`: the other end's, to read."""
         self._word = sleep_word
         self._connection = connection
         self._rung = 0
 
     def ring(self) -> None:
-        """To be called after the last of several messages. Rings once for each time that the other sleeps."""
+        """Wake the other end if it sleeps, at most once per sleep. Call it after the last of several messages."""
         fence()
         asleep = self._word[0]
         if asleep & 1 and asleep != self._rung:
@@ -115,16 +112,16 @@ class SocketRinger:
             try:
                 self._connection.send(b"!", socket.MSG_DONTWAIT)
             except OSError:
-                pass  # It is full of rings, or the other end is gone, which its reader finds out.
+                pass  # Full of rings, or closed by the other end, which the socket's reader finds out.
 
 
 class SocketSleeper:
-    """The side that sleeps on a socket."""
+    """The end of a socket that sleeps."""
 
     def __init__(
         self, sleep_word: memoryview, connection: socket.socket, drain: Callable[[socket.socket], bool]
     ) -> None:
-        """`sleep_word`: its own. `drain`: `drain_rings`, or what takes more than rings from the socket."""
+        """`sleep_word`: this end's. `drain`: `drain_rings`, or a function that also takes messages from the socket."""
         self._word = sleep_word
         self._connection = connection
         self._drain = drain
@@ -133,13 +130,13 @@ class SocketSleeper:
         self._is_rung = False
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Until somebody rings or the time is over, at once when there is mail. Returns: False: the other end is gone;
-        a sleep that begins afterwards finds it."""
+        """Sleep until a ring or the timeout; return immediately if there is mail. Returns False if the other end was
+        already closed when the sleep began."""
         word = self._word
         word[0] += 1
         fence()
         try:
-            # The rings of the sleep before: what it was woken for went first.
+            # These are the rings of the previous sleep: handling what it was woken for went first.
             is_there = not self._is_rung or self._drain(self._connection)
             if has_mail():
                 return True
@@ -151,7 +148,7 @@ class SocketSleeper:
 
 
 def drain_rings(connection: socket.socket) -> bool:
-    """Take the rings that are there. Returns: False: the other end is gone."""
+    """Take all rings. Returns False if the other end is closed."""
     try:
         return bool(connection.recv(_RINGS_AT_ONCE, socket.MSG_DONTWAIT))
     except BlockingIOError:

@@ -1,12 +1,12 @@
-"""Guarded mapping is a file that another process may cut at any time; the missing part turns into zeros.
+"""Guarded mappings survive a mapped file being cut by another process: the missing part turns into zeros.
 
-A thread that touches a page beyond the end of a mapped file, or one that its file system has no room for, gets SIGBUS,
-which ends a process. Here a handler puts zeros in the place of that page and of those behind it; the thread goes on,
-and asks afterwards whether that has happened. The kernel's own copies (pread, pwrite) return an error instead, and take
+A thread gets SIGBUS, which ends its process, if it touches a page beyond the end of a mapped file, or a page for which
+the file system has no room. Here a handler replaces that page and the pages behind it by zeros. The thread goes on, and
+asks afterwards whether that has happened. The kernel's own copies (pread, pwrite) return an error instead, but take
 three to four times as long.
 
-The handler is Python code that libffi calls, in the midst of the code that touched the page. It may run there: such
-memory is only copied to and from, by C functions that hold no lock but Python's, and those may call back into Python.
+The handler is Python code that libffi calls in the middle of the code that touched the page. That is safe, because such
+memory is only copied, by C functions that hold no lock but the GIL and may call Python.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import numpy as np
 from rocserve.plane import anonymous_file
 
 _SA_SIGINFO = 4
-"""Of signal.h: the handler is given the address."""
+"""From signal.h: the handler gets the address."""
 _ADDRESS_WORD = 2
-"""Where it stands in siginfo_t, in words of 64 bits."""
+"""Index of the address in siginfo_t, in words of 64 bits."""
 _REPLACED_AT_ONCE = 64 << 20
-"""Bytes: a fault for each page would take long, and memory for gigabytes may not be had."""
+"""Bytes per fault: a fault for each page would take long, and memory for gigabytes of zeros may not exist."""
 
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p)
 
 
 class _SignalAction(ctypes.Structure):
-    """struct sigaction of glibc and musl, on 64 bits."""
+    """struct sigaction of glibc and musl on 64 bits."""
 
     _fields_ = (
         ("handler", ctypes.c_void_p),
@@ -49,27 +49,27 @@ _libc.sigaction.argtypes = (ctypes.c_int, ctypes.POINTER(_SignalAction), ctypes.
 
 @dataclass(slots=True, eq=False)
 class GuardedMapping:
-    """State of a mapping. Not frozen, for it may be torn at any time."""
+    """The state of a mapping. Mutable, because it may be torn at any time."""
 
     begin: int
     end: int
-    """Addresses, of whole pages."""
+    """Addresses, at page boundaries."""
     is_torn: bool = False
-    """Zeros stand in the place of what was touched and was not there; the file is no longer to be had by it."""
+    """Zeros have replaced a missing part: the mapping no longer shows the file."""
 
 
 class FaultGuard:
-    """Maps files of others. A process has one and keeps it until it ends, since signals are the process's. Safe on any
-    thread."""
+    """Maps files of other processes, and handles SIGBUS. A process has one, for its whole life, because signal handlers
+    belong to the process. Safe on any thread."""
 
     def __init__(self) -> None:
         self._mappings: dict[int, GuardedMapping] = {}
         self._handler = _Handler(self._on_fault)
         self._previous: _SignalAction | None = None
-        """What was done about the signal before the first mapping."""
+        """The signal's handler before the first mapping."""
 
     def map(self, descriptor: int, size: int, to_write: bool) -> tuple[memoryview, GuardedMapping]:
-        """A file, mapped until nobody holds a view any more. Raises: OSError."""
+        """Map a file while a view of it exists. Raises OSError."""
         if self._previous is None:
             self._previous = _SignalAction()
             handler = ctypes.cast(self._handler, ctypes.c_void_p)
@@ -78,30 +78,30 @@ class FaultGuard:
         begin = np.frombuffer(view, np.uint8).ctypes.data
         mapping = GuardedMapping(begin, begin + (size + mmap.PAGESIZE - 1 & -mmap.PAGESIZE))
         self._mappings[begin] = mapping
-        # With the array goes the last view, and only then the memory is unmapped.
+        # The memory is unmapped when the last view is gone, and the array goes with the last view.
         weakref.finalize(view.obj, self._mappings.pop, begin).atexit = False
         return view, mapping
 
     def _on_fault(self, number: int, information: ctypes._Pointer[ctypes.c_size_t], context: int) -> None:
         address = information[_ADDRESS_WORD]
-        # A copy, made in one step: other threads go on meanwhile.
+        # A copy, made in one step, because other threads change the dict meanwhile.
         for mapping in tuple(self._mappings.values()):
             if mapping.begin <= address < mapping.end:
                 page = address & -mmap.PAGESIZE
                 mapping.is_torn = True
                 if anonymous_file.put_zeros(page, min(mapping.end - page, _REPLACED_AT_ONCE)):
                     return
-        # It comes again, and ends the process as it would have done before.
+        # The access is repeated, and now SIGBUS ends the process as it would have done without this handler.
         _libc.sigaction(signal.SIGBUS, self._previous, None)
 
 
 class GuardedFile:
-    """A file of another process, mapped from its beginning on. Safe on any thread."""
+    """A file of another process, mapped from its beginning. Safe on any thread."""
 
     _descriptor = -1
 
     def __init__(self, guard: FaultGuard, descriptor: int, size: int, to_write: bool) -> None:
-        """Takes over the descriptor, which is closed with the last reference to this; not where it raises OSError."""
+        """Takes over the descriptor and closes it with the object, unless it raises OSError."""
         self._guard = guard
         self._to_write = to_write
         self.size = size
@@ -113,20 +113,20 @@ class GuardedFile:
             os.close(self._descriptor)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """A part, which stays valid when this goes. Of a mapping that is torn another takes the place."""
+        """Return a part, which outlives this object. A torn mapping is replaced by a new one."""
         if self.mapping.is_torn:
             self._view, self.mapping = self._guard.map(self._descriptor, self.size, self._to_write)
         return self._view[offset : offset + nbytes]
 
     def leave(self) -> None:
-        """Its pages count as this process's no more, until they are touched again."""
+        """Drop the pages from this process's resident memory until it touches them again."""
         anonymous_file.leave(self.mapping.begin, self.mapping.end - self.mapping.begin)
 
     @property
     def bytes_left(self) -> int:
-        """The size that the file has now."""
+        """Return the file's current size."""
         return os.fstat(self._descriptor).st_size
 
     def open_for_reading(self) -> int:
-        """A new descriptor for another process; it belongs to the caller. Raises: OSError."""
+        """Open a new descriptor for another process; the caller owns it. Raises OSError."""
         return anonymous_file.open_for_reading(self._descriptor)

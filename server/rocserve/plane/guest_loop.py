@@ -1,9 +1,9 @@
-"""GuestLoop runs asyncio's callbacks on the data plane's thread, in turns of its loop.
+"""GuestLoop runs asyncio's callbacks on the data plane's thread, in the turns of its loop.
 
-Code for asyncio, HTTP's connections, runs so where requests are scheduled, and no thread is woken
-between the two. The plane's loop sleeps for both: it watches what asyncio waits to read, and calls back itself, which
-spares a turn of asyncio's loop for each request; it watches the guest's epoll for what can be written to, and its
-timers wake it for the guest's.
+The asyncio code of HTTP connections thus runs on the thread that schedules requests, and no thread has to wake another.
+The plane's loop sleeps for both. It watches the descriptors that asyncio reads and runs their callbacks itself, which
+saves a turn of asyncio's loop per request. It watches the guest's epoll for writable descriptors, and its timers wake
+it for the guest's.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 class GuestLoop(asyncio.SelectorEventLoop):
-    """All is called on the plane's thread, but for what asyncio allows from others, and `run`. Callbacks may come
-    between its turns, when no loop is the running one."""
+    """An asyncio loop inside the plane's loop. All calls come on the plane's thread, except `run` and calls that
+    asyncio allows on other threads. Callbacks may run between the guest's turns, when asyncio has no running loop."""
 
     _ssock: socket.socket
-    """asyncio's own: what other threads wake it by."""
+    """asyncio's own socket, with which other threads wake it."""
 
     def __init__(self, plane: PlaneLoop) -> None:
-        """From any thread, as long as the plane's runs."""
+        """May be called on any thread while the plane's loop runs."""
         self._plane = plane
         self._wakes_at = NEVER
-        """time.monotonic() seconds, up to which timers may be due."""
+        """time.monotonic() seconds of the timer that wakes the plane's loop for the guest."""
         self._timer: TimerHandle | None = None
         self._readers: dict[int, asyncio.Handle] = {}
-        """By descriptors."""
+        """By descriptor."""
         selector = _Selector(self._end_turn)
         self._descriptor = selector.fileno()
         super().__init__(selector)
         plane.register(self._descriptor, self._turn)
 
     async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """What `work`, which runs on this loop, returns or raises; for tasks of other loops."""
+        """Run `work` on this loop and return its result, for tasks of other loops."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self))
 
     def call_soon(
@@ -59,11 +59,11 @@ class GuestLoop(asyncio.SelectorEventLoop):
             self._wake_at(when)
         return super().call_at(when, callback, *args, context=context)
 
-    # These two are asyncio's own, for its transports and for `add_reader`.
+    # asyncio calls these two methods for its transports and `add_reader`.
 
     def _add_reader(self, descriptor: int, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
         if descriptor == self._ssock.fileno():
-            # What another thread has handed over takes a turn.
+            # A callback from another thread needs a turn of the guest loop.
             woken: asyncio.Handle = super()._add_reader(descriptor, callback, *args)  # type: ignore[misc]
             return woken
         self._remove_reader(descriptor)
@@ -80,7 +80,7 @@ class GuestLoop(asyncio.SelectorEventLoop):
         return True
 
     def close(self) -> None:
-        """Tasks that are left are cancelled."""
+        """Cancel all tasks and close the loop."""
         for task in asyncio.all_tasks(self):
             task.cancel()
         self._turn()
@@ -95,14 +95,14 @@ class GuestLoop(asyncio.SelectorEventLoop):
             self.run_forever()
 
     def _end_turn(self, timeout: float | None) -> None:
-        """It is about to run what is due, and would otherwise sleep for `timeout` seconds."""
+        """Run at the start of a turn's `select`, which would wait for `timeout` seconds."""
         self.stop()
         if timeout is None or self._wakes_at != NEVER:
             return
         if timeout > 0:
             self._wake_at(self.time() + timeout)
         else:
-            # The next turn finds out when there is more to do.
+            # There is more to do now, so the next turn calls this again.
             self._plane.at_end_of_turn(self._turn)
 
     def _wake_at(self, when: float) -> None:
@@ -117,8 +117,8 @@ class GuestLoop(asyncio.SelectorEventLoop):
 
 
 async def worked_off(plane: PlaneLoop, steps: Steps[_Result]) -> _Result:
-    """What steps come to, or what they raise, taken in turns with the plane's other work; the first ones at once. A
-    task that is cancelled takes no more of them. On the plane's thread."""
+    """Run steps between the plane's other work and return their result. The first steps run immediately. A cancelled
+    task runs no further steps. On the plane's thread."""
     outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
 
     def taken() -> Steps[None]:
@@ -136,7 +136,7 @@ async def worked_off(plane: PlaneLoop, steps: Steps[_Result]) -> _Result:
 
 
 class _Selector(selectors.EpollSelector):
-    """Polls, and never waits."""
+    """Polls without waiting."""
 
     def __init__(self, on_select: Callable[[float | None], None]) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Heap holds the tensors of one process: written by it alone, mapped read-only by those that it is given to.
+"""A heap holds the tensors of one process: that process writes it, and others map it to read.
 
-A tensor is a place in a heap, (offset, bytes); it does not move, and lives until its owner frees it.
+A tensor has a place in a heap (offset, bytes), which does not move, and which its owner frees.
 
-Slots have powers of two for sizes. Each size class has a part of the file to itself, as long as the whole heap may
-become, so that an offset determines its size class and no mixture of sizes can use up the room of another. Parts are
-mapped when they are first used; pages that nobody touches take no memory.
+The sizes of slots are powers of two. Each size class has its own part of the file, as long as the heap's limit. The
+offset therefore determines the size class, and slots of one size never use up the room of another. Parts are mapped at
+their first use; untouched pages use no memory.
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ SMALLEST_SLOT = ALIGNMENT
 """Bytes."""
 
 _FIRST_OF_PAGES = (mmap.PAGESIZE // SMALLEST_SLOT).bit_length() - 1
-"""The size class of slots of a page."""
+"""Index of the size class with slots of one page."""
 
 _CHECKED_FROM = 64 << 10
-"""Bytes from which on a reader asks whether a tensor was written: a page that was not is made at its own expense."""
+"""Bytes. From this size on a reader checks that the owner has written the tensor, because reading an untouched page
+allocates memory on the reader's account."""
 
 COPIED_IN_PLACE = 64 << 10
-"""Bytes up to which a copy takes less time than letting go of the GIL for it."""
+"""Bytes up to which a copy takes less time than releasing the GIL for it."""
 
 COPIED_AT_ONCE = 1 << 20
-"""Bytes that the data plane copies in a step of what takes long: up to 4 ms where the memory is fresh."""
+"""Bytes that the data plane copies in one step: up to 4 ms in fresh memory."""
 
 MOST_KEPT_BYTES = 64 << 20
-"""Of a heap's slots that its reader may keep for long: far fewer than those that a worker leaves to be read before it
-waits (workers.worker_end)."""
+"""Bytes of a heap's slots that its reader may keep for long: far less than a worker leaves to be read before it waits
+(workers.worker_end)."""
 
 _UNMAPPED = memoryview(b"")
 
 
 def copy_bytes(view: memoryview, start: int, data: Buffer) -> None:
-    """Copy a flat view of bytes to memory, from its byte `start` on."""
+    """Copy a flat view of bytes to `view` at byte `start`."""
     nbytes = len(data)
     if nbytes <= COPIED_IN_PLACE:
         view[start : start + nbytes] = data
     else:
-        # numpy lets go of the GIL while it copies.
+        # numpy releases the GIL while it copies.
         np.frombuffer(view, np.uint8, nbytes, start)[:] = np.frombuffer(data, np.uint8)
 
 
 def copy_in_steps(view: memoryview, start: int, data: Buffer) -> Steps[None]:
-    """As `copy_bytes`, some bytes a step."""
+    """Copy as `copy_bytes` does, in steps."""
     source = memoryview(data)
     for begin in range(0, len(source), COPIED_AT_ONCE):
         copy_bytes(view, start + begin, source[begin : begin + COPIED_AT_ONCE])
@@ -67,8 +68,8 @@ def copy_in_steps(view: memoryview, start: int, data: Buffer) -> Steps[None]:
 
 
 def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize) -> list[tuple[int, Buffer]]:
-    """Copy buffers, one behind the other, to memory that they fill. Returns: those that do not lie within the first
-    `at_once` bytes, which are left out, and where they belong."""
+    """Fill memory with consecutive buffers, except those that end after `at_once` bytes: returns them with their
+    offsets."""
     left_out: list[tuple[int, Buffer]] = []
     if len(view) <= COPIED_IN_PLACE:
         view[:] = b"".join(pieces)
@@ -85,8 +86,7 @@ def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize)
 
 
 def copied(data: Sequence[Buffer]) -> Steps[list[Buffer]]:
-    """Tensors on memory of their own, some bytes a step. Raises: ServeError: RESOURCE_EXHAUSTED, there is no memory for
-    them."""
+    """Copy tensors to private memory, in steps. Raises ServeError (RESOURCE_EXHAUSTED) without memory for them."""
     copies: list[Buffer] = []
     for source in data:
         own = new_memory(len(source))
@@ -96,8 +96,8 @@ def copied(data: Sequence[Buffer]) -> Steps[list[Buffer]]:
 
 
 def new_memory(nbytes: int, what: str = "an answer") -> memoryview:
-    """Memory of no heap, to write; its contents are not defined. Raises: ServeError: RESOURCE_EXHAUSTED, there is none
-    for what is named."""
+    """Return writable memory outside heaps, not zeroed. Raises ServeError (RESOURCE_EXHAUSTED) without memory for
+    `what`."""
     try:
         view: memoryview = np.empty(nbytes, np.uint8).data
     except MemoryError:
@@ -110,7 +110,7 @@ def no_memory(nbytes: int, what: str = "an answer") -> ServeError:
 
 
 class HeapFull(ServeError):
-    """A tensor does not fit any more."""
+    """A tensor does not fit into the heap."""
 
     def __init__(self, nbytes: int, limit: int) -> None:
         super().__init__(
@@ -119,7 +119,7 @@ class HeapFull(ServeError):
 
 
 class _SizeClass:
-    """Slots of one size: free ones with memory, the last freed on top, free ones without, and where new ones begin."""
+    """The slots of one size: free ones with memory (last freed on top), free ones without, never used ones."""
 
     __slots__ = ("bare", "end", "fewest_free", "free", "next", "size")
 
@@ -130,7 +130,7 @@ class _SizeClass:
         self.free: list[int] = []
         self.bare: list[int] = []
         self.fewest_free = 0
-        """Since the last round of `trim`: the number at the bottom of `free` that nobody has needed."""
+        """Minimum of len(free) since the last round of `trim`, so many slots at the bottom of `free` are unneeded."""
 
 
 def _class_count(shift: int) -> int:
@@ -138,19 +138,18 @@ def _class_count(shift: int) -> int:
 
 
 class Heap:
-    """The owner's side. One thread allocates; slots may be freed by any."""
+    """The owner's side of a heap. One thread allocates; any thread may free."""
 
     def __init__(self, name: str, limit: int, shares: int = 1, later: Later | None = None) -> None:
-        """`limit`: bytes of slots of one size that can be taken at once; rounded up to a power of two. `shares`: so
-        many heaps lie one behind the other in the file, of which this is the first (SharedHeap). `later`: takes the
-        steps in which its memory goes when it is closed, and its slots and all views have gone; None: it goes at
-        once."""
+        """`limit`: bytes in use in slots of one size; rounded up to a power of two. `shares`: the file contains so many
+        heaps, and this is the first (SharedHeap). `later`: runs the steps that release the memory after the heap is
+        closed and its last slot and view are gone; None: the memory is released in one call."""
         self._own(create_file(name, limit, shares), 0, shares, later, True)
 
     @classmethod
     def of_file(cls, descriptor: int, share: int = 0, shares: int = 1, later: Later | None = None) -> Heap:
-        """One on a file that another process has made for this one (`create_file`); takes the descriptor over.
-        `later`: takes the steps in which its mappings go, as the file is not this one's."""
+        """Create a heap in a file that another process created for this one (`create_file`). Takes over the descriptor.
+        `later`: runs the steps that unmap the file; its memory is the other process's to release."""
         heap = cls.__new__(cls)
         heap._own(descriptor, share, shares, later, False)
         return heap
@@ -165,7 +164,7 @@ class Heap:
         self._mask = self.limit - 1
         count = _class_count(self._shift)
         self._first_part = first = share * count
-        """Of the file's."""
+        """Index, among the file's parts, of this heap's first."""
         self._classes = [
             _SizeClass(SMALLEST_SLOT << index, first + index << self._shift, first + index + 1 << self._shift)
             for index in range(count)
@@ -174,8 +173,7 @@ class Heap:
         self._parts = [_UNMAPPED] * count
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
-        """The offset of memory that is the caller's until `free`, and a view to write it; its contents are not defined.
-        Raises: HeapFull."""
+        """Allocate a slot until `free`. Returns its offset and a writable view, not zeroed. Raises HeapFull."""
         index = (nbytes - 1 >> 6).bit_length() if nbytes > SMALLEST_SLOT else 0
         if index >= len(self._classes):
             raise HeapFull(nbytes, self.limit)
@@ -200,22 +198,23 @@ class Heap:
         return offset, self._parts[index][start : start + nbytes]
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Memory of a slot, to write."""
+        """Return a writable view of a slot."""
         start = offset & self._mask
         return self._parts[(offset >> self._shift) - self._first_part][start : start + nbytes]
 
     def place(self, nbytes: int) -> tuple[Slot, memoryview]:
-        """A slot of `nbytes`, and its memory. Raises: HeapFull."""
+        """Allocate a slot that is freed with its last reference. Raises HeapFull."""
         offset, view = self.allocate(nbytes)
         return Slot(self.free, offset, remains=self._remains), view
 
     def free(self, offset: int) -> None:
-        """What `allocate` gave is no longer used, by any process that knew of it."""
+        """Free a slot that no process uses any more."""
         self._classes[(offset >> self._shift) - self._first_part].free.append(offset)
 
     def trim(self) -> bool:
-        """Give the memory of slots that nobody has needed since the round before back to the system, a part a call.
-        Slots smaller than a page keep theirs. Returns: whether the round goes on; else the next call begins one."""
+        """Give the memory of slots that were not needed since the last round back to the system, a piece per call.
+        Slots smaller than a page keep their memory. Returns False at the end of the round; the next call begins
+        another."""
         if self._trimming is None:
             self._trimming = self._trim_round()
         if next(self._trimming, None) is None:
@@ -224,7 +223,7 @@ class Heap:
 
     def _trim_round(self) -> Iterator[int]:
         given = 0
-        # Of a file that has been let go of, nothing.
+        # A closed heap has no file to give memory back from.
         for slots in self._classes[_FIRST_OF_PAGES:] if self._descriptor >= 0 else ():
             unneeded = slots.free[: slots.fewest_free]
             del slots.free[: slots.fewest_free]
@@ -240,26 +239,26 @@ class Heap:
                 slots.bare.append(offset)
 
     def open_for_reading(self) -> int:
-        """A new descriptor for another process; it belongs to the caller. A writable mapping of it is refused."""
+        """Open a new read-only descriptor for another process; the caller owns it."""
         return anonymous_file.open_for_reading(self._descriptor)
 
     def close(self) -> None:
-        """Let go of the file; from then on slots are only freed. Its memory goes when the last reader, and the last
-        view, has gone. May be called twice."""
+        """Release the file; slots can still be freed. Memory remains until the last reader and view. May be called
+        twice."""
         if self._descriptor >= 0:
             if self._has_made_file:
                 self._remains.keep(self._descriptor)
             else:
                 os.close(self._descriptor)
         self._descriptor = -1
-        # They are held by slots and views from here on: not by this, which may wait for the garbage collector.
+        # Slots and views still hold it; this heap must not, because it may wait long for the garbage collector.
         self._remains = NOTHING_LEFT
         self._trimming = None
         self._parts = [_UNMAPPED] * len(self._classes)
 
 
 class Slot:
-    """A slot of a heap, which its owner gets back when nobody holds this any more."""
+    """A slot of a heap, freed when the object dies."""
 
     __slots__ = ("__weakref__", "_free", "_remains", "heap", "offset")
 
@@ -270,8 +269,7 @@ class Slot:
         heap: HeapReader | None = None,
         remains: Remains | None = None,
     ) -> None:
-        """`free`: gives the place back. `heap`: what it is read by, where another process owns it. `remains`: of its
-        file, which stays until then."""
+        """`free` frees the offset. `heap`: the reader, if another process owns the heap. `remains` keeps the file."""
         self._free = free
         self._remains = remains
         self.offset = offset
@@ -282,48 +280,48 @@ class Slot:
 
 
 def call_all(callbacks: dict[object, Callable[[], None]]) -> None:
-    """Call each once. One may take itself, or another, out."""
+    """Call and remove each. A callback may remove itself or others."""
     while callbacks:
         callbacks.popitem()[1]()
 
 
 def create_file(name: str, limit: int, shares: int = 1) -> int:
-    """A descriptor of the file of a heap that another process is to own, or of several."""
+    """Create the file for a heap that another process will own, or for several."""
     return anonymous_file.create(name, shares * heap_bytes(limit))
 
 
 def heap_bytes(limit: int) -> int:
-    """What a heap takes of a file."""
+    """Return how much of a file a heap takes."""
     shift = max(limit - 1, mmap.PAGESIZE).bit_length()
     return _class_count(shift) << shift
 
 
 class HeapReader:
-    """Another process's side of a heap."""
+    """Reads a heap that another process owns."""
 
     def __init__(self, descriptor: int, shares: int = 1, later: Later | None = None) -> None:
-        """Takes over a descriptor that `Heap.open_for_reading` gave. `later`: takes the steps in which its mappings go
-        when it is closed, and slots that are read by it and all views have gone; None: they go at once."""
+        """Takes over a descriptor from `Heap.open_for_reading`. `later`: runs the steps that unmap the file after the
+        reader is closed and its last slot and view are gone; None: it is unmapped in one call."""
         self.remains = Remains(later)
-        """What slots that are read by it hold."""
+        """The slots that this reader reads hold it."""
         self._descriptor = descriptor
         self._shift = _shift_of(descriptor, shares)
         self._mask = (1 << self._shift) - 1
         self._count = shares * _class_count(self._shift)
         self.pages_from = _FIRST_OF_PAGES << self._shift
-        """Of a heap without shares, where slots are that take a page or more."""
+        """Offset, in a heap without shares, from which slots have a page or more."""
         self._parts: dict[int, memoryview] = {}
         self._kept: dict[weakref.ref[Slot], int] = {}
-        """The bytes of slots that `keep` was called for."""
+        """The bytes of each slot that `keep` was called for."""
         self._kept_bytes = 0
         self._forgotten: deque[int] = deque()
-        """Of these, the bytes of those that have gone since."""
+        """Bytes of kept slots that have died, to subtract from `_kept_bytes`."""
         self.on_closed: dict[object, Callable[[], None]] = {}
-        """Called when the file is let go of, under the keys of those who want to know."""
+        """Callbacks for the reader's end, by arbitrary keys."""
 
     def keep(self, slot: Slot) -> bool:
-        """Whether a slot of this heap, which has no shares, may be held for as long as anything takes; False: its owner
-        would lack the room. One thread, but slots may go on any."""
+        """Return whether a slot of this heap, which has no shares, may be held for an unlimited time; False if its
+        owner would run out of room. Called on one thread; slots may die on any."""
         if weakref.ref(slot) in self._kept:
             return True
         while self._forgotten:
@@ -339,12 +337,12 @@ class HeapReader:
         self._forgotten.append(self._kept.pop(slot))
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes of a tensor whose place a trusted owner gave."""
+        """Return a tensor's bytes at a place from a trusted owner."""
         start, index = offset & self._mask, offset >> self._shift
         return (self._parts.get(index) or self._part(index))[start : start + nbytes]
 
     def checked(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes of a tensor whose place an untrusted owner gave. Raises: ValueError: they are not there."""
+        """Return a tensor's bytes at a place from an untrusted owner. Raises ValueError if they are not there."""
         start = offset & self._mask
         end = start + nbytes
         if offset < 0 or nbytes < 0 or end > self._mask + 1 or offset >> self._shift >= self._count:
@@ -355,7 +353,7 @@ class HeapReader:
         return (self._parts.get(index) or self._part(index))[start:end]
 
     def offset_of(self, data: Buffer) -> int | None:
-        """Where a view that this has given lies; None: it is no such view."""
+        """Return the offset of a view from this reader; None if the view is not in the heap."""
         address = np.frombuffer(data, np.uint8).ctypes.data
         for index, part in self._parts.items():
             start = address - np.frombuffer(part, np.uint8).ctypes.data
@@ -364,15 +362,15 @@ class HeapReader:
         return None
 
     def open_for_reading(self) -> int:
-        """A new descriptor for another reader, to whom it belongs. Raises: OSError: the file has been let go of."""
+        """Open a new descriptor for another reader, which owns it. Raises OSError if this reader is closed."""
         return os.dup(self._descriptor)
 
     def close(self, is_last: bool = False) -> None:
-        """Let go of the file; views that are still held stay valid. May be called twice. `is_last`: its owner has
-        ended, in a file that this process has made: its memory goes together with the mappings."""
+        """Release the file; existing views stay valid. May be called twice. `is_last`: the owner has ended, and this
+        process has created the file, so its memory is released with the mappings."""
         if self._descriptor >= 0:
             if is_last:
-                # Where no descriptor is free its memory goes with the last mapping, at once.
+                # Without a free descriptor the memory is released with the last mapping, in one call.
                 with contextlib.suppress(OSError):
                     self.remains.keep(anonymous_file.open_for_writing(self._descriptor))
             os.close(self._descriptor)
@@ -384,12 +382,12 @@ class HeapReader:
     def _part(self, index: int) -> memoryview:
         length = self._mask + 1
         part = anonymous_file.map_to_read(self._descriptor, length, index << self._shift, self.remains.unmap)
-        # Another thread may have been here.
+        # Another thread may have mapped the part meanwhile.
         return self._parts.setdefault(index, part)
 
 
 def _shift_of(descriptor: int, shares: int) -> int:
-    """The length of its parts follows from the file's."""
+    """Compute the length of a part (as a power of two) from the file's."""
     size = os.fstat(descriptor).st_size
     for shift in range(mmap.PAGESIZE.bit_length(), 62):
         if shares * _class_count(shift) << shift == size:
@@ -398,27 +396,27 @@ def _shift_of(descriptor: int, shares: int) -> int:
 
 
 SHARES = 64
-"""Of a file: its owner's, those of 32 front ends at most, and those of dead ones whose tensors are still read."""
+"""The owner's share, those of up to 32 front ends, and those of dead front ends whose tensors are still read."""
 
 
 class SharedHeap(Heap):
-    """A heap of which other processes own shares: ranges of its file that they write, each its own. A reader of the
-    file finds what all have put there, under one descriptor. A share is its owner's until nobody holds it any more,
-    here, where it was lent. This is the lender's side; the first share is its own. One thread."""
+    """A heap whose file has shares: ranges that other processes write as heaps. A reader of the file reads all of them
+    through one descriptor. A share is lent until nobody in this process holds its HeapShare. This is the lender's side,
+    which uses the first share itself. One thread."""
 
     def __init__(self, name: str, limit: int, later: Later | None = None) -> None:
-        """`limit`: see Heap, of each share."""
+        """`limit`: as in Heap, for each share."""
         super().__init__(name, limit, SHARES, later)
         self._later = later
         self.reader: HeapReader
-        """As long as any share is lent."""
+        """Set while any share is lent."""
         self._free_shares = [*range(SHARES - 1, 0, -1)]
         self._lent = 0
         self.on_closed: dict[object, Callable[[], None]] = {}
-        """Called when nothing is to be put there any more, under the keys of those who want to know."""
+        """Callbacks for the heap's end, by arbitrary keys."""
 
     def lend(self) -> HeapShare | None:
-        """None: there is no share left, or the heap is closed."""
+        """Lend a share; None if none is left or the heap is closed."""
         if not self._free_shares or self._descriptor < 0:
             return None
         if not self._lent:
@@ -427,7 +425,7 @@ class SharedHeap(Heap):
         return HeapShare(self, self._free_shares.pop(), self._remains)
 
     def open_for_writing(self) -> int:
-        """A new descriptor for the owner of a share; it belongs to the caller."""
+        """Open a new descriptor for the owner of a share; the caller owns it."""
         return os.dup(self._descriptor)
 
     def take_back(self, share: int) -> None:
@@ -442,23 +440,23 @@ class SharedHeap(Heap):
             self.reader.close()
 
     def _clear(self, share: int, descriptor: int, remains: Remains) -> Steps[None]:
-        """Give the memory of a share back, a piece a step; then it may be lent again. `remains`: keeps the descriptor,
-        also when the heap is closed meanwhile."""
+        """Give a share's memory back, a piece per step, before it can be lent again. `remains` keeps the descriptor
+        open if the heap is closed meanwhile."""
         nbytes = heap_bytes(self.limit)
         yield from anonymous_file.give_back_pieces(descriptor, share * nbytes, (share + 1) * nbytes, GIVEN_BACK_AT_ONCE)
         self._free_shares.append(share)
 
     def close(self) -> None:
-        """See Heap. What lies in shares can be read until these are back."""
+        """Close as Heap does. Tensors in shares can be read until the shares are taken back."""
         super().close()
         call_all(self.on_closed)
 
 
 class HeapShare:
-    """A share that has been lent; it is taken back when nobody holds this any more."""
+    """A lent share, taken back when the object dies."""
 
     def __init__(self, heap: SharedHeap, number: int, remains: Remains) -> None:
-        """`remains`: of the heap's file."""
+        """`remains`: keeps the heap's file."""
         self.heap = heap
         self.number = number
         self._remains = remains

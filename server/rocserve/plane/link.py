@@ -1,11 +1,11 @@
-"""Link carries entries between two processes: rings in shared memory, without a lock.
+"""Link carries entries between two processes: rings in shared memory, without locks.
 
-Each end owns a file that the other maps to read. It holds the end's words (how much it has posted on each of its rings,
-how much it has taken from each of the other's, which of its threads sleep) and its rings. Posting stores entries, then
-the word that says so; taking copies entries, then stores the other word. All are plain aligned 64-bit stores. x86 keeps
-their order; elsewhere a fence does.
+Each end owns a file that the other end maps to read. The file holds the end's words and its rings. The words are how
+much it has posted on each of its rings, how much it has taken from each of the other end's, and which of its threads
+sleep. A writer stores entries, then its word; a reader copies entries, then stores its word. All words are aligned
+64-bit stores. x86 keeps their order; other processors need a fence.
 
-An end trusts the other with nothing but the entries' content: numbers that cannot be are a `LinkBroken`.
+An end trusts the other end only with the content of entries. Impossible numbers raise LinkBroken.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import KEEPS_STORE_ORDER, fence
 
 ENTRY_BYTES = 32
-"""Of an entry: four words of 64 bits."""
+"""Four words of 64 bits."""
 SMALLEST_RING = mmap.PAGESIZE // ENTRY_BYTES
 """Entries."""
 
 _MOST_RINGS = 4
 _LINE_WORDS = 8
-"""Words stand 64 bytes apart, so that two processors do not fight for a cache line."""
+"""Words are 64 bytes apart, so that two processors do not share a cache line."""
 _RINGS_AT = mmap.PAGESIZE
 
 
@@ -35,19 +35,18 @@ _POSTED, _TAKEN, _ASLEEP = range(3)
 
 
 class LinkBroken(Exception):
-    """The other end has written what no program of ours writes; nothing more is to be had from it."""
+    """The other end has written impossible numbers; it must not be read any more."""
 
 
 def create_file(name: str, rings: Sequence[int]) -> int:
-    """A descriptor of the file that one end owns. `rings`: the entries of each of its rings, multiples of
-    SMALLEST_RING."""
+    """Create the file that one end owns. `rings`: each ring's entries, a multiple of SMALLEST_RING."""
     if len(rings) > _MOST_RINGS or any(entries < 1 or entries % SMALLEST_RING for entries in rings):
         raise ValueError(f"expected at most {_MOST_RINGS} rings of whole pages of entries, got {list(rings)}")
     return anonymous_file.create(name, _RINGS_AT + sum(rings) * ENTRY_BYTES)
 
 
 class RingWriter:
-    """The posting side of a ring. One thread at a time."""
+    """The posting end of a ring. One thread at a time."""
 
     def __init__(self, own: memoryview, other_words: memoryview, ring: memoryview, number: int) -> None:
         self._own_words, self._other_words = own, other_words
@@ -55,23 +54,23 @@ class RingWriter:
         self._ring = ring
         self._size = len(ring)
         self.posted = 0
-        """Bytes."""
+        """Bytes since the beginning."""
 
     def is_taken(self, posted: int) -> bool:
-        """Whether the other end has taken what stands before that byte."""
+        """Return whether the other end has taken everything before this byte."""
         return self._other_words[self._taken_at] >= posted
 
     @property
     def room(self) -> int:
-        """Entries that can be posted now. Raises: LinkBroken."""
+        """Return how many entries can be posted now. Raises LinkBroken."""
         under_way = self.posted - self._other_words[self._taken_at]
         if not 0 <= under_way <= self._size:
             raise LinkBroken(f"the other end of a link has taken {self.posted - under_way} of {self.posted} bytes")
         return (self._size - under_way) // ENTRY_BYTES
 
     def post(self, entries: bytes) -> None:
-        """Write whole entries; the other end sees all of them at once. There has to be `room`: a writer that bounds
-        its entries in flight need not ask."""
+        """Write whole entries, which the other end sees together. A writer that limits its entries in flight need not
+        ask for `room`."""
         size, start = len(entries), self.posted % self._size
         end = start + size
         if end <= self._size:
@@ -87,7 +86,7 @@ class RingWriter:
 
 
 class RingReader:
-    """The taking side of a ring. One thread at a time."""
+    """The taking end of a ring. One thread at a time."""
 
     def __init__(self, own: memoryview, other_words: memoryview, ring: memoryview, number: int) -> None:
         self._own_words, self.other_words = own, other_words
@@ -95,13 +94,14 @@ class RingReader:
         self._ring = ring
         self._size = len(ring)
         self.taken = 0
-        """There is mail while it is not what `other_words` say at `posted_at`: a loop looks without a call."""
+        """Bytes since the beginning. While `other_words[posted_at]` differs there is mail; a loop compares without a
+        call."""
 
     def has_mail(self) -> bool:
         return self.other_words[self.posted_at] != self.taken
 
     def take(self) -> bytes:
-        """All that has come since the last call, whole entries in the order of posting. Raises: LinkBroken."""
+        """Take all entries since the last call, in their order. Raises LinkBroken."""
         posted, taken = self.other_words[self.posted_at], self.taken
         if posted == taken:
             return b""
@@ -123,11 +123,10 @@ class RingReader:
 
 
 class LinkEnd:
-    """One end: its writers and readers, and the words of threads that sleep."""
+    """One end of a link: its writers, its readers, and the sleep words of threads."""
 
     def __init__(self, own: int, sends: Sequence[int], other: int, takes: Sequence[int]) -> None:
-        """The descriptors, of its own file and of the other's to read, stay the caller's. `sends`, `takes`: the entries
-        of the rings in them."""
+        """The descriptors of both ends' files stay the caller's. `sends`, `takes`: the entries of each ring."""
         own_view, other_view = anonymous_file.map_to_write(own), anonymous_file.map_to_read(other)
         self._own_words, self._other_words = own_view[:_RINGS_AT].cast("Q"), other_view[:_RINGS_AT].cast("Q")
         words = self._own_words, self._other_words
@@ -135,7 +134,7 @@ class LinkEnd:
         self.readers = [RingReader(*words, ring, number) for number, ring in enumerate(_rings(other_view, takes))]
 
     def own_sleep_word(self, number: int = 0) -> memoryview:
-        """What a thread of this end counts its sleeps in (see `doorbell`)."""
+        """Return the word in which a thread of this end counts its sleeps (see `doorbell`)."""
         at = _word(_ASLEEP, number)
         return self._own_words[at : at + 1]
 

@@ -1,12 +1,12 @@
-"""Loop runs the data plane: one thread that takes what has come, calls back, and sleeps when nothing comes.
+"""The data plane's loop: one thread that handles what has come, runs callbacks, and sleeps when nothing comes.
 
-A turn polls the sources (gRPC's completion queue, links), reads the descriptors that have something, runs what other
-threads have handed over and the timers that are due, then callbacks that wait for the turn's end, and some steps of
-what takes long: a large request delays others by no more than these. After some turns without anything it sleeps, in an
-epoll that holds its doorbell, all descriptors, and those that the sources name.
+A turn polls the sources (gRPC's completion queue, links), reads readable descriptors, runs callbacks from other threads
+and due timers, then the callbacks for the end of the turn, and some steps of long work, so that a large request delays
+others by no more than these steps. After some empty turns the loop sleeps in an epoll of its doorbell, all descriptors,
+and the sources' descriptors.
 
-Why a thread: requests and answers must not wait behind the control plane's work on the asyncio loop, and a turn costs a
-fraction of one there. Why one: two that hand the interpreter's lock to each other cost more than they bring.
+Why a thread: requests must not wait behind the control plane's work on the asyncio loop, and a turn costs a fraction of
+a turn there. Why one thread: two threads that hand the GIL to each other cost more than they gain.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _FEW = 64
 
 
 class TimerDescriptor:
-    """A timerfd on the monotonic clock: it keeps microseconds where epoll's own time-out has whole milliseconds. Python
-    offers it from 3.13 on; here libc is called."""
+    """A timerfd on the monotonic clock: it has microseconds, and epoll's timeout only milliseconds. Calls libc, because
+    Python has timerfd only from 3.13 on."""
 
     def __init__(self) -> None:
-        # PyDLL keeps the GIL: the calls take less time than giving it up would.
+        # PyDLL keeps the GIL: the calls take less time than releasing it would.
         libc = ctypes.PyDLL(None, use_errno=True)
         self._settime = libc.timerfd_settime
         self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-        # struct itimerspec: interval and first expiry, seconds and nanoseconds each.
+        # struct itimerspec: interval and first expiry, each in seconds and nanoseconds.
         self._setting = (ctypes.c_long * 4)()
         self._address = ctypes.addressof(self._setting)
         self._when = NEVER
@@ -50,8 +50,7 @@ class TimerDescriptor:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
 
     def set(self, when: float) -> None:
-        """Become readable at `when` (time.monotonic() seconds), or never. What was readable no longer is, unless the
-        time is the same."""
+        """Become readable at `when` (time.monotonic() seconds; NEVER = not at all), and unreadable until then."""
         if when == self._when:
             return
         self._when = when
@@ -65,7 +64,7 @@ class TimerDescriptor:
 
 
 class TimerHandle:
-    """A timer that was set."""
+    """A timer that can be cancelled."""
 
     __slots__ = ("_queue", "callback", "when")
 
@@ -78,21 +77,21 @@ class TimerHandle:
         return self.when < other.when
 
     def cancel(self) -> None:
-        """Do not call back; without effect when it is too late."""
+        """Cancel the callback; without effect after it has run."""
         if self.callback is not None:
             self.callback = None
             self._queue.cancelled += 1
 
 
 class TimerQueue:
-    """Timers by their times. For one thread; what others may do is to cancel."""
+    """Timers sorted by time. Used on one thread; other threads may cancel timers."""
 
     def __init__(self) -> None:
         self._heap: list[TimerHandle] = []
         self.cancelled = 0
-        """Of those in the heap: they stay until their time, unless they become the greater part of all."""
+        """Number of cancelled timers in the heap. They stay until their time, or until they are most of the heap."""
         self.next_due = NEVER
-        """time.monotonic() seconds; NEVER when there is none. The loop looks at it in every turn."""
+        """time.monotonic() seconds or NEVER. An attribute, because the loop reads it in every turn."""
 
     def push(self, handle: TimerHandle) -> None:
         if self.cancelled > max(_FEW, len(self._heap) // 2):
@@ -103,7 +102,7 @@ class TimerQueue:
         self.next_due = self._heap[0].when
 
     def pop_due(self, now: float) -> Callable[[], None] | None:
-        """The callback of the earliest timer up to `now`."""
+        """Remove the earliest timer that is due by `now` and return its callback."""
         heap = self._heap
         found: Callable[[], None] | None = None
         while found is None and heap and (heap[0].callback is None or heap[0].when <= now):
@@ -118,63 +117,62 @@ class TimerQueue:
 Callback = Callable[[], None]
 
 _CPUS_TO_SPARE = 4
-"""On two a loop that looks 60 times takes more from workers and clients than it gains."""
+"""With fewer CPUs, polling 60 times takes more from workers and clients than it gains."""
 
 
 def default_spin(cpus: int) -> int:
-    """Turns without anything before the loop sleeps, by the CPUs that it may use: falling asleep and being woken takes
-    longer than many a worker's answer, but a CPU that looks must not be one that a worker needs."""
+    """Return after how many empty turns a loop sleeps, by the number of its CPUs. Sleeping and waking takes longer than
+    many worker's answers, but a polling loop must not occupy a CPU that a worker needs."""
     if cpus == 1:
         return 0
     return 22 if cpus < _CPUS_TO_SPARE else 100
 
 
 def default_looks(cpus: int) -> int:
-    """That a worker looks for its next batch before it sleeps, likewise: some 50 us."""
+    """Return how often a worker polls for its next batch before it sleeps: for about 50 us."""
     return 0 if cpus < _CPUS_TO_SPARE else 500
 
 
 _STEPS_SECONDS = 0.001
-"""After which no further step of one long piece of work is taken in a turn: 4 MiB are copied by then, and a turn
-between steps would take as long as a step."""
+"""Limit of long work per turn: 4 MiB are copied by then. A turn after every step would take as long as the step."""
 _SHORTEST_SLEEP_SECONDS = 0.001
-"""For the sake of a source whose descriptor does not show all: see `_sleep`."""
+"""For the sake of a source whose descriptor does not show all its work: see `_sleep`."""
 _TURNS_BETWEEN_READS = 4
-"""While there is much to do elsewhere: some milliseconds, which HTTP's connections wait. What workers have to say lies
-in their links: their sockets only wake the loop, and show when they have ended."""
+"""Under load HTTP connections wait for some milliseconds. Workers' messages do not wait, because they come through
+links: a worker's socket only wakes the loop, and shows when the worker has ended."""
 
 
 class Source(Protocol):
-    """What the loop polls. All is called on the loop's thread."""
+    """A thing that the loop polls. All calls come on the loop's thread."""
 
     wake_descriptor: int | None
-    """Readable when there may be something; the loop does not sleep on while it is."""
+    """Readable when there may be work; the loop does not sleep on while it is."""
 
     @property
     def longest_sleep_seconds(self) -> float:
-        """After which it wants to be polled, whatever the descriptor says, and sooner while there is traffic; infinity
-        = it need not."""
+        """Return after how many seconds the source needs a poll, whatever the descriptor shows, or sooner while there
+        is traffic; NEVER = the descriptor is enough."""
 
     @property
     def looks(self) -> int:
-        """Polls in a row that found nothing, after which there is nothing."""
+        """Return after how many empty polls in a row there is no work."""
 
     def poll(self) -> bool:
-        """Handle what has come, some at a time; whether there was anything."""
+        """Handle some of the work. Returns whether there was any."""
 
     def has_mail(self) -> bool:
-        """A last look before the loop sleeps: whether something may be there."""
+        """Return whether there may be work. Called just before the loop sleeps."""
 
 
 class PlaneLoop:
-    """The data plane's thread. What a callback raises is logged, and stops nothing else."""
+    """The data plane's thread. An error of a callback is logged, and stops nothing else."""
 
     def __init__(self, log: logging.Logger, spin: int = 0) -> None:
-        """`spin`: turns without anything before it sleeps, after one that had something."""
+        """`spin`: empty turns before the loop sleeps."""
         self.doorbell = Doorbell("rocserve:doorbell")
-        """Those who write into a link of this process ring it."""
+        """Processes that write into a link of this process ring it."""
         self.sleeps = self.doorbell.sleeps
-        """The file of the word that says whether it sleeps (doorbell.py)."""
+        """File of the sleep word (doorbell.py)."""
         self._failures = RequestFailures(log)
         self._spin = spin
         self._sources: tuple[Source, ...] = ()
@@ -190,46 +188,46 @@ class PlaneLoop:
         self._stopping = False
         self._last_came_at = 0.0
         self.thread: int | None = None
-        """The thread's identity (threading.get_ident), once it has begun."""
+        """The thread's threading.get_ident(), as soon as it runs."""
         self._thread = threading.Thread(target=self.run, name="data-plane", daemon=True)
 
-    # From any thread
+    # The next methods are safe on any thread.
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the calls that are due, and wait for it. Not from the thread itself."""
+        """End the thread after the callbacks that are due, and wait for it. Not on the thread itself."""
         if self._thread.is_alive():
             self.call_soon(self._stop)
             self._thread.join()
-        # What is left of long work holds memory whose end this loop would have to work off.
+        # Long work that remains holds memory, and releasing it would add steps to this loop.
         self._long.clear()
         self._readers_epoll.close()
         self._timer.close()
         self.doorbell.close()
 
     def call_soon(self, callback: Callback) -> None:
-        """Call back on the thread, in this turn or the next."""
+        """Run a callback on the thread, in this turn or the next."""
         self._soon.append(callback)
         self.doorbell.ring()
 
     def wake(self) -> None:
-        """A source has something."""
+        """Wake the loop, because a source has work."""
         self.doorbell.ring()
 
     def register(self, descriptor: int, on_readable: Callback) -> None:
-        """Call `on_readable` whenever the descriptor has something to read (level-triggered)."""
+        """Call `on_readable` whenever the descriptor is readable (level-triggered)."""
         self._readers[descriptor] = on_readable
         self._readers_epoll.register(descriptor, select.EPOLLIN)
 
     def unregister(self, descriptor: int) -> None:
-        """Before the descriptor is closed. One last call may still be on its way."""
+        """Stop watching a descriptor, before it is closed. One last callback may still come."""
         if self._readers.pop(descriptor, None) is not None:
             self._readers_epoll.unregister(descriptor)
 
     def call_at(self, when: float, callback: Callback) -> TimerHandle:
-        """Call back once at `when` (time.monotonic() seconds)."""
+        """Run a callback once at `when` (time.monotonic() seconds)."""
         handle = TimerHandle(self._timers, when, callback)
         if threading.get_ident() == self.thread:
             self._timers.push(handle)
@@ -237,15 +235,15 @@ class PlaneLoop:
             self.call_soon(lambda: self._timers.push(handle))
         return handle
 
-    # On the thread
+    # The next methods must be called on the thread.
 
     def at_end_of_turn(self, callback: Callback) -> None:
-        """Call back, once for equal callbacks, when what has come by now has been handled."""
+        """Run a callback at the end of this turn, once for equal callbacks."""
         self._ends[callback] = None
 
     def work_off(self, steps: Iterator[None]) -> None:
-        """Take some steps a turn, in turns with other work of the kind; each is to take some milliseconds at most. On
-        the thread, where the first are taken at once."""
+        """Run steps of some milliseconds, some per turn, alternating with other long work; the first ones
+        immediately."""
         until = time.monotonic() + _STEPS_SECONDS
         try:
             next(steps)
@@ -259,7 +257,7 @@ class PlaneLoop:
         self._long.append(steps)
 
     def work_off_later(self, steps: Iterator[None]) -> None:
-        """As `work_off`. From any thread."""
+        """Run long work as `work_off` does. Safe on any thread."""
         self.call_soon(lambda: self.work_off(steps))
 
     def add_source(self, source: Source) -> None:
@@ -268,20 +266,20 @@ class PlaneLoop:
             self.doorbell.also_wake_for(source.wake_descriptor)
 
     def remove_source(self, source: Source) -> None:
-        """Before its descriptor is closed."""
+        """Stop polling a source, before its descriptor is closed."""
         self._sources = tuple(other for other in self._sources if other is not source)
         if source.wake_descriptor is not None:
             self.doorbell.no_longer_wake_for(source.wake_descriptor)
 
     def run(self) -> None:
-        """The thread's work; a process that does nothing else has its main thread do it, without `start`."""
+        """Run the loop. A process without other work calls it on its main thread instead of `start`."""
         self.thread = threading.get_ident()
         empty_turns = turns = 0
         looks = self._spin
         readers, read_epoll = self._readers, self._readers_epoll.poll
         soon, ends, long, timers = self._soon, self._ends, self._long, self._timers
         monotonic = time.monotonic
-        # One flat loop: while requests come one by one it turns some ten times for each.
+        # One flat loop, because at low load it turns about ten times per request.
         while not self._stopping:
             busy = False
             for source in self._sources:
@@ -300,7 +298,8 @@ class PlaneLoop:
                 busy = True
             now = monotonic()
             if timers.next_due <= now:
-                # One after which there is more to come asks for a call at the turn's end.
+                # Timers do not make a turn busy: a timer with more work to follow asks for a callback at the turn's
+                # end.
                 while (callback := timers.pop_due(now)) is not None:
                     self._call(callback)
             if ends:
@@ -320,7 +319,7 @@ class PlaneLoop:
                 looks = self._looks(looks)
             if empty_turns > looks:
                 self._sleep()
-                # What did not come while it slept need not be looked for.
+                # It has just slept: without a wake-up in the meantime, it need not poll again as often.
                 empty_turns, looks = 1, self._looks(0)
 
     def _read(self, readable: list[tuple[int, int]]) -> None:
@@ -330,7 +329,7 @@ class PlaneLoop:
                 self._call(on_readable)
 
     def _run_ends(self) -> None:
-        # Not in `run`, whose variables would keep what was called until the next turn with ends.
+        # Not in `run`, because its local variables would keep the callbacks alive until the next turn with ends.
         ends = list(self._ends)
         self._ends.clear()
         for callback in ends:
@@ -340,17 +339,17 @@ class PlaneLoop:
                 self._report(error)
 
     def _looks(self, least: int) -> int:
-        """Turns without anything before the one after which there is nothing."""
+        """Return how many empty turns must come before the loop sleeps."""
         for source in self._sources:
             if source.looks > least:
                 least = source.looks - 1
         return least
 
     def _has_mail(self) -> bool:
-        """What must not be slept over."""
+        """Return whether there is work that the loop must not sleep over."""
         if self._soon:
             return True
-        # Written out: it runs before each sleep.
+        # Not any(), because this runs before each sleep.
         for source in self._sources:  # noqa: SIM110
             if source.has_mail():
                 return True
@@ -362,7 +361,7 @@ class PlaneLoop:
         for source in self._sources:
             seconds = min(seconds, source.longest_sleep_seconds)
         if seconds != NEVER:
-            # For no longer than it has been quiet: what a source does not show waits at most twice as long.
+            # Sleep no longer than it has been quiet: work that a source does not show waits at most twice as long.
             seconds = min(seconds, max(now - self._last_came_at, _SHORTEST_SLEEP_SECONDS))
         due = self._timers.next_due
         self._timer.set(due if due < now + seconds else NEVER)

@@ -1,7 +1,7 @@
-"""Remains of a shared file go in pieces: its memory, and the places where this process has mapped it.
+"""Remains release a shared file in steps: its memory, and this process's mappings of it.
 
-To unmap what a tensor of 1 GiB has filled takes 40 to 80 ms of CPU time, to free its pages another 150. Where others
-wait for the thread meanwhile, both are done some megabytes at a time.
+Unmapping a tensor of 1 GiB takes 40 to 80 ms of CPU time, freeing its pages another 150. If requests wait for the
+thread meanwhile, it does some megabytes at a time.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from rocserve.core.steps import Steps
 from rocserve.plane import anonymous_file
 
 GIVEN_BACK_AT_ONCE = 8 << 20
-"""Bytes, in one step: some 2 ms, in which its process does nothing else."""
+"""Bytes per step: about 2 ms, in which the process does nothing else."""
 
 Later = Callable[[Steps[None]], object]
-"""Takes the steps of what takes long. From any thread."""
+"""Runs the steps of long work. Safe on any thread."""
 
 
 class Remains:
-    """What is left of a file that is no longer used. Held by all who may use it: who has opened it, slots in it
-    and mappings of it; when this goes nobody does."""
+    """The mappings, and perhaps the descriptor, of a file to release after its last use. All users hold the object: the
+    heap or reader that opened the file, and its slots and views. It releases the file when it dies."""
 
     def __init__(self, later: Later | None) -> None:
-        """`later`: None: all goes at once."""
+        """`later` runs the steps; None: everything is released in one call."""
         self._later = later
         self._descriptor = -1
         self._unused: list[tuple[int, int]] = []
-        """Mappings: addresses and bytes."""
+        """Addresses and bytes of mappings without views."""
 
     def keep(self, descriptor: int) -> None:
-        """Take a descriptor over, to write, of a file that nobody has a use for when this process has none."""
+        """Take over a writable descriptor of a file whose memory is released after this process's last use."""
         if self._later is None:
             os.close(descriptor)
         else:
             self._descriptor = descriptor
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Nobody holds a view of a mapping any more."""
+        """Note a mapping that has no views any more."""
         if self._later is None:
             anonymous_file.unmap(address, nbytes)
         else:
@@ -50,14 +50,14 @@ class Remains:
 
 
 NOTHING_LEFT = Remains(None)
-"""Of a file that has been let go of."""
+"""For a closed heap or reader."""
 
 
 def _pieces(descriptor: int, mappings: list[tuple[int, int]]) -> Steps[None]:
-    """One a step."""
+    """Release a file, a piece per step."""
     try:
         if descriptor >= 0:
-            # This takes the pages out of the mappings, too: what is left of these goes in no time.
+            # This removes the pages from the mappings too, so that unmapping takes no time.
             size = os.fstat(descriptor).st_size
             yield from anonymous_file.give_back_pieces(descriptor, 0, size, GIVEN_BACK_AT_ONCE)
         else:

@@ -1,4 +1,4 @@
-"""Trimming gives memory of heaps that nobody has needed for a while back to the system."""
+"""Trimming gives the memory of unneeded heap slots back to the system."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ TRIM_PERIOD_SECONDS = 10.0
 _BETWEEN_PIECES_SECONDS = 0.01
 _AT_ONCE_SECONDS = 0.001
 _ROUNDS = 2
-"""After which a heap that is not used has given all back."""
+"""Rounds after which an unused heap has given back all its memory."""
 
 
 class HeapTrimmer:
-    """On the plane's thread."""
+    """Trims heaps on the plane's thread."""
 
     def __init__(self, plane: PlaneLoop) -> None:
         self._plane = plane
         self._used: dict[Heap, _Use] = {}
         self._to_trim: list[Heap] = []
-        """Of this round."""
+        """The heaps that this round has not finished."""
         self._is_set = False
 
     def trim_later(self, heap: Heap, take_returns: Callable[[], None] | None = None) -> None:
-        """The heap has been used. `take_returns`: frees what others have read of it."""
+        """Trim a heap in the next rounds, because it was used. `take_returns` frees slots that readers no longer
+        need."""
         use = self._used.get(heap)
         if use is None:
             self._used[heap] = _Use(take_returns)
@@ -38,11 +39,11 @@ class HeapTrimmer:
             use.rounds = _ROUNDS
 
     def forget(self, heap: Heap) -> None:
-        """Before the heap is closed."""
+        """Forget a heap, before it is closed."""
         self._used.pop(heap, None)
 
     def _trim(self) -> None:
-        """A piece, or little of several heaps, at a time: meanwhile nothing else is done."""
+        """Give back a piece, or little of several heaps, because the thread does nothing else meanwhile."""
         heaps = self._to_trim
         if not heaps:
             heaps += self._used
@@ -57,7 +58,7 @@ class HeapTrimmer:
             self._plane.call_at(time.monotonic() + seconds, self._trim)
 
     def _give_back(self, heap: Heap) -> bool:
-        """A piece; whether there is more of this heap."""
+        """Give back a piece of a heap. Returns whether it has more to give."""
         use = self._used.get(heap)
         if use is None:
             return False
@@ -73,8 +74,8 @@ class HeapTrimmer:
 
 @dataclass(slots=True)
 class _Use:
-    """Of a heap, since it was trimmed."""
+    """A heap's use since it was last trimmed."""
 
     take_returns: Callable[[], None] | None
     rounds: int = _ROUNDS
-    """That are still to come."""
+    """Rounds to come."""
