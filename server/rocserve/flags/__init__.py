@@ -1,6 +1,8 @@
-"""From a command line to the server's settings. The flags of `rocserve serve`, tritonserver's names and a few of our
-own, are declared in settings/. One of tritonserver whose subject this version does not serve is refused with a message,
-unless it switches its subject off."""
+"""Command line flags: converts a command line to the server's settings.
+
+The flags of `rocserve serve` are declared in settings/: tritonserver's, and a few of rocserve's own. A flag of
+tritonserver for an unsupported part is refused, unless it switches the part off.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,11 @@ from rocserve.settings.repository import repository as place_of
 
 
 class FlagError(Exception):
-    """The command line cannot be served; the text says why and what to do."""
+    """The command line is unusable; the text says why and what to do."""
 
 
 def check_tls(settings: ServerSettings) -> None:
-    """Raises: FlagError."""
+    """Check the TLS settings of all ports. Raises FlagError."""
     ports = [part for part in (settings.grpc, settings.http, settings.metrics) if part.allow]
     grpc = settings.grpc
     files = {"server-cert": grpc.server_cert, "server-key": grpc.server_key, "root-cert": grpc.root_cert}
@@ -51,7 +53,7 @@ def check_tls(settings: ServerSettings) -> None:
             " clients' certificates against"
         )
     if not settings.allow_mixed_tls:
-        # Who locks one port takes the other, which serves the same, easily for locked.
+        # A user who locks one port may forget that the other port serves the same.
         both: tuple[tuple[str, GrpcSettings | HttpSettings], ...] = (("gRPC", settings.grpc), ("HTTP", settings.http))
         for (locked, locked_port), (other, port) in (both, both[::-1]):
             if not (locked_port.allow and locked_port.use_ssl_mutual) or not port.allow or port.use_ssl_mutual:
@@ -74,7 +76,7 @@ UNSERVED = {
     "allow-vertex-ai": ("The Vertex AI front end", ("vertex-ai-address", "vertex-ai-port")),
     "allow-sagemaker": ("The SageMaker front end", ("sagemaker-address", "sagemaker-port")),
 }
-"""Parts of tritonserver that this version lacks: by the flag that switches one, its name and its other flags."""
+"""Unsupported parts of tritonserver, by their switch: name and other flags."""
 
 WITHOUT_EFFECT: tuple[str, ...] = (
     "backend-directory",
@@ -91,11 +93,12 @@ WITHOUT_EFFECT: tuple[str, ...] = (
     "pinned-memory-pool-byte-size",
     "repoagent-directory",
 )
-"""They tune parts of tritonserver that have no counterpart here; charts and scripts give them, so they are taken."""
+"""Flags that tune parts of tritonserver without a counterpart here. They are accepted because charts and scripts use
+them."""
 
 
 def refuse_unserved(given: dict[str, Sequence[str]]) -> None:
-    """Raises: FlagError: a flag's subject is not served, and it does not switch it off."""
+    """Raise FlagError if a flag belongs to an unsupported part and does not switch it off."""
     for switch, (subject, flags) in UNSERVED.items():
         if switch in given:
             value = given[switch][-1]
@@ -134,8 +137,8 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_from(arguments: argparse.Namespace) -> ServerSettings:
-    """The settings that parsed arguments describe. Raises: FlagError: a flag's subject is not served, flags contradict
-    each other, or a needed one is missing."""
+    """Convert parsed arguments to settings. Raises FlagError if a flag's part is unsupported, flags contradict each
+    other, or a required flag is missing."""
     try:
         settings = _settings(arguments)
         single = _single_model(settings)
@@ -146,7 +149,7 @@ def settings_from(arguments: argparse.Namespace) -> ServerSettings:
 
 
 def settings_again(words: Sequence[str]) -> ServerSettings:
-    """The settings of a command line that has been found good before: what it names may have gone since."""
+    """Convert a command line that was valid before, without checks, because its files may be gone."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_serve_flags(parser)
     return _settings(parser.parse_args(words))
@@ -169,7 +172,7 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
             raise FlagError(f"'{what}' and --model-repository both say what to serve; leave one of them out")
         named = (what if isinstance(what, RemotePlace) or what.is_dir() else what.absolute().parent,)
     cache, own = cache_directory(settings.engines), settings.repository
-    # Copies are in the places of the repositories that are elsewhere.
+    # A remote repository is served from its copy.
     places: list[Path | RemotePlace] = [
         replace(one, home=one.home_in(cache)) if isinstance(one, RemotePlace) else one for one in named
     ]
@@ -213,7 +216,7 @@ def _check(settings: ServerSettings) -> None:
 
 
 def _single_model(settings: ServerSettings) -> SingleModel | None:
-    """What is named without a flag, where that is one model. Raises: FlagError."""
+    """Return the single model that WHAT names; None = a repository. Raises FlagError."""
     what, repository = settings.what, settings.repository
     of_one_model = {
         "--model-name": repository.model_name,
@@ -233,7 +236,7 @@ def _single_model(settings: ServerSettings) -> SingleModel | None:
     endings = model_endings(registry)
     if not what.is_dir() and not what.name.lower().endswith(endings):
         raise FlagError(f"'{what}' is no model file by its ending; expected {', '.join(endings)}, or a folder")
-    # KServe names the model by the environment.
+    # KServe sets this variable.
     single = find_single_model(what, repository.model_name or os.environ.get("MODEL_NAME", ""), registry)
     if single is None and flag:
         raise FlagError(f"{flag} is for one model; '{what}' is a repository, whose models say it in their folders")

@@ -1,5 +1,5 @@
-"""Makes a command's arguments of a dataclass with flags at its fields (settings/flag.py), and the dataclass of the
-arguments that are given."""
+"""Command arguments: builds a parser from a dataclass with flags at its fields (settings/flag.py), and the dataclass
+from parsed arguments."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FieldFlag:
-    """A flag, and the field that it sets."""
+    """A flag and the field that it sets."""
 
     names: tuple[str, ...]
     """Without dashes."""
     target: str
-    """The field; the words before a point lead into a part of the dataclass ("grpc.port")."""
+    """The field's path through parts of the dataclass ("grpc.port")."""
     default: Any
     flag: Flag
     group: str
 
     @property
     def help(self) -> str:
-        """Ends with the default, where there is one and the help does not say it itself."""
+        """The help with the default appended, if there is one and the help does not state it."""
         default, text = self.default, self.flag.help
         is_needed = self.flag.is_positional or self.flag.required
         is_told = is_needed or self.flag.kind is SWITCH or "(default" in text
@@ -41,7 +41,7 @@ class FieldFlag:
 
 
 def flags_of(defaults: Any, prefix: str = "", group: str = "", begin: str = "") -> Iterator[FieldFlag]:
-    """Those of a dataclass, with those of its parts. `defaults`: holds what the fields are where no flag is given."""
+    """Yield the flags of a dataclass and its parts. `defaults`: an instance with the defaults."""
     for field in dataclasses.fields(defaults):
         found = field.metadata.get(METADATA)
         value = getattr(defaults, field.name)
@@ -56,7 +56,8 @@ def flags_of(defaults: Any, prefix: str = "", group: str = "", begin: str = "") 
 
 
 def add_flags(parser: argparse.ArgumentParser, defaults: Any, group: str = "") -> None:
-    """`filled` makes the dataclass of what is parsed. `group`: of the dataclass's own flags; "" = the parser's."""
+    """Add the flags to a parser; `filled` reads the result. `group`: heading of the dataclass's own flags; "" =
+    none."""
     containers: dict[str, argparse._ActionsContainer] = {"": parser}
     for one in flags_of(defaults, group=group):
         place = "exclusive" if one.flag.exclusive else one.group
@@ -74,7 +75,7 @@ def add_flags(parser: argparse.ArgumentParser, defaults: Any, group: str = "") -
 
 def _add_flag(container: argparse._ActionsContainer, one: FieldFlag) -> None:
     flag, kind = one.flag, one.flag.kind
-    # Without a value: a flag may be written without "=true", as tritonserver allows.
+    # As in tritonserver, a boolean flag alone means "=true".
     may_stand_alone = kind.alone is not None
     more: dict[str, Any] = {"nargs": "?" if may_stand_alone else flag.nargs}
     if flag.is_positional:
@@ -88,7 +89,7 @@ def _add_flag(container: argparse._ActionsContainer, one: FieldFlag) -> None:
         type=for_argparse(kind.read),
         choices=kind.choices or None,
         action="append" if flag.repeatable else "store",
-        # None is what was not given; argparse itself wants a list to be left out.
+        # None means not given; argparse requires a list for "*".
         default=[] if flag.nargs == "*" else None,
         metavar=kind.shown or None,
         help=one.help,
@@ -97,7 +98,8 @@ def _add_flag(container: argparse._ActionsContainer, one: FieldFlag) -> None:
 
 
 def filled(defaults: T, arguments: argparse.Namespace, prefix: str = "") -> T:
-    """The dataclass with what was given in place of its defaults. Raises: ValueError: it makes no sense."""
+    """Return the dataclass with the given arguments instead of its defaults. Raises ValueError if a value is
+    unusable."""
     plain: Any = defaults
     changes = {}
     for field in dataclasses.fields(plain):

@@ -1,4 +1,4 @@
-"""The settings of a server: frozen dataclasses, at whose fields their flags are declared."""
+"""The settings of a server: frozen dataclasses whose fields declare their flags."""
 
 from rocserve.settings.front_ends import GrpcSettings as GrpcSettings
 from rocserve.settings.front_ends import HttpSettings as HttpSettings

@@ -1,6 +1,5 @@
-"""Declares the flags of a command at the fields of frozen dataclasses: one line says a field's default, its flag, the
-values that it takes and its help. flags/arguments.py makes the parser of it.
-"""
+"""Flag declarations at the fields of frozen dataclasses: one line has a field's default, flag, values and help.
+flags/arguments.py builds the parser from them."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from rocserve.core.printable import encodable
 T = TypeVar("T")
 
 METADATA = "flag"
-"""Where a field's metadata have its Flag or Part."""
+"""Key of a Flag or Part in a field's metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +23,12 @@ class Kind:
     """Reads the values of a flag."""
 
     shown: str
-    """In place of the value in the help."""
+    """Name of the value in the help."""
     read: Callable[[str], Any]
-    """Raises ValueError with what was expected and what came."""
+    """Raises ValueError with the expected and the actual value."""
     choices: tuple[str, ...] = ()
     alone: str | None = None
-    """What the flag means without a value; None = it needs one."""
+    """The value of a flag without one; None = the flag needs a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +36,21 @@ class Flag:
     kind: Kind
     help: str
     name: str = ""
-    """Without its dashes; "" = the field's, with dashes in it and "-secs" in place of "_seconds", behind what all of
-    the part begin with."""
+    """Without dashes. "" = the field's name, with dashes and "-secs" instead of "_seconds", after the part's prefix."""
     repeatable: bool = False
     aliases: tuple[str, ...] = ()
     group: str = ""
-    """The help's; "" = that of the dataclass."""
+    """Heading in the help; "" = the dataclass's group."""
     others: tuple[Flag, ...] = ()
-    """Further flags of the same field; the last one written counts."""
+    """More flags of the same field; the last flag on the command line counts."""
     make: Callable[[Any], Any] | None = None
-    """Makes the field's value of what was read, of a repeatable flag of all values; raises ValueError."""
+    """Converts the read value, or all values of a repeatable flag, to the field's value. Raises ValueError."""
     is_positional: bool = False
     nargs: str | None = None
-    """As argparse has it."""
+    """As in argparse."""
     required: bool = False
     exclusive: bool = False
-    """Those of a dataclass that are exclude each other."""
+    """All exclusive flags of a dataclass exclude each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +58,28 @@ class Part:
     """A field that is a dataclass with flags of its own."""
 
     group: str = ""
-    """Of the help; "" = among the other options."""
+    """Heading in the help; "" = among the other options."""
     names: str = ""
-    """What the flags begin with that are named by their fields."""
+    """Prefix of the flags that are named by their fields."""
 
 
 def flag(default: T, kind: Kind, help_text: str, **more: Any) -> T:
-    """A field of a dataclass, and its flag; `more` goes to Flag."""
+    """Declare a field and its flag; `more` is passed to Flag."""
     return field(default=default, metadata={METADATA: Flag(kind, help_text, **more)})
 
 
 def repeated(kind: Kind, help_text: str, **more: Any) -> tuple[Any, ...]:
-    """A field of a dataclass that has all values of its flag."""
+    """Declare a field with all values of its flag."""
     return flag((), kind, f"{help_text}; repeatable", repeatable=True, **more)
 
 
 def positional(default: T, kind: Kind, help_text: str, **more: Any) -> T:
-    """A field of a dataclass that is an argument without a flag."""
+    """Declare a field that is an argument without a flag."""
     return flag(default, kind, help_text, is_positional=True, **more)
 
 
 def part(default: Callable[[], T], *of_part: str) -> T:
-    """`of_part`: see Part."""
+    """Declare a field that is a dataclass; `of_part` is passed to Part."""
     return field(default_factory=default, metadata={METADATA: Part(*of_part)})
 
 
@@ -94,18 +92,18 @@ def boolean(text: str) -> bool:
 
 
 LARGEST_INT32 = (1 << 31) - 1
-"""What gRPC's core can hold."""
+"""Largest number of gRPC's core."""
 
 
 def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int | None = None) -> Kind:
-    """Numbers from `least` on; `most`: None = without an end."""
+    """Return a kind for numbers from `least` to `most`; None = no upper bound."""
 
     def read(text: str) -> Any:
         try:
             value = of(text)
         except ValueError:
             raise ValueError(f"expected a number, got '{text}'") from None
-        # Also for "nan", which is not less than anything.
+        # Written this way to refuse "nan", which is not less than anything.
         if not value >= least:
             raise ValueError(f"expected at least {least:g}, got '{text}'")
         if most is not None and value > most:
@@ -117,7 +115,7 @@ def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int |
 
 def text(shown: str) -> Kind:
     def read(text: str) -> str:
-        # What is no UTF-8 comes as surrogates, which no message holds.
+        # Bytes that are no UTF-8 arrive as surrogates, which no message can hold.
         if encodable(text) != text:
             raise ValueError(f"expected text in UTF-8, got {text!r}")
         return text
@@ -130,7 +128,7 @@ def one_of(choices: Iterable[str]) -> Kind:
 
 
 def byte_size(text: str, least: int = 1, expected: str = "a size such as 512M or 16G") -> int:
-    """A number of bytes, or of KiB, MiB, GiB or TiB: 512M, 16G."""
+    """Read a number of bytes, or of KiB, MiB, GiB or TiB: 512M, 16G."""
     found = re.fullmatch(r"([0-9]+)([KMGT]?)", text, re.IGNORECASE)
     if found is None or int(found[1]) < least:
         raise ValueError(f"expected {expected}, got '{text}'")
@@ -138,7 +136,7 @@ def byte_size(text: str, least: int = 1, expected: str = "a size such as 512M or
 
 
 def setting(text: str) -> tuple[str, str]:
-    """`name=value`."""
+    """Read `name=value`."""
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise ValueError(f"expected SETTING=VALUE, got '{text}'")
@@ -146,7 +144,7 @@ def setting(text: str) -> tuple[str, str]:
 
 
 def scoped_setting(text: str) -> tuple[str, str, str]:
-    """`scope,name=value`, or `name=value` for the scope ""."""
+    """Read `scope,name=value`, or `name=value` with the scope ""."""
     first, separator, rest = text.partition(",")
     if separator and "=" not in first:
         return (first, *setting(rest))
@@ -154,8 +152,8 @@ def scoped_setting(text: str) -> tuple[str, str, str]:
 
 
 def setting_of(form: str, shown: str = "") -> Kind:
-    """`scope,name=value`, without which it makes no sense. `form`: what the error shows, and the help where `shown` is
-    empty."""
+    """Return a kind for `scope,name=value` with all three parts. `form` is shown in errors, and in the help if `shown`
+    is empty."""
 
     def read(text: str) -> tuple[str, str, str]:
         scope, _, rest = text.partition(",")
@@ -176,28 +174,28 @@ def regular_expression(text: str) -> str:
 
 
 SWITCH = Kind("", boolean, alone="true")
-"""Stands alone, or with =true or =false; does not take the next word for its value."""
+"""A flag alone, or with =true or =false; the next word is not its value."""
 BOOLEAN = Kind("true|false", boolean, alone="true")
 PORT = number("PORT", 0, most=65535)
 COUNT = number("N", 0, most=LARGEST_INT32)
 AMOUNT = number("N", 0)
 BOUND = number("N", 0, most=10**18 - 1)
-"""What the kernel's 63 bits hold, as parameters of models have it."""
+"""Fits the kernel's 63 bits, as the models' parameters must."""
 POSITIVE = number("N", 1)
 MESSAGE_BYTES = number("N", 1, most=LARGEST_INT32)
 SECONDS = number("SECONDS", 0, float)
 SECONDS_IN_INT32_MS = number("SECONDS", 0, float, LARGEST_INT32 // 1000)
-"""What becomes a whole number of smaller units; some three weeks."""
+"""Becomes a 32-bit number of milliseconds: at most three weeks."""
 POSITIVE_SECONDS = number("SECONDS", 0.001, float)
 MILLISECONDS = number("MS", 0, most=LARGEST_INT32)
 POSITIVE_MILLISECONDS = number("MS", 1, most=LARGEST_INT32)
 FILE = Kind("FILE", Path)
 FILE_OR_NONE = Kind("FILE", lambda text: Path(text) if text else None)
-"""None for no text, as charts write a value that is left out."""
+"""Empty = None, because charts write omitted values so."""
 FOLDER = Kind("DIR", Path)
-# Path.expanduser fails for users that the machine does not know; this leaves the "~".
+# Path.expanduser fails for users that the machine does not know; this keeps the "~".
 ABSOLUTE_FOLDER = Kind("DIR", lambda text: str(Path(os.path.expanduser(text)).absolute()))  # noqa: PTH111
-"""As workers and their children get it."""
+"""Absolute, because workers and their children have another working directory."""
 BYTE_SIZE = Kind("SIZE", byte_size)
 SETTING = Kind("SETTING=VALUE", setting)
 REGULAR_EXPRESSION = Kind("REGEX", regular_expression)

@@ -47,30 +47,30 @@ RESTRICTED_PROTOCOLS = (
 
 @dataclass(frozen=True, slots=True)
 class RestrictedProtocols:
-    """Methods that are only for clients that send a header."""
+    """Methods that are open only to clients that send a header."""
 
     protocols: tuple[str, ...]
-    """Of RESTRICTED_PROTOCOLS, Triton's names."""
+    """Triton's names, from RESTRICTED_PROTOCOLS."""
     header: str
     value: str = ""
     file: Path | None = None
-    """Holds the value in place of `value`; it may change while the server runs."""
+    """Holds the value instead of `value`; may change while the server runs."""
 
 
 def restricted_protocols(text: str) -> RestrictedProtocols:
-    """`protocol,protocol:header=value`; or `header@file=path` or `header@env=name`, where the value is to be found. No
-    header's name has an `@`, and no value means anything but itself."""
+    """Read `protocol,protocol:header=value`; or `header@file=path` or `header@env=name`, which say where to find the
+    value. The `@` is unambiguous because no header's name has one."""
     names, separator, header = text.partition(":")
     protocols = tuple(name.strip() for name in names.split(","))
     place, equals, value = header.partition("=")
     key, at, source = place.partition("@")
     if not separator or not equals or not key or not all(protocols) or (at and source not in ("file", "env")):
-        # Not the text itself, which may hold a secret.
+        # The text itself may hold a secret.
         raise ValueError(
             "expected PROTOCOL[,PROTOCOL...]:HEADER=VALUE, HEADER@file=PATH or HEADER@env=NAME in place of HEADER=VALUE"
         )
     if not value:
-        # Of a variable that is not set, say.
+        # For example from a shell variable that is not set.
         raise ValueError(f"the value of the header '{key}' is empty, which anybody could send")
     unknown = [name for name in protocols if name not in RESTRICTED_PROTOCOLS]
     if unknown:
@@ -87,7 +87,7 @@ def restricted_protocols(text: str) -> RestrictedProtocols:
 
 
 def origins(text: str) -> tuple[str, ...]:
-    """Of web pages, as browsers write them."""
+    """Read the origins of web pages as browsers write them."""
     found = tuple(text.split(","))
     for origin in found:
         if origin != "*" and not re.fullmatch(r"https?://[a-z0-9.:\[\]-]+", origin):
@@ -98,10 +98,10 @@ def origins(text: str) -> tuple[str, ...]:
 
 
 _RESTRICTED = Kind("PROTOCOLS:HEADER=VALUE", restricted_protocols)
-_RESTRICTED_HELP = "serve these only to clients that send the header"
+_RESTRICTED_HELP = "serve these protocols only to clients that send the header"
 _FORWARD_HELP = "headers whose names match this regular expression become parameters of the request"
 _SSL_HELP = "serve TLS only"
-_MUTUAL_HELP = "serve TLS only, to clients that show a certificate"
+_MUTUAL_HELP = "serve TLS only, and only to clients with a certificate"
 
 
 def tls(default: T, kind: Kind, help_text: str) -> T:
@@ -121,20 +121,20 @@ class HttpSettings:
     thread_count: int = flag(
         8, POSITIVE, "without effect, accepted because tritonserver has it: one event loop serves HTTP"
     )
-    max_input_size: int = flag(64 << 20, POSITIVE, "bytes of a request's body, decompressed")
+    max_input_size: int = flag(64 << 20, POSITIVE, "largest body of a request in bytes, after decompression")
     request_timeout_seconds: float = flag(
         0.0,
         SECONDS,
-        "how long an inference request may take, also one without a deadline of its own; 0 = as long as it takes",
+        "how long an inference request may take, even if its client sets no deadline; 0 = no limit",
     )
     keepalive_timeout_seconds: float = flag(75.0, POSITIVE_SECONDS, "how long a connection may stay without a request")
     restricted: tuple[RestrictedProtocols, ...] = repeated(_RESTRICTED, _RESTRICTED_HELP, name="http-restricted-api")
     header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP)
-    allow_ui: bool = flag(True, BOOLEAN, "serve the page at / and what it asks", name="allow-ui")
+    allow_ui: bool = flag(True, BOOLEAN, "serve the page at / and its requests", name="allow-ui")
     cors_origins: tuple[str, ...] = flag(
         (),
         Kind("ORIGIN,...", origins),
-        "whose pages' scripts may ask, e.g. https://app.example.com, or * (default none but the server's own)",
+        "origins whose pages may call the server, e.g. https://app.example.com, or * (default: only the server's own)",
     )
     use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP)
     use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP)
@@ -147,11 +147,11 @@ class GrpcSettings:
     port: int = flag(8001, PORT, "the port to listen on; 0 = any free one")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-grpc-port")
     infer_response_compression_level: str = flag(
-        "none", one_of(("none", "low", "medium", "high")), "how hard to compress responses"
+        "none", one_of(("none", "low", "medium", "high")), "compression level of responses"
     )
-    max_message_bytes: int = flag((1 << 31) - 1, MESSAGE_BYTES, "the largest message, either way")
+    max_message_bytes: int = flag((1 << 31) - 1, MESSAGE_BYTES, "largest message in bytes, in both directions")
     message_timeout_seconds: float = flag(
-        60.0, SECONDS, "time from a call's beginning until its message has come whole; 0 = any"
+        60.0, SECONDS, "time from a call's start until its message has arrived completely; 0 = no limit"
     )
     restricted: tuple[RestrictedProtocols, ...] = repeated(
         _RESTRICTED, _RESTRICTED_HELP, name="grpc-restricted-protocol"
@@ -159,44 +159,47 @@ class GrpcSettings:
     header_forward_pattern: str = flag("", REGULAR_EXPRESSION, _FORWARD_HELP)
     use_ssl: bool = tls(False, BOOLEAN, _SSL_HELP)
     use_ssl_mutual: bool = tls(False, BOOLEAN, _MUTUAL_HELP)
-    server_cert: Path | None = tls(None, FILE_OR_NONE, "the server's certificate chain, of all ports, PEM")
-    server_key: Path | None = tls(None, FILE_OR_NONE, "the server's private key, of all ports, PEM")
-    root_cert: Path | None = tls(None, FILE_OR_NONE, "what clients' certificates are checked against, PEM")
+    server_cert: Path | None = tls(None, FILE_OR_NONE, "the server's certificate chain for all ports, PEM")
+    server_key: Path | None = tls(None, FILE_OR_NONE, "the server's private key for all ports, PEM")
+    root_cert: Path | None = tls(None, FILE_OR_NONE, "certificates that verify clients' certificates, PEM")
     keepalive_time_ms: int = connection(
-        7_200_000, POSITIVE_MILLISECONDS, "pause in the traffic at which the server pings", name="grpc-keepalive-time"
+        7_200_000, POSITIVE_MILLISECONDS, "idle time after which the server sends a ping", name="grpc-keepalive-time"
     )
     keepalive_timeout_ms: int = connection(
         20_000,
         POSITIVE_MILLISECONDS,
-        "wait for the answer to a ping before the connection is ended",
+        "how long the server waits for the reply to a ping before it closes the connection",
         name="grpc-keepalive-timeout",
     )
-    keepalive_permit_without_calls: bool = connection(False, BOOLEAN, "ping connections without calls too")
+    keepalive_permit_without_calls: bool = connection(False, BOOLEAN, "also send pings on connections without calls")
     http2_max_pings_without_data: int = connection(
-        2, COUNT, "pings that the server sends without data between them; 0 = no limit"
+        2, COUNT, "pings that the server sends without data in between; 0 = no limit"
     )
     http2_min_recv_ping_interval_without_data_ms: int = connection(
         300_000,
         MILLISECONDS,
-        "least pause between a client's pings without data",
+        "shortest pause between a client's pings without data",
         name="grpc-http2-min-recv-ping-interval-without-data",
     )
     http2_max_ping_strikes: int = connection(
-        2, COUNT, "pings that come too soon before the connection is ended; 0 = no limit"
+        2, COUNT, "early pings of a client before the connection is closed; 0 = no limit"
     )
     max_connection_age_ms: int = connection(
-        0, MILLISECONDS, "--max-connection-age-secs for gRPC alone; 0 = as that flag", name="grpc-max-connection-age"
+        0,
+        MILLISECONDS,
+        "--max-connection-age-secs for gRPC only; 0 = that flag's value",
+        name="grpc-max-connection-age",
     )
     max_connection_idle_ms: int = connection(
         3_600_000,
         MILLISECONDS,
-        "time without calls after which a connection is ended; 0 = never",
+        "time without calls after which a connection is closed; 0 = never",
         name="grpc-max-connection-idle",
     )
     max_connection_age_grace_ms: int = connection(
         0,
         MILLISECONDS,
-        "time that its calls then have to finish; 0 = as long as they take",
+        "time to finish for the calls of a connection at its maximum age; 0 = no limit",
         name="grpc-max-connection-age-grace",
     )
 
@@ -206,9 +209,9 @@ class MetricsSettings:
     allow: bool = flag(True, BOOLEAN, "serve metrics over HTTP, at /metrics", name="allow-metrics")
     address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
     port: int = flag(8002, PORT, "the port to listen on; 0 = any free one")
-    interval_ms: int = flag(2000, POSITIVE_MILLISECONDS, "how often the gauges of GPUs and CPUs are read")
-    gpu: bool = flag(True, BOOLEAN, "metrics of GPUs", name="allow-gpu-metrics")
-    cpu: bool = flag(True, BOOLEAN, "metrics of the processors and of memory", name="allow-cpu-metrics")
+    interval_ms: int = flag(2000, POSITIVE_MILLISECONDS, "pause between readings of the gauges of GPUs and CPUs")
+    gpu: bool = flag(True, BOOLEAN, "serve metrics of GPUs", name="allow-gpu-metrics")
+    cpu: bool = flag(True, BOOLEAN, "serve metrics of processors and memory", name="allow-cpu-metrics")
     config: tuple[tuple[str, str], ...] = repeated(
         SETTING,
         "how latencies are reported: counter_latencies, summary_latencies or histogram_latencies=true|false,"
@@ -219,7 +222,7 @@ class MetricsSettings:
 
 
 def _older_trace_flag(name: str, mode: str, setting: str) -> Flag:
-    """One of tritonserver's from before --trace-config."""
+    """Declare one of tritonserver's flags from before --trace-config."""
     kind = Kind("VALUE", lambda text: (mode, setting, text))
     scope = f"{mode}," if mode else ""
     return Flag(kind, f"the same as --trace-config={scope}{setting}=VALUE", name, repeatable=True)
@@ -229,8 +232,8 @@ def _older_trace_flag(name: str, mode: str, setting: str) -> Flag:
 class TraceSettings:
     values: tuple[tuple[str, str, str], ...] = repeated(
         Kind("[MODE,]SETTING=VALUE", scoped_setting),
-        "how requests are traced: mode, level, rate, count, and of a mode its own: triton,file=trace.json or"
-        " opentelemetry,url=http://localhost:4318/v1/traces",
+        "how requests are traced: mode, level, rate, count, and the mode's own settings:"
+        " triton,file=trace.json or opentelemetry,url=http://localhost:4318/v1/traces",
         others=(
             _older_trace_flag("trace-file", "triton", "file"),
             _older_trace_flag("trace-level", "", "level"),
@@ -240,7 +243,7 @@ class TraceSettings:
         ),
         name="trace-config",
     )
-    """Mode ("" = of all modes), setting, value, in the order written."""
+    """Mode ("" = all modes), setting and value, in the order of the command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +251,6 @@ class LogSettings:
     info: bool = flag(True, BOOLEAN, "write information")
     warning: bool = flag(True, BOOLEAN, "write warnings")
     error: bool = flag(True, BOOLEAN, "write errors")
-    verbose: int = flag(0, COUNT, "write details from 1 on")
+    verbose: int = flag(0, COUNT, "write details, from 1 on")
     format: str = flag("default", one_of(("default", "ISO8601")), "how a line begins")
-    file: Path | None = flag(None, FILE_OR_NONE, "write to this file, not to standard error")
+    file: Path | None = flag(None, FILE_OR_NONE, "write to this file instead of standard error")

@@ -1,4 +1,4 @@
-"""What is said of the model repositories, and of the one model that may be served in their place."""
+"""The settings of the model repositories, and of a single served model."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from rocserve.settings.flag import (
 
 
 class ControlMode(enum.Enum):
-    """Who says which models are loaded (--model-control-mode)."""
+    """Decides which models are loaded (--model-control-mode)."""
 
     NONE = "none"
-    """All that is in the repository when the server starts."""
+    """Load every model of the repository when the server starts."""
     POLL = "poll"
-    """All that is in the repository, whenever it changes."""
+    """Load every model in the repository, and follow its changes."""
     EXPLICIT = "explicit"
-    """What --load-model and clients name."""
+    """Load the models that --load-model and clients name."""
 
 
 class ReadinessRule(enum.Enum):
-    """When the server calls itself ready (--strict-readiness)."""
+    """Decides when the server reports that it is ready (--strict-readiness)."""
 
     STARTED = "false"
-    """Once the first loads have ended, whatever came of them."""
+    """After the first loads, even if they failed."""
     KEPT = "true"
-    """Once all that was there at the start serves, and as long as all that has served still does."""
+    """After all models that were present at the start serve, as long as every model that has served still does."""
     ALWAYS = "always"
-    """While every version that is to be served is: Triton's rule."""
+    """While every wanted version serves: Triton's rule."""
 
 
 def readiness_rule(text: str) -> ReadinessRule:
@@ -59,13 +59,13 @@ def readiness_rule(text: str) -> ReadinessRule:
 
 def repository(text: str) -> Path | RemotePlace:
     if not text:
-        # It would be the folder that the server is started in.
+        # An empty path would mean the working directory.
         raise ValueError("expected a path or a URL, got ''")
     return parse_remote(text) if "://" in text else Path(text)
 
 
 class WhatKind(enum.Enum):
-    """In the words of the log."""
+    """The kinds of WHAT, in the log's words."""
 
     FILE = "a model file"
     FILES = "a folder with a model's files"
@@ -75,37 +75,37 @@ class WhatKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SingleModel:
-    """The one model that is served."""
+    """The single model that the command line names."""
 
     kind: WhatKind
     folder: Path
     file: str
-    """The file that was named; "" = the one that is found in the folder, at each scan anew."""
+    """The named file; "" = each scan looks for the model's file in the folder."""
     name: str
     is_named: bool
-    """The name was given, and goes before that in a configuration."""
+    """The user chose the name, so it overrides the configuration's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencySettings:
-    """Which of the models are loaded. Without a limit all are."""
+    """Limits of loaded models. Without a limit all models are loaded."""
 
     max_loaded_models: int | None = flag(
         None,
         POSITIVE,
-        "model versions that are loaded at once; all are registered, and loaded when they are asked for"
+        "model versions that are loaded at the same time; requests load the others"
         " (docs/guides/many-models.md; default: all)",
     )
     max_model_memory: int | None = flag(
-        None, BYTE_SIZE, "memory that the workers of loaded models may take, likewise (default: any)"
+        None, BYTE_SIZE, "memory of all loaded models' workers; idle models are unloaded to keep it (default: any)"
     )
     max_model_gpu_memory: int | None = flag(
-        None, BYTE_SIZE, "memory of each GPU that loaded models may take, likewise (default: any)"
+        None, BYTE_SIZE, "memory of loaded models on each GPU; idle models are unloaded to keep it (default: any)"
     )
     wait_for_model: bool = flag(
-        True, BOOLEAN, "have requests wait until their model is loaded, instead of refusing them meanwhile"
+        True, BOOLEAN, "let requests wait while their model is loaded, instead of refusing them"
     )
-    model_wait_seconds: float = flag(60.0, POSITIVE_SECONDS, "how long a request waits for its model to be loaded")
+    model_wait_seconds: float = flag(60.0, POSITIVE_SECONDS, "how long a request may wait for its model to be loaded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,95 +119,93 @@ class RepositorySettings:
     model_name: str = flag(
         "",
         text("NAME"),
-        "what the model that WHAT names is called (default: MODEL_NAME of the environment, else what its"
-        " configuration says, else its file's name)",
+        "name of the model WHAT (default: the variable MODEL_NAME, else the configuration's name, else the file's)",
     )
     preprocess: str = flag(
         "",
         one_of(NAMES),
-        "make NAME_image beside the model that WHAT names: JPEGs and PNGs in, labels or boxes out"
+        "also serve NAME_image, which takes JPEGs and PNGs and returns labels or boxes, for the model WHAT"
         " (docs/guides/image-models.md)",
     )
     labels: Path | None = flag(
-        None, FILE, "the names of that model's classes, a line each (default: labels.txt beside the model)"
+        None, FILE, "file with the class names of the model WHAT, one per line (default: labels.txt next to the model)"
     )
     control_mode: ControlMode = flag(
         ControlMode.POLL,
         one_of(mode.value for mode in ControlMode),
-        "poll: follow the folder; none: load all that is there at the start; explicit: load what --load-model and"
-        " clients name",
+        "poll: follow changes of the folder; none: load all models once, at the start; explicit: load the"
+        " models that --load-model and clients name",
         make=ControlMode,
         name="model-control-mode",
     )
     load_models: tuple[str, ...] = repeated(
-        text("MODEL"), "load this at the start in explicit mode; * = all", name="load-model"
+        text("MODEL"), "load this model at the start under explicit control; * = all", name="load-model"
     )
     settle_seconds: float = flag(
         0.5,
         SECONDS_IN_INT32_MS,
-        "how long a model's files must stay unchanged before a change counts",
+        "how long a model's files must stay the same before a change counts",
         name="repository-settle-secs",
     )
     poll_seconds: float = flag(
-        15.0, SECONDS, "how often to scan even without a notification of a change", name="repository-poll-secs"
+        15.0, SECONDS, "pause between scans for changes that come without a notification", name="repository-poll-secs"
     )
     remote_cache_size_bytes: int | None = flag(
         None,
         POSITIVE,
-        "how much the copies of repositories elsewhere may take in --cache-directory (default: all but a tenth of its"
-        " disk)",
+        "bytes for copies of remote repositories in --cache-directory (default: all but a tenth of its disk)",
     )
-    concurrent_loads: int = flag(4, POSITIVE, "models that load beside each other", name="model-load-thread-count")
+    concurrent_loads: int = flag(4, POSITIVE, "models that load at the same time", name="model-load-thread-count")
     strict_model_config: bool = flag(
         False,
         BOOLEAN,
-        "complete no configuration from the model's file",
+        "do not complete configurations from the model's file",
         aliases=("strict-model-config",),
         name="disable-auto-complete-config",
     )
     model_config_name: str = flag(
-        "", text("NAME"), "of models that have a configs/NAME.pbtxt, read that instead of config.pbtxt"
+        "", text("NAME"), "read configs/NAME.pbtxt instead of config.pbtxt in models that have it"
     )
     model_namespacing: bool = flag(False, BOOLEAN, "let models of different repositories have the same name")
-    allow_remote_files: bool = flag(False, BOOLEAN, "let load requests bring a model's files, in explicit mode")
+    allow_remote_files: bool = flag(False, BOOLEAN, "let load requests send a model's files, under explicit control")
     allow_remote_models: bool = flag(
-        False, BOOLEAN, "let load requests with files name models that are in no repository"
+        False, BOOLEAN, "let load requests with files create models that no repository has"
     )
     allow_amd_endpoints: bool | None = flag(
-        None, BOOLEAN, "let clients have files of the repositories served by worker_load (default: in explicit mode)"
+        None, BOOLEAN, "let worker_load serve files of the repositories (default: under explicit control)"
     )
     max_amd_endpoints: int = flag(
-        64, POSITIVE, "what worker_load may serve at once, counted with each further instance"
+        64, POSITIVE, "models that worker_load may serve at the same time; each further instance counts as one"
     )
     max_model_instances: int | None = flag(
-        None, POSITIVE, "instances that a model may have (default 8 for each CPU, or 64 for each GPU that it is on)"
+        None, POSITIVE, "instances of a model (default 8 for each CPU, or 64 for each of its GPUs)"
     )
-    max_model_versions: int = flag(128, POSITIVE, "versions of a model served at once")
+    max_model_versions: int = flag(128, POSITIVE, "versions of a model that are served at the same time")
     max_folder_entries: int = flag(100_000, POSITIVE, "files and folders that a model's folder may hold")
     worker_load_folders: tuple[Path, ...] = repeated(
-        FOLDER, "a folder whose files clients may have served by worker_load", name="allow-worker-load"
+        FOLDER, "folder with files that worker_load may serve", name="allow-worker-load"
     )
     readiness: ReadinessRule = flag(
         ReadinessRule.KEPT,
         Kind("true|false|always", readiness_rule, alone="true"),
-        "true: ready once what was there at the start serves, whatever new models do; false: once its loads have"
-        " ended; always: only while every model serves, as Triton",
+        "true: ready when all models of the start serve, whatever new models do; false: when their loads have"
+        " ended; always: only while every model serves, as in Triton",
         group="server",
         name="strict-readiness",
     )
     remotes: tuple[RemotePlace, ...] = ()
-    """Whose copies are among the roots."""
+    """Remote repositories; `roots` has the folders of their copies."""
     single: SingleModel | None = None
-    """The one model that there is, in the one root; None = the roots are repositories."""
+    """The only model, in the only root; None = the roots are repositories."""
     loaded_before: tuple[str, ...] | None = None
-    """What the server had loaded under explicit control whose place this one takes. It is loaded instead of
-    `load_models`, which are pinned with residency, whoever has asked for others."""
+    """The models that the predecessor had loaded under explicit control, loaded instead of `load_models`; None = no
+    predecessor. With residency `load_models` stay pinned in any case."""
     may_lack_models: bool = False
-    """Those that are not there any more are missed by nobody."""
+    """Models that are missing at the start are no failure."""
     ends_on_failure: bool = False
-    """The server ends when a model fails as it starts, so that no such load is tried again."""
+    """The server ends if a model fails at the start, so failed first loads are not retried."""
     long_load_seconds: float = 10.0
-    """A load that compiles, and has lasted so long, is no longer counted among the concurrent ones."""
+    """A load of this duration frees its slot for the next one."""
     retry_seconds: float = 1.0
-    """The pause before a failed load is tried again; doubled at each failure."""
+    """Pause before the first retry of a load; doubled with each failure."""
     longest_retry_seconds: float = 300.0

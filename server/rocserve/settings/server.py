@@ -1,4 +1,4 @@
-"""The settings of a server: one frozen dataclass, whose parts are the groups of its flags."""
+"""The settings of a server: a frozen dataclass with a part for each group of flags."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from rocserve.settings.front_ends import (
 from rocserve.settings.repository import RepositorySettings, ResidencySettings
 
 DEFAULT_MAX_BATCH_SIZE = "default-max-batch-size"
-"""--backend-config's setting that says what max_batch_size becomes where a model can batch and nothing is said."""
+"""Setting of --backend-config: the max_batch_size of models that can batch and configure none."""
 _MOST_SPIN = 100_000
-"""Looks; some 0.3 s, in which a CPU does nothing else."""
+"""Polls; some 0.3 s in which a CPU does nothing else."""
 _MOST_FRONT_ENDS_ASKED = 64
-"""Processes of a protocol that --front-ends may ask for: more is a slip."""
+"""Bound of --front-ends, per protocol, against typing errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminAddresses:
-    """Where admin calls may come from (--admin-address); nowhere, if nothing is said."""
+    """Addresses that admin calls may come from (--admin-address); empty = nowhere."""
 
     anybody: bool = False
     local: bool = False
-    """Clients on this machine, by its loopback or by a socket."""
+    """Clients on this machine, through loopback or a Unix socket."""
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     def __str__(self) -> str:
@@ -82,16 +82,16 @@ def admin_addresses(text: str) -> AdminAddresses:
 
 @dataclass(frozen=True, slots=True)
 class RateLimitResource:
-    """--rate-limit-resource: how much there is of a resource."""
+    """The amount of a resource (--rate-limit-resource)."""
 
     name: str
     count: int
     device: int | None = None
-    """None = of each device, or of the machine where the resource is global."""
+    """None = each device, or the machine for a global resource."""
 
 
 def rate_limit_resource(text: str) -> RateLimitResource:
-    """`name:count` or `name:count:device`."""
+    """Read `name:count` or `name:count:device`."""
     name, *numbers = text.split(":")
     if not name or len(numbers) not in (1, 2) or not all(number.isdecimal() for number in numbers):
         raise ValueError(f"expected NAME:COUNT or NAME:COUNT:DEVICE, got '{text}'")
@@ -99,7 +99,7 @@ def rate_limit_resource(text: str) -> RateLimitResource:
 
 
 def backend_setting(text: str) -> tuple[str, str, str]:
-    """As `scoped_setting`; `,name=value` is for all backends too."""
+    """Read as `scoped_setting` does; `,name=value` also means all backends."""
     backend, name, value = scoped_setting(text)
     if name == DEFAULT_MAX_BATCH_SIZE and not value.isdecimal():
         raise ValueError(f"expected a number for {name}, got '{value}'")
@@ -107,7 +107,7 @@ def backend_setting(text: str) -> tuple[str, str, str]:
 
 
 def worker_variables(text: str) -> tuple[tuple[str, str], ...]:
-    """`name,name` for all models, or `model:name,name` for one; as pairs of model ("" = all) and name."""
+    """Read `name,name` for all models, or `model:name,name` for one, as pairs of model ("" = all) and name."""
     model, separator, names = text.rpartition(":")
     pairs = tuple((model, name) for name in names.split(","))
     if (separator and not model) or not all(name and "=" not in name for _, name in pairs):
@@ -128,91 +128,93 @@ def cache_bytes(values: Sequence[tuple[str, str, str]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The settings of engines, beside a model's own configuration. Plain text and numbers: it travels to workers."""
+    """The server's settings of engines. Plain text and numbers only, because it is sent to workers."""
 
     cache_directory: str = flag(
         "",
         ABSOLUTE_FOLDER,
-        "where programs that MIGraphX has compiled, and copies of repositories elsewhere, are kept; several servers"
-        " may share it (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)",
+        "folder of the programs that MIGraphX has compiled and of copies of remote repositories; servers may"
+        " share it (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)",
     )
     cache_bytes: int = flag(
-        20 << 30, POSITIVE, "how much the programs may take; those used least lately go first", name="cache-size-bytes"
+        20 << 30,
+        POSITIVE,
+        "bytes for compiled programs; the least recently used are removed first",
+        name="cache-size-bytes",
     )
     migraphx_root: str = flag(
         "",
         ABSOLUTE_FOLDER,
-        "a folder that holds MIGraphX together with the C library that it was built for (default"
-        " $ROCSERVE_MIGRAPHX_ROOT, else this system's MIGraphX)",
+        "folder with a MIGraphX and the C library that it was built for (default $ROCSERVE_MIGRAPHX_ROOT,"
+        " else this system's MIGraphX)",
     )
 
 
 def engine_settings() -> EngineSettings:
-    """What holds where no flag says otherwise."""
+    """Return the defaults, which depend on the environment."""
     return EngineSettings(migraphx_root=os.environ.get("ROCSERVE_MIGRAPHX_ROOT", ""))
 
 
 KEEP_USER = "same"
-"""--worker-user's word for the server's own user."""
+"""Value of --worker-user for the server's own user."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What models' processes may do."""
+    """Limits and rights of worker processes."""
 
     user: str = flag(
         "",
         text("USER[:GROUP]"),
-        "whom models' processes run as; same: the server's own user (default: nobody where the server is root and the"
-        " model's files allow it, else the server's own)",
+        "user of the models' processes; same = the server's own (default: nobody if the server is root and"
+        " the model's files allow it, else the server's own)",
     )
     environment: tuple[tuple[str, str], ...] = repeated(
         Kind("[MODEL:]NAME[,NAME...]", worker_variables),
-        "variables of the server's environment that models get beside those that engines need",
+        "variables of the server's environment that models get in addition to the engines' variables",
         make=lambda values: tuple(chain(*values)),
     )
-    """Model ("" = all), name."""
-    memory_bytes: int = flag(0, BOUND, "memory that a model's process may have, with all that it starts; 0: any")
-    tasks: int = flag(0, BOUND, "processes and threads that a model's process may have, itself included; 0: any")
+    """Model ("" = all) and name of each variable."""
+    memory_bytes: int = flag(0, BOUND, "memory of a model's process and its children; 0 = no limit")
+    tasks: int = flag(0, BOUND, "processes and threads of a model's process, itself included; 0 = no limit")
     file_bytes: int = flag(
-        0, BOUND, "the largest file that a model's process may write, its outputs' memory included; 0: any"
+        0, BOUND, "largest file that a model's process may write, its outputs' memory included; 0 = no limit"
     )
     shared_workers: int = flag(
         0,
         AMOUNT,
-        "how many processes the small models that may share one have together (docs/guides/many-models.md); 0: each"
-        " has its own",
+        "processes that the small models share (docs/guides/many-models.md); 0 = each model has a separate process",
         name="shared-workers",
     )
     control_groups: bool = flag(
         True,
         BOOLEAN,
-        "have the kernel keep models' memory and tasks by cgroups, where the server's own is delegated to it; else"
-        " the server checks their processes",
+        "let the kernel limit models' memory and tasks through cgroups, if the server's cgroup is delegated"
+        " to it; else the server checks the processes",
         name="worker-cgroups",
     )
-    core_dumps: bool = flag(False, BOOLEAN, "let crashing models leave core dumps, as far as the system's limits do")
+    core_dumps: bool = flag(False, BOOLEAN, "let crashing models write core dumps, within the system's limits")
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Seconds after which a worker is killed; 0 = no limit. A model's parameters may say otherwise, but for drains."""
+    """Seconds after which a worker is killed; 0 = no limit. A model's parameters may override all but the drain
+    timeout."""
 
     request_timeout_seconds: float = flag(
         0.0,
         SECONDS,
-        "how long a model may take to answer a batch; then its worker is killed and started again; 0 = no limit",
+        "how long a model may take for a batch before its worker is killed and restarted; 0 = no limit",
     )
     hang_timeout_seconds: float = flag(
         600.0,
         SECONDS,
-        "how long a worker may make no progress with a batch in flight until it counts as hung and is killed; 0 = no"
-        " limit",
+        "how long a worker with a batch may make no progress before it counts as hung and is killed; 0 = no limit",
     )
     drain_timeout_seconds: float = flag(
         60.0,
         SECONDS,
-        "how long a version that is unloaded or replaced may take to answer what it took; then its workers are"
+        "how long an unloaded or replaced version may take to finish its requests before its workers are"
         " killed; 0 = no limit",
     )
     load_timeout_seconds: float = flag(
@@ -224,15 +226,15 @@ NO_TIME_LIMITS = TimeLimits(0.0, 0.0, 0.0, 0.0)
 
 
 _CPUS_OF_ONE_PROCESS = 4
-"""Up to this number the server's own process serves clients: the CPUs are needed for what the models do."""
+"""With at most so many CPUs the server's own process serves clients, because the models need the CPUs."""
 _CPUS_A_FRONT_END = 2
-"""One for the front end; the server's scheduling and the workers have the others. On 16 CPUs 8 answer 13 % more small
-requests than 5 (benchmarks/results/front_ends.md), for what comes to the server's one thread is more at once."""
+"""One for the front end, one for scheduling and workers. On 16 CPUs 8 front ends answer 13 % more small requests than 5
+(benchmarks/results/front_ends.md), because the server's single thread then receives more messages per turn."""
 _MOST_FRONT_ENDS = 16
 
 
 def default_front_ends(cpus: int) -> int:
-    """Processes that serve a protocol where no flag says how many, by the CPUs that may be used."""
+    """Return the default number of processes for each protocol."""
     return 0 if cpus <= _CPUS_OF_ONE_PROCESS else min(cpus // _CPUS_A_FRONT_END, _MOST_FRONT_ENDS)
 
 
@@ -241,71 +243,68 @@ class ServerSettings:
     repository: RepositorySettings = part(RepositorySettings, "model repository")
     residency: ResidencySettings = part(ResidencySettings, "model repository")
     what: Path | None = None
-    """What was named without a flag, a model or a repository; the one root is then the folder that it is in, or that it
-    is."""
+    """The model or repository that the command line names without a flag. The only root is this folder, or the file's
+    folder. None = a URL, or --model-repository."""
     server_id: str = flag("rocserve", text("NAME"), "the server's name in its metadata", name="id")
     spin: int | None = flag(
         None,
         number("N", 0, most=_MOST_SPIN),
-        "looks for what comes, each some 3 us, before the thread of requests and answers sleeps; 0 = it sleeps at"
-        " once (default 0 with one CPU, 22 with less than four, else 100)",
+        "how often the request thread polls, some 3 us each, before it sleeps; 0 = it sleeps immediately"
+        " (default 0 with one CPU, 22 with less than four, else 100)",
     )
-    exit_on_error: bool = flag(True, BOOLEAN, "end when a model fails to load at the start")
+    exit_on_error: bool = flag(True, BOOLEAN, "exit if a model fails to load at the start")
     listen_when_loaded: bool = flag(
         False,
         BOOLEAN,
-        "open the ports of gRPC and HTTP when the models that are there have loaded, for balancers that do not look"
-        " at readiness",
+        "open the ports of gRPC and HTTP after the first loads, for load balancers that ignore readiness",
     )
     drain_seconds: float = flag(
         0.0,
         SECONDS,
-        "how long the server serves on, not ready, before its end, while balancers and clients go away",
+        "how long the server still serves, but is not ready, before it exits, so that load balancers and clients leave",
         name="drain-seconds",
     )
     exit_timeout_seconds: float = flag(
-        30.0, SECONDS, "how long the end, after --drain-seconds, waits for work in flight"
+        30.0, SECONDS, "how long the exit, after --drain-seconds, waits for requests in flight"
     )
-    max_queue_requests: int = flag(10_000, POSITIVE, "requests that may wait for a version")
-    max_queue_bytes: int = flag(4 << 30, POSITIVE, "bytes of inputs that may wait for a version")
-    max_requests_per_client: int = flag(
-        0, COUNT, "inference requests in flight of one client, which is an address; 0 = any number"
-    )
+    max_queue_requests: int = flag(10_000, POSITIVE, "requests that may wait for one version")
+    max_queue_bytes: int = flag(4 << 30, POSITIVE, "bytes of inputs that may wait for one version")
+    max_requests_per_client: int = flag(0, COUNT, "inference requests in flight per client address; 0 = no limit")
     max_request_rate_per_client: float = flag(
-        0.0, number("NUMBER", 0, float, LARGEST_INT32), "inference requests a second of one client; 0 = any number"
+        0.0, number("NUMBER", 0, float, LARGEST_INT32), "inference requests per second and client address; 0 = no limit"
     )
     max_request_memory: int | None = flag(
         None,
         POSITIVE,
-        "bytes of all requests that come in, wait and run, and of answers that are not yet read (default a quarter of"
-        " the container's or the machine's memory, at most 8589934592)",
+        "bytes of all requests that arrive, wait or run, and of unread responses (default a quarter of the"
+        " container's or the machine's memory, at most 8589934592)",
     )
     front_ends: int | None = flag(
         None,
         number("N", 0, most=_MOST_FRONT_ENDS_ASKED),
-        "processes that serve gRPC, and as many that serve HTTP; 0 = the server itself does (default 0 with up to 4"
-        " CPUs, else one for 2 of them, at most 16)",
+        "processes that serve gRPC, and as many that serve HTTP; 0 = the server's own process (default 0 with"
+        " up to 4 CPUs, else one per 2 CPUs, at most 16)",
     )
     write_timeout_seconds: float = flag(
-        60.0, POSITIVE_SECONDS, "how long a client may not read what it is sent before the answer is given up"
+        60.0, POSITIVE_SECONDS, "how long a client may stop reading before its response is dropped"
     )
     admin_addresses: AdminAddresses | None = flag(
         None,
         Kind("LIST", admin_addresses),
-        "where admin calls (loads, settings of log and traces, registration of shared memory) may come from: any,"
-        " none, or a list of local, addresses and networks such as local,10.0.0.0/8 (default local; any for calls"
-        " that want a secret header or a client's certificate)",
+        "clients that may make admin calls (loads, settings of log and traces, registration of shared"
+        " memory): any, none, or a list of local, addresses and networks such as local,10.0.0.0/8 (default"
+        " local; any for calls that require a secret header or a client's certificate)",
         name="admin-address",
     )
-    allow_client_shm: bool = flag(False, BOOLEAN, "let clients on this machine hand over tensors in shared memory")
+    allow_client_shm: bool = flag(False, BOOLEAN, "let clients on this machine pass tensors in shared memory")
     rate_limit: str = flag(
         "off",
         one_of(("off", "execution_count")),
-        "execution_count: instances run by their priority and the resources that they hold; off: as they are free",
+        "execution_count: instances run by their priority and their resources; off: whenever they are free",
     )
     rate_limit_resources: tuple[RateLimitResource, ...] = repeated(
         Kind("NAME:COUNT[:DEVICE]", rate_limit_resource),
-        "how much there is of a resource that instances hold",
+        "amount of a resource that instances hold",
         name="rate-limit-resource",
     )
     response_cache_bytes: int | None = flag(
@@ -322,7 +321,7 @@ class ServerSettings:
     )
     host_policies: tuple[tuple[str, str, str], ...] = repeated(
         setting_of("POLICY,SETTING=VALUE"),
-        "where the instances of a host policy run: gpu_0,numa-node=0 or gpu_0,cpu-cores=0-3",
+        "cores of the instances of a host policy: gpu_0,numa-node=0 or gpu_0,cpu-cores=0-3",
         name="host-policy",
     )
     limits: TimeLimits = part(TimeLimits, "server")
@@ -336,11 +335,11 @@ class ServerSettings:
     allow_mixed_tls: bool = tls(
         False,
         BOOLEAN,
-        "let one of gRPC and HTTP ask clients for certificates while the other, reachable from elsewhere, does not",
+        "let only one of gRPC and HTTP require client certificates, though the other is reachable from other machines",
     )
     max_connection_age_seconds: float = connection(
         0.0,
         SECONDS_IN_INT32_MS,
-        "age at which a connection, of gRPC or HTTP, is ended after the calls in flight, for its client to find new"
+        "age at which a gRPC or HTTP connection is closed after its calls, so that its client finds new"
         " servers; 0 = never",
     )
