@@ -1,4 +1,4 @@
-"""The rocal backend: images to tensors by a rocAL pipeline in JSON, on rocAL itself or on a CPU engine like it."""
+"""Defines the rocal backend: a rocAL pipeline in JSON turns images into tensors, on rocAL or on an equal CPU engine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Loads a pipeline in a worker and serves it: joins it to its model's configuration, chooses rocAL itself or the CPU
-engine that gives its numbers, and gives each bad image to its own request."""
+"""Loads a rocAL pipeline in a worker and serves it: chooses rocAL or the CPU engine, and reports a bad image as an
+error of its own request."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from rocserve.core.requests import Signature
 _LOG = logging.getLogger(__name__)
 
 _WARM_UP_SIDE = 64
-"""Pixels of the image that is run before the first request."""
+"""Pixels a side of the warm-up image, if the model declares no size."""
 
 
 @dataclass(eq=False)
 class RocalModel:
-    """A pipeline over the images of a batch, by either engine."""
+    """Runs a pipeline on the images of a batch."""
 
     _engine: BatchEngine
     _setup: EngineSetup
@@ -59,7 +59,7 @@ class RocalModel:
             flags = {name: np.zeros(1, dtype=bool) for name in self._setup.pipeline.inputs}
             fault = self._engine.run([image], flags, lambda row, output, result: None).get(0)
             if isinstance(fault, ImageError | PixelsError):
-                # Clients' images may be of another size.
+                # This is no failure, because clients' images may have another size.
                 _LOG.info("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, fault)
             elif fault is not None:
                 raise self._fault(fault, None) from fault
@@ -100,7 +100,7 @@ class RocalModel:
         faults = self._engine.run(images, arguments, put)
         if faults and not interface.holds_several:
             raise self._fault(faults[0], None) from None
-        # Without batching there is one request, which may still bring several images.
+        # A model without batching gets one request, which may still contain several images.
         sizes = batch.request_sizes if sum(batch.request_sizes) == len(images) else (len(images),)
         return BatchResult(arrays, self._failures(faults, sizes))
 
@@ -108,7 +108,7 @@ class RocalModel:
         self._engine.close()
 
     def _failures(self, faults: Mapping[int, Exception], sizes: Sequence[int]) -> dict[int, ServeError]:
-        """Each request's first fault, by the request's place."""
+        """Return the first error of each request that has one, by the request's index."""
         failures: dict[int, ServeError] = {}
         places = [(request, index) for request, size in enumerate(sizes) for index in range(size)] if faults else []
         for row in sorted(faults):
@@ -118,7 +118,8 @@ class RocalModel:
         return failures
 
     def _fault(self, error: Exception, index: int | None) -> ServeError:
-        """The error for the client; `index` is the image's place among those of its request."""
+        """Return the error for the client. `index`: the image's index in its request; None = the request has one
+        image."""
         if isinstance(error, ServeError):
             return error
         which = "the image in" if index is None else f"image {index} of"
@@ -133,7 +134,7 @@ class RocalModel:
 
 
 def _copy(result: np.ndarray[Any, Any], row: np.ndarray[Any, Any]) -> None:
-    """Copy an output, from pixels to planes or from planes to pixels by OpenCV, which is several times faster."""
+    """Copy an output. OpenCV converts between pixels and planes several times faster than numpy."""
     is_image = result.ndim == 3 and result.dtype == row.dtype
     if is_image and result.shape[0] == 3 and result.strides[0] == result.itemsize:
         cv2.split(result.transpose(1, 2, 0), list(row))
@@ -147,20 +148,17 @@ _CPU, _ROCAL = "cpu", "rocal"
 
 
 def choose_engine(model: ModelSource) -> tuple[str, str, bool]:
-    """The engine, why, and whether the CPU's may take its place when rocAL turns out to be unable to run the pipeline.
+    """Return the engine's name, the reason, and whether the CPU engine may replace rocAL if rocAL cannot run the
+    pipeline.
 
-    They follow from parameter `engine` (auto, cpu, rocal) and the kind of the instance.
-
-    rocAL runs where it is asked for by name, on the GPU or in its own CPU mode, and on KIND_GPU. KIND_GPU is never
-    served by the CPU engine unless `engine` is written as "auto".
-
-    Raises:
-        ServeError: INVALID_ARGUMENT when the parameter contradicts the kind, UNAVAILABLE when rocAL is not installed.
+    The parameter `engine` (auto, cpu, rocal) and the instance's kind decide. rocAL, on the GPU or in its CPU mode, runs
+    if the parameter names it or the kind is KIND_GPU. The CPU engine serves KIND_GPU only if the parameter is "auto".
+    Raises ServeError: INVALID_ARGUMENT if the parameter contradicts the kind, UNAVAILABLE if rocAL is not installed.
     """
     wanted = read_choice(model.config, "engine", "", ("", "auto", _CPU, _ROCAL))
     on_gpu = model.instance_kind is InstanceKind.GPU
     kind = model.instance_kind.value
-    # It may have been given the CPU because there is no other.
+    # A model for GPUs gets a CPU instance if the machine has no GPU.
     groups = model.config.instance_groups
     meant_for_gpu = on_gpu or (bool(groups) and all(group.kind is InstanceKind.GPU for group in groups))
     if wanted == _CPU:
@@ -193,12 +191,13 @@ def choose_engine(model: ModelSource) -> tuple[str, str, bool]:
 
 _DEFAULT_MAX_THREADS = 4
 _MOST_PIXELS = 1 << 32
-"""Of an image: a JPEG cannot have more."""
+"""The largest size of a JPEG."""
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: `color_format` (RGB24, BGR24, U8), `threads`, `max_pixels`, `engine` (auto, cpu, rocal). Raises:
-    ServeError: the pipeline or the configuration is wrong, or a library of the engine is not installed."""
+    """Load a pipeline, with the parameters `color_format` (RGB24, BGR24, U8), `threads`, `max_pixels` and `engine`
+    (auto, cpu, rocal). Raises ServeError if the pipeline or the configuration is wrong, or if the engine's library is
+    not installed."""
     config = model.config
     chosen, reason, accepts_cpu = choose_engine(model)
     formats = tuple(color_format.value for color_format in ColorFormat)
@@ -229,13 +228,13 @@ def load(model: ModelSource) -> LoadedModel:
     )
     engine: BatchEngine | None = None
     if chosen == _ROCAL:
-        # Only here: importing it loads rocAL, which must never happen in a process that does not need it.
+        # Importing the module loads rocAL, which a process that does not use rocAL must never do.
         from rocserve.backends.rocal.amd.engine import RocalEngine
 
         try:
             engine = RocalEngine(setup)
         except Exception as error:
-            # Of another version of amd.rocal anything may come.
+            # Another version of amd.rocal may raise any exception.
             fault = error if isinstance(error, ServeError) else unavailable(f"rocAL fails: {error!r}")
             if not accepts_cpu:
                 raise fault from (None if fault is error else error)
@@ -247,5 +246,5 @@ def load(model: ModelSource) -> LoadedModel:
         except RuntimeError as error:
             raise unavailable(str(error)) from None
     _LOG.info("%s runs on engine %s: %s", model.model_file.name, chosen, reason)
-    # The server knows the backend's engine only, not which of the two it is.
+    # The properties tell the server which engine runs, because it only knows the backend's one engine.
     return RocalModel(engine, setup, interface, {"engine": chosen, "engine_reason": reason})

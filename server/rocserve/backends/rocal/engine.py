@@ -1,7 +1,7 @@
-"""Runs a pipeline over a batch: the seam between the model, which knows requests, and its engines, which do not.
+"""Runs a pipeline on a batch, as the interface between the model, which knows requests, and the engines, which do not.
 
-There are two engines: ThreadedEngine here works image by image on the CPU, `amd/engine.py` hands whole batches to
-rocAL. `load` in `backend.py` chooses one and makes it of an EngineSetup.
+There are two engines. ThreadedEngine processes image after image on the CPU; `amd/engine.py` passes whole batches to
+rocAL. `load` in `backend.py` chooses one and creates it from an EngineSetup.
 """
 
 from __future__ import annotations
@@ -24,61 +24,59 @@ from rocserve.backends.rocal.pipeline import DECODED, Layout, OutputFormat, Pipe
 from rocserve.core.datatypes import DataType
 
 Arguments = Mapping[str, np.ndarray[Any, Any]]
-"""By the names of the pipeline's inputs: one flag for each image, [images], BOOL."""
+"""One flag per image, [images] BOOL, by the name of the pipeline's input."""
 
 Put = Callable[[int, int, np.ndarray[Any, Any]], None]
-"""Takes a result: the image's place, the output's in the pipeline's order, and the array, which is good until it
-returns. Raises: PixelsError: the image's result is not as it was declared."""
+"""Takes the image's index, the output's index in the pipeline's order, and the array, which is valid only during the
+call. Raises PixelsError if the result does not have the declared shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """All that an engine is made of."""
-
     model_name: str
     pipeline: Pipeline
     color_format: ColorFormat
     formats: tuple[OutputFormat, ...]
-    """How each output is handed out, in the pipeline's order."""
+    """Format of each output, in the pipeline's order."""
     batch_size: int
-    """How many images a batch usually has at most: max_batch_size, or 1 without batching. A single request of a model
-    without batching may still bring more."""
+    """Usual maximum of images in a batch: max_batch_size, or 1 without batching. A single request to a model without
+    batching may still contain more."""
     threads: int
-    """How many CPU threads the engine may keep busy with the images of a batch."""
+    """CPU threads for the images of a batch."""
     device: int | None
-    """The GPU's number as the model's configuration counts them; None = on the CPU. A worker sees only that one GPU."""
+    """The GPU's number in the configuration; None = CPU. A worker sees only this GPU."""
 
 
 class BatchEngine(Protocol):
-    """A pipeline ready to run. Several threads may call it at once (one for each instance of the model)."""
+    """Runs a pipeline. The threads of several instances may call it at the same time."""
 
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
-        """Give each image's results to `put`, which several threads may call at once; say which images failed, by their
-        places. One bad image never harms another.
+        """Pass each image's results to `put`, also from several threads at a time. Return the errors by image index.
 
-        A failure is an ImageError or a PixelsError where the client is at fault, with a text that goes on after
-        "image 3 of input 'X'"; any other exception where the engine is. An exception that is raised
-        fails the whole batch.
+        A bad image does not affect the others. An error is an ImageError or a PixelsError if the client is at fault,
+        with a text that continues "image 3 of input 'X'"; any other exception if the engine is. If `run` raises, the
+        whole batch has failed.
         """
 
     def close(self) -> None:
-        """End its threads and give back what it holds; nothing is called after it."""
+        """End the threads and release all resources. Nothing is called afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineEngine:
-    """A pipeline ready to run image by image on the CPU; safe to use on several threads at once."""
+    """Runs a pipeline image by image on the CPU. Can be called from several threads at a time."""
 
     pipeline: Pipeline
     decoder: Decoder
     formats: Sequence[OutputFormat]
-    """Those of the pipeline's outputs, in their order."""
+    """Of the outputs, in the pipeline's order."""
 
     def run(
         self, encoded: SourceImage, arguments: Mapping[str, Any] = MappingProxyType({})
     ) -> list[np.ndarray[Any, Any]]:
-        """The outputs for one image, each in its datatype and layout (the arrays need not be contiguous), with the
-        values of the pipeline's inputs. Raises: ImageError: it cannot be decoded. PixelsError: nor worked on."""
+        """Return one image's outputs in their datatypes and layouts; the arrays may be non-contiguous. `arguments`: the
+        values of the pipeline's inputs. Raises ImageError if the image cannot be decoded, PixelsError if it cannot be
+        processed."""
         flags = {name: bool(value) for name, value in arguments.items()}
         images, measured = self._decode(encoded)
         outputs: list[np.ndarray[Any, Any]] = []
@@ -87,18 +85,18 @@ class PipelineEngine:
                 outputs.append(measured[index])
                 continue
             if step.is_read:
-                # The next operation works on bytes, as in rocAL, whatever is handed out here.
+                # The next operation works on bytes, as in rocAL, whatever the datatype of this output is.
                 images[step.index] = step.run(images, flags, as_float=False)
             if step.is_output:
                 outputs.append(self._output(step, self.formats[len(outputs)], images, flags))
-            # A large image is large in each step: what nobody reads any more makes room for what comes.
+            # Every step's copy of a large image is large, so an image is freed after its last use.
             for source in step.read_last:
                 del images[source]
         return outputs
 
     def _decode(self, encoded: SourceImage) -> tuple[dict[int, Image], dict[int, np.ndarray[Any, Any]]]:
-        """The decoder's image, as the first of those that steps read, and all measurements of it, by their places: it
-        need not be kept for those that come late."""
+        """Decode the image and measure it. The measurements are made now, so that the decoded image need not be kept
+        for late ones."""
         decoded = self.decoder.decode(encoded)
         measured = {
             index: step.measure(decoded)
@@ -111,7 +109,7 @@ class PipelineEngine:
     def _output(
         step: Step, form: OutputFormat, images: Mapping[int, Image], flags: Mapping[str, bool]
     ) -> np.ndarray[Any, Any]:
-        """What a step hands out, whose image is among the images if a later step reads it."""
+        """Return a step's output. If a later step reads the step's image, `images` already contains it."""
         if step.is_read and form.datatype is DataType.UINT8:
             result = images[step.index]
         else:
@@ -123,21 +121,22 @@ class PipelineEngine:
 
 
 class ThreadedEngine:
-    """A BatchEngine. All instances of the model share its threads, so that they never are more than was asked for."""
+    """Implements BatchEngine with threads. All instances of the model share them, so that their number stays within the
+    setup's."""
 
     def __init__(self, setup: EngineSetup) -> None:
-        """Raises: RuntimeError: libturbojpeg is not installed."""
-        # Images are worked on side by side; threads within one would only get in each other's way.
+        """Raises RuntimeError if libturbojpeg is not installed."""
+        # Images are processed in parallel. OpenCV's threads within one image would only compete with each other.
         cv2.setNumThreads(0)
         decoder = Decoder(setup.color_format, setup.pipeline.decoder)
         self._engine = PipelineEngine(setup.pipeline, decoder, setup.formats)
-        # Decoding and resizing release the GIL, so threads spread a batch over the CPUs.
+        # Decoding and resizing release the GIL, so threads distribute a batch over the CPUs.
         self._threads = setup.threads
         self._pool = ThreadPoolExecutor(setup.threads, "rocal-image") if setup.threads > 1 else None
 
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
         faults: dict[int, Exception] = {}
-        # All threads take their images from it: a request may have a million that are empty.
+        # All threads take images from one iterator, because a request may contain a million empty images.
         rows = iter(range(len(images)))
 
         def hand_out(row: int, results: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -147,12 +146,12 @@ class ThreadedEngine:
         def work() -> None:
             for row in rows:
                 try:
-                    # No variable keeps the results of one image while the next one is worked on.
+                    # No variable may keep one image's results while the next image is processed.
                     hand_out(row, self._engine.run(images[row], {name: each[row] for name, each in arguments.items()}))
                 except (ImageError, PixelsError) as error:
-                    # Nobody asks where it was raised, and the frames would be kept.
+                    # The traceback is not needed and would keep its frames alive.
                     faults[row] = error.with_traceback(None)
-                except Exception as error:  # Whatever it is, it is this image's own.
+                except Exception as error:  # Any other exception belongs to this image alone, too.
                     faults[row] = error
 
         if self._pool is None or len(images) == 1:

@@ -1,4 +1,4 @@
-"""An image between two operations, and its size as far as it is known before the image."""
+"""Holds an image between two operations, and its size as far as it is known before the image."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Pixels = np.ndarray[Any, Any]
 """Height x width x channels, UINT8 or FP32."""
 
 MAX_RESULT_PIXELS = 100_000_000
-"""Of what an operation makes of an image. More is a slip of the pen, which would take the worker's memory."""
+"""Limit of an operation's result. A larger size is a mistake in the pipeline and would exhaust the worker's memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A height and a width in pixels; None = not known before the image is."""
+    """A height and a width in pixels; None = unknown before the image is decoded."""
 
     height: int | None
     width: int | None
@@ -29,14 +29,14 @@ class Extent:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Height and width of an image that is there."""
+        """Height and width, which must be known."""
         assert self.height is not None and self.width is not None
         return self.height, self.width
 
 
 @dataclass(frozen=True, slots=True)
 class ResultExtent:
-    """How large an operation's result is, and how much of it the next operation sees."""
+    """The size of an operation's result, and the part of it, from the top left, that the next operation sees."""
 
     size: Extent
     valid: Extent
@@ -46,7 +46,7 @@ class ResultExtent:
         return ResultExtent(size, size)
 
     def check(self) -> None:
-        """Raises: ValueError: the result would be larger than any may be."""
+        """Raises ValueError if the result would be too large."""
         height, width = self.size.height, self.size.width
         if height is not None and width is not None and height * width > MAX_RESULT_PIXELS:
             raise ValueError(
@@ -58,17 +58,17 @@ UNKNOWN = ResultExtent.whole(Extent(None, None))
 
 
 class PixelsError(ValueError):
-    """An operation cannot be done with this image; the text says why."""
+    """Reports that an operation cannot process this image; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """The image that the decoder gives to the first operation."""
+    """The decoder's image."""
 
     pixels: Pixels
     original_height: int
-    """Pixels of the image that was sent, as it is meant to be seen (turned by EXIF where the decoder does that), before
-    the decoder scaled it."""
+    """Size before the decoder scaled the image. If the decoder applies the EXIF orientation, the upright image's
+    size."""
     original_width: int
 
 
@@ -81,8 +81,8 @@ class Image:
     """An image between two operations."""
 
     content: Pixels | Callable[[Part], Pixels]
-    """From the top left; the rest of the size is zeros. Or what makes them, or a part of them, once they are asked
-    for."""
+    """The pixels from the top left; the rest of the size is zeros. Or a function that makes them, or a part of them, on
+    first use."""
     extent: ResultExtent
     _is_asked_for: bool = False
 
@@ -102,8 +102,8 @@ class Image:
         return _filled(self.pixels, self.extent.valid)
 
     def part(self, top: int, left: int, height: int, width: int) -> Pixels:
-        """Of what is valid. The first part is made alone; where there is a second, the whole is: each part of a resized
-        image takes as long as that."""
+        """Return a part of the valid pixels. The first part is made alone. For a second part the whole image is made,
+        because each part of a resized image takes as long as the whole."""
         if not isinstance(self.content, np.ndarray) and not self._is_asked_for:
             self._is_asked_for = True
             return self.content((top, left, height, width))
@@ -115,7 +115,7 @@ class Image:
 
 
 def _filled(pixels: Pixels, extent: Extent) -> Pixels:
-    """The top left of this size, with zeros where there are no pixels."""
+    """Return the top left part of this size, padded with zeros."""
     height, width = extent.sides
     part = pixels[:height, :width]
     if part.shape[:2] == (height, width):
@@ -126,7 +126,7 @@ def _filled(pixels: Pixels, extent: Extent) -> Pixels:
 
 
 def with_channels(pixels: Pixels) -> Pixels:
-    """OpenCV drops a channel axis of one; this puts it back."""
+    """Add the channel axis that OpenCV drops from images of one channel."""
     return pixels[:, :, np.newaxis] if pixels.ndim == 2 else pixels
 
 
@@ -137,8 +137,8 @@ _Made = TypeVar("_Made")
 def kept(
     count: int, count_of_large: int, is_large: Callable[..., bool]
 ) -> Callable[[Callable[..., _Made]], Callable[..., _Made]]:
-    """Keeps what is made of sizes, of the last so many: a model meets few, and often the same again. Of large ones it
-    keeps fewer, lest images of many sizes fill the memory."""
+    """Return a decorator that caches results by size, because a model gets few different sizes. Fewer large results are
+    kept, so that images of many sizes do not fill the memory."""
 
     def keep(make: Callable[..., _Made]) -> Callable[..., _Made]:
         small, large = lru_cache(count)(make), lru_cache(count_of_large)(make)
@@ -148,4 +148,4 @@ def kept(
 
 
 kept_by_size = kept(8, 1, lambda height, width, *others: height * width > _LARGE_PIXELS)
-"""Of a height, a width and more, for what is as large as some images of this size."""
+"""Caches results whose memory is that of some images. The arguments begin with height and width."""

@@ -1,5 +1,4 @@
-"""The inputs and outputs of a pipeline's model: its configuration joined to the pipeline; the images and flags of a
-batch, as they are declared there."""
+"""Joins a pipeline with its model's configuration to inputs and outputs, and reads the images and flags of a batch."""
 
 from __future__ import annotations
 
@@ -20,10 +19,10 @@ from rocserve.core.tensors import Tensor, bytes_elements
 
 
 class OutputContradiction(ServeError):
-    """INVALID_ARGUMENT: the pipeline gives an output of another shape or datatype than is declared."""
+    """Reports (INVALID_ARGUMENT) that the pipeline's output has another shape or datatype than the configuration."""
 
     def __init__(self, config: ModelConfig, name: str, declared: str, given: str) -> None:
-        """`given`: "the pipeline gives [8, 8, 3]"."""
+        """`given`: a text such as "the pipeline gives [8, 8, 3]"."""
         text = f"model '{config.name}': output '{name}' is configured {declared}, but {given}"
         super().__init__(StatusCode.INVALID_ARGUMENT, text)
         self.given = given
@@ -32,25 +31,26 @@ class OutputContradiction(ServeError):
 _RAW_HINT = '; for pixels instead of files give the pipeline "decoder": {"input": "raw"}'
 
 _FLAG_DATATYPES = (DataType.BOOL, DataType.UINT8, DataType.INT32)
-"""What may be declared for a pipeline's input. Clients of other servers send flags as numbers."""
+"""Datatypes that a pipeline's input may have. Clients of other servers send flags as numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInput:
     spec: TensorSpec
     """Encoded: BYTES [images] or [images, 1], UINT8 [length] (one image) or [images, length] (padded with zeros).
-    Raw: UINT8 [height, width, channels] or [images, height, width, channels]; of one channel also without that dim."""
+    Raw: UINT8 [height, width, channels] or [images, height, width, channels]; a single channel's dimension may be
+    missing."""
     image_rank: int
-    """How many dims one image has in a UINT8 tensor; 0 for BYTES."""
+    """Number of dimensions of one image in a UINT8 tensor; 0 for BYTES."""
 
     @property
     def count(self) -> int:
-        """How many images each request brings; -1 = as many as it likes."""
+        """Number of images per request; -1 = any."""
         return self.spec.shape[0] if len(self.spec.shape) > self.image_rank else 1
 
     @property
     def extent(self) -> Extent:
-        """The size of each image, as far as it is declared."""
+        """Each image's size, as far as it is declared."""
         if self.image_rank < 2:
             return Extent(None, None)
         height, width = (None if side == -1 else side for side in self.spec.shape[-self.image_rank :][:2])
@@ -62,7 +62,7 @@ class Output:
     name: str
     format: OutputFormat
     shape: tuple[int, ...]
-    """Of one image; -1 for a side that differs from image to image."""
+    """Of one image; -1 = the side differs between images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ class Interface:
     image: ImageInput
     outputs: tuple[Output, ...]
     holds_several: bool
-    """Whether a tensor may hold several images; then the outputs have a first dimension that counts them."""
+    """Whether a tensor may contain several images. The outputs then have a first dimension for them."""
     signature: Signature
-    """Of the image, the inputs that bring the pipeline's values in its order, and the outputs."""
+    """Its inputs are the image, then the pipeline's inputs in the pipeline's order."""
 
 
 def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
-    """The interface by the configuration and, where that is silent, the pipeline. Raises: PipelineError: configuration
-    and pipeline contradict each other. OutputContradiction."""
+    """Return the interface that the configuration declares, or else the pipeline. Raises PipelineError if they
+    contradict each other, OutputContradiction if they do so about an output."""
     image = _image_input(pipeline, config, channels)
     extents = output_extents(pipeline, Extent(None, None) if image is None else image.extent)
     steps = pipeline.outputs
@@ -97,7 +97,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
             raise PipelineError("its outputs must all have a batch dimension or none of them")
         holds_several = leads == {1}
     elif not holds_several:
-        # Whether the first dim counts images.
+        # Whether the first dimension counts images.
         counts = image is not None and len(image.spec.shape) > image.image_rank and image.spec.shape != (1,)
         holds_several = counts if image is not None else not varying
     if holds_several and varying:
@@ -121,7 +121,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
     configured = {tensor.name: tensor for tensor in config.inputs}
     inputs = [image.spec]
     for name in pipeline.inputs:
-        # One of the pipeline's flags: one for each image.
+        # The flag of a pipeline's input: one value per image.
         flag = TensorSpec(name, DataType.BOOL, (*lead, 1))
         if (tensor := configured.get(name)) is not None:
             flag = TensorSpec(name, tensor.datatype, _full_shape(config, tensor))
@@ -147,7 +147,7 @@ def _output(
     name: str,
     declared: OutputConfig | None,
 ) -> Output:
-    """`name`: where the configuration has none."""
+    """`name`: used if the configuration has none."""
     if isinstance(step, Measurement):
         return _measurement(config, step, name, declared)
     assert extent is not None
@@ -170,14 +170,14 @@ def _output(
             f"output '{declared.name}' must have the three dims of an image (height, width, channels in the"
             f" order of its layout), not {list(dims)}"
         )
-    # NCHW only where the channels can be nowhere but in front.
+    # The layout is NCHW only if the channels can be nowhere but first.
     seeming = Layout.NCHW if dims[0] == channels and dims[2] != channels else Layout.NHWC
     chosen = OutputFormat(declared.datatype, step.layout or seeming)
     known = chosen.shape(extent, channels)
     if any(-1 not in pair and pair[0] != pair[1] for pair in zip(dims, known, strict=True)):
         given = f"the pipeline gives {list(known)}"
         raise OutputContradiction(config, declared.name, f"with dims {list(dims)}", given)
-    # The declared dims where the pipeline leaves a side open.
+    # The declared dimension is used if the pipeline leaves a side open.
     shape = tuple(theirs if ours == -1 else ours for theirs, ours in zip(dims, known, strict=True))
     return Output(declared.name, chosen, shape)
 
@@ -196,7 +196,7 @@ def _measurement(config: ModelConfig, operation: Measurement, name: str, declare
 
 
 def _image_input(pipeline: Pipeline, config: ModelConfig, channels: int) -> ImageInput | None:
-    """The configured input that brings the image: the one that is not the pipeline's own."""
+    """Return the configured input that contains the image: the only one that the pipeline does not name."""
     if not config.inputs:
         return None
     configured = [tensor.name for tensor in config.inputs]
@@ -209,19 +209,19 @@ def _image_input(pipeline: Pipeline, config: ModelConfig, channels: int) -> Imag
         raise PipelineError(f"a pipeline has one input of images{besides}, but {len(images)} are configured")
     spec = TensorSpec(images[0].name, images[0].datatype, _full_shape(config, images[0]))
     batching = config.max_batch_size > 0
-    # How many dims one image has, whether those of the input can be, and which were expected.
+    # `rank`: dimensions of one image. `fits`: whether the input's dimensions are possible. `expected`: for the error.
     dims, hint = len(spec.shape), _RAW_HINT
     if pipeline.decoder.is_raw:
         if spec.datatype is not DataType.UINT8:
             raise PipelineError(f"input '{spec.name}' must be TYPE_UINT8 (raw pixels), not {spec.datatype.value}")
-        # Colour images end with their channels; grey ones may leave out a dim of one.
+        # A colour image ends with its channels. A grey image may lack this dimension.
         rank = 3 if dims >= 3 and spec.shape[-1] == channels else 2
         fits = (dims == rank + 1 or (dims == rank and not batching)) and (rank == 3 or channels == 1)
         expected, hint = f"[ height, width, {channels} ]", ""
     elif spec.datatype is DataType.BYTES:
         rank, fits, expected = 0, dims == 1 or (dims == 2 and spec.shape[1] in (1, -1)), "[ 1 ]"
     elif spec.datatype is DataType.UINT8:
-        # The last dim is the length in bytes.
+        # The last dimension is the length in bytes.
         rank, fits, expected = 1, dims == 2 or (dims == 1 and not batching), "[ -1 ]"
     else:
         raise PipelineError(
@@ -235,18 +235,18 @@ def _image_input(pipeline: Pipeline, config: ModelConfig, channels: int) -> Imag
 
 
 def _full_shape(config: ModelConfig, tensor: InputConfig) -> tuple[int, ...]:
-    """The dims that the pipeline itself deals with, behind the batch dim where there is one."""
+    """Return the model's dimensions, behind the batch dimension if there is one."""
     return ((-1,) if config.max_batch_size > 0 else ()) + tensor.model_dims
 
 
 def matches(actual: tuple[int, ...], declared: tuple[int, ...]) -> bool:
-    """Whether a shape is as declared, -1 being any side."""
+    """Return whether a shape is as declared; -1 = any side."""
     return all(side in (-1, known) for side, known in zip(declared, actual, strict=True))
 
 
 def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:
-    """The images in a tensor, as views. Raises: ServeError: INVALID_ARGUMENT when a row of BYTES holds several, or the
-    data is no BYTES tensor's."""
+    """Return views of a tensor's images. Raises ServeError (INVALID_ARGUMENT) if a row of BYTES has several elements,
+    or if the data are no valid BYTES tensor."""
     shape = tensor.shape
     if tensor.datatype is DataType.BYTES:
         if len(shape) == 2 and shape[1] != 1:
@@ -257,8 +257,8 @@ def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:
 
 
 def flags_of(tensors: Mapping[str, Tensor], names: Sequence[str], images: int) -> Arguments:
-    """Of each input one flag for each image; all but 0 is true. Raises: ServeError: INVALID_ARGUMENT when there are
-    more or fewer values than images."""
+    """Return each input's flags, one per image; any value but 0 is true. Raises ServeError (INVALID_ARGUMENT) if the
+    number of values is not the number of images."""
     flags = {}
     for name in names:
         values = tensors[name].numpy().reshape(-1)

@@ -1,10 +1,10 @@
 """Reads a rocAL pipeline: {"pipeline": [operation, ...], "decoder": {...}, "mean_std_range": ...}.
 
-Each operation has the keys that `operations` declares and, beside them: `is_output`; `dtype` and `layout` of that
-output; `name`, by which later operations read its image, and `inputs`, the names of the images that it reads; and,
-where it has a mean, `mean_std_range`, the levels that the mean and the standard deviation are meant for: "pixel" =
-levels of 0..255 (as rocAL takes them), "unit" = levels of 0..1 (they are scaled by 255), "auto" = unit where all of
-them lie between 0 and 1.
+An operation has the keys that `operations` declares, and in addition:
+- `is_output`, and `dtype` and `layout` of this output;
+- `name`, by which later operations refer to its image, and `inputs`, the names of the images that it reads;
+- if it has a mean, `mean_std_range`, the range of levels that the mean and the standard deviation are for: "pixel" =
+  0..255 (as in rocAL), "unit" = 0..1 (they are scaled by 255), "auto" = unit if all of them are between 0 and 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RANDOM_OPERATIONS = (
     "snow",
     "fog",
 )
-"""Those that draw random numbers for each image, whatever their keys are."""
+"""Operations that use random numbers for each image, whatever their keys are."""
 
 
 @Key
@@ -46,7 +46,7 @@ def _operation_name(value: Any) -> Any:
 
 
 def _read_document(text: str | bytes) -> dict[str, Any]:
-    """The object that the file holds. It has no key twice: one would be lost."""
+    """Parse the file's object. A duplicate key is an error, because one of its values would be lost."""
     expected = 'expected an object {"pipeline": [...]}'
     if not text.strip():
         raise PipelineError(f"the file is empty; {expected}")
@@ -72,7 +72,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 DECODED = -1
-"""The decoder's image among the sources of a step."""
+"""Index of the decoder's image among the sources of a step."""
 
 _DECODED_NAME = "decoded"
 
@@ -112,23 +112,23 @@ _STEP_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation, its sources, and the use of the image that it makes."""
+    """One operation of a pipeline, its sources, and the use of its image."""
 
     index: int
-    """Its place in the pipeline."""
+    """Position in the pipeline."""
     call: Call
-    """With the defaults of the flags that inputs give."""
+    """Flags that come from inputs have their defaults."""
     sources: tuple[int, ...]
-    """The steps whose images it reads, by their places; DECODED = the decoder's image."""
+    """Indices of the steps whose images it reads; DECODED = the decoder's image."""
     bindings: tuple[Binding, ...]
-    """The flags that inputs give."""
+    """Flags that come from inputs."""
     is_read: bool
-    """Whether a later step that an output depends on reads its image."""
+    """Whether a later step reads the image for an output."""
     read_last: frozenset[int]
-    """Those of the sources that no later step reads."""
+    """Sources that no later step reads."""
     is_output: bool
     datatype: DataType | None
-    """The output's; None = the model configuration decides, else `default_datatype`."""
+    """The output's datatype; None = the model configuration decides, or else `default_datatype`."""
     layout: Layout | None
     default_datatype: DataType
 
@@ -141,17 +141,17 @@ class Step:
         return f"pipeline[{self.index}] ({self.name})"
 
     def call_with(self, flags: Mapping[str, bool]) -> Call:
-        """With the values of the pipeline's inputs."""
+        """Return the call with the flags of the request."""
         if not self.bindings:
             return self.call
         return self.call.operation(**{**self.call.values, **{each.key: flags[each.input] for each in self.bindings}})
 
     def extent(self, extents: Mapping[int, ResultExtent]) -> ResultExtent:
-        """Of its image, by those of the steps before; see Operation.extent."""
+        """Return its image's extent; see Operation.extent."""
         return self.call.extent(*(extents[source] for source in self.sources))
 
     def run(self, images: Mapping[int, Image], flags: Mapping[str, bool], as_float: bool) -> Image:
-        """Its image, of those of the steps before, by their places; see Call.run."""
+        """Return its image. `images`: the earlier images by step index. See Call.run."""
         return self.call_with(flags).run(*(images[source] for source in self.sources), as_float=as_float)
 
 
@@ -160,14 +160,13 @@ class Pipeline:
     steps: tuple[Step | Measurement, ...]
     decoder: DecoderOptions
     inputs: tuple[str, ...]
-    """The inputs of the request, beside the image, that give flags to operations, one for each image; in the order in
-    which the steps name them."""
+    """Request inputs, in addition to the image, that give one flag per image, in the order in which the steps name
+    them."""
     notes: tuple[str, ...]
-    """Sentences for the log, on values that may have been meant otherwise."""
+    """Warnings for the log about values that may be meant otherwise."""
 
     @property
     def images(self) -> list[Step]:
-        """The steps that make images."""
         return [step for step in self.steps if isinstance(step, Step)]
 
     @property
@@ -176,8 +175,8 @@ class Pipeline:
 
 
 def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
-    """The pipeline for images with this number of channels. Raises: PipelineError: it is not JSON, has unknown, missing
-    or wrong keys, no output, or means for other channels."""
+    """Parse a pipeline for images with this number of channels. Raises PipelineError if the text is not JSON, has
+    unknown, missing or wrong keys or no output, or has means for another number of channels."""
     top_level = schema.read_keys("pipeline file", _read_document(text), _TOP_LEVEL_KEYS)
     reader = _StepReader(top_level["mean_std_range"], channels)
     steps = [reader.read(index, entry) for index, entry in enumerate(top_level["pipeline"])]
@@ -195,7 +194,7 @@ def parse_pipeline(text: str | bytes, channels: int) -> Pipeline:
 
 
 class _StepReader:
-    """Reads one step after the other, and keeps what later ones may refer to."""
+    """Reads step after step, and keeps the names that later steps may refer to."""
 
     def __init__(self, default_range: str, channels: int) -> None:
         self.notes: list[str] = []
@@ -234,7 +233,7 @@ class _StepReader:
                 )
         unit_range = operation.normalises and self._has_unit_range(where, operation.channel_keys, values)
         if operation.normalises:
-            # To levels of 0..255 and one value a channel.
+            # Convert mean and deviation to levels of 0..255, with one value per channel.
             for key in operation.channel_keys:
                 numbers = values[key] * self._channels if len(values[key]) == 1 else values[key]
                 values[key] = tuple(number * 255 for number in numbers) if unit_range else numbers
@@ -252,7 +251,7 @@ class _StepReader:
             is_output=values["is_output"],
             datatype=_DATATYPES[values["dtype"]] if values["dtype"] else None,
             layout=Layout(values["layout"]) if values["layout"] else None,
-            # Levels normalised for 0..1 lie around 0: as UINT8 next to nothing would be left of them.
+            # Levels normalised for 0..1 are near 0. As UINT8 almost nothing would be left of them.
             default_datatype=DataType.FP32 if unit_range else operation.default_datatype,
         )
         if values["name"] in self._names:
@@ -277,7 +276,7 @@ class _StepReader:
         return tuple(self._names[name] for name in names)
 
     def _has_unit_range(self, where: str, keys: tuple[str, ...], values: dict[str, Any]) -> bool:
-        """Whether mean and deviation are for levels of 0..1."""
+        """Return whether mean and deviation are for levels of 0..1."""
         if values["mean_std_range"] != "auto":
             return bool(values["mean_std_range"] == "unit")
         if not all(0 < number < 1 for key in keys for number in values[key]):
@@ -291,30 +290,31 @@ class _StepReader:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How an output of the pipeline is handed out."""
+    """The format of a pipeline's output."""
 
     datatype: DataType
-    """UINT8, FP32 or FP16; of a measurement its own."""
+    """UINT8, FP32 or FP16; a measurement has its own."""
     layout: Layout
-    """Of no meaning for a measurement."""
+    """Meaningless for a measurement."""
 
     def shape(self, extent: Extent, channels: int) -> tuple[int, int, int]:
-        """The shape of one image, -1 for a side that is not known."""
+        """Return one image's shape; -1 = unknown side."""
         height = -1 if extent.height is None else extent.height
         width = -1 if extent.width is None else extent.width
         return (height, width, channels) if self.layout is Layout.NHWC else (channels, height, width)
 
 
 def output_extents(pipeline: Pipeline, decoded: Extent) -> list[Extent | None]:
-    """The size of each output, as far as it is the same for every image of the `decoded` size; None for a measurement.
-    Raises: PipelineError: two images that are read together can never fit, or a result would be too large."""
+    """Return each output's size, as far as it is the same for every image of the `decoded` size; None for a
+    measurement. Raises PipelineError if two images that are read together can never fit, or if a result would be too
+    large."""
     results = known_extents(pipeline, ResultExtent.whole(decoded))
     return [None if isinstance(step, Measurement) else results[step.index].size for step in pipeline.outputs]
 
 
 def known_extents(pipeline: Pipeline, decoded: ResultExtent = UNKNOWN) -> Mapping[int, ResultExtent]:
-    """Of the decoder's image and of each step's, by their places; as far as they are the same for all images. Raises:
-    PipelineError: as `output_extents`."""
+    """Return the extents of the decoder's image and each step's, by index, as far as they are the same for all images.
+    Raises PipelineError as `output_extents` does."""
     results = {DECODED: decoded}
     for step in pipeline.images:
         try:

@@ -1,18 +1,16 @@
-"""Resizing with the numbers of rocAL's CPU kernels (RPP's, for x86): between pixels on OpenCV; by the nearest pixel; by
-weighted sums.
+"""Resizes and samples images with the same results as rocAL's CPU kernels (RPP's, for x86), by OpenCV and numpy.
 
-Bilinear, as rocAL resizes by default: half-pixel centres, two taps, no antialiasing, in 32-bit floats. The kernel that
-writes UINT8 has habits that show in the result, and models were tuned to them, so they are kept:
-- it never reads the last source row; of the last source column it knows only what lies right of its centre;
-- it rounds half to even, but cuts off in the last (width modulo 8) columns, which a scalar loop writes.
-The kernel that writes FP32 has none of these.
+Bilinear resizing, rocAL's default: half-pixel centres, two taps, no antialiasing, in 32-bit floats. The kernel for
+UINT8 has peculiarities that are visible in the result. Models were tuned to them, so they are reproduced:
+- It never reads the last source row. It uses the last source column only for places to the right of its centre.
+- It rounds half to even, but truncates in the last (width modulo 8) columns, which a scalar loop writes.
+The kernel for FP32 has none of these.
 
-OpenCV finds the same levels but for a few thousandths, which matters only where a level lies so close to the middle
-between two whole numbers that it is rounded the other way. Those few are computed again, operation by operation as RPP
-does it.
+OpenCV's levels differ by a few thousandths at most. That matters only if a level is so close to the middle between two
+integers that it is rounded the other way. These few levels are computed again, operation by operation as in RPP.
 
-Images read at given places: a place outside the image gives zeros. Between the last two rows or columns RPP's
-CPU kernels read the last but one twice: the last row and column are never read.
+Reading at given places: a place outside the image gives zeros. Between the last two rows or columns RPP's CPU kernels
+read the last but one twice, and never the last.
 """
 
 from __future__ import annotations
@@ -29,39 +27,39 @@ import numpy as np
 from rocserve.backends.rocal.image import Part, Pixels, PixelsError, kept, with_channels
 
 _VECTOR_WIDTH = 8
-"""Pixels that RPP's vectorised loop writes at once; the rest of a row goes through its scalar loop."""
+"""Pixels that RPP's vectorised loop writes at a time. The rest of a row goes through its scalar loop."""
 
 _ERROR = 3e-6
-"""How far a level of OpenCV's is from RPP's, for each pixel of the source's longer side: both keep places in 32 bits,
-which the larger they are the coarser they are. One level in 10,000 is farther, none by more than twice as much."""
+"""Difference of OpenCV's levels from RPP's, per pixel of the source's longer side: both compute places in 32 bits,
+whose precision falls with their size. One level in 10,000 is further away, and none more than twice as far."""
 
 _CLOSE_TO_MEAN = 5.0
-"""Grey levels. Farther from the mean, OpenCV's error is hardly ever more than a thousandth of the result."""
+"""Grey levels. Further from the mean, OpenCV's error is hardly ever more than a thousandth of the result."""
 
 _GRIDS = 64
 _LONG_GRIDS = 2
 _LONG_SIDE = 1 << 14
-"""How many pairs of sizes are remembered: the last of all, and of those with a side that is longer than this. What is
-made of them is some dozens of bytes for each pixel of a side."""
+"""Cached pairs of sizes: of all, and of those with a side longer than _LONG_SIDE. An entry takes some dozens of bytes
+per pixel of a side."""
 
 _WEIGHTS = 1 << 16
-"""How many weights are computed in one go."""
+"""Weights that are computed in one block."""
 
 _SUM_ERROR = 6e-5
-"""How far apart two orders of adding weighted levels up may be, for each summand: 24 bits of 255, twice, and weights
-that may add up to 1.4 without their signs."""
+"""Largest difference per summand between two orders of adding weighted levels: 24 bits of 255, twice, and weights whose
+absolute values add up to 1.4."""
 
 _BAND = 4
-"""Pixels of a matrix product. The more, the more zeros are multiplied."""
+"""Pixels of one matrix product. With a larger band more zeros are multiplied."""
 
 _BLOCK = 1 << 15
 _PLACES = 1 << 12
-"""How many numbers are compared, and how many computed anew, in one go."""
+"""Numbers that are compared, and recomputed, in one block."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """mean and factor of each channel: a level becomes (level - mean) * factor before it is rounded."""
+    """Mean and factor of each channel: a level becomes (level - mean) * factor before rounding."""
 
     mean: Pixels
     factor: Pixels
@@ -69,14 +67,14 @@ class Scaling:
     @staticmethod
     @lru_cache
     def of(mean: tuple[float, ...], deviation: tuple[float, ...]) -> Scaling:
-        # 1 / std_dev is taken in 64 bits and kept in 32, as in RPP.
+        # 1 / std_dev is computed in 64 bits and stored in 32, as in RPP.
         inverse = 1 / np.asarray(deviation, dtype=np.float32).astype(np.float64)
         return Scaling(np.asarray(mean, dtype=np.float32), inverse.astype(np.float32))
 
     def apply(self, levels: Pixels) -> Pixels:
-        """To FP32 levels, height x width x channels; they are overwritten."""
+        """Scale FP32 levels, height x width x channels, in place."""
         rows = levels.reshape(levels.shape[0], -1)
-        # One long row of means instead of broadcasting over the channels: numpy is several times faster so.
+        # numpy is several times faster with one long row of means than with broadcasting over the channels.
         rows -= np.tile(self.mean, levels.shape[1])
         rows *= np.tile(self.factor, levels.shape[1])
         return levels
@@ -85,16 +83,16 @@ class Scaling:
 def resize_to_floats(
     pixels: Pixels, width: int, height: int, mirror: bool = False, scaling: Scaling | None = None
 ) -> Pixels:
-    """The FP32 kernel's result, `height` x `width` x channels, mirrored left to right where asked for."""
+    """Return the FP32 kernel's result, `height` x `width` x channels, with `mirror` flipped left to right."""
     results = _bilinear(pixels.astype(np.float32), width, height, mirror)
     if scaling is not None:
         scaling.apply(results)
         if np.any(scaling.mean):
-            # Where a level is close to the mean, OpenCV's error is no longer small against the result.
+            # Near the mean, OpenCV's error is not small compared with the result.
             limit = _CLOSE_TO_MEAN * float(np.max(np.abs(scaling.factor)))
             grid = _grid(pixels.shape, width, height, mirror, False)
             numbers = results.reshape(-1)
-            # In blocks that stay in the cache.
+            # The blocks fit into the CPU's cache.
             starts = range(0, len(numbers), _BLOCK)
             found = np.concatenate(
                 [np.flatnonzero(np.abs(numbers[start : start + _BLOCK]) < limit) + start for start in starts]
@@ -111,8 +109,8 @@ def resize_to_bytes(
     scaling: Scaling | None = None,
     part: Part | None = None,
 ) -> Pixels:
-    """The UINT8 kernel's result, `height` x `width` x channels, mirrored left to right where asked for; or a part of
-    it."""
+    """Return the UINT8 kernel's result, `height` x `width` x channels, with `mirror` flipped left to right; or a part
+    of it."""
     top, left, part_height, part_width = part = part or (0, 0, height, width)
     channels = pixels.shape[2]
     source = pixels.astype(np.float32)
@@ -126,7 +124,8 @@ def resize_to_bytes(
         np.clip(results, 0, 255, out=results)
         error *= float(np.max(np.abs(scaling.factor)))
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
-    # Where OpenCV's error may have put a level on the wrong side of a rounding boundary, and where it reads otherwise.
+    # Recompute levels that OpenCV's error may have moved across a rounding boundary, and columns that it reads
+    # otherwise.
     unlike = grid.unlike_opencv[(grid.unlike_opencv >= left) & (grid.unlike_opencv < left + part_width)] - left
     pixels_unlike = (np.arange(part_height)[:, np.newaxis] * part_width + unlike).reshape(-1, 1)
     numbers_unlike = (pixels_unlike * channels + np.arange(channels)).reshape(-1)
@@ -137,15 +136,15 @@ def resize_to_bytes(
 
 
 def to_bytes(levels: Pixels) -> Pixels:
-    """FP32 levels rounded half to even and cut to 0..255; they are overwritten."""
+    """Round FP32 levels half to even and clip them to 0..255. The argument is overwritten."""
     np.clip(levels, 0, 255, out=levels)
     return with_channels(cv2.convertScaleAbs(levels))
 
 
 class _Grid:
-    """Where a kernel of RPP's finds each destination pixel, and its levels there, in its own arithmetic.
+    """Computes the places and levels of destination pixels in the arithmetic of an RPP kernel.
 
-    A row of an image is a row of numbers here, with the channels of a pixel beside each other.
+    A row of an image is a row of numbers here, with a pixel's channels next to each other.
     """
 
     def __init__(
@@ -155,10 +154,10 @@ class _Grid:
         last_row, last_column = (max(side - (2 if for_bytes else 1), 0) for side in (source_height, source_width))
         rows, self._tops, self._bottoms = _places(source_height, height)
         columns, lefts, rights = _places(source_width, width)
-        # Where the weights are multiples of 1/128, arithmetic in 32 bits never has to round.
+        # If the weights are multiples of 1/128, arithmetic in 32 bits never rounds.
         is_exact = not any(np.any(weights * 128 % 1) for weights in (self._tops, lefts))
         self.error = 0.0 if is_exact else _ERROR * max(source_height, source_width)
-        """How far a level of OpenCV's may be from RPP's."""
+        """Largest difference of OpenCV's levels from RPP's."""
         if mirror:
             columns, lefts, rights = columns[::-1], lefts[::-1], rights[::-1]
         row_length = source_width * channels
@@ -169,7 +168,7 @@ class _Grid:
         left_columns = np.clip(columns, 0, np.where(is_scalar, last_column, source_width - 1))
         right_columns = np.where(is_last, left_columns, columns + 1)
         self.unlike_opencv = np.flatnonzero(is_last | is_scalar)
-        """The columns for which OpenCV reads other pixels, or whose fraction is cut off."""
+        """Columns for which OpenCV reads other pixels, or whose fraction RPP truncates."""
         offsets = np.arange(channels)
         self._left_columns = (left_columns[:, np.newaxis] * channels + offsets).reshape(-1)
         self._right_columns = (right_columns[:, np.newaxis] * channels + offsets).reshape(-1)
@@ -177,22 +176,22 @@ class _Grid:
         self._is_scalar = np.repeat(is_scalar, channels) if np.any(is_scalar) else None
 
     def levels(self, source: Pixels, rows: Pixels, columns: Pixels) -> Pixels:
-        """The levels at these places, of indices that numpy broadcasts, the columns counted in numbers; FP32.
+        """Return the FP32 levels at these rows and columns, which numpy broadcasts. Columns count numbers. `source`:
+        all numbers of the image in one row.
 
-        In the UINT8 kernel's last columns they are cut off to whole numbers. `source`: all numbers of the image in one
-        row.
+        In the UINT8 kernel's last columns the levels are truncated.
         """
         top, bottom, left, right = self._tops[rows], self._bottoms[rows], self._lefts[columns], self._rights[columns]
         top_row, bottom_row = self._top_rows[rows], self._bottom_rows[rows]
         left_column, right_column = self._left_columns[columns], self._right_columns[columns]
-        # The first product is exact, for a byte and a weight, but for the one rounding to 32 bits.
+        # The first product of a byte and a weight is exact except for the rounding to 32 bits.
         levels: Pixels = source[top_row + left_column] * (top * left)
         for place, weight in (
             (top_row + right_column, top * right),
             (bottom_row + left_column, bottom * left),
             (bottom_row + right_column, bottom * right),
         ):
-            # A fused multiplication and addition: in 64 bits the product is exact, and the sum is rounded once to 32.
+            # A fused multiply-add: the product is exact in 64 bits, and the sum is rounded once, to 32 bits.
             levels = (source[place] * weight.astype(np.float64) + levels).astype(np.float32)
         return levels if self._is_scalar is None else np.where(self._is_scalar[columns], np.floor(levels), levels)
 
@@ -203,11 +202,11 @@ _grid = kept(
 
 
 def _exact_levels(places: Pixels, part: Part, pixels: Pixels, grid: _Grid, scaling: Scaling | None) -> Pixels:
-    """In RPP's arithmetic, of these numbers of a part of the result."""
+    """Return these numbers of a part of the result in RPP's arithmetic."""
     top, left, _, width = part
     source, channels = np.ascontiguousarray(pixels).reshape(-1), pixels.shape[2]
     exact = np.empty(len(places), np.float32)
-    # In blocks, too: what exceeds the cache, and the sizes that the allocator keeps, is several times slower.
+    # In blocks, because memory beyond the CPU's cache and the allocator's cached sizes is several times slower.
     for start in range(0, len(places), _PLACES):
         some = places[start : start + _PLACES]
         rows = some // (width * channels)
@@ -220,10 +219,11 @@ def _exact_levels(places: Pixels, part: Part, pixels: Pixels, grid: _Grid, scali
 
 
 def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:
-    """The first of the two source pixels of each destination pixel, its weight, and that of the other."""
+    """Return for each destination pixel the first of its two source pixels, that pixel's weight and the second
+    one's."""
     ratio = _ratio(source_size, size)
     offset = np.float32(np.float64(ratio) * 0.5 - 1.5)
-    # Places are counted from one pixel to the left, which makes the next whole number the first pixel.
+    # Places are counted from one pixel to the left, so that rounding up gives the first pixel.
     places = (np.arange(size) * np.float64(ratio) + np.float64(offset)).astype(np.float32)
     first = np.ceil(places)
     weights = first - places
@@ -231,7 +231,7 @@ def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:
 
 
 def _bilinear(source: Pixels, width: int, height: int, mirror: bool) -> Pixels:
-    # Given the ratios of the sizes instead of the sizes, OpenCV computes with RPP's, which are of 32 bits.
+    # With ratios instead of sizes, OpenCV computes with the 32-bit ratios of RPP.
     across, down = _ratio(source.shape[1], width), _ratio(source.shape[0], height)
     resized = cv2.resize(source, None, fx=1 / float(across), fy=1 / float(down), interpolation=cv2.INTER_LINEAR)
     if mirror:
@@ -244,12 +244,12 @@ def _ratio(source_size: int, size: int) -> np.float32:
 
 
 _LONGEST_SIDE = 2**15 - 2
-"""Of the images that OpenCV reads at given places."""
+"""Limit of OpenCV's remap."""
 
 
 def bilinear_places(rows: Pixels, columns: Pixels, height: int, width: int) -> Callable[[Pixels], Pixels]:
-    """Reads images of one size between four pixels each, and rounds to UINT8. `rows` and `columns` are FP32, as large
-    as the result, in pixels of the source. Raises: PixelsError: the sides are too long."""
+    """Return a function that samples images of one size between four pixels and rounds to UINT8. `rows` and `columns`
+    are the FP32 places in the source, in the result's shape. Raises PixelsError if a side is too long."""
     _check_sides(height, width)
     top, left = np.floor(rows), np.floor(columns)
     outside = (rows < 0) | (columns < 0) | (top > height - 1) | (left > width - 1)
@@ -257,7 +257,7 @@ def bilinear_places(rows: Pixels, columns: Pixels, height: int, width: int) -> C
     all_right = np.where(outside, np.float32(0), columns - left)
     last_row, last_column = max(height - 2, 0), max(width - 2, 0)
     top, left = np.clip(top, 0, last_row), np.clip(left, 0, last_column)
-    # Left of the image: OpenCV gives zeros for it.
+    # -1 is left of the image, where OpenCV reads zeros.
     left[outside] = -1
     bottom, right = np.minimum(top + 1, last_row), np.where(outside, left, np.minimum(left + 1, last_column))
     corners = tuple((column, row) for row in (top, bottom) for column in (left, right))
@@ -266,7 +266,7 @@ def bilinear_places(rows: Pixels, columns: Pixels, height: int, width: int) -> C
         height, width = all_right.shape
         channels = pixels.shape[2]
         source = pixels.astype(np.float32)
-        # Rows of all channels' levels: numpy is several times faster so than with an axis of three.
+        # numpy is several times faster with rows of all channels than with an axis of three.
         top_left, top_right, bottom_left, bottom_right = (
             _read(source, columns, rows).reshape(height, width * channels) for columns, rows in corners
         )
@@ -279,8 +279,8 @@ def bilinear_places(rows: Pixels, columns: Pixels, height: int, width: int) -> C
 
 
 def nearest_places(rows: Pixels, columns: Pixels, height: int, width: int) -> Callable[[Pixels], Pixels]:
-    """Reads the nearest pixels of images of one size. `rows` and `columns` are whole numbers in FP32, as large as the
-    result. Raises: PixelsError: the sides are too long."""
+    """Return a function that reads the nearest pixels of images of one size. `rows` and `columns` are integers in FP32,
+    in the result's shape. Raises PixelsError if a side is too long."""
     _check_sides(height, width)
     outside = (rows < 0) | (columns < 0) | (rows > height - 1) | (columns > width - 1)
     rows, columns = (np.where(outside, np.float32(-1), places) for places in (rows, columns))
@@ -301,7 +301,7 @@ def _read(pixels: Pixels, columns: Pixels, rows: Pixels) -> Pixels:
 
 
 def _between(first: Pixels, second: Pixels, weight: Pixels) -> Pixels:
-    """first + (second - first) * weight; `second` is overwritten."""
+    """Return first + (second - first) * weight; `second` is overwritten."""
     second -= first
     second *= weight
     second += first
@@ -309,7 +309,7 @@ def _between(first: Pixels, second: Pixels, weight: Pixels) -> Pixels:
 
 
 def resize_nearest(pixels: Pixels, width: int, height: int) -> Pixels:
-    """The pixel that holds the middle of each pixel of the result; in the source's datatype."""
+    """Return for each pixel of the result the source pixel at its middle, in the source's datatype."""
     rows = _nearest(pixels.shape[0], height)
     columns = _nearest(pixels.shape[1], width)
     picked: Pixels = np.take(np.take(pixels, rows, axis=0), columns, axis=1)
@@ -318,7 +318,7 @@ def resize_nearest(pixels: Pixels, width: int, height: int) -> Pixels:
 
 def _nearest(source_size: int, size: int) -> Pixels:
     ratio = _ratio(source_size, size)
-    # In 64 bits and rounded once, as a fused multiply-add does it.
+    # In 64 bits and rounded once, as by a fused multiply-add.
     middles = np.arange(size) * np.float64(ratio) + np.float64(ratio * np.float32(0.5))
     return np.minimum(np.floor(middles.astype(np.float32)), source_size - 1).astype(np.intp)
 
@@ -326,11 +326,11 @@ def _nearest(source_size: int, size: int) -> Pixels:
 def resize_by_weights(
     pixels: Pixels, width: int, height: int, kernel: str, as_float: bool, part: Part | None = None
 ) -> Pixels:
-    """Rows first, then columns: FP32 levels neither rounded nor clamped, or UINT8; or a part of them.
+    """Resize rows, then columns, to FP32 without rounding and clipping, or to UINT8; or a part of the result.
 
-    `kernel` is CUBIC, LANCZOS, GAUSSIAN or TRIANGULAR. All but CUBIC widen where the image shrinks. For UINT8 matrix
-    products add the same numbers up in another order, several times faster. A level that so may be rounded the other
-    way is found as for FP32.
+    `kernel` is CUBIC, LANCZOS, GAUSSIAN or TRIANGULAR. All but CUBIC widen if the image shrinks. For UINT8, matrix
+    products add the same numbers in another order, several times faster. Levels that may be rounded the other way are
+    then computed again, as in bilinear resizing.
     """
     top, left, _, _ = part = part or (0, 0, height, width)
     down, across = _taps(pixels.shape[0], height, kernel), _taps(pixels.shape[1], width, kernel)
@@ -341,7 +341,7 @@ def resize_by_weights(
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
     doubtful = np.flatnonzero(rounded != other)
     if len(doubtful) * len(down.weights) * len(across.weights) > pixels.size:
-        # More than the whole image would be read.
+        # That would read more than the whole image.
         return to_bytes(_in_two_passes(pixels, down, across, _weighted, part))
     rows, columns, channels = np.unravel_index(doubtful, results.shape)
     rows, columns = rows + top, columns + left
@@ -366,37 +366,37 @@ def _in_two_passes(
 ) -> Pixels:
     top, left, part_height, part_width = part
     source_height, _, channels = pixels.shape
-    # Of the source the columns that the part is made of.
+    # The source columns that the part needs.
     begin, end = across.source(left, part_width)
     levels = pixels.reshape(source_height, -1)[:, begin * channels : end * channels]
     rows = added_up(levels, down, top, part_height, 0).reshape(part_height, end - begin, channels)
-    # What were columns are rows for the second pass, so that whole rows are added up in both. OpenCV transposes several
-    # times faster than numpy.
+    # The second pass also adds whole rows, so the image is transposed. OpenCV transposes several times faster than
+    # numpy.
     columns = added_up(cv2.transpose(rows).reshape(end - begin, -1), across, left, part_width, begin)
     return with_channels(cast(Pixels, cv2.transpose(columns.reshape(part_width, part_height, channels))))
 
 
 @dataclass(frozen=True, slots=True)
 class _Taps:
-    """Which pixels of a side add up to each pixel of the result."""
+    """The source pixels and weights of each pixel of the result along a side."""
 
     first: Pixels
-    """The first source pixel of each; beyond the ends of the side these are repeated."""
+    """First source pixel of each. Beyond the ends of the side the last pixel is repeated."""
     weights: Pixels
-    """Of the first source pixel, and of each that follows: a row with one for each pixel of the result."""
+    """A row for the first source pixel and for each following one, with a weight for each pixel of the result."""
     starts: list[int]
-    """Of each band of the result, its first source pixel."""
+    """First source pixel of each band of the result."""
     matrix: Pixels
-    """The weights of as many pixels from the start of the band."""
+    """Weights of the source pixels from the band's start."""
 
     def source(self, start: int, count: int) -> tuple[int, int]:
-        """From where to where the bands of these pixels of the result reach in the source."""
+        """Return the range of source pixels that the bands of these pixels of the result need."""
         return self.starts[start // _BAND], self.starts[(start + count - 1) // _BAND] + self.matrix.shape[1]
 
 
 def _multiplied(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -> Pixels:
     first, length = start // _BAND, taps.matrix.shape[1]
-    # Of whole bands, but for the end of the side.
+    # Whole bands, except at the end of the side.
     result = np.empty((len(taps.matrix) - first * _BAND, rows.shape[1]), dtype=np.float32)
     for index in range(first, (start + count - 1) // _BAND + 1):
         source = taps.starts[index] - begin
@@ -407,8 +407,8 @@ def _multiplied(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -
 
 
 def _weighted(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -> Pixels:
-    """Weighted sums of rows, FP32, rounded after each product and each sum as RPP does it: `count` of the result from
-    `start`; `rows` are those of the source from `begin`."""
+    """Return weighted sums of rows in FP32, rounded after each product and sum as in RPP: `count` rows of the result
+    from `start`. `rows` are the source's rows from `begin`."""
     some = slice(start, start + count)
     result = np.zeros((count, rows.shape[1]), dtype=np.float32)
     product = np.empty_like(result)
@@ -430,7 +430,7 @@ def _taps(source_size: int, size: int, kernel: str) -> _Taps:
     places = (np.arange(size) * np.float64(ratio) + np.float64(offset)).astype(np.float32)
     ceilings = np.ceil(places)
     distance, first = (ceilings - places) - radius, ceilings.astype(np.intp)
-    # There may be a million rows of few weights, or few of tens of thousands: as many at once as the cache holds.
+    # There may be a million rows of few weights, or a few rows of tens of thousands. A block fits into the CPU's cache.
     taps = np.arange(math.ceil(2 * radius))[:, np.newaxis]
     at_once = max(1, _WEIGHTS // size)
     blocks = [slice(start, start + at_once) for start in range(0, len(taps), at_once)]
@@ -446,14 +446,14 @@ def _taps(source_size: int, size: int, kernel: str) -> _Taps:
     matrix = np.zeros((size, length), np.float32)
     rows = np.arange(size) * length - starts
     for block in blocks:
-        # Beyond the ends of the side several weights are of one pixel; they are added up in their order.
+        # Beyond the ends of the side one pixel has several weights, which are added in their order.
         numbers = np.clip(first + taps[block], 0, last) + rows
         np.add.at(matrix.reshape(-1), numbers.reshape(-1), weights[block].reshape(-1))
     return _Taps(first, weights, starts[::_BAND].tolist(), matrix)
 
 
 def _cubic(distance: Pixels) -> Pixels:
-    """Catmull and Rom's spline."""
+    """Catmull-Rom spline."""
     x = np.abs(distance)
     near = x * x * (np.float32(1.5) * x - np.float32(2.5)) + np.float32(1)
     far = x * x * (np.float32(-0.5) * x + np.float32(2.5)) - np.float32(4) * x + np.float32(2)
@@ -467,8 +467,8 @@ def _sinc(x: Pixels) -> Pixels:
 _KERNELS: dict[str, tuple[Callable[[Pixels], Pixels], float, bool]] = {
     "CUBIC": (_cubic, 2, False),
     "LANCZOS": (lambda x: np.where(np.abs(x) >= 3, np.float32(0), _sinc(x) * _sinc(x * np.float32(0.333333))), 3, True),
-    # With a deviation of sqrt(1 / 8).
+    # The standard deviation is sqrt(1 / 8).
     "GAUSSIAN": (lambda x: np.exp(x * x * np.float32(-4)), 1, True),
     "TRIANGULAR": (lambda x: np.maximum(np.float32(1) - np.abs(x), np.float32(0)), 1, True),
 }
-"""Each with its reach in pixels and whether it widens where the image shrinks."""
+"""Function, reach in pixels, and whether the kernel widens if the image shrinks."""

@@ -1,4 +1,4 @@
-"""Reads the keys of a pipeline file's objects: their values, and the errors for wrong ones."""
+"""Reads the keys of a pipeline file's objects, and reports wrong values."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 _SHOWN = 80
-"""Characters of a value; a longer one ends in dots."""
+"""Characters of a value in an error; a longer one ends in dots."""
 
 
 def shown(value: Any) -> str:
-    """A value as JSON writes it, so that its writer knows it again."""
+    """Return a value as JSON, so that the pipeline's author recognises it."""
     return cut(json.dumps(value, ensure_ascii=False, default=str))
 
 
@@ -22,7 +22,7 @@ def cut(text: str) -> str:
 
 
 def meant(name: Any, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the known one that it is most like; nothing where none is like it."""
+    """Return the end of an error about an unknown name: the most similar known name; "" = no name is similar."""
     if not isinstance(name, str):
         return ""
     by_case = {one.casefold(): one for one in known}
@@ -32,39 +32,39 @@ def meant(name: Any, known: Iterable[str]) -> str:
 
 _LARGEST_SIZE = 65535
 _LARGEST_NUMBER, _SMALLEST_DIVISOR = 3.4e38, 1.2e-38
-"""What 32-bit floats hold, in which pixels are computed: the first and one divided by the second."""
+"""Limits of 32-bit floats, in which pixels are computed: the largest number, and the smallest one that 1 can be divided
+by."""
 
 
 class PipelineError(ValueError):
-    """A pipeline that cannot be run; the text has the place of the fault, the expected and the given value."""
+    """Reports a wrong pipeline. The text has the place, the expected and the given value."""
 
 
 REQUIRED = object()
 
 Reader = Callable[[Any], Any]
-"""Gives a key's value; raises ValueError with the expected form."""
+"""Returns a key's value. Raises ValueError with the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of an operation, by what its value must be: `size` is a key that must be there, `size(0)` one that may be
-    left out."""
+    """Describes one key of an operation by its kind of value: `size` is a required key, `size(0)` an optional one."""
 
     read: Reader
     default: Any = REQUIRED
-    """REQUIRED = the key must be there."""
+    """REQUIRED = no default."""
     is_bindable: bool = False
-    """Whether an input tensor of the request may give the value, one for each image: {"input": "NAME"} in place of it.
-    Only flags that leave the result's size as it is may come so; they have the default until an image comes."""
+    """Whether a request's input may give the value, one per image, through {"input": "NAME"}. Only flags that do not
+    change the result's size can be bound; they have their default until an image comes."""
 
     def __call__(self, default: Any, is_bindable: bool = False) -> Key:
-        """The same for a key that may be left out."""
+        """Return an optional key of the same kind."""
         return Key(self.read, default, is_bindable)
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A flag that comes with each image, in an input tensor of the request."""
+    """Binds a flag to an input tensor of the request, with one value per image."""
 
     key: str
     input: str
@@ -94,7 +94,7 @@ def _number_key(expected: str, holds: Callable[[float], bool] = lambda number: T
     def read(value: Any) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(expected)
-        # NaN is not, either.
+        # The comparison is also false for NaN.
         if not abs(value) <= _LARGEST_NUMBER:
             raise ValueError(f"{expected}, which 32 bits hold (up to {_LARGEST_NUMBER})")
         if not holds(value):
@@ -107,7 +107,7 @@ def _number_key(expected: str, holds: Callable[[float], bool] = lambda number: T
 name = key_if("a name", lambda value: isinstance(value, str) and value != "")
 flag = key_if("true or false", lambda value: isinstance(value, bool))
 axis = key_if("0, 1 or 2", lambda value: type(value) is int and value in (0, 1, 2))
-"""Of an image: 0 = height, 1 = width, 2 = channels."""
+"""Axis of an image: 0 = height, 1 = width, 2 = channels."""
 size = _integer_key(0, "a size in pixels, ")
 positive_size = _integer_key(1, "a size in pixels, ")
 signed_integer = _integer_key(-_LARGEST_SIZE, "")
@@ -118,14 +118,14 @@ positive_number = _number_key("a number above 0", lambda number: number >= _SMAL
 not_negative = _number_key("a number of 0 or more", lambda number: number >= 0)
 pixel_position = _number_key("a position in pixels, 0 or more", lambda number: number >= 0)
 percentage = _number_key("a percentage of 0 or more, below 100", lambda number: 0 <= number < 100)
-"""Of something that cannot go altogether."""
+"""For a share that must not be everything."""
 exponent = _number_key("a number from -32 to 32", lambda number: -32 <= number <= 32)
-"""Of 2; others would leave nothing but black or white."""
+"""Exponent of 2. Larger ones would leave only black or white."""
 
 
 @Key
 def switch(value: Any) -> bool:
-    """A flag as rocAL writes it, 0 or 1, or as JSON does."""
+    """Parse a flag in rocAL's form, 0 or 1, or in JSON's."""
     if not isinstance(value, int) or value not in (0, 1):
         raise ValueError("true or false, or 1 or 0")
     return bool(value)
@@ -155,7 +155,7 @@ def divisors(value: Any) -> tuple[float, ...]:
 
 
 class ChoiceError(ValueError):
-    """A value that is none of some names; the text lists them."""
+    """Reports a value that is not among the possible names. The text lists them."""
 
     def __init__(self, choices: tuple[str, ...]) -> None:
         super().__init__("one of " + ", ".join(f'"{choice}"' for choice in choices))
@@ -163,7 +163,7 @@ class ChoiceError(ValueError):
 
 
 def choice(*choices: str, prefix: str = "", suffix: str = "") -> Key:
-    """One of some names; of rocAL's constants with or without the part that all of their kind share."""
+    """Return a key for one of several names. The prefix or suffix of rocAL's constants may be missing."""
 
     def read(value: Any) -> str:
         name = value.removeprefix(prefix).removesuffix(suffix) if isinstance(value, str) else None
@@ -175,7 +175,7 @@ def choice(*choices: str, prefix: str = "", suffix: str = "") -> Key:
 
 
 def list_of(item_key: Key, counts: tuple[int, ...], items: str) -> Key:
-    """A list whose length is one of `counts`; `items` names its items in errors."""
+    """Return a key for a list whose length is in `counts`. `items` names the items in errors."""
     *others, last = (str(count) for count in counts)
     expected = f"a list of {' or '.join((', '.join(others), last)) if others else last} {items}"
 
@@ -191,8 +191,8 @@ def list_of(item_key: Key, counts: tuple[int, ...], items: str) -> Key:
 
 
 def read_keys(where: str, table: dict[str, Any], keys: Mapping[str, Key]) -> dict[str, Any]:
-    """The values of `keys` in a JSON object, with defaults. Raises: PipelineError: a key that is unknown, missing or of
-    the wrong kind."""
+    """Return the values of `keys` in a JSON object, with defaults. Raises PipelineError if a key is unknown, missing or
+    of the wrong kind."""
     for name in table:
         if name not in keys:
             allowed = ", ".join(sorted(keys))
@@ -216,8 +216,8 @@ def read_keys(where: str, table: dict[str, Any], keys: Mapping[str, Key]) -> dic
 def read_bound_keys(
     where: str, table: dict[str, Any], keys: Mapping[str, Key]
 ) -> tuple[dict[str, Any], tuple[Binding, ...]]:
-    """As `read_keys`, where keys may say {"input": "NAME"}: these get their defaults, and a binding each. Raises:
-    PipelineError: a key that is unknown, missing, of the wrong kind, or that no input can give."""
+    """Return the values as `read_keys` does, and a binding for each key with {"input": "NAME"}, which gets its default.
+    Raises PipelineError if a key is unknown, missing, of the wrong kind, or cannot be bound."""
     bindings = []
     constants = {}
     for name, value in table.items():

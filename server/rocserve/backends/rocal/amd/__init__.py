@@ -1,5 +1,5 @@
-"""Pipelines on amd.rocal, on an AMD GPU or on rocAL's own CPU mode, for machines that have it.
+"""Runs pipelines on amd.rocal, on an AMD GPU or in rocAL's CPU mode.
 
-Images are decoded by `decoding/`, on threads, and handed to rocAL as pixels: that way an image that is damaged, or of
-a kind that rocAL cannot read, fails alone or is simply read, where rocAL would answer with another image's pixels.
+Images are decoded by `decoding/`, on threads, and passed to rocAL as pixels. Thus a damaged image fails alone, and
+formats that rocAL cannot read work. rocAL itself would return another image's pixels for both.
 """

@@ -1,6 +1,6 @@
-"""rocAL's Python module: whether it is there, and what this engine takes from it.
+"""Imports rocAL's Python module, amd.rocal.
 
-amd.rocal is imported where an engine is made, in a worker, and nowhere else: it loads the GPU's libraries.
+The import loads the GPU's libraries, so it happens only in a worker that creates an engine.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ _NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The modules of amd.rocal; untyped, as they are."""
+    """The modules of amd.rocal, which are untyped."""
 
     pipeline: ModuleType
     functions: ModuleType
-    """amd.rocal.fn"""
+    """amd.rocal.fn."""
     types: ModuleType
     native: ModuleType
-    """rocal_pybind, which the others call; for functions that they do not wrap, or wrap wrongly."""
+    """rocal_pybind, which the other modules call; used directly for functions that they do not wrap, or wrap
+    wrongly."""
     version: str
-    """For the log; "unknown" where amd.rocal was not installed as a wheel."""
+    """For the log; "unknown" = amd.rocal was not installed as a wheel."""
 
     def fault(self, handle: Any) -> str | None:
-        """rocAL's error text for a pipeline; None = no error. Its calls report none themselves."""
+        """Return rocAL's error text for a pipeline; None = no error. rocAL's calls themselves report no errors."""
         if self.native.getStatus(handle) == self.types.OK:
             return None
         return str(self.native.rocalGetErrorMessage(handle)).strip() or "rocAL gives no reason"
 
 
 def import_binding() -> Binding:
-    """Raises: ServeError: UNAVAILABLE, amd.rocal is not installed, cannot be loaded, or lacks a function."""
+    """Import amd.rocal. Raises ServeError (UNAVAILABLE) if it is not installed, cannot be loaded, or lacks a
+    function."""
     try:
         pipeline, functions, types, native = (
             importlib.import_module(name) for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", _NATIVE)
@@ -60,7 +62,7 @@ def import_binding() -> Binding:
         if error.name != _NATIVE:
             text = f"amd.rocal is not installed ({error}); install ROCm's rocAL with its Python module. {_REMEDY}"
             raise unavailable(text) from None
-        # It lies beside the package as one file for one version of Python.
+        # rocal_pybind is a separate file next to the package, for one version of Python.
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise unavailable(
             f"amd.rocal is installed, but not {_NATIVE} for Python {python}: it is built for one version of Python,"

@@ -1,8 +1,7 @@
-"""Runs batches on amd.rocal: compares it with the CPU engine, then decodes, sorts and pads; ends the worker when rocAL
-does not come back.
+"""Runs batches on amd.rocal: decodes, groups and pads images, and ends the worker if rocAL hangs.
 
-The comparison, on one picture when a model is loaded, shows a version of rocAL, a driver or a GPU that this was not
-written against, before a model's answers are worse than they should be.
+At load it compares rocAL's result for one picture with the CPU engine's. That reveals a version of rocAL, a driver or a
+GPU that behaves differently from the tested ones, before a model's answers get worse.
 """
 
 from __future__ import annotations
@@ -40,12 +39,13 @@ from rocserve.backends.rocal.pipeline import DECODED, Step, known_extents
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
 _MOST_FLAGS = 2
-"""Inputs that give a flag for each image. Each doubles the rocAL pipelines: one has the same flags for all images, and
-its parameters cannot be changed once it is built (rocAL 2.3 takes the change and keeps the old value)."""
+"""Inputs that give a flag per image. Each doubles the number of rocAL pipelines: a pipeline has the same flags for all
+images, and its parameters cannot be changed once it is built (rocAL 2.3 accepts the change and keeps the old value)."""
 
 
 def check(graph: Graph) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT, rocAL cannot run the pipeline; the text says which operation and why."""
+    """Raises ServeError (INVALID_ARGUMENT) if rocAL cannot run the pipeline; the text names the operation and the
+    reason."""
     pipeline, binding, name = graph.setup.pipeline, graph.binding, graph.setup.model_name
     if len(pipeline.inputs) > _MOST_FLAGS:
         extra = pipeline.inputs[_MOST_FLAGS]
@@ -59,7 +59,7 @@ def check(graph: Graph) -> None:
         operation, amd = step.call.operation, step.call.operation.amd
         refusal = amd.refusal(step.call.arguments, graph.known[step.sources[0]])
         if refusal is None and (amd.make is None or amd.function is not None):
-            # It is a function of `fn`, which this amd.rocal may not have.
+            # The operation is a function of `fn`, which this version of amd.rocal may lack.
             function_name = amd.function or operation.name
             function = getattr(binding.functions, function_name, None)
             accepted = inspect.signature(function).parameters if function is not None else {}
@@ -77,7 +77,7 @@ def _impossible(model_name: str, step: Step, reason: str) -> ServeError:
 
 
 def misfit(graph: Graph, height: int, width: int) -> str | None:
-    """Why an image of this decoded size cannot go through rocAL; None = it can."""
+    """Return the reason why rocAL cannot process an image of this decoded size; None = it can."""
     results = {DECODED: ResultExtent.whole(Extent(height, width))}
     for step in graph.steps:
         valid = results[step.sources[0]].valid
@@ -95,32 +95,32 @@ def misfit(graph: Graph, height: int, width: int) -> str | None:
 _LOG = logging.getLogger(__name__)
 
 _UNLIMITED_SIDE = 2000
-"""The largest side of an image, in pixels, where the decoder has no limit; amd.rocal's own default. rocAL reserves
-memory for the largest image, so there must be one."""
+"""Largest side of an image in pixels if the decoder has no limit, as in amd.rocal. There must be one, because rocAL
+reserves memory for the largest image."""
 
 _TRIED_SIZES = ((240, 320), (64, 64), (512, 512), (65535, 65535))
-"""Heights and widths, in pixels, of the picture that is run before the first request: the first that the pipeline can
-be done with."""
+"""Heights and widths, in pixels, of the picture for the trial run. The first size that the pipeline can process is
+used."""
 
 _LONGEST_BUILD_SECONDS = 600.0
 
 _BROKEN_STATUS = 70
-"""The worker's exit status; also that of an instance that cannot go on."""
+"""Exit status of the worker, the same as of an instance that cannot continue."""
 
 _RAW_PIXELS = DecoderOptions(is_raw=True)
-"""How the CPU engine takes the picture in."""
+"""The CPU engine's decoder options for the trial picture."""
 
 _TOLERANCE = 0.05
-"""Of the deviation of an output's values. Kernels that round otherwise differ by a hundredth of it; exchanged channels,
-another part of the picture or an older one by a third and more."""
+"""Share of the standard deviation of an output's values. Kernels with another rounding differ by a hundredth of it.
+Exchanged channels, another part of the picture or an older picture differ by a third and more."""
 
 
 class RocalEngine:
-    """A pipeline on rocAL. Threads that call it at once wait for each other, since rocAL runs one batch at a time."""
+    """Runs a pipeline on rocAL. Concurrent threads wait for each other, because rocAL runs one batch at a time."""
 
     def __init__(self, setup: EngineSetup) -> None:
-        """Builds the rocAL pipelines of all batch sizes, so that none is built when a request waits. Raises:
-        ServeError: amd.rocal is not here or refuses the pipeline, the pipeline needs what rocAL does not have, or
+        """Build the rocAL pipelines of all batch sizes, so that no request waits for a build. Raises ServeError if
+        amd.rocal is not installed or refuses the pipeline, if the pipeline needs a feature that rocAL lacks, or if
         libturbojpeg is missing."""
         binding, pipeline, limits = import_binding(), setup.pipeline, setup.pipeline.decoder.limits
         height, width = limits.max_height or _UNLIMITED_SIDE, limits.max_width or _UNLIMITED_SIDE
@@ -137,7 +137,7 @@ class RocalEngine:
         self._lock = threading.Lock()
         self._is_loaded = False
         self._runners: dict[Flags, list[PipelineRunner]] = {}
-        """For each combination of flags, by their batch sizes; none where no output is an image."""
+        """For each combination of flags, by ascending batch size; empty if no output is an image."""
         for flags in itertools.product((False, True), repeat=len(pipeline.inputs)) if graph.outputs else ():
             with limited_to(_LONGEST_BUILD_SECONDS):
                 self._runners[flags] = [PipelineRunner(graph, size, flags, self._canvas) for size in sizes]
@@ -151,12 +151,12 @@ class RocalEngine:
             ", ".join(str(size) for size in sizes),
         )
         self._is_loaded = True
-        # Decoding releases the GIL, so threads spread a batch over the CPUs.
+        # Decoding releases the GIL, so threads distribute a batch over the CPUs.
         self._pool = ThreadPoolExecutor(setup.threads, "rocal-decode") if setup.threads > 1 else None
 
     def _try_out(self) -> None:
-        """Runs each rocAL pipeline once, so that the first request is as fast as the next and one that cannot run is
-        found at once; warns of each output that differs from the CPU engine's where all flags are false."""
+        """Run each rocAL pipeline once, so that the first request is fast and a broken pipeline is found now. With all
+        flags false, warn of each output that differs from the CPU engine's."""
         graph, setup = self._graph, self._graph.setup
         sizes = [(min(graph.max_height, height), min(graph.max_width, width)) for height, width in _TRIED_SIZES]
         fitting = next((size for size in sizes if misfit(graph, *size) is None), None)
@@ -176,7 +176,7 @@ class RocalEngine:
         if found.shape == right.shape:
             right = right.astype(np.float64)
             mean = float(np.mean(np.abs(found - right)))
-            # Where all values are nearly the same there is nothing to measure by but themselves.
+            # If all values are nearly the same, their size is the only scale.
             scale = float(np.std(right)) or float(np.mean(np.abs(right))) or 1.0
             if mean <= _TOLERANCE * scale:
                 return
@@ -192,7 +192,7 @@ class RocalEngine:
 
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
         failures: dict[int, Exception] = {}
-        # Images are decoded side by side, but not all of a request that brings thousands without batching.
+        # Images are decoded in parallel, but in portions, because a request without batching may contain thousands.
         take_in = map if self._pool is None else self._pool.map
         most = max(len(self._canvas.sizes), self._graph.setup.threads)
         for start in range(0, len(images), most):
@@ -201,8 +201,7 @@ class RocalEngine:
         return failures
 
     def close(self) -> None:
-        # rocAL's pipelines are left to the end of the process: releasing one waits for its threads, and they wait for
-        # the next batch.
+        # rocAL's pipelines are not released: that would wait for rocAL's threads, which wait for the next batch.
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -221,13 +220,13 @@ class RocalEngine:
                 if isinstance(step, Measurement):
                     put(row, output, step.measure(image))
         with self._lock:
-            # The images that have the same flags, since rocAL has one value for a whole batch.
+            # Images are grouped by flags, because rocAL has one value of a flag for a whole batch.
             groups: dict[Flags, list[int]] = {}
             for row in decoded:
                 groups.setdefault(tuple(bool(arguments[name][row]) for name in pipeline.inputs), []).append(row)
             most = len(self._canvas.sizes)
             for flags, rows in groups.items():
-                runners = self._runners.get(flags, [])  # None where no output is an image.
+                runners = self._runners.get(flags, [])  # Empty if no output is an image.
                 for start in range(0, len(rows) if runners else 0, most):
                     chunk = rows[start : start + most]
                     runner = next(runner for runner in runners if runner.batch_size >= len(chunk))
@@ -237,23 +236,23 @@ class RocalEngine:
                         try:
                             for result in results:
                                 put(row, result.place, result.result(index))
-                        except Exception as error:  # Whatever it is, it is this image's own.
+                        except Exception as error:  # Any exception belongs to this image alone.
                             failures[row] = error
         return failures
 
     def _run(self, runner: PipelineRunner, count: int) -> Sequence[OutputReader]:
-        """The results of what lies on the canvas; does not return when rocAL can go on no more."""
+        """Run the canvas's images. Ends the process if rocAL cannot continue."""
         try:
             return runner.run(count)
         except BrokenPipelineError as error:
             if not self._is_loaded:
                 raise unavailable(f"rocAL cannot run the pipeline: {error}") from None
-            # It cannot be put right within a process: it cannot even be released. The server starts a fresh worker.
+            # Nothing in this process can repair or even release the pipeline. The server starts a new worker.
             _LOG.critical("rocAL failed, the worker ends: %s", error)
             os._exit(_BROKEN_STATUS)
 
     def _taken_in(self, image: SourceImage) -> DecodedImage | Exception:
-        """The image decoded, or what is wrong with it: rocAL gets to see good images only."""
+        """Decode an image, or return the error: rocAL gets only good images."""
         try:
             decoded = self._decoder.decode(image)
             height, width = decoded.pixels.shape[:2]
@@ -267,13 +266,13 @@ class RocalEngine:
             why_not = misfit(graph, height, width)
             return decoded if why_not is None else PixelsError(why_not)
         except ImageError as error:
-            # The frames that it went through would be kept, for each of perhaps thousands.
+            # The traceback would keep its frames alive, for perhaps thousands of images.
             return error.with_traceback(None)
         except Exception as error:
             return error
 
 
 def picture(height: int, width: int, channels: int) -> np.ndarray[Any, Any]:
-    """Something to see everywhere, and nothing twice: soft spots of all colours, the same each time."""
+    """Return a picture that differs everywhere: soft spots of all colours, the same in every run."""
     spots = np.random.default_rng(7).integers(0, 256, (6, 8, channels), dtype=np.uint8)
     return cv2.resize(spots, (width, height), interpolation=cv2.INTER_CUBIC).reshape(height, width, channels)

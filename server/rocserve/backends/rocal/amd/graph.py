@@ -1,8 +1,8 @@
-"""A rocAL pipeline of one batch size: made, fed from a canvas of images, run, and read.
+"""Builds a rocAL pipeline of one batch size, feeds it from a canvas of images, runs it and reads its outputs.
 
-A call into rocAL holds Python's global lock until it returns, so no thread of this process could notice, let alone
-interrupt, one that never does: not the one that watches the server, not a timer. The faulthandler module has the one
-timer that needs no lock. It writes where every thread is and ends the process, which the server then starts again.
+A call into rocAL holds the GIL until it returns. If it never returns, no Python thread can notice, neither the one that
+watches the server nor a timer. The faulthandler module has the one timer that needs no GIL. It writes each thread's
+stack and ends the process, which the server then starts again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
 
 _PREFETCH_DEPTH = 2
-"""Batches that rocAL holds at once; the least that it allows. More are never under way."""
+"""Batches that rocAL holds at a time; the least that it allows. Only one is ever in progress."""
 
 
 _THREADS = 1
-"""Of rocAL's CPU mode. RPP's kernels write some bytes past the end of an image, which are the first of the next one of
-the batch: with more threads these are sometimes written after their right values."""
+"""Threads of rocAL's CPU mode. RPP's kernels write some bytes past the end of an image, into the batch's next image.
+With more threads these bytes are sometimes written after the right ones."""
 
 
 Flags = tuple[bool, ...]
@@ -39,15 +39,15 @@ Flags = tuple[bool, ...]
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What all rocAL pipelines of a model have in common."""
+    """Holds what all rocAL pipelines of a model share."""
 
     binding: Binding
     setup: EngineSetup
     known: Mapping[int, ResultExtent]
-    """The extents of the decoder's image and of each step's, as far as they are the same for all images."""
+    """Extents of the decoder's image and of each step's, as far as they are the same for all images."""
     max_height: int
     max_width: int
-    """Of the pixels that are fed."""
+    """Largest size of the images that are fed."""
 
     @property
     def is_grey(self) -> bool:
@@ -55,26 +55,24 @@ class Graph:
 
     @property
     def steps(self) -> list[Step]:
-        """Those that make an image that is needed."""
+        """Steps whose image is needed."""
         return [step for step in self.setup.pipeline.images if step.is_read or step.is_output]
 
     @property
     def outputs(self) -> list[tuple[int, Step, OutputFormat]]:
-        """Those that are images: place among all outputs, step and format."""
+        """Outputs that are images: index among all outputs, step and format."""
         entries = enumerate(zip(self.setup.pipeline.outputs, self.setup.formats, strict=True))
         return [(place, step, asked) for place, (step, asked) in entries if isinstance(step, Step)]
 
     @property
     def source_layout(self) -> Any:
-        """Of the images that are fed, and of all between operations: rocAL has grey images as planes."""
+        """Layout of the fed images and of all images between operations. In rocAL grey images are planes."""
         types = self.binding.types
         return types.NCHW if self.is_grey else types.NHWC
 
     def output_type(self, step: Step, asked: OutputFormat) -> tuple[Any, Any]:
-        """The layout and the datatype in which rocAL gives an output; the rest of the conversion is done here.
-
-        FP16 is made of FP32, as on the CPU.
-        """
+        """Return the layout and the datatype in which rocAL makes an output. OutputReader converts the rest; FP16 is
+        made from FP32, as on the CPU."""
         types, form = self.binding.types, step.call.operation.amd
         as_float = asked.datatype is not DataType.UINT8 and form.gives_floats(step.call.arguments)
         layout = self.source_layout
@@ -98,43 +96,43 @@ def _add(node: Node, step: Step, values: Mapping[str, bool]) -> Tensor:
             tensor = node.call(form.function or call.operation.name, call.values)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise unavailable(f"rocAL (version {node.binding.version}) refuses {step.where}: {error}") from error
-    # rocAL gives None in place of a node that it refuses.
+    # rocAL returns None if it refuses a node.
     if tensor is None:
         raise _refused(node.binding, node.handle, step.where)
     return tensor
 
 
 class Canvas:
-    """Memory for a batch of images, each at the top left of a field of the largest size.
+    """Holds memory for a batch of images, each at the top left of a field of the largest size.
 
-    rocAL takes the fields' addresses and reads them at some time before the batch's outputs are there. So a canvas
-    lives as long as the pipelines that are fed from it, and is filled anew only when those outputs have been read.
+    rocAL takes the fields' addresses and reads them at any time until the batch's outputs exist. Therefore a canvas
+    lives as long as the pipelines that read it, and is refilled only after those outputs have been read.
     """
 
     def __init__(self, graph: Graph, count: int) -> None:
         channels = graph.setup.color_format.channels
         self.fields = np.zeros((count, graph.max_height, graph.max_width, channels), dtype=np.uint8)
         self.sizes = [(0, 0)] * count
-        """Height and width of each image that was placed last."""
+        """Height and width of the image in each field."""
 
     def place(self, images: Sequence[Pixels]) -> None:
-        """Put images in the first fields; none is larger than a field."""
+        """Copy images into the first fields; none may be larger than a field."""
         for index, pixels in enumerate(images):
             height, width = pixels.shape[:2]
             last_height, last_width = self.sizes[index]
             if height < last_height or width < last_width:
-                # Kernels that read a little past an image must not find another client's.
+                # Some kernels read slightly past an image. They must not find another client's pixels there.
                 self.fields[index, :last_height, :last_width] = 0
             self.fields[index, :height, :width] = pixels
             self.sizes[index] = height, width
 
 
 class OutputReader:
-    """Copies one output of one rocAL pipeline: the results of a batch, good until the next is read."""
+    """Copies one output of one rocAL pipeline. The results of a batch are valid until the next batch is read."""
 
     def __init__(self, graph: Graph, place: int, step: Step, asked: OutputFormat, batch_size: int) -> None:
         self.place = place
-        """Among the pipeline's outputs."""
+        """Index among the pipeline's outputs."""
         self._step, self._asked, self._size = step, asked, graph.known[step.index].size
         layout, datatype = graph.output_type(step, asked)
         self._planes = layout == graph.binding.types.NCHW
@@ -142,12 +140,12 @@ class OutputReader:
         self._channels = graph.setup.color_format.channels
         self._batch_size = batch_size
         self._data: np.ndarray[Any, Any] | None = None
-        """Of rocAL's largest size; only a part of each image is its result."""
+        """Images of rocAL's largest size. Only a part of each image is its result."""
         self._regions = np.zeros((batch_size, 4), dtype=np.uint32)
-        """x, y, width, height of the part that rocAL calls valid, for each image."""
+        """x, y, width and height of each image's valid part, according to rocAL."""
 
     def read(self, tensor: Any) -> None:
-        """Raises: RuntimeError: the tensor is not what the graph was built to give."""
+        """Copy a tensor. Raises RuntimeError if the tensor is not what the graph was built for."""
         if self._data is None:
             dimensions = tuple(int(side) for side in tensor.dimensions())
             channels = dimensions[1 if self._planes else -1]
@@ -156,18 +154,18 @@ class OutputReader:
             if np.dtype(tensor.dtype()) != self._datatype:
                 raise RuntimeError(f"expected {self._datatype}, got {tensor.dtype()}")
             self._data = np.empty(dimensions, dtype=self._datatype)
-        # Also from a GPU's memory; what copy_data fills must be as large as the tensor, to the byte.
+        # copy_data also reads a GPU's memory. Its target must have exactly the tensor's size in bytes.
         tensor.copy_data(self._data)
         tensor.copy_roi(self._regions)
 
     def result(self, index: int) -> np.ndarray[Any, Any]:
-        """Of one image, in its datatype and layout. Raises: RuntimeError: rocAL calls a part valid that is not in the
+        """Return one image in the output's datatype and layout. Raises RuntimeError if rocAL's valid part exceeds the
         result."""
         pixels = self._pixels(index).astype(self._asked.datatype.numpy_dtype, copy=False)
         return pixels if self._asked.layout is Layout.NHWC else pixels.transpose(2, 0, 1)
 
     def _pixels(self, index: int) -> Pixels:
-        """Height x width x channels; zeros where rocAL wrote nothing."""
+        """Return height x width x channels, with zeros where rocAL wrote nothing."""
         assert self._data is not None
         size = self._size
         image: Pixels = self._data[index].transpose(1, 2, 0) if self._planes else self._data[index]
@@ -185,12 +183,12 @@ class OutputReader:
 
 
 _STANDARD_ERROR = 2
-"""The descriptor, which leads to the server's log whatever has become of sys.stderr."""
+"""The descriptor, which leads to the server's log even if sys.stderr was replaced."""
 
 
 @contextlib.contextmanager
 def limited_to(seconds: float) -> Iterator[None]:
-    """For calls that must return within this time; one at a time in a process."""
+    """End the process if the block takes longer. Only one such block may run at a time in a process."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STANDARD_ERROR)
     try:
         yield
@@ -199,18 +197,18 @@ def limited_to(seconds: float) -> Iterator[None]:
 
 
 _LONGEST_RUN_SECONDS = 120.0
-"""Far more than any batch takes. A rocAL pipeline that waits for something will not stop."""
+"""Far more than any batch takes. A rocAL pipeline that waits for something never ends."""
 
 
 class BrokenPipelineError(RuntimeError):
-    """A rocAL pipeline that can run nothing any more; the text is rocAL's reason."""
+    """Reports a rocAL pipeline that cannot run any more; the text is rocAL's reason."""
 
 
 def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
-    """A rocAL pipeline, ready to be fed, and its source of images. Raises: ServeError: as PipelineRunner."""
+    """Build a rocAL pipeline; return it and its source of images. Raises ServeError as PipelineRunner does."""
     binding, setup = graph.binding, graph.setup
     try:
-        # A worker sees one GPU only, so that it is always the first.
+        # A worker sees only one GPU, so it is always the first.
         pipeline = binding.pipeline.Pipeline(
             batch_size=batch_size,
             num_threads=_THREADS,
@@ -230,7 +228,7 @@ def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
         types = binding.types
         formats = {ColorFormat.RGB24: types.RGB, ColorFormat.BGR24: types.BGR, ColorFormat.U8: types.GRAY}
         tensor, _ = binding.functions.external_source(
-            # Batches are fed by hand; what would be asked for them is never asked.
+            # Batches are fed through externalSourceFeedInput, so rocAL never asks this source.
             source=(),
             color_format=formats[setup.color_format],
             mode=types.EXTSOURCE_RAW_UNCOMPRESSED,
@@ -247,7 +245,7 @@ def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
             sources, as_source = [images[each] for each in step.sources], (graph.source_layout, types.UINT8)
             known = graph.known[step.sources[0]]
             if step.is_read:
-                # The next operation works on bytes, whatever is handed out here.
+                # The next operation works on bytes, whatever the datatype of this output is.
                 node = Node(binding, handle, *as_source, sources, known, graph.is_grey, batch_size)
                 images[step.index] = _add(node, step, values)
             if step.is_output:
@@ -259,7 +257,7 @@ def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
         pipeline.build()
         fault = binding.fault(handle)
     except SystemExit:
-        # Pipeline.build leaves the program, with status 0, where rocAL finds the graph wrong.
+        # Pipeline.build exits the program, with status 0, if rocAL finds a fault in the graph.
         fault = binding.fault(handle) or ""
     if fault is not None:
         raise _refused(binding, handle, "the pipeline as a whole")
@@ -267,29 +265,29 @@ def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
 
 
 class PipelineRunner:
-    """One rocAL pipeline, which has a fixed batch size. One thread at a time."""
+    """Runs one rocAL pipeline, which has a fixed batch size. Only one thread may call it at a time."""
 
     def __init__(self, graph: Graph, batch_size: int, flags: Flags, canvas: Canvas) -> None:
-        """Raises: ServeError: UNAVAILABLE, rocAL refuses the pipeline; with its reason."""
+        """Build the pipeline. Raises ServeError (UNAVAILABLE) with rocAL's reason if rocAL refuses it."""
         self._graph, self._canvas, self.batch_size = graph, canvas, batch_size
         self._pipeline, self._source = _built(graph, batch_size, flags)
         self._handle = self._pipeline.get_handle()
         self._readers = [OutputReader(graph, *output, batch_size) for output in graph.outputs]
-        # rocAL takes no feed without labels, and keeps their address.
+        # rocAL requires labels with each feed, and keeps their address.
         self._labels = np.zeros(batch_size, dtype=np.int32)
         self._regions = np.zeros((batch_size, 4), dtype=np.uint32)
-        """x, y, width, height of the images loaded last."""
+        """x, y, width and height of the images that rocAL loaded last."""
         self._started = False
 
     def run(self, count: int) -> Sequence[OutputReader]:
-        """The outputs that are images, for the canvas's first `count` images. Raises: BrokenPipelineError: rocAL
-        failed. Its output may be an earlier batch's, so nothing of it is returned."""
+        """Run the canvas's first `count` images and return the outputs that are images. Raises BrokenPipelineError if
+        rocAL failed. Its output may then be an earlier batch's, so nothing is returned."""
         with limited_to(_LONGEST_RUN_SECONDS):
-            # Always a whole batch, with the first image again and again: rocAL would wait for the rest forever.
+            # Always feed a whole batch, filled up with the first image. rocAL would wait for missing images forever.
             fields = [index if index < count else 0 for index in range(self.batch_size)]
             self._feed(fields)
             if not self._started:
-                # Waits for the first batch, and keeps it. Every later call lets go of a batch, see below.
+                # The first call waits for the first batch and keeps it. Every later call releases a batch, see below.
                 self._advance()
                 self._started = True
             tensors = self._graph.binding.native.getOutputTensors(self._handle)
@@ -300,11 +298,11 @@ class PipelineRunner:
                     reader.read(tensor)
             except RuntimeError as error:
                 raise BrokenPipelineError(str(error)) from error
-            # rocAL hands out old memory when its processing thread has died, and says nothing. Only the next call of
-            # run reports that; it lets go of the batch that has been read and waits for none.
+            # If rocAL's processing thread has died, rocAL silently returns old memory. Only the next call of
+            # `rocal_run` reports it. That call releases the batch that has been read, and does not wait.
             self._advance()
-            # rocAL's loader does not look whether there is an image when it is woken. Woken too early, it takes what
-            # lies on its stack for one, at best the image before, and all later images move by one place, to other
+            # rocAL's loader does not check whether an image exists when it wakes up. If it wakes too early, it takes
+            # whatever is on its stack, at best the previous image, and all later images move by one place, to other
             # requests.
             self._source.copy_roi(self._regions)
             sizes = [(height, width) for _, _, width, height in self._regions.tolist()]
@@ -313,7 +311,7 @@ class PipelineRunner:
         return self._readers
 
     def _feed(self, fields: Sequence[int]) -> None:
-        """Hands over these of the canvas."""
+        """Feed these fields of the canvas to rocAL."""
         graph, canvas, binding = self._graph, self._canvas, self._graph.binding
         regions = []
         for field in fields:
@@ -331,7 +329,7 @@ class PipelineRunner:
             graph.setup.color_format.channels,
             binding.types.EXTSOURCE_RAW_UNCOMPRESSED,
             graph.source_layout,
-            # Not the end of the data: after that rocAL would run no further batch.
+            # False = not the end of the data. After the end rocAL would run no further batch.
             False,
         )
         fault = binding.fault(self._handle)

@@ -1,1 +1,1 @@
-"""From what a client sends to an image in memory: JPEG, PNG and raw pixels, their limits and their faults."""
+"""Decodes what a client sends, JPEG, PNG or raw pixels, into an image in memory, with limits and checks."""

@@ -1,4 +1,4 @@
-"""Decodes clients' images: JPEGs, PNGs and raw pixels; others, and damaged ones, are refused with their fault."""
+"""Decodes clients' images: JPEG, PNG and raw pixels. Other formats and damaged images are refused with the reason."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from rocserve.backends.rocal.image import DecodedImage, Pixels, with_channels
 from rocserve.core.tensors import Buffer
 
 _SCANS_OF_LARGEST = 20
-"""How many scans the largest image may have; common progressive JPEGs have about ten, smaller ones may have more."""
+"""Scans that an image of the largest size may have; smaller images may have more. Common progressive JPEGs have about
+ten."""
 
 
 _PIXEL_FORMATS = {
@@ -32,20 +33,20 @@ _PIXEL_FORMATS = {
 
 
 class Decoder:
-    """Decodes JPEGs and PNGs, or takes raw pixels, as the options say; safe to use on several threads at once.
+    """Decodes JPEG and PNG, or accepts raw pixels, as the options say. Can be called from several threads at a time.
 
-    rocAL answers a bad image with another image's pixels; here it is an error that names the fault.
+    rocAL returns another image's pixels for a bad image. This decoder raises an error with the reason.
     """
 
     def __init__(self, color_format: ColorFormat, options: DecoderOptions) -> None:
-        """Raises: RuntimeError: libturbojpeg is not installed."""
+        """Raises RuntimeError if libturbojpeg is not installed."""
         self._color_format = color_format
         self._options = options
         self._library = None if options.is_raw else TurboJpeg()
 
     def decode(self, image: SourceImage) -> DecodedImage:
-        """The image as UINT8, height x width x channels, and its size before it was scaled. Raises: ImageError: neither
-        JPEG nor PNG, damaged or truncated, or above the limits."""
+        """Return the image as UINT8, height x width x channels, and its size before scaling. Raises ImageError if it is
+        neither JPEG nor PNG, damaged, truncated or above the limits."""
         if self._library is None:
             array = np.asarray(image)
             height, width = array.shape[:2]
@@ -59,7 +60,8 @@ class Decoder:
             header = libturbojpeg.read_jpeg_header(encoded)
             self._check_pixels(header.width, header.height)
             if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
-                # Hundreds of scans fit into some kilobytes, and each takes as long as the image is large.
+                # Hundreds of scans fit into some kilobytes, and decoding each takes time proportional to the image's
+                # size.
                 raise ImageError(
                     f"it is a JPEG that goes {header.scans} times over {header.width}x{header.height} pixels;"
                     f" {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows is the"
@@ -81,19 +83,19 @@ class Decoder:
         return DecodedImage(pixels, height, width)
 
     def _decode_jpeg(self, library: TurboJpeg, encoded: memoryview, header: ImageHeader) -> Pixels:
-        """With rocAL's rules: scaled while it is decoded, also up, to libjpeg's largest size that the limits allow.
+        """Decode a JPEG by rocAL's rules: libjpeg scales it, up or down, to its largest size within the limits.
 
-        Grey is replicated to the colour channels; for U8 the luma is taken. Four inks, which rocAL cannot decode,
-        become RGB as in OpenCV, Pillow and browsers: each file is taken as Adobe's programs write it, with 255 for no
-        ink.
+        Grey is replicated to the colour channels; U8 gets the luma. CMYK, which rocAL cannot decode, becomes RGB as in
+        OpenCV, Pillow and browsers: the file is read as Adobe's programs write it, with 255 for no ink.
         """
         numerator, denominator = self._options.limits.scaling_factor(header.width, header.height)
         width, height = (-(-side * numerator // denominator) for side in (header.width, header.height))
-        # The library does not see bytes behind the end of the image, zeros or another file.
+        # Bytes after the image's end, such as zeros or another file, are not passed to the library.
         encoded = encoded[: header.length]
         if header.components == 4:
             inks = library.decompress(encoded, width, height, libturbojpeg.CMYK)
-            # 255 = no ink: each takes its part of the light that black leaves: yellow blue, magenta green, cyan red.
+            # 255 = no ink. Each ink absorbs its part of the light that black leaves: yellow blue, magenta green, cyan
+            # red.
             cyan, magenta, yellow, black = cv2.split(inks)
             light = cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)
             return png.in_color_format(light, self._color_format)
@@ -107,7 +109,7 @@ class Decoder:
 
 
 _INSPECTED_BYTES = 512
-"""As many bytes as are inspected; text that is longer is known by its start."""
+"""Bytes that are inspected. A longer text is recognised by its beginning."""
 
 _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
     (re.compile(pattern, re.DOTALL | re.IGNORECASE if b"<" in pattern else re.DOTALL), name)
@@ -133,7 +135,8 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"/9j/", "a JPEG as base64 text; send its bytes"),
         (rb"iVBORw0KGgo", "a PNG as base64 text; send its bytes"),
         (rb"\s*(<!doctype html|<html|<head|<body)", "an HTML page"),
-        # A comment ends where it first can, once and for all: else many of them would be tried in every combination.
+        # The atomic group ends each comment at its first end mark. Otherwise many comments would be tried in every
+        # combination.
         (rb"\s*(<\?xml[^>]*>\s*)?(?><!--.*?-->\s*|<!doctype svg[^>]*>\s*)*<svg", "an SVG image"),
         (rb"\s*<\?xml", "XML text"),
         (rb"\s*[{\[]\s*[\"{\[\]}\d-]", "JSON text"),
@@ -146,7 +149,7 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
 
 
 def _without_signature(encoded: memoryview) -> str:
-    """What is wrong with bytes that do not begin as a JPEG or a PNG does."""
+    """Return what is wrong with data that begin like neither a JPEG nor a PNG."""
     expected = "a JPEG or a PNG is expected"
     if not len(encoded):
         return f"it is empty; {expected}"

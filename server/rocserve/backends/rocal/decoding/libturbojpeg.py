@@ -1,12 +1,13 @@
-"""JPEG files: their headers, and libturbojpeg's decompressor, by ctypes: what damage it finds is an error here.
+"""Reads JPEG headers, and decompresses JPEGs with libturbojpeg by ctypes. Damage that the library finds becomes an
+error.
 
-A header is found by walking the segments (ITU-T T.81, annex B). The entropy-coded data is skipped, so damage within it
-shows only in decoding; a file that was cut off, or that has something else in its middle, shows here.
+The header is found by walking the segments (ITU-T T.81, annex B), without the entropy-coded data. Thus a truncated
+file, or a foreign piece in its middle, is found here; damage within the data is found in decompression.
 
-libjpeg reports the first fault that it meets and none that follow. Where the first one is harmless, the
-image is decoded again without it: only so does it show whether it was the only one.
+libjpeg reports only the first fault. If it is harmless, the image is decompressed again without it, to find out whether
+it was the only one.
 
-A call gives the GIL back for as long as it runs. The functions are those of TurboJPEG 2.0, which later ones keep.
+A call releases the GIL while it runs. The functions are those of TurboJPEG 2.0, which later versions keep.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ _MARKER_AFTER_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """In entropy-coded data 0xFF is followed by 0x00 (a stuffed byte) or is a restart marker, 0xD0 to 0xD7."""
 
 _MAX_SIDE = 65_500
-"""Pixels that libjpeg reads; the format goes up to 65535."""
+"""Limit of libjpeg in pixels; the format's limit is 65535."""
 
 _START_OF_IMAGE, _END_OF_IMAGE, _START_OF_SCAN, _APPLICATION_1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""SOF markers; the three others define tables or are reserved."""
+"""SOF markers. The three other codes define tables or are reserved."""
 _SEQUENTIAL_FRAMES = frozenset((0xC0, 0xC1))
 _DECODABLE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
-"""Baseline, extended, progressive, and the latter two with arithmetic coding; not lossless, not hierarchical."""
+"""Baseline, extended, progressive, and the latter two with arithmetic coding. Neither lossless nor hierarchical."""
 
 _MAX_SEGMENTS = 10_000
-"""Far more than any picture has; a file made of empty segments only is not worth the time that it takes to walk."""
+"""Far more than any image has. It limits the time for a file of empty segments."""
 
 _EXIF = b"Exif\0\0"
-"""The name at the start of EXIF's segment; XMP uses APP1 as well."""
+"""Name at the start of EXIF's segment, because XMP also uses APP1."""
 
 _TRUNCATED = "Premature end of JPEG file: its end-of-image marker is missing, so part of it was cut off"
 
 
 def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageHeader:
-    """The header of a file that starts with SIGNATURE. Where the last bytes may be trusted, an image of one scan ends
-    with the file if an end marker is there. Raises: ImageError: it is truncated, its segments do not follow each other,
-    or its coding is not supported."""
+    """Return the header of a file that starts with SIGNATURE. With `trusts_last_bytes`, an end marker at the file's end
+    is taken as the end of an image of one scan. Raises ImageError if the file is truncated, its segments do not follow
+    each other, or its coding is not supported."""
     frame: tuple[int, int, int, int] | None = None
     orientation = None
     scans = 0
@@ -74,11 +75,11 @@ def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageH
         elif marker == _START_OF_SCAN:
             scans += 1
             if scans == 1 and frame is not None:
-                # All components are in the first scan: libjpeg reads no second one.
+                # If the first scan has all components, libjpeg reads no second scan.
                 is_one_scan = frame[0] in _SEQUENTIAL_FRAMES and body[:1] == bytes(frame[3:])
                 if is_one_scan and trusts_last_bytes and data[-2:] == END:
-                    # The end is there. A marker before it that does not belong there is found in decoding. Looking for
-                    # one here would take as long as a tenth of the decoding.
+                    # The end marker exists. Decoding finds any wrong marker before it. A search here would take a tenth
+                    # of the time that decoding takes.
                     return _header(frame, orientation or NOT_TURNED, len(data), 1)
             found = _MARKER_AFTER_SCAN.search(data, position)
             if found is None:
@@ -88,7 +89,7 @@ def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageH
 
 
 def _marker_at(data: memoryview, position: int) -> tuple[int, int]:
-    """The marker's code and the position behind it."""
+    """Return the marker's code and the position after it."""
     found = _MARKER.match(data, position)
     if found is None:
         if len(data) - position < 2:
@@ -115,7 +116,7 @@ def _segment_at(data: memoryview, position: int, marker: int) -> memoryview:
 
 
 def _read_frame(marker: int, body: memoryview) -> tuple[int, int, int, int]:
-    """The marker, height, width and number of components."""
+    """Return marker, height, width and number of components."""
     if marker not in _DECODABLE_FRAMES:
         raise ImageError(
             f"it is a lossless or hierarchical JPEG (frame header 0x{marker:02x}); baseline and progressive ones are"
@@ -146,23 +147,25 @@ _ADOBE, _YCCK = "Unknown Adobe color transform code", b"\x02"
 _REPAIRS = {
     # JFIF's segment, up to the first byte of its version.
     "Warning: unknown JFIF revision number": (rb"(\xff\xe0..JFIF\0).", b"\x01"),
-    # Adobe's segment, up to its last byte, becomes YCC, or YCCK below, for which libjpeg takes an unknown one.
+    # Adobe's segment, up to its last byte. The byte becomes YCC, or YCCK for CMYK, as libjpeg assumes for an unknown
+    # one.
     _ADOBE: (rb"(\xff\xee..Adobe.{6}).", b"\x01"),
-    # A start-of-scan segment for one to four components; its last three bytes, all coefficients then, are for
-    # progressive images only. Some cameras write them wrongly, and no decoder uses them.
+    # A start-of-scan segment for one to four components. The last three bytes, set to "all coefficients", only matter
+    # for progressive images. Some cameras write them wrongly, and no decoder uses them.
     "Invalid SOS parameters for sequential JPEG": (
         rb"(\xff\xda\0(?:\x08\x01.{2}|\x0a\x02.{4}|\x0c\x03.{6}|\x0e\x04.{8}))...",
         b"\0\x3f\0",
     ),
 }
-"""By the beginning of libjpeg's text: what comes before the fault and it, and the bytes in its place."""
+"""By the beginning of libjpeg's error text: a pattern of the wrong bytes and the bytes before them, and the
+replacement."""
 
 
 def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:
-    """The JPEG without the fault that libjpeg's text names; None where that is not harmless. Raises: ImageError: it is
-    truncated, which had not shown before."""
+    """Return the JPEG without the fault that libjpeg's text names; None = the fault is not harmless. Raises ImageError
+    if the file turns out to be truncated."""
     if found := _EXTRANEOUS.search(fault):
-        # Every pixel of the scan has been decoded by then, unless a restart marker is missing.
+        # By then every pixel of the scan has been decoded, unless a restart marker is missing.
         end = read_jpeg_header(encoded, trusts_last_bytes=False).length - len(END)
         return memoryview(bytes(encoded[: max(end - int(found[1]), 0)]) + END)
     for text, (pattern, right) in _REPAIRS.items():
@@ -182,14 +185,15 @@ _ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
 _FILENAMES = ("libturbojpeg.so.0", "libturbojpeg.so")
 
 _ATTEMPTS = 4
-"""How often a JPEG is decoded at most: as many times as there are harmless faults, and once without."""
+"""Maximum number of decompressions of one JPEG: one for each harmless fault, and one without faults."""
 
 
 class TurboJpeg:
-    """Safe to use on several threads at once: each call has its own decompressor."""
+    """Decompresses JPEGs. Can be called from several threads at a time, because each call has a separate
+    decompressor."""
 
     def __init__(self) -> None:
-        """Raises: RuntimeError: libturbojpeg is not installed, or older than 2.0."""
+        """Raises RuntimeError if libturbojpeg is not installed or older than 2.0."""
         library = _load()
         self._make = _function(library, "tjInitDecompress", ctypes.c_void_p)
         self._destroy = _function(library, "tjDestroy", ctypes.c_int, ctypes.c_void_p)
@@ -203,9 +207,9 @@ class TurboJpeg:
         )
 
     def decompress(self, encoded: memoryview, width: int, height: int, pixel_format: int) -> Pixels:
-        """The pixels as UINT8, height x width x channels: the image's own sides, or these scaled by one of libjpeg's
-        factors. Accurate DCT, smooth ("fancy") upsampling of chroma; no more than 500 scans are read. Raises:
-        ImageError: the image is damaged; the text is libjpeg's."""
+        """Return the pixels as UINT8, height x width x channels. The sides are the image's own, or scaled by one of
+        libjpeg's factors. Uses accurate DCT and smooth ("fancy") chroma upsampling, and reads at most 500 scans. Raises
+        ImageError with libjpeg's text if the image is damaged."""
         pixels = np.empty((height, width, _CHANNELS[pixel_format]), dtype=np.uint8)
         for _ in range(_ATTEMPTS):
             handle = self._make()
@@ -223,7 +227,7 @@ class TurboJpeg:
                     pixel_format,
                     _ACCURATE_DCT | _LIMIT_SCANS,
                 )
-                # The error, or else the first warning.
+                # The text of the error, or else of the first warning.
                 fault = self._error_text(handle).decode(errors="replace") if status else ""
             finally:
                 self._destroy(handle)
@@ -251,7 +255,8 @@ def _load() -> ctypes.CDLL:
         try:
             return ctypes.CDLL(filename)
         except OSError as error:
-            # The linker's words for a library that is nowhere; one that it needs may be missing as well.
+            # The linker says this if the library does not exist. Any other text may mean that a library it needs is
+            # missing.
             if not str(error).startswith(f"{filename}: cannot open shared object file"):
                 raise RuntimeError(f"{error}; libturbojpeg decodes JPEGs") from None
     raise RuntimeError(

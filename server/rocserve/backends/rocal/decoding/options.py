@@ -1,4 +1,4 @@
-"""The options of decoding: a pipeline file's "decoder" object and the model's parameters."""
+"""Holds the options of decoding, from a pipeline file's "decoder" object and the model's parameters."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rocserve.backends.rocal.schema import PipelineError
 DEFAULT_MAX_PIXELS = 100_000_000
 
 _LARGEST_FACTOR = 16
-"""Eighths; libjpeg scales by whole eighths."""
+"""In eighths, because libjpeg scales by whole eighths."""
 _LOWEST_TERMS = tuple(Fraction(eighths, 8).as_integer_ratio() for eighths in range(_LARGEST_FACTOR + 1))
-"""By eighths, as libturbojpeg wants them."""
+"""Fractions in lowest terms, as libturbojpeg needs them, by number of eighths."""
 
 
 class ColorFormat(enum.Enum):
-    """The channels and their order; the names are AMD Inference Server's."""
+    """Channels and their order, by AMD Inference Server's names."""
 
     RGB24 = "RGB24"
     BGR24 = "BGR24"
@@ -34,17 +34,17 @@ class ColorFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DecoderLimits:
-    """The box, in pixels, that a decoded image is scaled to fit; 0 = as large as it is."""
+    """Limits of a decoded image in pixels, which is scaled to fit them; 0 = no limit."""
 
     max_width: int = 1000
     max_height: int = 1000
 
     def scaling_factor(self, width: int, height: int) -> tuple[int, int]:
-        """For a JPEG: numerator and denominator of libjpeg's largest factor that fits, which may also enlarge. Raises:
-        ImageError: not even an eighth fits."""
+        """Return numerator and denominator of libjpeg's largest factor for a JPEG that fits the limits; it may enlarge
+        the image. Raises ImageError if not even an eighth fits."""
         if not self.max_width and not self.max_height:
             return 1, 1
-        # Scaled sides are rounded up, so a limit holds just if it does without rounding.
+        # Scaled sides are rounded up, so a limit holds exactly if it holds without rounding.
         eighths = _LARGEST_FACTOR
         if self.max_width:
             eighths = min(eighths, self.max_width * 8 // width)
@@ -59,29 +59,27 @@ class DecoderLimits:
         return _LOWEST_TERMS[eighths]
 
     def bounded(self, width: int, height: int) -> tuple[int, int]:
-        """For a PNG, which libjpeg does not scale: the size itself where it fits, else the largest of the same
-        proportions that does, of at least one pixel a side."""
+        """Return a PNG's size within the limits, in the same proportions, at least one pixel a side and never enlarged.
+        libjpeg's factors do not apply to a PNG."""
         scale = min(Fraction(self.max_width or width, width), Fraction(self.max_height or height, height), Fraction(1))
         return max(1, int(width * scale)), max(1, int(height * scale))
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """How images are taken in."""
-
     limits: DecoderLimits = DecoderLimits()
     max_pixels: int = DEFAULT_MAX_PIXELS
-    """Width times height of the image that is sent; more is refused before anything is decoded."""
+    """Limit of width times height of the sent image, checked before decoding."""
     exif: bool = False
-    """Whether an image is turned as its EXIF orientation says. rocAL does not."""
+    """Whether the EXIF orientation is applied. rocAL ignores it."""
     is_raw: bool = False
-    """Whether pixels are sent, in the channels and the order of the color format, and taken as they are, as rocAL's
-    RAW_UNCOMPRESSED; else the bytes of JPEG and PNG files."""
+    """Whether the client sends pixels, with the color format's channels, which are used unchanged as in rocAL's
+    RAW_UNCOMPRESSED; otherwise the bytes of JPEG and PNG files."""
 
     @staticmethod
     def read(table: dict[str, Any]) -> DecoderOptions:
-        """The options in a pipeline file's "decoder" object. Raises: PipelineError: a key that is unknown, of the wrong
-        kind, or of no meaning for raw pixels."""
+        """Return the options in a pipeline file's "decoder" object. Raises PipelineError if a key is unknown, of the
+        wrong kind, or meaningless for raw pixels."""
         values = schema.read_keys("decoder", table, _KEYS)
         is_raw = values["input"] == "raw"
         idle = [key for key in ("max_width", "max_height", "exif") if key in table]
@@ -93,7 +91,7 @@ class DecoderOptions:
         return DecoderOptions(limits, values["max_pixels"], values["exif"], is_raw)
 
     def at_most(self, max_pixels: int) -> DecoderOptions:
-        """The same with no more pixels than these."""
+        """Return the options with at most this number of pixels."""
         return dataclasses.replace(self, max_pixels=min(self.max_pixels, max_pixels))
 
 

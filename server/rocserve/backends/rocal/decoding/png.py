@@ -1,13 +1,13 @@
-"""PNG decoding, by libpng within OpenCV.
+"""Decodes PNGs with OpenCV's libpng.
 
-rocAL's external source decodes with TurboJPEG only and answers a PNG with stale memory, so what happens to one is this
-server's own rule, and that of OpenCV's imread and Pillow's convert("RGB"):
-- palettes are looked up, grey is replicated to the colour channels, 16 bits a sample become their upper 8;
-- an alpha channel and a transparent colour are dropped, not blended: a pixel shows the colour that is stored in it;
-- of an animation the default picture is taken; gamma and colour profiles mean nothing;
-- for U8, colours become grey by ITU-R BT.601's weights (.299, .587, .114);
-- an image larger than the decoder's limits is shrunk, by area averaging, to the largest size of the same proportions
-  that fits; one that fits is never enlarged.
+rocAL's external source decodes only JPEGs and returns stale memory for a PNG. Therefore the rules for PNGs are this
+server's, and the same as of OpenCV's imread and Pillow's convert("RGB"):
+- Palettes are looked up, grey is replicated to the colour channels, and 16 bits per sample become their upper 8.
+- An alpha channel and a transparent colour are dropped, not blended: a pixel has its stored colour.
+- Of an animation the default image is used. Gamma and colour profiles are ignored.
+- For U8, colours become grey by ITU-R BT.601's weights (.299, .587, .114).
+- An image above the decoder's limits is shrunk by area averaging to the largest size of the same proportions that fits.
+  No image is enlarged.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _IMAGE_HEADER = struct.Struct(">IIBBBBB")
 _MAX_SIDE = 2**31 - 1
 
 _LONGEST_SIDE = 1_000_000
-"""Pixels that libpng reads."""
+"""Limit of libpng in pixels."""
 
 _MAX_CHUNKS = 200_000
-"""More than the largest pictures have in the customary chunks of 8 KiB; walking them takes time."""
+"""More than the largest images have in the usual chunks of 8 KiB; limits the time for walking them."""
 
 _GREY, _RGB, _PALETTE, _GREY_ALPHA, _RGB_ALPHA = 0, 2, 3, 4, 6
 _BIT_DEPTHS = {
@@ -53,16 +53,16 @@ _PICTURE = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 class PngFile:
     header: ImageHeader
     picture: tuple[memoryview, ...]
-    """The chunks that make the pixels (IHDR, PLTE, IDAT, IEND), each whole with its length and its checksum."""
+    """The chunks of the image (IHDR, PLTE, IDAT, IEND), each with its length and checksum."""
 
 
 _Chunk = tuple[bytes, int, memoryview, memoryview]
-"""Its name, where it begins, its content, and all of it."""
+"""Name, position, content, and the whole chunk."""
 
 
 def read_png(data: memoryview) -> PngFile:
-    """The header and the chunks of a file that starts with SIGNATURE. Checksums are compared in the chunks that make
-    the picture. Raises: ImageError: it is truncated or damaged, or its header says what no PNG may."""
+    """Return header and chunks of a file that starts with SIGNATURE. Checks the checksums of the image's chunks. Raises
+    ImageError if the file is truncated or damaged, or its header has values that no PNG may have."""
     chunks = list(_chunks(data))
     for name, position, _, whole in chunks:
         if name in _PICTURE:
@@ -70,7 +70,7 @@ def read_png(data: memoryview) -> PngFile:
             if zlib.crc32(whole[4 : -_CHECKSUM.size]) != expected:
                 place = f"its {_shown(name)} chunk at byte {position}"
                 raise ImageError(f"Corrupt PNG data: the checksum of {place} is wrong")
-        elif not name[0] & 0x20:  # It is critical.
+        elif not name[0] & 0x20:  # The chunk is critical.
             raise ImageError(
                 f"it is a PNG that cannot be shown without its chunk {_shown(name)}, which no standard knows"
             )
@@ -91,7 +91,7 @@ def _shown(name: bytes) -> str:
 
 
 def _chunks(data: memoryview) -> Iterator[_Chunk]:
-    """All chunks up to the one that ends the file."""
+    """Yield all chunks up to IEND."""
     position = len(SIGNATURE)
     for _ in range(_MAX_CHUNKS):
         if position + _CHUNK.size > len(data):
@@ -111,7 +111,7 @@ def _chunks(data: memoryview) -> Iterator[_Chunk]:
 
 
 def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
-    """Width, height and colour type."""
+    """Return width, height and colour type."""
     name, _, body, _ = chunk
     if name != b"IHDR" or len(body) != _IMAGE_HEADER.size:
         raise ImageError(
@@ -134,9 +134,10 @@ def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
 
 
 def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) -> Pixels:
-    """The pixels as UINT8, height x width x channels, within the limits. Raises: ImageError: its data is damaged."""
+    """Return the pixels as UINT8, height x width x channels, within the limits. Raises ImageError if the data are
+    damaged."""
     as_grey = color_format is ColorFormat.U8 and file.header.components == 1
-    # Only what makes the picture reaches libpng: no text or profile that swells, no gamma, no second frame.
+    # Only the image's chunks reach libpng: no text or profile that may expand, no gamma, no second frame.
     encoded = np.frombuffer(b"".join((SIGNATURE, *file.picture)), dtype=np.uint8)
     try:
         pixels = cv2.imdecode(encoded, cv2.IMREAD_GRAYSCALE if as_grey else cv2.IMREAD_COLOR)
@@ -151,7 +152,7 @@ def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) 
 
 
 def in_color_format(pixels: Pixels, color_format: ColorFormat) -> Pixels:
-    """Of blue, green and red, or of one channel: height x width x channels."""
+    """Convert an image of blue, green and red, or of one channel, to height x width x channels."""
     if pixels.ndim == 3 and color_format is ColorFormat.U8:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2GRAY)
     elif color_format is ColorFormat.RGB24:

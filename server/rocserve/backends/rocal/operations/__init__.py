@@ -1,12 +1,12 @@
-"""The operations of a pipeline, with rocAL's semantics: one table for the CPU engine and for amd.rocal.
+"""Collects the operations of pipelines, which have rocAL's semantics: one table for the CPU engine and for amd.rocal.
 
-An operation takes images of UINT8 pixels and gives one of UINT8 or FP32. Sizes and positions are pixels unless said
-otherwise. In a pipeline file each reads the image of the step before it (the first one: what the decoder gives), unless
-its "inputs" name others: names that earlier steps were given by "name", or "decoded". What reads two always says. A
-measurement measures the image that was sent.
+An operation takes UINT8 images and returns one in UINT8 or FP32. Sizes and positions are in pixels unless stated
+otherwise. An operation reads the image of the previous step, and the first one the decoder's image. Its key "inputs"
+may name other images: the "name" of an earlier step, or "decoded"; an operation with two images requires it. A
+measurement measures the sent image.
 
-To add an operation, declare it in OPERATIONS of the module of its kind. Names in CamelCase are those of AMD Inference
-Server's JSON, names in snake_case those of amd.rocal's fn.
+To add an operation, declare it in OPERATIONS of a module here. Names in CamelCase are from AMD Inference Server's JSON,
+names in snake_case from amd.rocal's fn.
 """
 
 from __future__ import annotations
@@ -19,4 +19,4 @@ from rocserve.backends.rocal.operations.base import Measurement, Operation
 OPERATIONS: Mapping[str, Operation | Measurement] = {
     operation.name: operation for module in (resizing, cutting, geometry, levels) for operation in module.OPERATIONS
 }
-"""By the name in the JSON key "operation"."""
+"""By the value of the JSON key "operation"."""

@@ -1,4 +1,4 @@
-"""Declares operations: name and keys, the function that makes the pixels, the form in amd.rocal."""
+"""Declares operations: name, keys, the function that computes the pixels, and the form in amd.rocal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
 Values = Mapping[str, Any]
-"""Of an operation's keys, or the arguments made of them, by their names."""
+"""By name: values of an operation's keys, or the arguments made of them."""
 
 _NAMES_IN_FN = {
     "dest_width": "resize_width",
@@ -43,32 +43,32 @@ _NAMES_IN_FN = {
     "roi_pos_x": "crop_pos_x",
     "roi_pos_y": "crop_pos_y",
 }
-"""The keys that amd.rocal's fn, or most of its functions, call otherwise: how arguments are called here."""
+"""Argument names of keys whose names differ in amd.rocal's fn, or in most of its functions."""
 
 Tensor = Any
-"""rocAL's handle on an image of the graph, or on a batch's result."""
+"""rocAL's handle of an image in the graph, or of a batch's result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the graph that is to be made: its place, sources and result."""
+    """A node that is added to rocAL's graph."""
 
     binding: Binding
     handle: Any
     """Of the rocAL pipeline."""
     layout: Any
     datatype: Any
-    """Both of amd.rocal.types."""
+    """Layout and datatype are of amd.rocal.types."""
     images: Sequence[Tensor]
-    """Its sources."""
+    """The node's sources."""
     source: ResultExtent
-    """The (first) of them, as far as its size is the same for all images."""
+    """Extent of the first source, as far as it is the same for all images."""
     is_grey: bool
-    """Grey images are planes in rocAL, colour ones are not."""
+    """In rocAL grey images are planes, and colour images are not."""
     batch_size: int
 
     def call(self, function_name: str, keywords: Values) -> Tensor:
-        """Adds it by a function of `fn`."""
+        """Add the node through a function of `fn`."""
         function = getattr(self.binding.functions, function_name)
         formats = {"output_layout": self.layout, "output_dtype": self.datatype, "output_datatype": self.datatype}
         accepted = inspect.signature(function).parameters
@@ -79,7 +79,7 @@ class Node:
         )
 
     def _keyword(self, key: str, value: Any) -> Any:
-        """A key's value as fn takes it."""
+        """Convert a key's value for fn."""
         if isinstance(value, bool):
             return int(value)
         if isinstance(value, tuple):
@@ -92,66 +92,68 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class AmdForm:
-    """An operation's form in amd.rocal, and the cases that amd.rocal cannot do.
+    """Describes an operation in amd.rocal, and the cases that amd.rocal cannot process.
 
-    Most operations have the name and the keywords of a function of amd.rocal's `fn`; of these nothing is declared but
-    what else is to be known. `Values` are the operation's arguments.
+    Most operations have the name and keywords of a function in amd.rocal's `fn` and need few of these fields. The
+    argument `Values` of the functions are the operation's arguments.
     """
 
     function: str | None = None
-    """Of `fn`, which takes the operation's keys as keywords; None = that of its name, or none where `make` is."""
+    """Function of `fn` that takes the operation's keys; None = the one with the operation's name, or none if `make` is
+    given."""
     make: Callable[[Node, Call], Tensor] | None = None
-    """Adds the node, where more is to be done than to call that function."""
+    """Adds the node if a call of the function is not enough."""
     gives_floats: Callable[[Values], bool] = lambda arguments: False
-    """Whether FP32 can be had. Where not, UINT8 is asked for and converted: RPP's kernels that write FP32 for UINT8 are
-    those that normalise; of all other operations rocAL leaves an FP32 tensor unwritten, and says nothing."""
+    """Whether rocAL can return FP32; otherwise UINT8 is requested and converted. Only RPP's normalising kernels convert
+    UINT8 to FP32; for all other operations rocAL silently leaves an FP32 tensor unwritten."""
     gives_layouts: bool = False
-    """Whether rocAL can hand out channels first or last as asked for. Where not, it keeps the source's layout."""
+    """Whether rocAL can return either layout; otherwise it keeps the source's layout."""
     only_planes: bool = False
-    """Whether an output is to be asked for with its channels first, since rocAL's kernel for the other layout errs."""
+    """Whether an output must be requested as NCHW, because rocAL's kernel for NHWC is wrong."""
     fills_result: bool = False
-    """Whether all of the result is written, though rocAL calls less of it valid."""
+    """Whether the whole result is written, although rocAL reports a smaller valid part."""
     refusal: Callable[[Values, ResultExtent], str | None] = lambda arguments, source: None
-    """Why it cannot be done, given the known extent of its source; None = it can."""
+    """Returns the reason why rocAL cannot run the operation, given its source's known extent; None = it can."""
     misfit: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
-    """Why an image cannot be worked on, where rocAL would read other memory; None = it can. The extent is what was
-    known of the valid part of the source when the graph was made; height and width are this image's."""
+    """Returns the reason why an image cannot be processed, because rocAL would read other memory; None = it can. The
+    extent is the source's valid part, as known when the graph was built; height and width are this image's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """An operation that a pipeline may name. Its functions are safe to call on several threads at once."""
+    """Describes an operation of a pipeline. Its functions can be called from several threads at a time."""
 
     name: str
-    """By which JSON's "operation" calls it."""
+    """Value of the JSON key "operation"."""
     keys: Mapping[str, Key]
-    """The JSON keys that it takes, beyond those that all take."""
+    """Its JSON keys, in addition to the common ones."""
     run: Callable[..., Pixels | Callable[[Part], Pixels]]
-    """Of the images that it reads, the result's extent, whether FP32 is wanted, and the arguments by their names: the
-    result's pixels from the top left, as UINT8, or what makes them later, or, where that differs and is wanted, as FP32
-    without rounding and clamping. Raises PixelsError where it cannot be done with these images."""
+    """Takes the images, the result's extent, whether FP32 is wanted, and the arguments by name. Returns the result's
+    pixels from the top left as UINT8, or a function that makes them later; or, if FP32 is wanted and differs, FP32
+    without rounding and clipping. Raises PixelsError if it cannot process these images."""
     extent: Callable[..., ResultExtent]
-    """Of the extents of what it reads, and the arguments: the result's. Raises ValueError where there can be none."""
+    """Takes the sources' extents and the arguments, and returns the result's extent. Raises ValueError if there is
+    none."""
     arguments: Callable[..., Values] = dict
-    """Of the keys' values by their names in fn: what `run` and `extent` take. Raises ValueError, with a text that names
-    the keys, where values are wrong only together."""
+    """Takes the keys' values by their names in fn, and returns the arguments of `run` and `extent`. Raises ValueError,
+    with the names of the keys, if values contradict each other."""
     ignored_keys: Mapping[str, Key] = field(default_factory=dict)
-    """Keys that rocAL takes and that mean nothing for an image; checked and dropped."""
+    """Keys of rocAL without a meaning for an image; checked and dropped."""
     channel_keys: tuple[str, ...] = ()
-    """Keys with a value for each channel."""
+    """Keys with a value per channel."""
     normalises: bool = False
-    """Whether `channel_keys` are a mean and a deviation that the pipeline brings to one value a channel, for levels of
-    0..255; then the operation takes "mean_std_range"."""
+    """Whether `channel_keys` are a mean and a deviation. The pipeline expands them to one value per channel for levels
+    of 0..255, and the operation gets the key "mean_std_range"."""
     colour_only: bool = False
-    """Whether it needs three channels."""
+    """Whether images must have three channels."""
     default_datatype: DataType = DataType.UINT8
-    """That of the output, where neither the pipeline nor the configuration says."""
+    """Of the output, if neither the pipeline nor the configuration has one."""
     sources: int = 1
-    """How many images it reads."""
+    """Number of images that it reads."""
     amd: AmdForm = AmdForm()
 
     def __call__(self, **values: Any) -> Call:
-        """Raises: ValueError: values are wrong together."""
+        """Raises ValueError if the values contradict each other."""
         return Call(
             self, values, self.arguments(**{_NAMES_IN_FN.get(key, key): value for key, value in values.items()})
         )
@@ -159,7 +161,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """Measures the image that was sent; always an output, never read by another operation."""
+    """Measures the sent image. It is always an output, and no operation reads it."""
 
     name: str
     datatype: DataType
@@ -177,7 +179,8 @@ class Call:
     arguments: Values
 
     def run(self, *images: Image, as_float: bool) -> Image:
-        """Raises: PixelsError: the images do not fit, the result would be too large, or see Operation.run."""
+        """Raises PixelsError if the images do not fit each other or the result would be too large; see
+        Operation.run."""
         try:
             result = self.extent(*(image.extent for image in images))
             result.check()
@@ -189,17 +192,16 @@ class Call:
         return Image(pixels, result)
 
     def extent(self, *sources: ResultExtent) -> ResultExtent:
-        """See Operation.extent."""
         return self.operation.extent(*sources, **self.arguments)
 
 
 def in_place(
     name: str, process: Callable[..., Pixels], keys: Mapping[str, Key] | None = None, **options: Any
 ) -> Operation:
-    """Declares an operation that changes the valid part of an image and leaves all sizes as they are.
+    """Declare an operation that changes the valid part of an image and keeps all sizes.
 
-    `process` makes of the valid part, which it leaves as it is, one of the same size, UINT8. FP32 holds whole levels
-    too: rocAL has kernels from UINT8 to UINT8 alone for these operations.
+    `process` takes the valid part, without changing it, and returns UINT8 of the same size. An FP32 output has integer
+    levels too, because rocAL's kernels for these operations only write UINT8.
     """
 
     def run(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
@@ -209,9 +211,10 @@ def in_place(
 
 
 def by_levels(name: str, levels: Callable[..., Pixels], keys: Mapping[str, Key], **options: Any) -> Operation:
-    """Declares an operation that gives each level another one, whatever its neighbours.
+    """Declare an operation that replaces each level independently of its neighbours.
 
-    `levels` makes of 0..255, FP32, the new levels, rounded but not clamped: one row, or one for each channel.
+    `levels` takes the levels 0..255 as FP32 and returns the new ones, rounded but not clipped: one row, or one per
+    channel.
     """
 
     def process(pixels: Pixels, **arguments: Any) -> Pixels:

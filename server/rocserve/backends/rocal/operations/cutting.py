@@ -1,5 +1,6 @@
-"""Operations that cut a part out of an image, and may normalise or resize it: AMD Inference Server's by its JSON, and
-those of amd.rocal's fn. What cuts a part out and stretches it hands on as much as the part had.
+"""Declares operations that crop an image and may normalise or resize it: AMD Inference Server's and amd.rocal's fn's.
+
+The valid part of a stretched crop is as large as the crop was.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from rocserve.core.datatypes import DataType
 
 
 def _limited(wanted: int, available: int | None) -> int | None:
-    """A side of a crop: as asked for, at most as available; None where that is not known."""
+    """Return a crop's side: as wanted, at most the available one; None = unknown."""
     return None if available is None else min(wanted, available)
 
 
 @dataclass(frozen=True, slots=True)
 class _PartRule:
-    """The part of an image that an operation takes, by its arguments."""
+    """Determines the part of an image that an operation takes."""
 
     find: Callable[..., tuple[int, int, Extent]]
-    """Its top, left and size, of the extent of the source, as far as that is known, and the arguments."""
+    """Takes the source's extent, as far as it is known, and the arguments. Returns the part's top, left and size."""
     misfit: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
     """See AmdForm.misfit."""
 
@@ -56,11 +57,11 @@ class _PartRule:
 
 
 def _cut_start(position: float, size: int, available: int | None) -> int:
-    """Where a crop of a side begins, in whole pixels (fractions are cut off; a position at or beyond the side's end
-    counts as 0), moved back into the side where that is known.
+    """Return the start of a crop along one side, moved back into the side if the side is known.
 
-    rocAL cuts at one position for all images, and reads other memory where the crop reaches out of one. So it is given
-    this start where the image's size is known, as the CPU engine takes it; else `_overhang` refuses such an image.
+    Fractions are truncated, and a position at or beyond the side's end counts as 0. rocAL crops at one position for all
+    images, and reads other memory if the crop exceeds an image. If the image's size is known, rocAL gets this start,
+    like the CPU engine. Otherwise `_overhang` refuses such an image.
     """
     start = int(position)
     if available is None:
@@ -84,8 +85,8 @@ def _overhang(arguments: Values, known: Extent, height: int, width: int) -> str 
 
 
 def _crop(start_of: Callable[[float, int, int], int]) -> _PartRule:
-    """A crop of the size that is asked for, at most the full side; `start_of` finds the start of a side by the position
-    that is asked for, the crop's length and the side's."""
+    """Return a rule for a crop of the wanted size, at most the full side. `start_of` takes the wanted position, the
+    crop's length and the side's length, and returns the crop's start."""
 
     def find(
         source: Extent, crop_height: int, crop_width: int, crop_pos_x: float = 0, crop_pos_y: float = 0, **others: Any
@@ -103,14 +104,14 @@ def _crop(start_of: Callable[[float, int, int], int]) -> _PartRule:
 
 
 _BY_POSITION = replace(_crop(_cut_start), misfit=_overhang)
-# Both round half to even, as rocAL does; a fraction is that of the room that the crop leaves, in 32 bits: 0 = left or
-# top, 0.5 = centre, 1 = right or bottom.
+# Both round half to even, as rocAL does. A fraction, in 32 bits, is of the room that the crop leaves: 0 = left or top,
+# 0.5 = centre, 1 = right or bottom.
 _CENTRAL = _crop(lambda position, length, side: round((side - length) / 2))
 _BY_FRACTION = _crop(lambda fraction, length, side: int(np.rint(np.float32(fraction) * np.float32(side - length))))
 
 
 def _by_one_size(crop: tuple[int, ...], crop_h: int, crop_w: int, **others: Any) -> Values:
-    """The size by `crop`, [height, width] or [depth, height, width], or by the crop's sides."""
+    """Return the size from `crop`, [height, width] or [depth, height, width], or from `crop_h` and `crop_w`."""
     height, width = (crop[-2], crop[-1]) if any(crop) else (crop_h, crop_w)
     if any(crop) == any((crop_h, crop_w)) or not height or not width:
         raise ValueError(
@@ -172,7 +173,7 @@ def _amd_slice(node: Node, call: Call) -> Tensor:
 
 
 def _slice_refusal(arguments: Values, source: ResultExtent) -> str | None:
-    # fn.slice takes its anchor from another tensor only; a slice that stays in the image is a crop.
+    # fn.slice takes its anchor only from another tensor. A slice within the image is equal to a crop.
     policy = arguments["out_of_bounds_policy"]
     if policy == "ERROR":
         return None
@@ -190,11 +191,11 @@ def _cut_and_normalise(
     mirror: bool,
     **crop: Any,
 ) -> Pixels:
-    """level / std - mean / std for each channel."""
+    """Return level / std - mean / std for each channel."""
     part = _BY_FRACTION.cut(image, **crop)
     if mirror:
         part = with_channels(cast(Pixels, cv2.flip(part, 1)))
-    # Channel by channel: OpenCV looks levels up faster in one table than in three, and outputs mostly are planes.
+    # OpenCV's lookup is faster with one table per channel than with three in one, and most outputs are planes.
     tables = _normalised_levels(mean, std, as_float)
     planes = np.empty((part.shape[2], *part.shape[:2]), tables.dtype)
     for channel, table, plane in zip(cv2.split(part), tables, planes, strict=True):
@@ -204,8 +205,8 @@ def _cut_and_normalise(
 
 @lru_cache
 def _normalised_levels(mean: tuple[float, ...], std: tuple[float, ...], as_float: bool) -> Pixels:
-    """The result for each channel and each of the 256 levels, channels x 256."""
-    # In 32 bits with one fused multiplication and addition, as RPP has it: the product is exact in 64 bits.
+    """Return the result for each of the 256 levels, channels x 256."""
+    # In 32 bits with one fused multiply-add, as in RPP; the product is exact in 64 bits.
     factor = np.float32(1) / np.asarray(std, dtype=np.float32)
     offset = -(np.asarray(mean, dtype=np.float32) * factor)
     table = (factor[:, np.newaxis] * np.arange(256, dtype=np.float64) + offset[:, np.newaxis]).astype(np.float32)
@@ -219,7 +220,7 @@ def _amd_cut_and_normalise(node: Node, call: Call) -> Tensor:
 
 
 _NARROWEST, _WIDEST = 0.75, 1.333
-"""The bounds of the aspect ratio where the part that is asked for does not fit."""
+"""Bounds of the aspect ratio if the wanted part does not fit."""
 
 
 def _area(
@@ -230,10 +231,10 @@ def _area(
     y_drift: float,
     **others: float,
 ) -> tuple[int, int, Extent]:
-    """A part by its share of the image's area and its width over its height.
+    """Return a part by its share of the image's area, and its aspect ratio (width / height).
 
-    The drifts are fractions of the room that the part leaves. Where the part does not fit, the largest central part
-    with an aspect ratio from 0.75 to 1.333 is taken.
+    The drifts are fractions of the room that the part leaves. If the part does not fit, the result is the largest
+    central part with an aspect ratio from 0.75 to 1.333.
     """
     if not source.is_known:
         return 0, 0, Extent(None, None)
@@ -262,18 +263,19 @@ _AREA = _PartRule(_area, _area_misfit)
 
 
 def _amd_resize_area(node: Node, call: Call) -> Tensor:
-    # rocAL's own CropResizeFixed is not bound, but it is fn's resize_crop with constant parameters.
+    # CropResizeFixed has no Python binding, but equals fn's resize_crop with constant parameters.
     return node.call("resize_crop", call.arguments)
 
 
 def _corner(source: Extent, crop_w: int, crop_h: int, **others: Any) -> tuple[int, int, Extent]:
-    """The top left: the operations' names say otherwise, but rocAL crops first. 0 or too large: the full side."""
+    """Return the top left part: contrary to the operations' names, rocAL crops first. A side of 0 or too large = the
+    full side."""
     sides = ((crop_h, source.height), (crop_w, source.width))
     return 0, 0, Extent(*(_limited(wanted, side) if wanted else side for wanted, side in sides))
 
 
 def _amd_resize_corner(node: Node, call: Call) -> Tensor:
-    # Not fn.resize_crop_mirror, which hands the crop's sides on in the wrong order.
+    # fn.resize_crop_mirror is not used, because it passes the crop's sides in the wrong order.
     native = node.binding.native
     width, height, crop_w, crop_h, mirror = (
         call.arguments[key] for key in ("resize_width", "resize_height", "crop_w", "crop_h", "mirror")
@@ -296,8 +298,8 @@ def _amd_resize_roi(node: Node, call: Call) -> Tensor:
 def _stretching(
     name: str, keys: Mapping[str, Key], rule: _PartRule, make: Callable[[Node, Call], Tensor], **options: Any
 ) -> Operation:
-    """Declares an operation that stretches a part, with the arguments of its rule, `resize_width`, `resize_height` and
-    those of `resized`; `make` adds it to rocAL's graph."""
+    """Declare an operation that stretches a part. Its arguments are those of the rule and of `resized`, `resize_width`
+    and `resize_height`. `make` adds it to rocAL's graph."""
 
     def run(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
         return resized(rule.cut(image, **arguments), result.size, as_float, **arguments)
@@ -353,7 +355,7 @@ OPERATIONS = (
             "anchor": schema.list_of(schema.size, (2,), "places in pixels, [top, left]"),
             "shape": schema.list_of(schema.positive_size, (2,), "sizes in pixels, [height, width]"),
             "fill_values": schema.list_of(schema.number, (1,), "number")((0.0,)),
-            # The part outside of the image is an error, the fill value, or left away.
+            # What to do with the part outside of the image: an error, the fill value, or leave it out.
             "out_of_bounds_policy": schema.choice("ERROR", "PAD", "TRIMTOSHAPE")("ERROR"),
         },
         _slice,
@@ -403,7 +405,7 @@ OPERATIONS = (
         "resize_crop",
         {
             **_DESTINATION_OF_FN,
-            # rocAL draws values that are left out at random.
+            # These keys are required, because rocAL uses random values instead of defaults.
             "crop_area_factor": schema.area,
             "crop_aspect_ratio": schema.positive_number,
             "x_drift": schema.fraction,
@@ -423,7 +425,7 @@ OPERATIONS = (
         {**_DESTINATION_OF_FN, "crop_w": schema.size(0), "crop_h": schema.size(0), **MIRROR_OF_FN},
         _PartRule(_corner),
         _amd_resize_corner,
-        # rocAL's Python module hands the crop's sides on in the wrong order.
+        # rocAL's Python module passes the crop's sides in the wrong order.
         arguments=lambda crop_w, crop_h, **others: {"crop_w": crop_h, "crop_h": crop_w, **others},
     ),
     _stretching(

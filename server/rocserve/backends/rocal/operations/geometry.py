@@ -1,4 +1,4 @@
-"""Operations that move pixels to other places, by straight lines or as lenses do."""
+"""Declares operations that move pixels, linearly or like a lens."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rocserve.backends.rocal.sampling import bilinear_places, nearest_places
 
 
 def _flip(pixels: Pixels, horizontal: bool, vertical: bool) -> Pixels:
-    """Mirrors left to right where `horizontal`, top to bottom where `vertical`."""
+    """Mirror left to right if `horizontal`, top to bottom if `vertical`."""
     if not horizontal and not vertical:
         return pixels
-    # OpenCV's 1 mirrors left to right, 0 top to bottom, -1 both.
+    # OpenCV's code 1 mirrors left to right, 0 top to bottom, -1 both.
     code = 1 if not vertical else -1 if horizontal else 0
     return with_channels(cast(Pixels, cv2.flip(pixels, code)))
 
 
 def _fish_eye(pixels: Pixels) -> Pixels:
-    """What a fish-eye lens shows: an ellipse that fills the image, black outside.
+    """Apply a fish-eye lens: an ellipse that fills the image, black outside.
 
     With x and y from -1 to 1 and their distance d from the middle, a pixel is read at (d + 1 - sqrt(1 - d * d)) / 2 in
     the same direction.
@@ -47,16 +47,16 @@ def _fish_eye(pixels: Pixels) -> Pixels:
 
 @kept_by_size
 def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
-    """For each pixel the one to read, counted along the rows, and whether there is none."""
+    """Return for each pixel the index of the source pixel, counted along the rows, and whether there is none."""
     y = (np.arange(0, 2 * height, 2, dtype=np.float32) / np.float32(height) - np.float32(1))[:, np.newaxis]
     x = (np.arange(width, dtype=np.float32) * np.float32(2 / width) - np.float32(1))[np.newaxis]
     distance = np.sqrt(y * y + x * x)
     outside = distance > 1
     seen = (distance + np.float32(1) - np.sqrt(np.maximum(np.float32(1) - distance * distance, 0))) / np.float32(2)
     scale = seen / np.maximum(distance, np.float32(1e-9))
-    # The middle reads itself, by whatever direction.
+    # At the middle, where the direction is undefined, any direction gives the middle.
     middle_y, middle_x = scale * y + np.float32(1), np.where(distance > 0, scale * x, seen) + np.float32(1)
-    # RPP's vector loop halves an odd side with its fraction cut off. It takes four pixels that all lie in the ellipse.
+    # RPP's vector loop truncates half of an odd side. It processes four pixels if all four are in the ellipse.
     whole = width - width % 4
     by_four = np.zeros((height, width), dtype=np.bool_)
     by_four[:, :whole] = np.repeat(~outside[:, :whole].reshape(height, whole // 4, 4).any(axis=2), 4, axis=1)
@@ -70,10 +70,9 @@ def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
 
 
 def _lens_correction(pixels: Pixels, camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]) -> Pixels:
-    """Takes a lens's distortion away, by Brown and Conrady's model.
+    """Correct a lens's distortion by Brown and Conrady's model.
 
-    `camera_matrix` is [fx, cx, fy, cy], in pixels of the image that the operation sees; `distortion_coeffs` is
-    [k1, k2, p1, p2, k3].
+    `camera_matrix` is [fx, cx, fy, cy], in pixels of the valid part; `distortion_coeffs` is [k1, k2, p1, p2, k3].
     """
     return _undistorted_places(*pixels.shape[:2], camera_matrix, distortion_coeffs)(pixels)
 
@@ -99,7 +98,7 @@ def _undistorted_places(
 
 
 def _fma(factor: Pixels | np.float32, other: Pixels | np.float32, summand: Pixels | np.float32) -> Pixels:
-    """factor * other + summand, rounded to FP32 once."""
+    """Return factor * other + summand, rounded to FP32 once."""
     return cast(Pixels, (np.float64(1) * factor * other + summand).astype(np.float32))
 
 
@@ -110,7 +109,7 @@ def _camera(camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ..
 
 
 def _amd_lens_correction(node: Node, call: Call) -> Tensor:
-    # fn.lens_correction hands on one camera, where rocAL wants a list with one for each image.
+    # fn.lens_correction passes one camera, but rocAL needs a list with one per image.
     native = node.binding.native
     camera, distortion = native.CameraMatrix(), native.DistortionCoeffs()
     camera.fx, camera.cx, camera.fy, camera.cy = call.values["camera_matrix"]
@@ -131,7 +130,7 @@ def _amd_transpose(node: Node, call: Call) -> Tensor:
 
 
 def _part_refusal(arguments: Values, source: ResultExtent) -> str | None:
-    """Of operations after which rocAL loses track of the valid part."""
+    """Refuse an operation after which rocAL does not know the valid part."""
     if source.size.is_known and source.size == source.valid:
         return None
     return "rocAL does this only with images that all have one size; resize to a fixed size before"
@@ -154,11 +153,11 @@ def _move(
     interpolation_type: str,
     **size: int,
 ) -> Pixels:
-    """Reads each pixel of the result at a place that is found by a matrix; what lies outside is black.
+    """Move pixels by a matrix; what lies outside is black.
 
-    `matrix` is a, b, c, d, e, f of column = a x + b y + c, row = d x + e y + f. The middle of the valid part (its half
-    sizes, rounded down) is where places are counted from, on both sides. As many rows and columns are made as the
-    source has; they are the top left of the result.
+    `matrix` is a, b, c, d, e, f of column = a x + b y + c, row = d x + e y + f. On both sides places are counted from
+    the middle of the valid part, half its size rounded down. The moved image has the source's size and is the top left
+    of the result.
     """
     source = image.valid
     return _affine_places(*source.shape[:2], matrix, interpolation_type == "LINEAR")(source)
@@ -178,10 +177,9 @@ def _affine_places(height: int, width: int, matrix: tuple[float, ...], is_linear
 
 
 def _rows_and_columns(matrix: tuple[float, ...], height: int, width: int, lanes: int) -> tuple[Pixels, Pixels]:
-    """Rows and columns, FP32, added up along a row as RPP does it: by whole blocks of `lanes` columns, and one by one
-    in the rest.
+    """Return FP32 rows and columns, added up along a row as in RPP: by blocks of `lanes` columns, the rest one by one.
 
-    Where a picture is turned by right angles, what falls just outside of it depends on such roundings.
+    If an image is turned by right angles, these roundings decide which pixels fall just outside of it.
     """
     blocks = width // lanes
     places = []
@@ -189,7 +187,7 @@ def _rows_and_columns(matrix: tuple[float, ...], height: int, width: int, lanes:
         (matrix[3], matrix[4], matrix[5], height // 2),
         (matrix[0], matrix[1], matrix[2], width // 2),
     ):
-        # The first column's places are found in 64 bits.
+        # The places in the first column are computed in 64 bits.
         from_middle = np.arange(height, dtype=np.float64) - height // 2
         start = (by_row * from_middle + offset - along * (width // 2) + half).astype(np.float32)
         step = np.float32(along)
@@ -206,7 +204,7 @@ def _rows_and_columns(matrix: tuple[float, ...], height: int, width: int, lanes:
 
 
 def _nearest(places: Pixels) -> Pixels:
-    """Half to even, except in the last (width modulo 4) columns: half away from zero."""
+    """Round half to even, but in the last (width modulo 4) columns half away from zero."""
     nearest: Pixels = np.rint(places)
     rest = places[:, places.shape[1] - places.shape[1] % 4 :]
     nearest[:, places.shape[1] - places.shape[1] % 4 :] = np.copysign(np.floor(np.abs(rest) + np.float32(0.5)), rest)
@@ -214,16 +212,16 @@ def _nearest(places: Pixels) -> Pixels:
 
 
 def _by_angle(angle: float, **others: Any) -> Values:
-    """Turns the picture by `angle` degrees, counter-clockwise."""
+    """Rotate by `angle` degrees counter-clockwise."""
     radians = float(np.float32(angle * 0.0174532925))
     cosine, sine = math.cos(radians), math.sin(radians)
     return {"matrix": (cosine, -sine, 0.0, sine, cosine, 0.0), **others}
 
 
 def _by_matrix(matrix: tuple[float, ...], **others: Any) -> Values:
-    """Reads each pixel (x, y) at (m0 x + m2 y + m1, m3 x + m4 y + m5), `matrix` being [m0, ..., m5].
+    """Read each pixel (x, y) at (m0 x + m2 y + m1, m3 x + m4 y + m5), where `matrix` is [m0, ..., m5].
 
-    The odd order is rocAL's: on the way to the kernel the second number and the third change places.
+    The order is rocAL's, which exchanges the second and the third number on the way to the kernel.
     """
     first, second, third, *rest = matrix
     return {"matrix": (first, third, second, *rest), **others}
@@ -256,7 +254,7 @@ OPERATIONS = (
     ),
     Operation(
         "rotate",
-        # rocAL draws an angle that is left out at random.
+        # The angle is required, because rocAL uses a random one as its default.
         {"angle": schema.number, **_DESTINATION},
         _move,
         _moved_extent,
@@ -265,7 +263,7 @@ OPERATIONS = (
     ),
     Operation(
         "warp_affine",
-        # rocAL's default is a matrix of zeros, which shows the middle pixel everywhere.
+        # The matrix is required, because rocAL's default of zeros shows the middle pixel everywhere.
         {"matrix": schema.list_of(schema.number, (6,), "numbers"), **_DESTINATION},
         _move,
         _moved_extent,

@@ -1,8 +1,8 @@
-"""Operations that change levels: by a table, by hue and saturation, by a pixel's neighbours or its place, by another
-image or by all levels; and those that pass an image on or measure it.
+"""Declares operations on levels: by a table, by hue and saturation, by a pixel's neighbours or place, by another image
+or by all levels; and operations that copy or measure an image.
 
-The first channel counts as red, whatever the decoder's colour format is, as in rocAL. rocAL draws at random what has no
-default here.
+As in rocAL, the first channel counts as red, whatever the decoder's colour format is. Keys without a default are
+required here, because rocAL uses random values instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rocserve.core.datatypes import DataType
 
 
 def _fused(levels: Pixels, factor: float, summand: float) -> Pixels:
-    """level * factor + summand, rounded to FP32 once, as a processor's fused multiply-add does it."""
+    """Return level * factor + summand, rounded to FP32 once, as by a fused multiply-add."""
     product = levels.astype(np.float64) * np.float64(np.float32(factor))
     return cast(Pixels, (product + np.float64(np.float32(summand))).astype(np.float32))
 
@@ -40,7 +40,7 @@ def _brightness(levels: Pixels, brightness: float, brightness_shift: float) -> P
 
 
 def _gamma_correction(levels: Pixels, gamma: float) -> Pixels:
-    """(level / 255) ** gamma * 255, cut off rather than rounded."""
+    """(level / 255) ** gamma * 255, truncated."""
     fractions = levels * np.float32(1 / 255)
     powers = (fractions.astype(np.float64) ** np.float64(np.float32(gamma))).astype(np.float32)
     return cast(Pixels, np.trunc(powers.astype(np.float64) * 255))
@@ -51,10 +51,10 @@ _THIRD, _HALF, _TWO_THIRDS = np.float32(2 / 6), np.float32(3 / 6), np.float32(4 
 
 
 class _Saturated:
-    """The hue and saturation of an image as RPP's older kernels find them: fractions, FP32, one plane each."""
+    """Holds hue and saturation of an image as fractions, FP32, one plane each, computed as in RPP's older kernels."""
 
     def __init__(self, pixels: Pixels) -> None:
-        # Constants are built and applied as there: the levels of many results lie in the middle between two whole ones.
+        # Constants are computed and applied as in RPP, because many results are in the middle between two integers.
         red, green, blue = (plane.astype(np.float32) * (_ONE / np.float32(255)) for plane in cv2.split(pixels))
         self.value = np.maximum(np.maximum(green, blue), red)
         chroma = self.value - np.minimum(np.minimum(green, blue), red)
@@ -67,7 +67,7 @@ class _Saturated:
         self.saturation = chroma / np.where(is_grey, _ONE, self.value)
 
     def pixels(self) -> Pixels:
-        """Back to red, green and blue."""
+        """Convert back to red, green and blue."""
         shares = (
             np.abs(self.hue - _HALF) * np.float32(6) - np.float32(2),
             _ONE - np.abs(self.hue - _THIRD) * np.float32(6),
@@ -83,7 +83,7 @@ class _Saturated:
 
 
 def _hue(pixels: Pixels, hue: float) -> Pixels:
-    """Turns the hue by `hue` degrees."""
+    """Turn the hue by `hue` degrees."""
     image = _Saturated(pixels)
     image.hue += np.float32(math.fmod(hue, 360) % 360 / 360)
     image.hue -= image.hue >= 1
@@ -91,7 +91,7 @@ def _hue(pixels: Pixels, hue: float) -> Pixels:
 
 
 def _saturation(pixels: Pixels, saturation: float) -> Pixels:
-    """Multiplies the saturation (0..1), up to 1: 0 makes an image grey."""
+    """Multiply the saturation (0..1), clipped to 1; 0 makes an image grey."""
     image = _Saturated(pixels)
     image.saturation *= np.float32(saturation)
     np.minimum(image.saturation, 1, out=image.saturation)
@@ -99,9 +99,9 @@ def _saturation(pixels: Pixels, saturation: float) -> Pixels:
 
 
 def _color_twist(pixels: Pixels, brightness: float, contrast: float, hue: float, saturation: float) -> Pixels:
-    """Turns the hue by whole degrees, multiplies the saturation, then level * brightness + contrast.
+    """Turn the hue by whole degrees, multiply the saturation, then compute level * brightness + contrast.
 
-    The name says otherwise, but rocAL adds `contrast`, in levels of 0..255.
+    Contrary to its name, rocAL adds `contrast`, in levels of 0..255.
     """
     red, green, blue = (plane.astype(np.float32) * np.float32(1 / 255) for plane in cv2.split(pixels))
     value = np.maximum(red, np.maximum(green, blue))
@@ -134,14 +134,14 @@ def _color_twist(pixels: Pixels, brightness: float, contrast: float, hue: float,
 
 
 def _blur(pixels: Pixels) -> Pixels:
-    """The mean of 3 x 3 pixels; beyond the border its pixels are repeated.
+    """Return the mean of 3 x 3 pixels; border pixels are repeated.
 
-    RPP's vector loop cuts the mean's fraction off, its scalar loop rounds: the first column and the last ones.
+    RPP's vector loop truncates the mean. Its scalar loop, for the first and the last columns, rounds it.
     """
     width, channels = pixels.shape[1], pixels.shape[2]
     box = cv2.boxFilter(pixels, cv2.CV_16U, (3, 3), normalize=False, borderType=cv2.BORDER_REPLICATE)
     sums = with_channels(cast(Pixels, box))
-    # 24 bytes at a time, after the first pixel and before the last.
+    # The vector loop processes 24 bytes at a time, after the first pixel and before the last.
     step = 24 // channels
     end = 1 + max(width - 2, 0) // step * step
     means = np.empty_like(pixels)
@@ -152,7 +152,7 @@ def _blur(pixels: Pixels) -> Pixels:
 
 
 def _pixelate(pixels: Pixels, pixelate_percent: float) -> Pixels:
-    """Shrinks the image by so much between pixels, and stretches it again by the nearest ones."""
+    """Shrink the image bilinearly by this percentage, and stretch it again by nearest pixels."""
     height, width = pixels.shape[:2]
     kept = np.float32(100) - np.float32(pixelate_percent)
     shrunk_height, shrunk_width = (max(int(np.float32(side) * kept / np.float32(100)), 1) for side in (height, width))
@@ -160,9 +160,9 @@ def _pixelate(pixels: Pixels, pixelate_percent: float) -> Pixels:
 
 
 def _vignette(pixels: Pixels, vignette: float) -> Pixels:
-    """Darkens towards the corners: level * exp(-vignette / 4 * (distance / radius) ** 2).
+    """Darken towards the corners: level * exp(-vignette / 4 * (distance / radius) ** 2).
 
-    The distance is that from the middle, the radius half the longer side.
+    The distance is from the middle, and the radius is half the longer side.
     """
     levels = pixels.astype(np.float32)
     levels *= _shades(pixels.shape[0], pixels.shape[1], vignette)
@@ -180,7 +180,7 @@ def _shades(height: int, width: int, vignette: float) -> Pixels:
 
 
 def _blend(first: Image, second: Image, result: ResultExtent, as_float: bool, ratio: float) -> Pixels:
-    """first * ratio + second * (1 - ratio), for images of one size."""
+    """Return first * ratio + second * (1 - ratio), for images of one size."""
     levels = first.valid.astype(np.float32)
     under = second.valid.astype(np.float32)
     levels -= under
@@ -216,11 +216,11 @@ def _normalize(
     scale: float,
     shift: float,
 ) -> Pixels:
-    """(level - mean) * scale / stddev + shift.
+    """Return (level - mean) * scale / stddev + shift.
 
-    `axes` are those over which mean and deviation are found where they are not given: 0 = height, 1 = width, 2 =
-    channels. Given ones are one value, or one a channel where `axes` are [0, 1]. Nothing but `shift` is left where all
-    levels are the same. UINT8 has its fraction cut off.
+    If no mean and deviation are given, they are computed over `axes`: 0 = height, 1 = width, 2 = channels. Given ones
+    are one value, or one per channel if `axes` is [0, 1]. If all levels are the same, the result is `shift`. UINT8 is
+    truncated.
     """
     source = image.valid
     channels = source.shape[2]
@@ -249,7 +249,7 @@ def _normalised(levels: Pixels, means: Pixels, factors: Pixels, shift: float) ->
 
 
 def _refused(reason: str) -> AmdForm:
-    """Of an operation that amd.rocal does otherwise than it should."""
+    """Describe an operation that amd.rocal does wrongly."""
     return AmdForm(refusal=lambda arguments, source: reason)
 
 
@@ -273,7 +273,7 @@ OPERATIONS = (
         "brightness_fixed",
         _brightness,
         {"brightness": schema.number(1.0), "brightness_shift": schema.number(0.0)},
-        # fn.brightness_fixed hands its arguments on in the wrong order, and the image comes out black.
+        # fn.brightness_fixed passes its arguments in the wrong order, which makes the image black.
         amd=AmdForm("brightness"),
     ),
     by_levels(
@@ -292,7 +292,7 @@ OPERATIONS = (
     by_levels("gamma_correction", _gamma_correction, {"gamma": schema.not_negative(0.5)}),
     by_levels(
         "color_temp",
-        # Adds levels to the first channel and takes them from the third: warmer where RGB.
+        # Adds levels to the first channel and subtracts them from the third; an RGB image becomes warmer.
         lambda levels, adjustment_value: (
             levels[:, np.newaxis] + np.array([adjustment_value, 0, -adjustment_value], dtype=np.float32)
         )[np.newaxis],
@@ -315,7 +315,7 @@ OPERATIONS = (
     in_place(
         "blur",
         _blur,
-        # rocAL takes them, but hands neither on.
+        # rocAL accepts both keys but ignores them.
         ignored_keys={"window_size": schema.size(3), "sigma": schema.number(0)},
         amd=_refused("rocAL moves the picture four pixels to the left and reads beside it; use the CPU engine"),
     ),
@@ -323,7 +323,7 @@ OPERATIONS = (
     in_place("vignette", _vignette, {"vignette": schema.not_negative(0.5)}),
     Operation(
         "blend",
-        # rocAL draws a ratio that is left out at random.
+        # The ratio is required, because rocAL uses a random one as its default.
         {"ratio": schema.fraction},
         _blend,
         _blended_extent,
@@ -349,13 +349,13 @@ OPERATIONS = (
         ),
     ),
     in_place("copy", lambda pixels: pixels),
-    # fn.nop writes nothing at all.
+    # fn.nop writes nothing.
     in_place("nop", lambda pixels: pixels, amd=AmdForm("copy")),
     Measurement(
         "ImageSize",
         DataType.INT32,
         (2,),
-        # Before the decoder scaled it: what boxes are to be scaled back to.
+        # The size before the decoder scaled the image, to which clients scale boxes back.
         lambda decoded: np.array((decoded.original_height, decoded.original_width), dtype=np.int32),
     ),
 )

@@ -1,7 +1,7 @@
-"""Operations that resize an image: AMD Inference Server's by its JSON, and those of amd.rocal's fn.
+"""Declares operations that resize an image: AMD Inference Server's and amd.rocal's fn's.
 
-Where the latter are given a longer or a shorter side, their result's size is the largest that any image could get, so
-that it is the same for all; the rest is zeros and not seen by the next operation.
+If fn's operations get only a longer or a shorter side, the result has the largest size that any image could need, so
+that it is the same for all. The rest of it is zeros and invisible to the next operation.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rocserve.backends.rocal.sampling import (
 )
 
 _LARGEST_ASPECT_RATIO = 6
-"""How much longer a side that is not given may become than the one that is."""
+"""Maximum ratio of a missing side to the given side."""
 
 _FETCHED_COLUMNS = 8
 
 
 def reads_beside(width: float, height: float, resized_width: int) -> str | None:
-    """Why a part of an image cannot be resized by RPP's kernels; None = it can.
+    """Return the reason why RPP's kernels cannot resize a part of an image; None = they can.
 
-    They step back from the last row and column without looking whether there is one before, and fetch 8 columns at
-    once.
+    They step back from the last row and column without checking that there is a previous one, and read 8 columns at a
+    time.
     """
     if width < 2 or height < 2:
         return (
@@ -56,10 +56,10 @@ def resized(
     part: Part | None = None,
     **others: Any,
 ) -> Pixels:
-    """UINT8, also a part of them, or FP32 neither rounded nor clamped.
+    """Resize to UINT8, or a part of it, or to FP32 without rounding and clipping.
 
-    LINEAR is between pixels and without antialiasing; it alone may be mirrored left to right, with
-    (level - mean) / std for each channel after that.
+    LINEAR is bilinear without antialiasing. Only LINEAR supports mirroring left to right, and then (level - mean) / std
+    per channel.
     """
     height, width = target.sides
     if interpolation_type == "LINEAR":
@@ -76,12 +76,12 @@ def resized(
 def _resize(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels | Callable[[Part], Pixels]:
     if as_float:
         return resized(image.valid, result.valid, True, **arguments)
-    # Where the next operation cuts a part out, only that is made.
+    # If the next operation crops the result, only that part is made.
     return lambda part: resized(image.valid, result.valid, False, part=part, **arguments)
 
 
 def _stretched_extent(source: ResultExtent, resize_width: int, resize_height: int, **others: Any) -> ResultExtent:
-    """A side of 0 keeps that side."""
+    """Return the extent; a side of 0 keeps the source's side."""
     return ResultExtent.whole(Extent(resize_height or source.valid.height, resize_width or source.valid.width))
 
 
@@ -89,7 +89,7 @@ def _amd_resize(node: Node, keywords: Values) -> Tensor:
     if "mean" not in keywords:
         if node.datatype != node.binding.types.FLOAT:
             return node.call("resize", keywords)
-        # To FP32, bilinear: fn.resize would leave the tensor unwritten.
+        # For FP32 bilinear resizing fn.resize would leave the tensor unwritten.
         channels = 1 if node.is_grey else 3
         size = {key: value for key, value in keywords.items() if key != "interpolation_type"}
         keywords = {**size, "mean": (0.0,) * channels, "std": (1.0,) * channels, "mirror": False}
@@ -97,7 +97,7 @@ def _amd_resize(node: Node, keywords: Values) -> Tensor:
 
 
 def _amd_stretch(node: Node, call: Call) -> Tensor:
-    # What rocAL's C interface does by default, and AMD Inference Server with it; fn's default keeps proportions.
+    # STRETCH is the default of rocAL's C interface and AMD Inference Server. fn's default keeps proportions.
     return _amd_resize(node, {**call.arguments, "scaling_mode": "STRETCH"})
 
 
@@ -109,29 +109,29 @@ def _without_size(arguments: Values, source: ResultExtent) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """The size of a result, as in amd.rocal's fn.
+    """Computes the size of a result as amd.rocal's fn does.
 
-    DEFAULT and STRETCH take width and height as they are; of a side of 0 the first makes what keeps the aspect ratio,
-    the second the source's side. NOT_LARGER keeps the aspect ratio and fits into the two, NOT_SMALLER covers them.
+    DEFAULT and STRETCH use the given width and height. For a side of 0, DEFAULT keeps the aspect ratio and STRETCH uses
+    the source's side. NOT_LARGER keeps the aspect ratio and fits into both sides, NOT_SMALLER covers them.
     """
 
     mode: str
     width: int
     height: int
     max_width: int
-    """0 = any."""
+    """0 = no limit."""
     max_height: int
 
     def extent(self, source: ResultExtent) -> ResultExtent:
         largest = self._largest(source.size)
         if source.valid.is_known:
             return ResultExtent(largest, Extent(*self.target(*source.valid.sides)))
-        # Without a longest size the sides that are given are kept to the pixel.
+        # Without a maximum size, given sides are exact.
         exact = self.mode == "DEFAULT" and self.width and self.height and not self.max_width and not self.max_height
         return ResultExtent(largest, Extent(self.height, self.width) if exact else Extent(None, None))
 
     def _largest(self, source: Extent) -> Extent:
-        """The size of the result; a side that is None comes from a source of unknown size."""
+        """Return the size of the result; None = a side of a source of unknown size."""
         ratio = _LARGEST_ASPECT_RATIO
         if self.mode == "STRETCH":
             height, width = self.height or source.height, self.width or source.width
@@ -142,7 +142,7 @@ class SizeRule:
         return Extent(self.max_height or height, self.max_width or width)
 
     def target(self, source_height: int, source_width: int) -> tuple[int, int]:
-        """Height and width for an image."""
+        """Return height and width for an image of this size."""
         if self.mode == "STRETCH":
             height, width = self.height or source_height, self.width or source_width
         else:
@@ -159,7 +159,7 @@ class SizeRule:
             height, width = (
                 wanted
                 if wanted and (keeps_both or by_side == scale)
-                # Half rounded up.
+                # Half is rounded up.
                 else int(np.floor(np.float64(np.float32(side) * scale) + 0.5))
                 for wanted, by_side, side in (
                     (self.height, by_height, source_height),
@@ -179,7 +179,7 @@ def _by_rule(
     scaling_mode: str,
     **others: Any,
 ) -> Values:
-    """`resize_longer` and `resize_shorter` are NOT_LARGER and NOT_SMALLER for a square."""
+    """Return the size rule. `resize_longer` and `resize_shorter` are NOT_LARGER and NOT_SMALLER for a square."""
     if [bool(resize_width or resize_height), bool(resize_longer), bool(resize_shorter)].count(True) != 1:
         sides = zip(_SIDES, (resize_width, resize_height, resize_longer, resize_shorter), strict=True)
         given = [key for key, side in sides if side]
@@ -243,13 +243,13 @@ OPERATIONS = (
         _resize,
         lambda source, size, **others: size.extent(source),
         _by_rule,
-        # rocAL takes it and does nothing with it.
+        # rocAL accepts the key but ignores it.
         ignored_keys={"antialias": schema.switch(True)},
         amd=replace(
             _SCALING,
             function="resize",
             make=lambda node, call: _amd_resize(node, call.values),
-            # Through resize_mirror_normalize, which knows no other.
+            # FP32 is made by resize_mirror_normalize, which only supports LINEAR.
             gives_floats=lambda arguments: arguments["interpolation_type"] == "LINEAR",
         ),
     ),
@@ -259,7 +259,7 @@ OPERATIONS = (
         _resize,
         lambda source, size, **others: size.extent(source),
         _by_rule,
-        # On the way to RPP's kernel every interpolation becomes LINEAR.
+        # rocAL uses LINEAR for every value.
         ignored_keys=INTERPOLATION,
         channel_keys=("mean", "std"),
         normalises=True,
