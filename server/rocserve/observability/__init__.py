@@ -1,1 +1,1 @@
-"""What operators see: the log and traces."""
+"""The log and the traces, which operators read."""

@@ -1,6 +1,4 @@
-"""Reports faults of the server: one that a request met, of which the client gets a status and the log a traceback now
-and then, and errors that reach nobody but the event loop. Bounds how often something that goes on is logged or
-tried."""
+"""Reports unexpected exceptions to clients and the log, and limits how often messages are logged."""
 
 from __future__ import annotations
 
@@ -20,10 +18,8 @@ from rocserve.core.private_paths import PrivatePaths
 
 
 class Allowance:
-    """Lets `burst` through at once, and from then on `per_second`. For one thread.
-
-    With a burst of 1 a message is logged at once, and then at most one in 1 / `per_second` seconds.
-    """
+    """Limits a rate: allows `burst` immediately, and then `per_second`. With a burst of 1 a message is logged
+    immediately, and then at most once in 1 / `per_second` seconds. Used on one thread."""
 
     __slots__ = ("_burst", "_clock", "_counted_at", "_left", "_per_second")
 
@@ -45,7 +41,7 @@ class Allowance:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is as if nothing had been taken."""
+        """Whether the allowance is full."""
         return self._refilled() == self._burst
 
     def _refilled(self) -> float:
@@ -56,24 +52,24 @@ class Allowance:
 
 
 _SECONDS_BETWEEN_TRACEBACKS = 10.0
-"""Of one line of code; clients can repeat the same request as fast as they like."""
+"""Per line of code, because clients can repeat a request as fast as they like."""
 
 
 class RequestFailures:
-    """Reports unexpected exceptions: a traceback of the first at each line of code, then one in ten seconds, which
-    says how many were left out. Callable from any thread."""
+    """Reports unexpected exceptions: a traceback for the first at each line of code, then one in ten seconds, with the
+    number of exceptions left out. Safe on any thread."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._paths = PrivatePaths()
         self._lock = threading.Lock()
-        # As many as the program has lines that raise.
+        # As many entries as the program has lines that raise.
         self._allowances: dict[tuple[CodeType, int] | None, Allowance] = {}
         self._left_out: Counter[tuple[CodeType, int] | None] = Counter()
 
     def error_of(self, what: str, error: Exception) -> ServeError:
-        """The error for the client of a failed request. An error that is no ServeError is the server's own fault, and
-        `what`, the request, is reported with it."""
+        """Return the client's error for a failed request. Unless it is a ServeError, it is reported with `what`, the
+        request."""
         if isinstance(error, ServeError):
             return error
         self.report(f"{what} failed", error)
@@ -98,8 +94,8 @@ _SECONDS_BETWEEN_ERRORS = 10.0
 
 
 class LoopErrors:
-    """An exception handler for asyncio's loops. That connections cannot be accepted is said in one line, now and then:
-    asyncio reports it for each one that waits, again every second, with a traceback."""
+    """Handles exceptions of asyncio's loops. Logs in one line, now and then, that connections cannot be accepted:
+    asyncio reports that every second for each waiting connection, with a traceback."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""The log: one line a message on standard error or in a file, in one of tritonserver's two formats."""
+"""The log: one line per message to standard error or a file, in one of tritonserver's two formats."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
 
 class ServerLog:
-    """The log and its settings, which may be changed from any thread while the server runs.
-
-    All parts' loggers hang under `logger`; other libraries' loggers are left alone.
-    """
+    """The log and its settings, which any thread may change. The loggers of all parts are below `logger`; loggers of
+    other libraries are not touched."""
 
     def __init__(self, settings: LogSettings, environment: Mapping[str, str] = os.environ) -> None:
-        """`environment`: TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in it has messages written as they are, not in quotes.
-        Raises: OSError: the log file cannot be opened."""
+        """TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in `environment` turns off the quoting of messages. Raises OSError if the
+        log file cannot be opened."""
         handler = _LogFile(settings.file) if settings.file else logging.StreamHandler()
         handler.addFilter(self._is_wanted)
         self._formatter = _LineFormatter(escapes=environment.get(ESCAPE_VARIABLE) != "0")
@@ -36,18 +34,17 @@ class ServerLog:
         self.logger.handlers = [handler]
         self.logger.propagate = False
         self.on_change: list[Callable[[], object]] = []
-        """All are called when settings have changed."""
+        """Called after each change of settings."""
         self.settings = settings
         self._apply(settings)
 
     def change(self, **changes: Any) -> None:
-        """New values by the names of LogSettings, from the next line on; `file` stays as it is."""
+        """Set fields of LogSettings from the next line on; `file` cannot change."""
         self._apply(replace(self.settings, **changes))
         for callback in self.on_change:
             callback()
 
     def close(self) -> None:
-        """Let go of the file."""
         for handler in self.logger.handlers:
             handler.close()
         self.logger.handlers = []
@@ -69,8 +66,8 @@ class ServerLog:
 
 
 class _LogFile(WatchedFileHandler):
-    """Opens a file that was moved away, by logrotate say, again under its name. A line that cannot be written, for the
-    folder has gone or the disk is full, goes to standard error: nothing that logs fails."""
+    """Reopens a file that was moved away, for example by logrotate. A line that cannot be written, because the folder
+    is gone or the disk is full, goes to standard error: logging never fails."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -88,7 +85,7 @@ class _LogFile(WatchedFileHandler):
 
 
 class _LineFormatter(logging.Formatter):
-    """`I1121 14:03:05.123456 4711 scan_loop.py:48] "text"`, or with an ISO 8601 time in UTC first."""
+    """Formats `I1121 14:03:05.123456 4711 scan_loop.py:48] "text"`, or the same after an ISO 8601 time in UTC."""
 
     def __init__(self, escapes: bool) -> None:
         super().__init__()
@@ -96,7 +93,7 @@ class _LineFormatter(logging.Formatter):
         self.is_iso8601 = False
 
     def format(self, record: logging.LogRecord) -> str:
-        # tritonserver has three letters; details are information to it.
+        # tritonserver has three levels; its verbose messages have "I".
         level = "E" if record.levelno >= logging.ERROR else "W" if record.levelno >= logging.WARNING else "I"
         moment = time.gmtime(record.created)
         if self.is_iso8601:
@@ -107,7 +104,7 @@ class _LineFormatter(logging.Formatter):
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
         text = record.getMessage()
         if self._escapes:
-            # Without what JSON leaves but a terminal would obey, and what has no form in UTF-8.
+            # JSON leaves characters that a terminal obeys, and lone surrogates, which UTF-8 cannot encode.
             quoted = json.dumps(text + trace, ensure_ascii=False)
             text = printable(quoted.encode(errors="backslashreplace").decode())
         else:
@@ -116,10 +113,10 @@ class _LineFormatter(logging.Formatter):
 
 
 class LinesWithLevels(logging.Formatter):
-    """Of a process whose lines the server's log takes in: the level before each, also those of a traceback."""
+    """Formats a child process's log for the server's: each line, also of a traceback, begins with the level."""
 
     def __init__(self, prefix: Callable[[], str] = str) -> None:
-        """`prefix`: between the level and the line."""
+        """`prefix`: goes between the level and the line."""
         super().__init__()
         self._prefix = prefix
 

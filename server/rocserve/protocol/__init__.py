@@ -1,5 +1,5 @@
-"""The messages of the gRPC services, made from protos/ by `make protos`.
+"""The messages of the gRPC services, generated from protos/ by `make protos`.
 
 The public clients (tritonclient, kserve) define the same names in protobuf's default pool, which takes a name only
-once. Ours live in a pool of their own, so both can be imported in one process, in either order.
+once. These messages have a separate pool, so that one process can import both, in either order.
 """

@@ -1,4 +1,4 @@
-"""Parses clients' messages, and describes the fault of those that protobuf refuses without a word."""
+"""Parses clients' messages, and finds the fault in those that protobuf rejects without a reason."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _Kind = TypeVar("_Kind", bound=Message)
 
 
 def parse_message(data: Buffer, kind: type[_Kind]) -> _Kind:
-    """A client's bytes as the message that they shall be. Whatever a client sends is parsed here. Raises: ServeError:
-    INVALID_ARGUMENT, they are none."""
+    """Parse a client's message. All bytes from clients are parsed here. Raises ServeError (INVALID_ARGUMENT)."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -23,7 +22,7 @@ def parse_message(data: Buffer, kind: type[_Kind]) -> _Kind:
 
 
 def invalid_field(kind: type[Message], name: str, start: int) -> ServeError:
-    """A field of a message, which begins at this byte, has contents that are none."""
+    """Return the error for a field, at byte `start` of a message, with an invalid value."""
     return _invalid(kind, _field_fault(f"'{name}'", start))
 
 
@@ -36,7 +35,7 @@ def _field_fault(field: str, start: int) -> str:
 
 
 def describe_fault(data: Buffer, message: type[Message]) -> str:
-    """The fault of bytes that do not parse as `message`, for the client to read."""
+    """Return, as text for the client, why the bytes do not parse as `message`."""
     fields = message.DESCRIPTOR.fields_by_number
     try:
         for span in field_spans(data):

@@ -1,7 +1,7 @@
-"""Messages as plain values for JSON, in Triton's style.
+"""Converts messages to plain values for JSON, in Triton's style.
 
-The fields have their names in the .proto; those that are not set have their defaults, except messages;
-64-bit integers are numbers, where protobuf's own JSON has strings.
+Field names are those of the .proto. Unset fields have their defaults, except messages. 64-bit integers are numbers; in
+protobuf's own JSON they are strings.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 
 
 def plain_values(message: Message) -> dict[str, Any]:
-    """All of a message."""
-    field: Any  # protobuf has several classes for it.
+    """Return all fields of a message."""
+    field: Any  # protobuf has several classes for a field.
     entries: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

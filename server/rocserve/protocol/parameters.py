@@ -1,4 +1,4 @@
-"""Parameters between inference.InferParameter and plain values; and what those of a request say of its sequence."""
+"""Converts inference.InferParameter to plain values and back, and extracts a request's sequence parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = frozenset(name.encode() for name in SEQUENCE_PARAMETERS)
 
 
 def read_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
-    """The values of a parameter map. Raises: ServeError: INVALID_ARGUMENT when a parameter has no value."""
+    """Return the values of a parameter map. Raises ServeError (INVALID_ARGUMENT) if a parameter has no value."""
     if not parameters:
         return NO_PARAMETERS
     values: dict[str, ParameterValue] = {}
@@ -40,10 +40,9 @@ def read_parameters(parameters: Mapping[str, InferParameter]) -> Parameters:
 
 
 def write_parameters(values: Parameters, parameters: MutableMapping[str, InferParameter]) -> None:
-    """Fill a parameter map of a message. Raises: ServeError: INTERNAL for an integer that neither int64 nor uint64
-    holds, or a type that has no field."""
+    """Fill a message's parameter map. Raises ServeError (INTERNAL) for a value that has no field."""
     for name, value in values.items():
-        # Reading a missing key of a map of messages makes the entry.
+        # In a map of messages, reading a missing key adds it.
         parameter = parameters[name]
         if isinstance(value, bool):
             parameter.bool_param = value
@@ -62,8 +61,7 @@ def write_parameters(values: Parameters, parameters: MutableMapping[str, InferPa
 
 
 def read_sequence(parameters: Mapping[str, InferParameter]) -> SequenceTag | None:
-    """None where the parameters say nothing of a sequence. Raises: ServeError: INVALID_ARGUMENT, one of them is of the
-    wrong type."""
+    """Return the sequence parameters; None without. Raises ServeError (INVALID_ARGUMENT) for a wrong type."""
     if SEQUENCE_PARAMETERS.isdisjoint(parameters):
         return None
     identity: int | str = 0
@@ -84,9 +82,9 @@ def read_sequence(parameters: Mapping[str, InferParameter]) -> SequenceTag | Non
 
 
 def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
-    """A request's serialised head without what it says of its sequence, and that; None where it says nothing, or where
-    it is not written as clients' libraries write it. Raises: ServeError: as `read_sequence`, or what it says is no
-    message."""
+    """Split a request's serialised head into the head without sequence parameters, and the sequence. Returns None if
+    there are none, or if the head is not written as clients' libraries write it. Raises ServeError (INVALID_ARGUMENT)
+    if a sequence parameter has a wrong type or is malformed."""
     kept: list[bytes] = []
     cut: list[bytes] = []
     try:
@@ -103,7 +101,7 @@ def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
 
 
 def _key(entry: bytes) -> bytes:
-    """The key of a map's entry; b"" where it is not first, or is long."""
+    """Return the key of a map entry; b"" if it is not the first field or has more than 127 bytes."""
     if len(entry) < 2 or entry[0] != _KEY_TAG or entry[1] > 0x7F:
         return b""
     return entry[2 : 2 + entry[1]]

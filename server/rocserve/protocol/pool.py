@@ -1,7 +1,7 @@
-"""The private descriptor pool of our messages, and the classes made from it.
+"""The private descriptor pool of the messages, and their classes.
 
-Only public functions of the protobuf runtime are used, hence no generated code that is tied to a runtime version, and
-nothing that registers our names in the default pool or symbol database.
+Uses only public functions of the protobuf runtime: no generated code that is tied to a runtime version, and no names in
+the default pool or symbol database.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ POOL = descriptor_pool.DescriptorPool()
 
 
 def add_file(serialized: bytes) -> FileDescriptor:
-    """Add a serialised FileDescriptorProto; the files that it imports must be in the pool already."""
+    """Add a serialised FileDescriptorProto, after the files that it imports."""
     return POOL.AddSerializedFile(serialized)
 
 
 def message_class(file: FileDescriptor, name: str) -> type[Message]:
-    """The class of a top-level message; nested messages and enums are its attributes."""
+    """Return the class of a top-level message; nested messages and enums are its attributes."""
     return _with_nested_classes(file.message_types_by_name[name])
 
 
 def enum_type(file: FileDescriptor, name: str) -> EnumTypeWrapper:
-    """A top-level enum with its names and numbers."""
+    """Return a top-level enum with its names and numbers."""
     return EnumTypeWrapper(file.enum_types_by_name[name])
 
 
@@ -33,7 +33,7 @@ def _with_nested_classes(descriptor: Descriptor) -> type[Message]:
     message: type[Message] = message_factory.GetMessageClass(descriptor)
     for nested in descriptor.nested_types:
         nested_class = _with_nested_classes(nested)
-        # The C runtime finds nested classes by itself; the pure Python one does not.
+        # protobuf's C runtime finds nested classes by itself; the pure Python runtime does not.
         if not hasattr(message, nested.name):
             setattr(message, nested.name, nested_class)
     return message

@@ -1,1 +1,1 @@
-"""Traces of single requests: which are chosen, and where they are written."""
+"""Traces of single requests: chooses requests, and writes their traces."""

@@ -1,4 +1,4 @@
-"""Writes finished traces into Triton's trace files, in the JSON form that its tools read."""
+"""Writes finished traces to trace files, in the JSON form that Triton's tools read."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 MOST_WAITING_BYTES = 256 << 20
-"""About; traces that come while so much waits to be written are dropped."""
+"""Approximate memory of traces that wait to be written. Further traces are dropped."""
 CLOSE_SECONDS = 10.0
 _WRITTEN_AT_ONCE = 1 << 16
-"""Elements of a tensor: as texts of their own they take some 60 bytes each."""
+"""Elements of a tensor; as a string each takes about 60 bytes."""
 
 
 @dataclass(eq=False)
 class WriterThread(Generic[Item]):
-    """A thread of its own because a disk or a collector may take its time. It starts with the first item."""
+    """Handles items on a separate thread, because a disk or a collector may be slow. It starts with the first item."""
 
     _handle: Callable[[list[Item]], None]
-    """Is called on the thread with all that has come since it was called last."""
+    """Gets all items since its last call, on the thread."""
     _log: logging.Logger
     _condition: threading.Condition = field(default_factory=threading.Condition)
     _waiting: list[Item] = field(default_factory=list)
@@ -48,7 +48,7 @@ class WriterThread(Generic[Item]):
     _thread: threading.Thread | None = None
 
     def put(self, item: Item, nbytes: int = 0) -> None:
-        """`nbytes`: about how much memory it takes; 0 = it is never dropped."""
+        """`nbytes`: approximate memory of the item; 0 = never drop it."""
         with self._condition:
             if nbytes and self._nbytes + nbytes > MOST_WAITING_BYTES and self._waiting:
                 self._dropped += 1
@@ -61,7 +61,7 @@ class WriterThread(Generic[Item]):
             self._condition.notify()
 
     def close(self) -> None:
-        """Handle the items that are there, and end; for a bounded time."""
+        """Handle the remaining items and end the thread, within CLOSE_SECONDS."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -91,7 +91,7 @@ class WriterThread(Generic[Item]):
 
 
 def why_unwritable(path: str) -> str:
-    """Why a file cannot be written there, as far as it shows without making it; empty = it seems that it can."""
+    """Return why a file cannot be written; "" if it seems possible. Does not create the file."""
     file = Path(path)
     if file.is_dir():
         return os.strerror(errno.EISDIR)
@@ -107,19 +107,17 @@ def _write_all(file: FileIO, data: bytes) -> None:
 
 
 class JsonSink:
-    """Implements rocserve.observability.tracing.tracing.TraceSink.
-
-    A setting without an end writes to the one file as traces come, or to a file for each `log_frequency` of them; one
-    with a count keeps its traces until all are there, and gives them a file of their own, as Triton does. A disk that
-    is full, or a path that leads nowhere, is said in the log and does no more.
-    """
+    """Writes traces to JSON files. Implements rocserve.observability.tracing.tracing.TraceSink. A setting without a
+    count appends to the one file as traces come, or writes a separate file per `log_frequency` traces. A setting with a
+    count writes a separate file after its last trace, as Triton does. A full disk or a missing folder is logged, and
+    has no other effect."""
 
     def __init__(self, path: str, log: logging.Logger) -> None:
         self._path = path
         self._log = log
         self._file: FileIO | None = None
         self._end = 0
-        """Where the array's last bracket is; 0 = nothing has been written."""
+        """Position of the array's closing bracket; 0 = nothing is written yet."""
         self._next_index = 0
         self._is_failing = False
         self._writer: WriterThread[tuple[TraceSetting, TraceGroup | None]] = WriterThread(self._handle, log)
@@ -136,7 +134,7 @@ class JsonSink:
             self._file.close()
             self._file = None
 
-    # On the writer's thread
+    # The methods below run on the writer's thread.
 
     def _handle(self, items: list[tuple[TraceSetting, TraceGroup | None]]) -> None:
         streamed: list[str] = []
@@ -162,10 +160,10 @@ class JsonSink:
             self._append(",".join(streamed))
 
     def _append(self, entries: str) -> None:
-        """Add to the array. `entries`: JSON values with commas between them."""
+        """Append to the array in the file. `entries`: JSON values separated by commas."""
         try:
             if self._file is None:
-                # Unbuffered: a byte that cannot be written is an error now, not at the end.
+                # Unbuffered, so that a failing write raises here and not at the end.
                 self._file = FileIO(self._path, "w")
             self._file.seek(self._end)
             data = (("," if self._end else "[") + entries + "]").encode()
@@ -177,7 +175,7 @@ class JsonSink:
             if self._file is None:
                 return
             try:
-                # What could be written before is left behind.
+                # Cut off the part that was written before the error.
                 self._file.seek(self._end)
                 self._file.truncate()
                 if self._end:
@@ -186,7 +184,7 @@ class JsonSink:
                 self._log.debug("trace file %s could not be repaired: %s", self._path, fault)
 
     def _write_indexed(self, entries: str) -> None:
-        """An array of its own in a file of its own: the path with .0, .1, ... behind it."""
+        """Write an array to a separate file: the path plus .0, .1, ..."""
         path = f"{self._path}.{self._next_index}"
         self._next_index += 1
         try:
@@ -196,19 +194,19 @@ class JsonSink:
             self._fail(path, error)
 
     def _fail(self, path: str, error: OSError) -> None:
-        # Once, not for each trace that follows.
+        # Logged once, not for each trace that follows.
         if not self._is_failing:
             self._log.error("failed creating trace file %s: %s; traces are lost", path, error.strerror or error)
         self._is_failing = True
 
 
 def group_json(group: TraceGroup) -> str:
-    """The entries of a request and of those that it led to, with commas between them."""
+    """Return the entries of a request and of the requests that it caused, separated by commas."""
     entries: list[dict[str, Any]] = []
     for record in group.records:
         head = {"id": record.number, "model_name": record.model_name, "model_version": int(record.model_version)}
         if record.request_id:
-            # A text that has no form in UTF-8 could not be written.
+            # Lone surrogates cannot be encoded.
             head["request_id"] = record.request_id.encode(errors="replace").decode()
         if record.parent_id:
             head["parent_id"] = record.parent_id
@@ -227,11 +225,11 @@ def _entry(number: int, moment: Moment) -> dict[str, Any]:
 
 
 def _data(tensor: Tensor) -> str:
-    """The elements with commas between them, texts in quotes (doubled within, as in CSV)."""
+    """Return the elements separated by commas; texts are quoted as in CSV."""
     try:
         elements = tensor.numpy().ravel()
     except (ServeError, ValueError):
-        # What a client sent may be too short for its shape; the request's answer says so.
+        # A client's data may be too short for the shape; the request's answer reports that.
         return ""
     if tensor.datatype is DataType.BYTES:
         texts = (element.decode("utf-8", "backslashreplace") for element in elements)
@@ -239,7 +237,7 @@ def _data(tensor: Tensor) -> str:
     if tensor.datatype is DataType.BOOL:
         elements = elements.astype(np.uint8)
     if tensor.datatype is DataType.BF16:
-        # The upper half of an FP32.
+        # BF16 is the upper half of an FP32.
         elements = (elements.astype(np.uint32) << 16).view(np.float32)
     parts = (elements[start : start + _WRITTEN_AT_ONCE] for start in range(0, len(elements), _WRITTEN_AT_ONCE))
     return ",".join(",".join(map(str, part.tolist() if part.dtype.kind in "iu" else part)) for part in parts)

@@ -1,4 +1,4 @@
-"""Finished traces as OpenTelemetry's spans, sent over OTLP/HTTP. Needs the extra `tracing`."""
+"""Sends finished traces as OpenTelemetry spans over OTLP/HTTP. Needs the extra `tracing`."""
 
 from __future__ import annotations
 
@@ -35,22 +35,20 @@ _SCOPE = InstrumentationScope("rocserve")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _COMPUTE = (COMPUTE_START, COMPUTE_INPUT_END, COMPUTE_OUTPUT_START, COMPUTE_END)
 _CLOSE_SECONDS = 2.0
-"""How long the end waits for a collector to take the spans that are left."""
+"""Limit for the collector to take the remaining spans at the end."""
 _EXPORTER_LOG = "opentelemetry"
 _OF_SPANS = "opentelemetry.trace"
-"""What this one says is about what clients have sent, and nothing is lost."""
+"""This logger's messages are about clients' data, and nothing is lost."""
 _SECONDS_BETWEEN_WARNINGS = 60.0
 
 
 class SpanSink:
-    """Implements rocserve.observability.tracing.tracing.TraceSink.
-
-    A request is a span InferRequest, with what the front end did as events; within it a span for each model that it
-    came to, within that one for the time in the engine.
-    """
+    """Sends traces as spans. Implements rocserve.observability.tracing.tracing.TraceSink. A request is a span
+    InferRequest, with the front end's activities as events. It contains a span for each model that the request came to,
+    and that one contains a span for the time in the engine."""
 
     def __init__(self, options: SpanOptions, service_name: str, log: logging.Logger) -> None:
-        """`service_name`: what the spans' resource is called where neither the options nor the environment say so."""
+        """`service_name`: the default for the resource's service.name, which the options or the environment may set."""
         self._log = log
         self._resource = _resource(options, service_name)
         self._most_events = SpanLimits().max_events
@@ -63,19 +61,19 @@ class SpanSink:
         )
         self._exporter_warnings = _ExporterWarnings(log)
         logging.getLogger(_EXPORTER_LOG).addHandler(self._exporter_warnings)
-        # Making spans takes some time as well; sending them has a thread of the processor's.
+        # A separate thread, because creating spans takes time too. The processor sends them on a third thread.
         self._writer: WriterThread[TraceGroup] = WriterThread(self._handle, log)
 
     def take(self, setting: TraceSetting, group: TraceGroup) -> None:
         self._writer.put(group, group.nbytes)
 
     def retire(self, setting: TraceSetting) -> None:
-        """Nothing waits for a setting's end."""
+        """Do nothing: no trace waits for a setting's end."""
 
     def close(self) -> None:
         self._writer.close()
 
-        # The exporter tries again and again on this thread, whatever time it was given: another one calls it off.
+        # The exporter retries on this thread longer than the time it was given, so a timer's thread stops it.
         def call_off() -> None:
             self._log.warning("spans are lost: the collector has not taken them within %g s of the end", _CLOSE_SECONDS)
             self._exporter_warnings.is_silent = True
@@ -89,7 +87,7 @@ class SpanSink:
         calling_off.cancel()
         logging.getLogger(_EXPORTER_LOG).removeHandler(self._exporter_warnings)
 
-    # On the writer's thread
+    # The methods below run on the writer's thread.
 
     def _handle(self, groups: list[TraceGroup]) -> None:
         for group in groups:
@@ -133,7 +131,7 @@ class SpanSink:
         events: list[Moment],
         attributes: Mapping[str, str | int] = MappingProxyType({}),
     ) -> SdkContext:
-        """A span within the one above. `moments`: within it, of which some are its own events."""
+        """Send a span below the span `above`. `moments`: determine its start and end. `events`: those of its own."""
         context = SdkContext(group.trace_id, span_id, False, _SAMPLED, None if above is None else above.trace_state)
         offset_ns = group.wall_offset_ns
         shown = [Event(each.activity, timestamp=offset_ns + each.ns) for each in sorted(events, key=attrgetter("ns"))]
@@ -161,8 +159,8 @@ def _resource(options: SpanOptions, service_name: str) -> Resource:
 
 
 class _ExporterWarnings(logging.Handler):
-    """Brings the exporter's warnings into the server's log, one a minute: the exporter repeats itself while a
-    collector is away."""
+    """Forwards the exporter's warnings to the server's log, one per minute, because the exporter repeats itself while
+    the collector is away."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)

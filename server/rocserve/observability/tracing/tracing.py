@@ -1,5 +1,4 @@
-"""Which requests are traced: what --trace-config asks for, the settings of all models, as they are changed while the
-server runs, and the start of a trace."""
+"""Chooses the requests to trace: parses --trace-config, keeps each model's settings as they change, begins traces."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from rocserve.core.trace import SpanContext, TraceGroup, TraceLevel
 from rocserve.observability.tracing.json_sink import JsonSink, why_unwritable
 
 TraceConfig = Sequence[tuple[str, str, str]]
-"""Mode ("" = of all modes), setting, value."""
+"""Mode ("" = both modes), setting, value."""
 
 MODES = ("triton", "opentelemetry")
 _DEFAULT_URL = "http://localhost:4318/v1/traces"
@@ -36,45 +35,45 @@ _LEVELS = {
     **dict.fromkeys(("true", "on", "min", "max", "timestamps"), TraceLevel.TIMESTAMPS),
     "tensors": TraceLevel.TENSORS,
 }
-"""tritonserver takes them all."""
+"""Triton's synonyms."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceValues:
-    """What may be changed while the server runs, for all models and for one."""
+    """The settings that may be changed while the server runs, for all models or for one."""
 
     level: TraceLevel = TraceLevel.OFF
     rate: int = 1000
-    """Each rate-th request is traced; 0 = only those that a client traces already (mode opentelemetry)."""
+    """Every rate-th request is traced; 0 = only requests that their client traces (mode opentelemetry)."""
     count: int = -1
-    """How many more are traced; -1 = no end."""
+    """How many more requests are traced; -1 = no limit."""
     log_frequency: int = 0
-    """After how many traces a file of their own is written; 0 = all go into one file."""
+    """Traces per separate file; 0 = all traces go to one file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanOptions:
-    """Where and how OpenTelemetry's spans go."""
+    """Where and how OpenTelemetry spans are sent."""
 
     url: str = _DEFAULT_URL
     resource: Mapping[str, str] = field(default_factory=dict)
     batch: Mapping[str, int] = field(default_factory=_BATCH_DEFAULTS.copy)
-    """Of the SDK's batch processor; a delay in milliseconds."""
+    """Options of the SDK's batch processor; the delay is in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
     mode: str = "triton"
     file: str = ""
-    """Of the mode triton; empty: nothing is traced."""
+    """For the mode triton; "" = nothing is traced."""
     values: TraceValues = field(default_factory=TraceValues)
     spans: SpanOptions = field(default_factory=SpanOptions)
     shown: tuple[tuple[str, str], ...] = ()
-    """Further settings of the mode, as clients see them."""
+    """Other settings of the mode, as clients see them."""
 
 
 def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.environ) -> TraceOptions:
-    """What the settings ask for. Raises: ValueError: an unknown mode or setting, or a value that it cannot have."""
+    """Parse --trace-config. Raises ValueError for an unknown mode or setting, or an impossible value."""
     mode, file = "triton", ""
     levels: list[TraceLevel] = []
     numbers = {"rate": 1000, "count": -1, "log-frequency": 0}
@@ -121,7 +120,7 @@ def _number(where: str, text: str, least: int, most: int) -> int:
 
 
 def _spans(config: TraceConfig, environment: Mapping[str, str]) -> tuple[SpanOptions, tuple[tuple[str, str], ...]]:
-    """The mode's options, and its settings as they were written, behind them those that were not."""
+    """Return the mode's options, and its settings for clients: first as configured, then the defaults."""
     url, resource, batch = _DEFAULT_URL, {}, dict[str, int]()
     shown: list[tuple[str, str]] = []
     for scope, name, value in config:
@@ -155,73 +154,72 @@ def _spans(config: TraceConfig, environment: Mapping[str, str]) -> tuple[SpanOpt
 
 @dataclass(eq=False)
 class TraceSetting:
-    """What holds for one model, or for all without a setting of their own, until it is replaced by another. On
-    the data plane's thread, but for `has_all`."""
+    """The trace settings of one model, or of all models without their own. Replaced by a new object when they change.
+    Used on the data plane's thread, except `has_all`."""
 
     given: TraceValues
     specified: frozenset[str] = frozenset()
-    """The fields of `given` that were asked for; the others are those of the setting above."""
+    """The fields of `given` that were set at this level; the others are inherited."""
     fault: str = ""
-    """Why nothing can be traced by it; empty: something can."""
+    """Why these settings can trace nothing; "" if they can."""
     _seen: int = field(default=0, init=False)
     _begun: int = field(default=0, init=False)
-    # The sink's, on its thread.
+    # The sink uses these on its thread.
     finished: int = field(default=0, init=False)
-    """Of its traces, those that have been kept for files of their own."""
+    """How many of its traces wait or have waited in `kept`."""
     kept: list[str] = field(default_factory=list, init=False)
-    """Those that wait for such a file."""
+    """JSON of traces for the next separate file."""
     is_retired: bool = field(default=False, init=False)
-    """Its end has been handled; it lives on with the requests that it has chosen."""
+    """The sink has handled its end; requests that it has chosen may still finish."""
 
     def __post_init__(self) -> None:
         self._remaining = self.given.count
 
     @property
     def is_on(self) -> bool:
-        """Whether a request may be traced by it."""
+        """Return whether these settings may trace requests."""
         return self.given.level is not TraceLevel.OFF
 
     @property
     def values(self) -> TraceValues:
-        """As they are now: `count` is how many are left."""
+        """Return the current values: `count` is the remaining number."""
         return replace(self.given, count=self._remaining)
 
     def has_all(self) -> bool:
-        """Whether no more traces will follow the finished ones."""
+        """Return whether all traces that began have finished and no more will begin."""
         return self._remaining == 0 and self.finished >= self._begun
 
     def choose(self, forced: bool = False) -> bool:
-        """Whether the request that has come now is traced. `forced`: its client traces it already, so that neither rate
-        nor count matter."""
+        """Return whether to trace a new request. `forced`: its client traces it, so rate and count do not apply."""
         rate, is_due = self.given.rate, False
         if rate and (forced or (self._remaining and not self.fault)):
             self._seen += 1
             is_due = self._seen % rate == 0 and self._remaining != 0
         self._begun += is_due or forced
         if is_due and self._remaining > 0:
-            # In this order: the sink's thread asks whether all are there that have begun, when none remain.
+            # `_begun` before `_remaining`: has_all, on the sink's thread, reads them in the other order.
             self._remaining -= 1
         return is_due or forced
 
 
 TraceChange = Mapping[str, Any]
-"""New values by the fields of TraceValues; None = that of the setting above again."""
+"""New values by the fields of TraceValues; None = inherit again."""
 
 
 class TraceSink(Protocol):
-    """Where finished traces go. Called from any thread; nothing is written in the caller's time."""
+    """Takes finished traces. Called on any thread; writes on another."""
 
     def take(self, setting: TraceSetting, group: TraceGroup) -> None: ...
 
     def retire(self, setting: TraceSetting) -> None:
-        """The setting has been replaced; of its traces only those come that have begun."""
+        """Note that a setting was replaced: no further traces of it will begin."""
 
     def close(self) -> None:
-        """Write the traces that are there, and end. Blocks."""
+        """Write the remaining traces and end. Blocks."""
 
 
 class Tracing:
-    """On the data plane's thread."""
+    """The trace settings of all models. Used on the data plane's thread."""
 
     def __init__(self, options: TraceOptions, sink: TraceSink) -> None:
         self.options = options
@@ -237,17 +235,13 @@ class Tracing:
         self._switch()
 
     def values_of(self, model_name: str) -> TraceValues:
-        """What holds for a model; "" = for all that have nothing of their own."""
+        """Return the values of a model; "" = of all models without their own."""
         return self._setting(model_name).values
 
     def change(self, model_name: str, change: TraceChange) -> None:
-        """Change what holds for one model, or ("") for all.
-
-        A model follows the changes for all in what was not asked for it by name.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, the result would not make sense for all or for one model; nothing has changed.
-        """
+        """Change the settings of one model, or ("") of all. A model inherits changes for all, except in fields that
+        were set for it. Raises ServeError (INVALID_ARGUMENT), with nothing changed, if the new settings of any model
+        could trace nothing."""
         above, models = self._global, self._models
         if model_name:
             models = {**models, model_name: self._changed(models.get(model_name), above, change)}
@@ -264,8 +258,7 @@ class Tracing:
         self._switch()
 
     def begin(self, model_name: str, headers: Mapping[str, str]) -> TraceGroup | None:
-        """The trace of a request that has come, or None where it is not chosen. `headers`: what came beside the
-        request, names in lower case."""
+        """Begin the trace of a request; None if it is not chosen. The names of `headers` are in lower case."""
         setting = self._setting(model_name)
         if not setting.is_on:
             return None
@@ -276,7 +269,7 @@ class Tracing:
         return TraceGroup(setting.given.level, self._numbers, partial(self._sink.take, setting), parent, makes_spans)
 
     def close(self) -> None:
-        """Write the traces that are there. Blocks."""
+        """Write the remaining traces. Blocks."""
         self.is_on = False
         for setting in (self._global, *self._models.values()):
             self._sink.retire(setting)
@@ -286,7 +279,7 @@ class Tracing:
         return self._models.get(model_name, self._global)
 
     def _changed(self, current: TraceSetting | None, above: TraceSetting, change: TraceChange) -> TraceSetting:
-        """The setting that takes the place of the current one. Raises: ServeError: as `change`."""
+        """Return the setting that replaces the current one. Raises ServeError as `change` does."""
         before = current.specified if current is not None else frozenset()
         given = {name: value for name, value in change.items() if value is not None}
         specified = (before | given.keys()) - (change.keys() - given.keys())
@@ -298,7 +291,7 @@ class Tracing:
         return TraceSetting(values, specified, fault)
 
     def _fault(self, values: TraceValues) -> str:
-        """Why nothing can be traced; in Triton's words."""
+        """Return why these values can trace nothing, in Triton's words; "" if they can."""
         if values.level is TraceLevel.OFF:
             return "tracing is disabled"
         if values.rate == 0:
@@ -315,14 +308,11 @@ class Tracing:
 
 
 _TRACE_PARENT = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
-"""Version, trace, span and flags; later versions than 00 may have more behind them."""
+"""Version, trace, span, flags. Versions after 00 may append fields."""
 
 
 def client_context(headers: Mapping[str, str]) -> SpanContext | None:
-    """The client's span, by the headers `traceparent` and `tracestate`; None = none that is valid.
-
-    `headers`: names in lower case.
-    """
+    """Return the client's span from `traceparent` and `tracestate`, names in lower case; None if there is none."""
     found = _TRACE_PARENT.fullmatch(headers.get("traceparent", "").strip())
     if found is None:
         return None
@@ -342,8 +332,8 @@ NEEDS_EXTRA = (
 def create_tracing(
     config: TraceConfig, service_name: str, log: logging.Logger, environment: Mapping[str, str] = os.environ
 ) -> Tracing:
-    """`service_name`: what spans are attributed to where nobody says so. Raises: ValueError: the configuration makes no
-    sense, or asks for OpenTelemetry whose packages are not installed."""
+    """Create the tracing that the settings ask for. `service_name`: the default service.name of spans. Raises
+    ValueError for invalid settings, or for OpenTelemetry without its packages."""
     options = trace_options(config, environment)
     if options.mode == "triton":
         if options.values.level is not TraceLevel.OFF and not options.file:
@@ -354,7 +344,7 @@ def create_tracing(
     if options.values.level & TraceLevel.TENSORS:
         log.warning("Tensor level tracing is not supported by the mode: opentelemetry")
     try:
-        # Only here: the packages are an extra, and take a third of a second to import.
+        # Imported here, because the packages are optional and take a third of a second to import.
         from rocserve.observability.tracing.span_sink import SpanSink
     except ImportError as error:
         raise ValueError(NEEDS_EXTRA.format(error)) from error
