@@ -1,5 +1,4 @@
-"""Loads a rocAL pipeline in a worker and serves it: chooses rocAL or the CPU engine, and reports a bad image as an
-error of its own request."""
+"""Loads a rocAL pipeline in a worker, chooses rocAL or the CPU engine, and assigns bad images to their requests."""
 
 from __future__ import annotations
 
@@ -118,8 +117,7 @@ class RocalModel:
         return failures
 
     def _fault(self, error: Exception, index: int | None) -> ServeError:
-        """Return the error for the client. `index`: the image's index in its request; None = the request has one
-        image."""
+        """Return the client's error. `index`: of the image in its request; None = the request has one image."""
         if isinstance(error, ServeError):
             return error
         which = "the image in" if index is None else f"image {index} of"
@@ -149,12 +147,10 @@ _CPU, _ROCAL = "cpu", "rocal"
 
 def choose_engine(model: ModelSource) -> tuple[str, str, bool]:
     """Return the engine's name, the reason, and whether the CPU engine may replace rocAL if rocAL cannot run the
-    pipeline.
-
-    The parameter `engine` (auto, cpu, rocal) and the instance's kind decide. rocAL, on the GPU or in its CPU mode, runs
-    if the parameter names it or the kind is KIND_GPU. The CPU engine serves KIND_GPU only if the parameter is "auto".
-    Raises ServeError: INVALID_ARGUMENT if the parameter contradicts the kind, UNAVAILABLE if rocAL is not installed.
-    """
+    pipeline. The parameter `engine` (auto, cpu, rocal) and the instance's kind decide. rocAL, on the GPU or in its
+    CPU mode, runs if the parameter names it or the kind is KIND_GPU. The CPU engine serves KIND_GPU only if the
+    parameter is "auto". Raises ServeError: INVALID_ARGUMENT if the parameter contradicts the kind, UNAVAILABLE if
+    rocAL is not installed."""
     wanted = read_choice(model.config, "engine", "", ("", "auto", _CPU, _ROCAL))
     on_gpu = model.instance_kind is InstanceKind.GPU
     kind = model.instance_kind.value

@@ -52,11 +52,9 @@ class BatchEngine(Protocol):
 
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
         """Pass each image's results to `put`, also from several threads at a time. Return the errors by image index.
-
         A bad image does not affect the others. An error is an ImageError or a PixelsError if the client is at fault,
         with a text that continues "image 3 of input 'X'"; any other exception if the engine is. If `run` raises, the
-        whole batch has failed.
-        """
+        whole batch has failed."""
 
     def close(self) -> None:
         """End the threads and release all resources. Nothing is called afterwards."""
@@ -69,7 +67,6 @@ class PipelineEngine:
     pipeline: Pipeline
     decoder: Decoder
     formats: Sequence[OutputFormat]
-    """Of the outputs, in the pipeline's order."""
 
     def run(
         self, encoded: SourceImage, arguments: Mapping[str, Any] = MappingProxyType({})
@@ -95,8 +92,7 @@ class PipelineEngine:
         return outputs
 
     def _decode(self, encoded: SourceImage) -> tuple[dict[int, Image], dict[int, np.ndarray[Any, Any]]]:
-        """Decode the image and measure it. The measurements are made now, so that the decoded image need not be kept
-        for late ones."""
+        """Decode and measure the image. Thus it need not be kept for late measurements."""
         decoded = self.decoder.decode(encoded)
         measured = {
             index: step.measure(decoded)
@@ -121,8 +117,7 @@ class PipelineEngine:
 
 
 class ThreadedEngine:
-    """Implements BatchEngine with threads. All instances of the model share them, so that their number stays within the
-    setup's."""
+    """Implements BatchEngine by threads, which all instances of the model share, so that `threads` bounds them."""
 
     def __init__(self, setup: EngineSetup) -> None:
         """Raises RuntimeError if libturbojpeg is not installed."""

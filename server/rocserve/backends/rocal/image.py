@@ -67,8 +67,7 @@ class DecodedImage:
 
     pixels: Pixels
     original_height: int
-    """Size before the decoder scaled the image. If the decoder applies the EXIF orientation, the upright image's
-    size."""
+    """Before the decoder scaled the image; of the upright image, if the decoder applies EXIF."""
     original_width: int
 
 
@@ -81,8 +80,7 @@ class Image:
     """An image between two operations."""
 
     content: Pixels | Callable[[Part], Pixels]
-    """The pixels from the top left; the rest of the size is zeros. Or a function that makes them, or a part of them, on
-    first use."""
+    """The pixels from the top left, the rest being zeros; or makes them, or a part of them, on first use."""
     extent: ResultExtent
     _is_asked_for: bool = False
 

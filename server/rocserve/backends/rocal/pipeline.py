@@ -115,13 +115,11 @@ class Step:
     """One operation of a pipeline, its sources, and the use of its image."""
 
     index: int
-    """Position in the pipeline."""
     call: Call
     """Flags that come from inputs have their defaults."""
     sources: tuple[int, ...]
     """Indices of the steps whose images it reads; DECODED = the decoder's image."""
     bindings: tuple[Binding, ...]
-    """Flags that come from inputs."""
     is_read: bool
     """Whether a later step reads the image for an output."""
     read_last: frozenset[int]
@@ -141,13 +139,11 @@ class Step:
         return f"pipeline[{self.index}] ({self.name})"
 
     def call_with(self, flags: Mapping[str, bool]) -> Call:
-        """Return the call with the flags of the request."""
         if not self.bindings:
             return self.call
         return self.call.operation(**{**self.call.values, **{each.key: flags[each.input] for each in self.bindings}})
 
     def extent(self, extents: Mapping[int, ResultExtent]) -> ResultExtent:
-        """Return its image's extent; see Operation.extent."""
         return self.call.extent(*(extents[source] for source in self.sources))
 
     def run(self, images: Mapping[int, Image], flags: Mapping[str, bool], as_float: bool) -> Image:
@@ -160,8 +156,7 @@ class Pipeline:
     steps: tuple[Step | Measurement, ...]
     decoder: DecoderOptions
     inputs: tuple[str, ...]
-    """Request inputs, in addition to the image, that give one flag per image, in the order in which the steps name
-    them."""
+    """Request inputs that give one flag per image, in the order in which the steps name them."""
     notes: tuple[str, ...]
     """Warnings for the log about values that may be meant otherwise."""
 
@@ -276,7 +271,6 @@ class _StepReader:
         return tuple(self._names[name] for name in names)
 
     def _has_unit_range(self, where: str, keys: tuple[str, ...], values: dict[str, Any]) -> bool:
-        """Return whether mean and deviation are for levels of 0..1."""
         if values["mean_std_range"] != "auto":
             return bool(values["mean_std_range"] == "unit")
         if not all(0 < number < 1 for key in keys for number in values[key]):
@@ -290,8 +284,6 @@ class _StepReader:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The format of a pipeline's output."""
-
     datatype: DataType
     """UINT8, FP32 or FP16; a measurement has its own."""
     layout: Layout

@@ -39,8 +39,7 @@ _CLOSE_TO_MEAN = 5.0
 _GRIDS = 64
 _LONG_GRIDS = 2
 _LONG_SIDE = 1 << 14
-"""Cached pairs of sizes: of all, and of those with a side longer than _LONG_SIDE. An entry takes some dozens of bytes
-per pixel of a side."""
+"""Cached pairs of sizes: of all, and of those with a longer side. An entry has dozens of bytes per pixel of a side."""
 
 _WEIGHTS = 1 << 16
 """Weights that are computed in one block."""
@@ -83,7 +82,7 @@ class Scaling:
 def resize_to_floats(
     pixels: Pixels, width: int, height: int, mirror: bool = False, scaling: Scaling | None = None
 ) -> Pixels:
-    """Return the FP32 kernel's result, `height` x `width` x channels, with `mirror` flipped left to right."""
+    """Return the FP32 kernel's result: `height` x `width` x channels, `mirror` flips left to right."""
     results = _bilinear(pixels.astype(np.float32), width, height, mirror)
     if scaling is not None:
         scaling.apply(results)
@@ -109,8 +108,8 @@ def resize_to_bytes(
     scaling: Scaling | None = None,
     part: Part | None = None,
 ) -> Pixels:
-    """Return the UINT8 kernel's result, `height` x `width` x channels, with `mirror` flipped left to right; or a part
-    of it."""
+    """Return the UINT8 kernel's result, or a part of it: `height` x `width` x channels, `mirror` flips left to
+    right."""
     top, left, part_height, part_width = part = part or (0, 0, height, width)
     channels = pixels.shape[2]
     source = pixels.astype(np.float32)
@@ -142,10 +141,8 @@ def to_bytes(levels: Pixels) -> Pixels:
 
 
 class _Grid:
-    """Computes the places and levels of destination pixels in the arithmetic of an RPP kernel.
-
-    A row of an image is a row of numbers here, with a pixel's channels next to each other.
-    """
+    """Computes the places and levels of destination pixels in the arithmetic of an RPP kernel. A row of an image is
+    a row of numbers here, with a pixel's channels next to each other."""
 
     def __init__(
         self, source_shape: tuple[int, int, int], width: int, height: int, mirror: bool, for_bytes: bool
@@ -177,10 +174,7 @@ class _Grid:
 
     def levels(self, source: Pixels, rows: Pixels, columns: Pixels) -> Pixels:
         """Return the FP32 levels at these rows and columns, which numpy broadcasts. Columns count numbers. `source`:
-        all numbers of the image in one row.
-
-        In the UINT8 kernel's last columns the levels are truncated.
-        """
+        all numbers of the image in one row. In the UINT8 kernel's last columns the levels are truncated."""
         top, bottom, left, right = self._tops[rows], self._bottoms[rows], self._lefts[columns], self._rights[columns]
         top_row, bottom_row = self._top_rows[rows], self._bottom_rows[rows]
         left_column, right_column = self._left_columns[columns], self._right_columns[columns]
@@ -219,8 +213,7 @@ def _exact_levels(places: Pixels, part: Part, pixels: Pixels, grid: _Grid, scali
 
 
 def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:
-    """Return for each destination pixel the first of its two source pixels, that pixel's weight and the second
-    one's."""
+    """Return each destination pixel's first source pixel, its weight, and the second one's weight."""
     ratio = _ratio(source_size, size)
     offset = np.float32(np.float64(ratio) * 0.5 - 1.5)
     # Places are counted from one pixel to the left, so that rounding up gives the first pixel.
@@ -327,11 +320,9 @@ def resize_by_weights(
     pixels: Pixels, width: int, height: int, kernel: str, as_float: bool, part: Part | None = None
 ) -> Pixels:
     """Resize rows, then columns, to FP32 without rounding and clipping, or to UINT8; or a part of the result.
-
     `kernel` is CUBIC, LANCZOS, GAUSSIAN or TRIANGULAR. All but CUBIC widen if the image shrinks. For UINT8, matrix
-    products add the same numbers in another order, several times faster. Levels that may be rounded the other way are
-    then computed again, as in bilinear resizing.
-    """
+    products add the same numbers in another order, several times faster. Levels that may be rounded the other way
+    are then computed again, as in bilinear resizing."""
     top, left, _, _ = part = part or (0, 0, height, width)
     down, across = _taps(pixels.shape[0], height, kernel), _taps(pixels.shape[1], width, kernel)
     if as_float:

@@ -32,8 +32,7 @@ def meant(name: Any, known: Iterable[str]) -> str:
 
 _LARGEST_SIZE = 65535
 _LARGEST_NUMBER, _SMALLEST_DIVISOR = 3.4e38, 1.2e-38
-"""Limits of 32-bit floats, in which pixels are computed: the largest number, and the smallest one that 1 can be divided
-by."""
+"""Of 32-bit floats, in which pixels are computed: the largest number, and the smallest that may divide 1."""
 
 
 class PipelineError(ValueError):
@@ -52,7 +51,6 @@ class Key:
 
     read: Reader
     default: Any = REQUIRED
-    """REQUIRED = no default."""
     is_bindable: bool = False
     """Whether a request's input may give the value, one per image, through {"input": "NAME"}. Only flags that do not
     change the result's size can be bound; they have their default until an image comes."""

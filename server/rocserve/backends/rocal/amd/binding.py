@@ -32,15 +32,13 @@ _NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The modules of amd.rocal, which are untyped."""
+    """Holds the modules of amd.rocal, which are untyped."""
 
     pipeline: ModuleType
     functions: ModuleType
-    """amd.rocal.fn."""
     types: ModuleType
     native: ModuleType
-    """rocal_pybind, which the other modules call; used directly for functions that they do not wrap, or wrap
-    wrongly."""
+    """rocal_pybind, which the others call; for functions that they do not wrap, or wrap wrongly."""
     version: str
     """For the log; "unknown" = amd.rocal was not installed as a wheel."""
 
@@ -52,8 +50,7 @@ class Binding:
 
 
 def import_binding() -> Binding:
-    """Import amd.rocal. Raises ServeError (UNAVAILABLE) if it is not installed, cannot be loaded, or lacks a
-    function."""
+    """Raises ServeError (UNAVAILABLE) if amd.rocal is not installed, cannot be loaded, or lacks a function."""
     try:
         pipeline, functions, types, native = (
             importlib.import_module(name) for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", _NATIVE)

@@ -44,8 +44,7 @@ images, and its parameters cannot be changed once it is built (rocAL 2.3 accepts
 
 
 def check(graph: Graph) -> None:
-    """Raises ServeError (INVALID_ARGUMENT) if rocAL cannot run the pipeline; the text names the operation and the
-    reason."""
+    """Raises ServeError (INVALID_ARGUMENT), with operation and reason, if rocAL cannot run the pipeline."""
     pipeline, binding, name = graph.setup.pipeline, graph.binding, graph.setup.model_name
     if len(pipeline.inputs) > _MOST_FLAGS:
         extra = pipeline.inputs[_MOST_FLAGS]
@@ -99,8 +98,7 @@ _UNLIMITED_SIDE = 2000
 reserves memory for the largest image."""
 
 _TRIED_SIZES = ((240, 320), (64, 64), (512, 512), (65535, 65535))
-"""Heights and widths, in pixels, of the picture for the trial run. The first size that the pipeline can process is
-used."""
+"""Possible heights and widths of the trial picture; the first one that the pipeline can process is used."""
 
 _LONGEST_BUILD_SECONDS = 600.0
 
@@ -108,7 +106,6 @@ _BROKEN_STATUS = 70
 """Exit status of the worker, the same as of an instance that cannot continue."""
 
 _RAW_PIXELS = DecoderOptions(is_raw=True)
-"""The CPU engine's decoder options for the trial picture."""
 
 _TOLERANCE = 0.05
 """Share of the standard deviation of an output's values. Kernels with another rounding differ by a hundredth of it.

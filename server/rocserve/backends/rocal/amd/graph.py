@@ -103,17 +103,14 @@ def _add(node: Node, step: Step, values: Mapping[str, bool]) -> Tensor:
 
 
 class Canvas:
-    """Holds memory for a batch of images, each at the top left of a field of the largest size.
-
-    rocAL takes the fields' addresses and reads them at any time until the batch's outputs exist. Therefore a canvas
-    lives as long as the pipelines that read it, and is refilled only after those outputs have been read.
-    """
+    """Holds memory for a batch of images, each at the top left of a field of the largest size. rocAL takes the
+    fields' addresses and reads them at any time until the batch's outputs exist. Therefore a canvas lives as long as
+    the pipelines that read it, and is refilled only after those outputs have been read."""
 
     def __init__(self, graph: Graph, count: int) -> None:
         channels = graph.setup.color_format.channels
         self.fields = np.zeros((count, graph.max_height, graph.max_width, channels), dtype=np.uint8)
         self.sizes = [(0, 0)] * count
-        """Height and width of the image in each field."""
 
     def place(self, images: Sequence[Pixels]) -> None:
         """Copy images into the first fields; none may be larger than a field."""
@@ -159,8 +156,7 @@ class OutputReader:
         tensor.copy_roi(self._regions)
 
     def result(self, index: int) -> np.ndarray[Any, Any]:
-        """Return one image in the output's datatype and layout. Raises RuntimeError if rocAL's valid part exceeds the
-        result."""
+        """Return one image in the output's format. Raises RuntimeError if rocAL's valid part exceeds the result."""
         pixels = self._pixels(index).astype(self._asked.datatype.numpy_dtype, copy=False)
         return pixels if self._asked.layout is Layout.NHWC else pixels.transpose(2, 0, 1)
 
@@ -311,7 +307,6 @@ class PipelineRunner:
         return self._readers
 
     def _feed(self, fields: Sequence[int]) -> None:
-        """Feed these fields of the canvas to rocAL."""
         graph, canvas, binding = self._graph, self._canvas, self._graph.binding
         regions = []
         for field in fields:

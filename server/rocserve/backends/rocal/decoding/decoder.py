@@ -21,8 +21,7 @@ from rocserve.backends.rocal.image import DecodedImage, Pixels, with_channels
 from rocserve.core.tensors import Buffer
 
 _SCANS_OF_LARGEST = 20
-"""Scans that an image of the largest size may have; smaller images may have more. Common progressive JPEGs have about
-ten."""
+"""Limit for an image of the largest size; smaller ones may have more. Common progressive JPEGs have about ten."""
 
 
 _PIXEL_FORMATS = {
@@ -34,9 +33,7 @@ _PIXEL_FORMATS = {
 
 class Decoder:
     """Decodes JPEG and PNG, or accepts raw pixels, as the options say. Can be called from several threads at a time.
-
-    rocAL returns another image's pixels for a bad image. This decoder raises an error with the reason.
-    """
+    rocAL returns another image's pixels for a bad image. This decoder raises an error with the reason."""
 
     def __init__(self, color_format: ColorFormat, options: DecoderOptions) -> None:
         """Raises RuntimeError if libturbojpeg is not installed."""
@@ -83,11 +80,9 @@ class Decoder:
         return DecodedImage(pixels, height, width)
 
     def _decode_jpeg(self, library: TurboJpeg, encoded: memoryview, header: ImageHeader) -> Pixels:
-        """Decode a JPEG by rocAL's rules: libjpeg scales it, up or down, to its largest size within the limits.
-
-        Grey is replicated to the colour channels; U8 gets the luma. CMYK, which rocAL cannot decode, becomes RGB as in
-        OpenCV, Pillow and browsers: the file is read as Adobe's programs write it, with 255 for no ink.
-        """
+        """Decode a JPEG by rocAL's rules: libjpeg scales it, up or down, to its largest size within the limits. Grey
+        is replicated to the colour channels; U8 gets the luma. CMYK, which rocAL cannot decode, becomes RGB as in
+        OpenCV, Pillow and browsers: the file is read as Adobe's programs write it, with 255 for no ink."""
         numerator, denominator = self._options.limits.scaling_factor(header.width, header.height)
         width, height = (-(-side * numerator // denominator) for side in (header.width, header.height))
         # Bytes after the image's end, such as zeros or another file, are not passed to the library.

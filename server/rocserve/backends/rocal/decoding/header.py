@@ -34,7 +34,6 @@ class ImageHeader:
     """Without an alpha channel: 1 = grey; 3 = colour, also by a palette; 4 = inks, which libjpeg, and with it rocAL's
     decoder, does not convert to RGB."""
     orientation: int = NOT_TURNED
-    """EXIF's number, from 1 to 8."""
     length: int = 0
     """Length of a JPEG in bytes. Bytes after it do not belong to the image."""
     scans: int = 1

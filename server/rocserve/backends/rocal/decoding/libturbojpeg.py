@@ -23,7 +23,6 @@ from rocserve.backends.rocal.decoding.header import NOT_TURNED, ImageError, Imag
 from rocserve.backends.rocal.image import Pixels
 
 SIGNATURE = b"\xff\xd8"
-"""The start-of-image marker."""
 
 _MARKER = re.compile(rb"\xff+([^\xff])")
 END = b"\xff\xd9"
@@ -157,8 +156,7 @@ _REPAIRS = {
         b"\0\x3f\0",
     ),
 }
-"""By the beginning of libjpeg's error text: a pattern of the wrong bytes and the bytes before them, and the
-replacement."""
+"""By the beginning of libjpeg's error text: the bytes before the fault and the fault, and its replacement."""
 
 
 def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:
@@ -176,7 +174,6 @@ def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | Non
 
 
 RGB, BGR, GREY, CMYK = 0, 1, 6, 11
-"""TurboJPEG's pixel formats."""
 
 _CHANNELS = {RGB: 3, BGR: 3, GREY: 1, CMYK: 4}
 
@@ -189,8 +186,7 @@ _ATTEMPTS = 4
 
 
 class TurboJpeg:
-    """Decompresses JPEGs. Can be called from several threads at a time, because each call has a separate
-    decompressor."""
+    """Decompresses JPEGs. Can be called from several threads at a time: each call has a separate decompressor."""
 
     def __init__(self) -> None:
         """Raises RuntimeError if libturbojpeg is not installed or older than 2.0."""

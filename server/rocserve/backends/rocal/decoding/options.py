@@ -91,7 +91,6 @@ class DecoderOptions:
         return DecoderOptions(limits, values["max_pixels"], values["exif"], is_raw)
 
     def at_most(self, max_pixels: int) -> DecoderOptions:
-        """Return the options with at most this number of pixels."""
         return dataclasses.replace(self, max_pixels=min(self.max_pixels, max_pixels))
 
 

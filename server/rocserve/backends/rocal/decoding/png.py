@@ -134,8 +134,7 @@ def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
 
 
 def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) -> Pixels:
-    """Return the pixels as UINT8, height x width x channels, within the limits. Raises ImageError if the data are
-    damaged."""
+    """Return UINT8, height x width x channels, within the limits. Raises ImageError if the data are damaged."""
     as_grey = color_format is ColorFormat.U8 and file.header.components == 1
     # Only the image's chunks reach libpng: no text or profile that may expand, no gamma, no second frame.
     encoded = np.frombuffer(b"".join((SIGNATURE, *file.picture)), dtype=np.uint8)

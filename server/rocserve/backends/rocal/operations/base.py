@@ -51,16 +51,12 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that is added to rocAL's graph."""
-
     binding: Binding
     handle: Any
-    """Of the rocAL pipeline."""
     layout: Any
     datatype: Any
     """Layout and datatype are of amd.rocal.types."""
     images: Sequence[Tensor]
-    """The node's sources."""
     source: ResultExtent
     """Extent of the first source, as far as it is the same for all images."""
     is_grey: bool
@@ -68,7 +64,6 @@ class Node:
     batch_size: int
 
     def call(self, function_name: str, keywords: Values) -> Tensor:
-        """Add the node through a function of `fn`."""
         function = getattr(self.binding.functions, function_name)
         formats = {"output_layout": self.layout, "output_dtype": self.datatype, "output_datatype": self.datatype}
         accepted = inspect.signature(function).parameters
@@ -79,7 +74,6 @@ class Node:
         )
 
     def _keyword(self, key: str, value: Any) -> Any:
-        """Convert a key's value for fn."""
         if isinstance(value, bool):
             return int(value)
         if isinstance(value, tuple):
@@ -92,15 +86,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class AmdForm:
-    """Describes an operation in amd.rocal, and the cases that amd.rocal cannot process.
-
-    Most operations have the name and keywords of a function in amd.rocal's `fn` and need few of these fields. The
-    argument `Values` of the functions are the operation's arguments.
-    """
+    """Describes an operation in amd.rocal, and the cases that amd.rocal cannot process. Most operations have the
+    name and keywords of a function in amd.rocal's `fn` and need few of these fields. The argument `Values` of the
+    functions are the operation's arguments."""
 
     function: str | None = None
-    """Function of `fn` that takes the operation's keys; None = the one with the operation's name, or none if `make` is
-    given."""
+    """Function of `fn` that takes the keys; None = the one with the operation's name, or none if `make` is given."""
     make: Callable[[Node, Call], Tensor] | None = None
     """Adds the node if a call of the function is not enough."""
     gives_floats: Callable[[Values], bool] = lambda arguments: False
@@ -121,10 +112,9 @@ class AmdForm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """Describes an operation of a pipeline. Its functions can be called from several threads at a time."""
+    """Describes an operation. Its functions can be called from several threads at a time."""
 
     name: str
-    """Value of the JSON key "operation"."""
     keys: Mapping[str, Key]
     """Its JSON keys, in addition to the common ones."""
     run: Callable[..., Pixels | Callable[[Part], Pixels]]
@@ -132,8 +122,7 @@ class Operation:
     pixels from the top left as UINT8, or a function that makes them later; or, if FP32 is wanted and differs, FP32
     without rounding and clipping. Raises PixelsError if it cannot process these images."""
     extent: Callable[..., ResultExtent]
-    """Takes the sources' extents and the arguments, and returns the result's extent. Raises ValueError if there is
-    none."""
+    """Returns the result's extent from the sources' extents and the arguments; raises ValueError if there is none."""
     arguments: Callable[..., Values] = dict
     """Takes the keys' values by their names in fn, and returns the arguments of `run` and `extent`. Raises ValueError,
     with the names of the keys, if values contradict each other."""
@@ -145,11 +134,9 @@ class Operation:
     """Whether `channel_keys` are a mean and a deviation. The pipeline expands them to one value per channel for levels
     of 0..255, and the operation gets the key "mean_std_range"."""
     colour_only: bool = False
-    """Whether images must have three channels."""
     default_datatype: DataType = DataType.UINT8
     """Of the output, if neither the pipeline nor the configuration has one."""
     sources: int = 1
-    """Number of images that it reads."""
     amd: AmdForm = AmdForm()
 
     def __call__(self, **values: Any) -> Call:
@@ -179,8 +166,7 @@ class Call:
     arguments: Values
 
     def run(self, *images: Image, as_float: bool) -> Image:
-        """Raises PixelsError if the images do not fit each other or the result would be too large; see
-        Operation.run."""
+        """Raises PixelsError if the images do not fit or the result would be too large; see Operation.run."""
         try:
             result = self.extent(*(image.extent for image in images))
             result.check()
@@ -198,11 +184,9 @@ class Call:
 def in_place(
     name: str, process: Callable[..., Pixels], keys: Mapping[str, Key] | None = None, **options: Any
 ) -> Operation:
-    """Declare an operation that changes the valid part of an image and keeps all sizes.
-
-    `process` takes the valid part, without changing it, and returns UINT8 of the same size. An FP32 output has integer
-    levels too, because rocAL's kernels for these operations only write UINT8.
-    """
+    """Declare an operation that changes the valid part of an image and keeps all sizes. `process` takes the valid
+    part, without changing it, and returns UINT8 of the same size. An FP32 output has integer levels too, because
+    rocAL's kernels for these operations only write UINT8."""
 
     def run(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
         return process(image.valid, **arguments)
@@ -211,11 +195,8 @@ def in_place(
 
 
 def by_levels(name: str, levels: Callable[..., Pixels], keys: Mapping[str, Key], **options: Any) -> Operation:
-    """Declare an operation that replaces each level independently of its neighbours.
-
-    `levels` takes the levels 0..255 as FP32 and returns the new ones, rounded but not clipped: one row, or one per
-    channel.
-    """
+    """Declare an operation that replaces each level independently of its neighbours. `levels` takes the levels
+    0..255 as FP32 and returns the new ones, rounded but not clipped: one row, or one per channel."""
 
     def process(pixels: Pixels, **arguments: Any) -> Pixels:
         return with_channels(cast(Pixels, cv2.LUT(pixels, _table(levels, tuple(arguments.items())))))

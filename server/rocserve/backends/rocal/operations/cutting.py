@@ -57,12 +57,10 @@ class _PartRule:
 
 
 def _cut_start(position: float, size: int, available: int | None) -> int:
-    """Return the start of a crop along one side, moved back into the side if the side is known.
-
-    Fractions are truncated, and a position at or beyond the side's end counts as 0. rocAL crops at one position for all
-    images, and reads other memory if the crop exceeds an image. If the image's size is known, rocAL gets this start,
-    like the CPU engine. Otherwise `_overhang` refuses such an image.
-    """
+    """Return the start of a crop along one side, moved back into the side if the side is known. Fractions are
+    truncated, and a position at or beyond the side's end counts as 0. rocAL crops at one position for all images,
+    and reads other memory if the crop exceeds an image. If the image's size is known, rocAL gets this start, like
+    the CPU engine. Otherwise `_overhang` refuses such an image."""
     start = int(position)
     if available is None:
         return start
@@ -231,11 +229,9 @@ def _area(
     y_drift: float,
     **others: float,
 ) -> tuple[int, int, Extent]:
-    """Return a part by its share of the image's area, and its aspect ratio (width / height).
-
-    The drifts are fractions of the room that the part leaves. If the part does not fit, the result is the largest
-    central part with an aspect ratio from 0.75 to 1.333.
-    """
+    """Return a part by its share of the image's area, and its aspect ratio (width / height). The drifts are
+    fractions of the room that the part leaves. If the part does not fit, the result is the largest central part with
+    an aspect ratio from 0.75 to 1.333."""
     if not source.is_known:
         return 0, 0, Extent(None, None)
     image_height, image_width = source.sides
@@ -268,8 +264,7 @@ def _amd_resize_area(node: Node, call: Call) -> Tensor:
 
 
 def _corner(source: Extent, crop_w: int, crop_h: int, **others: Any) -> tuple[int, int, Extent]:
-    """Return the top left part: contrary to the operations' names, rocAL crops first. A side of 0 or too large = the
-    full side."""
+    """Return the top left part: whatever the names say, rocAL crops first. A side of 0 or too large = the full one."""
     sides = ((crop_h, source.height), (crop_w, source.width))
     return 0, 0, Extent(*(_limited(wanted, side) if wanted else side for wanted, side in sides))
 

@@ -24,7 +24,6 @@ from rocserve.backends.rocal.sampling import bilinear_places, nearest_places
 
 
 def _flip(pixels: Pixels, horizontal: bool, vertical: bool) -> Pixels:
-    """Mirror left to right if `horizontal`, top to bottom if `vertical`."""
     if not horizontal and not vertical:
         return pixels
     # OpenCV's code 1 mirrors left to right, 0 top to bottom, -1 both.
@@ -33,11 +32,8 @@ def _flip(pixels: Pixels, horizontal: bool, vertical: bool) -> Pixels:
 
 
 def _fish_eye(pixels: Pixels) -> Pixels:
-    """Apply a fish-eye lens: an ellipse that fills the image, black outside.
-
-    With x and y from -1 to 1 and their distance d from the middle, a pixel is read at (d + 1 - sqrt(1 - d * d)) / 2 in
-    the same direction.
-    """
+    """Apply a fish-eye lens: an ellipse that fills the image, black outside. With x and y from -1 to 1 and their
+    distance d from the middle, a pixel is read at (d + 1 - sqrt(1 - d * d)) / 2 in the same direction."""
     height, width, channels = pixels.shape
     places, outside = _fish_eye_places(height, width)
     seen: Pixels = np.take(pixels.reshape(height * width, channels), places, axis=0)
@@ -70,10 +66,8 @@ def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
 
 
 def _lens_correction(pixels: Pixels, camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]) -> Pixels:
-    """Correct a lens's distortion by Brown and Conrady's model.
-
-    `camera_matrix` is [fx, cx, fy, cy], in pixels of the valid part; `distortion_coeffs` is [k1, k2, p1, p2, k3].
-    """
+    """Correct a lens's distortion by Brown and Conrady's model. `camera_matrix` is [fx, cx, fy, cy], in pixels of
+    the valid part; `distortion_coeffs` is [k1, k2, p1, p2, k3]."""
     return _undistorted_places(*pixels.shape[:2], camera_matrix, distortion_coeffs)(pixels)
 
 
@@ -153,12 +147,9 @@ def _move(
     interpolation_type: str,
     **size: int,
 ) -> Pixels:
-    """Move pixels by a matrix; what lies outside is black.
-
-    `matrix` is a, b, c, d, e, f of column = a x + b y + c, row = d x + e y + f. On both sides places are counted from
-    the middle of the valid part, half its size rounded down. The moved image has the source's size and is the top left
-    of the result.
-    """
+    """Move pixels by a matrix; what lies outside is black. `matrix` is a, b, c, d, e, f of column = a x + b y + c,
+    row = d x + e y + f. On both sides places are counted from the middle of the valid part, half its size rounded
+    down. The moved image has the source's size and is the top left of the result."""
     source = image.valid
     return _affine_places(*source.shape[:2], matrix, interpolation_type == "LINEAR")(source)
 
@@ -177,10 +168,8 @@ def _affine_places(height: int, width: int, matrix: tuple[float, ...], is_linear
 
 
 def _rows_and_columns(matrix: tuple[float, ...], height: int, width: int, lanes: int) -> tuple[Pixels, Pixels]:
-    """Return FP32 rows and columns, added up along a row as in RPP: by blocks of `lanes` columns, the rest one by one.
-
-    If an image is turned by right angles, these roundings decide which pixels fall just outside of it.
-    """
+    """Return FP32 rows and columns, added up along a row as in RPP: by blocks of `lanes` columns, the rest one by
+    one. If an image is turned by right angles, these roundings decide which pixels fall just outside of it."""
     blocks = width // lanes
     places = []
     for along, by_row, offset, half in (
@@ -219,10 +208,8 @@ def _by_angle(angle: float, **others: Any) -> Values:
 
 
 def _by_matrix(matrix: tuple[float, ...], **others: Any) -> Values:
-    """Read each pixel (x, y) at (m0 x + m2 y + m1, m3 x + m4 y + m5), where `matrix` is [m0, ..., m5].
-
-    The order is rocAL's, which exchanges the second and the third number on the way to the kernel.
-    """
+    """Read each pixel (x, y) at (m0 x + m2 y + m1, m3 x + m4 y + m5), where `matrix` is [m0, ..., m5]. The order is
+    rocAL's, which exchanges the second and the third number on the way to the kernel."""
     first, second, third, *rest = matrix
     return {"matrix": (first, third, second, *rest), **others}
 

@@ -67,7 +67,6 @@ class _Saturated:
         self.saturation = chroma / np.where(is_grey, _ONE, self.value)
 
     def pixels(self) -> Pixels:
-        """Convert back to red, green and blue."""
         shares = (
             np.abs(self.hue - _HALF) * np.float32(6) - np.float32(2),
             _ONE - np.abs(self.hue - _THIRD) * np.float32(6),
@@ -99,10 +98,8 @@ def _saturation(pixels: Pixels, saturation: float) -> Pixels:
 
 
 def _color_twist(pixels: Pixels, brightness: float, contrast: float, hue: float, saturation: float) -> Pixels:
-    """Turn the hue by whole degrees, multiply the saturation, then compute level * brightness + contrast.
-
-    Contrary to its name, rocAL adds `contrast`, in levels of 0..255.
-    """
+    """Turn the hue by whole degrees, multiply the saturation, then compute level * brightness + contrast. Contrary
+    to its name, rocAL adds `contrast`, in levels of 0..255."""
     red, green, blue = (plane.astype(np.float32) * np.float32(1 / 255) for plane in cv2.split(pixels))
     value = np.maximum(red, np.maximum(green, blue))
     chroma = value - np.minimum(red, np.minimum(green, blue))
@@ -134,10 +131,8 @@ def _color_twist(pixels: Pixels, brightness: float, contrast: float, hue: float,
 
 
 def _blur(pixels: Pixels) -> Pixels:
-    """Return the mean of 3 x 3 pixels; border pixels are repeated.
-
-    RPP's vector loop truncates the mean. Its scalar loop, for the first and the last columns, rounds it.
-    """
+    """Return the mean of 3 x 3 pixels; border pixels are repeated. RPP's vector loop truncates the mean. Its scalar
+    loop, for the first and the last columns, rounds it."""
     width, channels = pixels.shape[1], pixels.shape[2]
     box = cv2.boxFilter(pixels, cv2.CV_16U, (3, 3), normalize=False, borderType=cv2.BORDER_REPLICATE)
     sums = with_channels(cast(Pixels, box))
@@ -160,10 +155,8 @@ def _pixelate(pixels: Pixels, pixelate_percent: float) -> Pixels:
 
 
 def _vignette(pixels: Pixels, vignette: float) -> Pixels:
-    """Darken towards the corners: level * exp(-vignette / 4 * (distance / radius) ** 2).
-
-    The distance is from the middle, and the radius is half the longer side.
-    """
+    """Darken towards the corners: level * exp(-vignette / 4 * (distance / radius) ** 2). The distance is from the
+    middle, and the radius is half the longer side."""
     levels = pixels.astype(np.float32)
     levels *= _shades(pixels.shape[0], pixels.shape[1], vignette)
     return with_channels(cv2.convertScaleAbs(levels))
@@ -216,12 +209,9 @@ def _normalize(
     scale: float,
     shift: float,
 ) -> Pixels:
-    """Return (level - mean) * scale / stddev + shift.
-
-    If no mean and deviation are given, they are computed over `axes`: 0 = height, 1 = width, 2 = channels. Given ones
-    are one value, or one per channel if `axes` is [0, 1]. If all levels are the same, the result is `shift`. UINT8 is
-    truncated.
-    """
+    """Return (level - mean) * scale / stddev + shift. If no mean and deviation are given, they are computed over
+    `axes`: 0 = height, 1 = width, 2 = channels. Given ones are one value, or one per channel if `axes` is [0, 1]. If
+    all levels are the same, the result is `shift`. UINT8 is truncated."""
     source = image.valid
     channels = source.shape[2]
     if mean:
@@ -249,7 +239,6 @@ def _normalised(levels: Pixels, means: Pixels, factors: Pixels, shift: float) ->
 
 
 def _refused(reason: str) -> AmdForm:
-    """Describe an operation that amd.rocal does wrongly."""
     return AmdForm(refusal=lambda arguments, source: reason)
 
 

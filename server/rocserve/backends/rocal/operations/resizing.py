@@ -30,11 +30,8 @@ _FETCHED_COLUMNS = 8
 
 
 def reads_beside(width: float, height: float, resized_width: int) -> str | None:
-    """Return the reason why RPP's kernels cannot resize a part of an image; None = they can.
-
-    They step back from the last row and column without checking that there is a previous one, and read 8 columns at a
-    time.
-    """
+    """Return the reason why RPP's kernels cannot resize a part of an image; None = they can. They step back from the
+    last row and column without checking that there is a previous one, and read 8 columns at a time."""
     if width < 2 or height < 2:
         return (
             f"rocAL reads other memory where it resizes less than two rows or columns, here {int(width)}x{int(height)}"
@@ -56,11 +53,8 @@ def resized(
     part: Part | None = None,
     **others: Any,
 ) -> Pixels:
-    """Resize to UINT8, or a part of it, or to FP32 without rounding and clipping.
-
-    LINEAR is bilinear without antialiasing. Only LINEAR supports mirroring left to right, and then (level - mean) / std
-    per channel.
-    """
+    """Resize to UINT8, or a part of it, or to FP32 without rounding and clipping. LINEAR is bilinear without
+    antialiasing. Only LINEAR supports mirroring left to right, and then (level - mean) / std per channel."""
     height, width = target.sides
     if interpolation_type == "LINEAR":
         scaling = Scaling.of(mean, std) if mean else None
@@ -109,11 +103,9 @@ def _without_size(arguments: Values, source: ResultExtent) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """Computes the size of a result as amd.rocal's fn does.
-
-    DEFAULT and STRETCH use the given width and height. For a side of 0, DEFAULT keeps the aspect ratio and STRETCH uses
-    the source's side. NOT_LARGER keeps the aspect ratio and fits into both sides, NOT_SMALLER covers them.
-    """
+    """Computes the size of a result as amd.rocal's fn does. DEFAULT and STRETCH use the given width and height. For
+    a side of 0, DEFAULT keeps the aspect ratio and STRETCH uses the source's side. NOT_LARGER keeps the aspect ratio
+    and fits into both sides, NOT_SMALLER covers them."""
 
     mode: str
     width: int
@@ -142,7 +134,6 @@ class SizeRule:
         return Extent(self.max_height or height, self.max_width or width)
 
     def target(self, source_height: int, source_width: int) -> tuple[int, int]:
-        """Return height and width for an image of this size."""
         if self.mode == "STRETCH":
             height, width = self.height or source_height, self.width or source_width
         else:
