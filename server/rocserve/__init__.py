@@ -1,4 +1,4 @@
-"""rocserve: a model repository server for AMD GPUs, with the same numbers on a machine without one."""
+"""rocserve: a model repository server for AMD GPUs, with the same results on a machine without one."""
 
 from __future__ import annotations
 

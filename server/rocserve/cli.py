@@ -1,5 +1,5 @@
-"""The command `rocserve`. A verb's module is imported when it is the one to run, so that the supervisor stays small and
-the zygote starts before gRPC does."""
+"""The command `rocserve`. Only the module of the requested verb is imported, so that the supervisor stays small and the
+zygote starts before gRPC."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from rocserve.workers.control_groups import ControlGroups
 
 _QUIET_GRPC = ("GRPC_VERBOSITY", "ERROR")
-"""Keeps gRPC's own messages about connections that end out of the log and the table; its errors stay."""
+"""Hides gRPC's messages about ended connections from the log and the table; its errors remain."""
 _ENDED_BY_USER = 130
-"""As shells have it: 128 and SIGINT's number."""
+"""128 plus SIGINT's number, as in shells."""
 _VERBS = {
     "serve": ("", "serve a model, or the models of a repository"),
     "config": ("rocserve.tools.config", "print the effective config.pbtxt of a model"),
@@ -46,14 +46,14 @@ _VERBS = {
         "find objects in images with a model of a running server, and draw them",
     ),
 }
-"""The module that has it as `VERB`, and its help."""
+"""Verb -> module with its `VERB`, and the help text."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the result is its exit status."""
+    """Run the command and return its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
     for descriptor in range(3):
-        # One that is closed would become a pipe or socket of ours, into which others print.
+        # A closed descriptor 0, 1 or 2 would become one of this process's pipes or sockets, to which others then print.
         try:
             os.fstat(descriptor)
         except OSError:
@@ -63,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return Supervisor(lambda post: _run(words, post)).run()
         return _run(words)
     except KeyboardInterrupt:
-        # While it was still being imported; once they run, the verbs have their own ways.
+        # The verb was still being imported; a running verb handles Ctrl-C itself.
         print("rocserve: ended by you", file=sys.stderr)
         return _ENDED_BY_USER
 
 
 def _run(words: Sequence[str], post: Post | None = None) -> int:
-    """`post`: of a server's process."""
+    """`post`: in a server's process, from its supervisor."""
     parser = argparse.ArgumentParser(
         prog="rocserve",
         description="Serve a repository of models over KServe v2, by gRPC and HTTP.",
@@ -129,7 +129,7 @@ def _run_verb(verb: Verb, given: argparse.Namespace, parser: argparse.ArgumentPa
 
 
 def _innermost(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.ArgumentParser:
-    """The parser of the verb, and of its action, that the options name."""
+    """Return the innermost parser that the options select: a verb's, or its action's."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction) and getattr(options, action.dest) is not None:
             return _innermost(action.choices[getattr(options, action.dest)], options)
@@ -137,7 +137,7 @@ def _innermost(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 
 
 def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
-    """End as argparse does, with the flag that was probably meant."""
+    """Exit as argparse does, with the flag that was probably meant."""
     flags = [flag for action in parser._actions for flag in action.option_strings if flag != "--help"]
     word = unknown[0].partition("=")[0]
     begun = [flag for flag in flags if flag.startswith(word)]
@@ -147,9 +147,10 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
 
 
 def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | None) -> int:
-    """`command`: the words after the verb, from which the options come."""
+    """`command`: the words after the verb."""
     assert post is not None, "a server has a supervisor"
-    # What is imported stays: the collector would look at all of it again and again, an eighth of the time.
+    # Imported objects are never freed, but the collector would scan them again and again: an eighth of the start's
+    # time.
     gc.disable()
     from rocserve.flags import FlagError, settings_from
     from rocserve.handover import SupervisorLink
@@ -178,7 +179,7 @@ def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | Non
             supervisor.takes_place_of,
         )
     registry = discover_backends()
-    # Before there are children, which would be left behind.
+    # Created before the first child process, which would otherwise remain outside.
     groups = _control_groups(supervisor, log.logger.getChild("workers")) if settings.workers.control_groups else None
     try:
         launcher = WorkerLauncher(
@@ -195,10 +196,10 @@ def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | Non
         return 2
     launcher.start()
 
-    # Only now: this imports gRPC.
+    # Imported last, because it imports gRPC.
     os.environ.setdefault(*_QUIET_GRPC)
-    # gRPC's core is to read and write sockets on the thread that polls its completion queue, not on threads of its own:
-    # each call then saves the way from one to the other. The user's word goes.
+    # gRPC must read and write sockets on the thread that polls its completion queue, not on its own threads: that saves
+    # each call a switch of threads. The user's own setting takes precedence.
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_listener")
     from rocserve.server import run_server
 

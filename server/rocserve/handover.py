@@ -1,4 +1,4 @@
-"""What a server's process leaves to the one that takes its place, and what it has of the supervisor (supervisor.py)."""
+"""Hands a server's ports, zygote and loaded models to the process that replaces it, through the supervisor."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rocserve.workers.launcher import ZygoteProcess
 
 _SIGNALS_AT_ONCE = 16
 _MOST_LOADED_BYTES = 64 << 20
-"""Of the names of loaded models."""
+"""Limit of the JSON of loaded models' names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
     ports: Mapping[str, int] = field(default_factory=dict)
-    """Where clients were served, by the parts of the settings: where any free port was asked for, it stays the same."""
+    """Port by part of the settings, so that a replacement keeps a port that was chosen freely."""
     zygote: int = 0
-    """Its process id; its connection comes along."""
+    """Process id; the zygote's connection is passed as a descriptor."""
     control_groups: str = ""
-    """The folder of the cgroups of workers."""
+    """Folder of the workers' cgroups."""
 
 
 class SupervisorLink:
-    """The server's side. After `watch` all calls are made on the asyncio loop."""
+    """The server's end of the connection to the supervisor. After `watch` all calls come on the asyncio loop."""
 
     def __init__(self, post: Post) -> None:
         self.parent_pipe = post.parent_pipe
@@ -41,24 +41,24 @@ class SupervisorLink:
         self._connection = post.connection
         self._connection.setblocking(False)
         self.takes_place_of = post.end
-        """How the server before has ended; "" = there was none."""
+        """How the previous server process ended; "" = this is the first."""
         self.handover = from_json(Handover, post.left) if post.left else Handover()
         self._zygote: int | None
-        """Its connection."""
+        """Descriptor of its connection."""
         self._loaded: int
-        """A file with the names of the models that are loaded under explicit control."""
+        """File with the names of models that clients have loaded, under explicit control."""
         self._zygote, self._loaded = post.descriptors or (None, os.memfd_create("rocserve:loaded", os.MFD_CLOEXEC))
         self._serves = False
 
     @property
     def zygote(self) -> ZygoteProcess | None:
-        """That of the server before; None: there was none."""
+        """Return the previous server's zygote; None if there was none."""
         if self._zygote is None:
             return None
         return ZygoteProcess(self.handover.zygote, socket.socket(fileno=os.dup(self._zygote)))
 
     def keep_zygote(self, zygote: ZygoteProcess) -> None:
-        """Have the next server know this one."""
+        """Keep a zygote for the next server."""
         if self._zygote is not None:
             os.close(self._zygote)
         self._zygote = os.dup(zygote.connection.fileno())
@@ -67,8 +67,8 @@ class SupervisorLink:
             self.leave()
 
     def settings(self, settings: ServerSettings) -> ServerSettings:
-        """The settings as they are for this server: in the place of another it serves where that did, loads what that
-        had loaded when asked to, and a model that has been broken since does not keep it from serving the others."""
+        """Adapt the settings for a replacement: it keeps the ports, reloads the models that clients had loaded, and
+        serves even if a model is broken."""
         if not self.takes_place_of:
             return settings
         parts: dict[str, Any] = {
@@ -81,15 +81,16 @@ class SupervisorLink:
         return replace(settings, exit_on_error=False, repository=repository, **parts)
 
     def note_loaded(self, models: Sequence[str]) -> None:
-        """Have the next server load these, where models are loaded when somebody asks for it."""
+        """Keep the names of models that the next server must load under explicit control."""
         os.pwrite(self._loaded, json.dumps(models).encode() + b"\n", 0)
 
     def watch(self, on_signal: Callable[[int], None]) -> None:
-        """Have the signals reported that the supervisor gets."""
+        """Report the supervisor's signals to `on_signal`."""
         asyncio.get_running_loop().add_reader(self._connection, self._on_readable, on_signal)
 
     def leave(self, **changes: Any) -> None:
-        """Have the next server know this; the first time says that this one serves."""
+        """Keep these fields of Handover for the next server. The first call tells the supervisor that this server
+        serves."""
         self._serves = True
         self.handover = replace(self.handover, **changes)
         assert self._zygote is not None, "workers are started by it"
@@ -108,5 +109,5 @@ class SupervisorLink:
             return
         except OSError:
             pass
-        # The supervisor has ended, and this process is about to.
+        # The supervisor has ended, so the kernel is about to end this process too.
         asyncio.get_running_loop().remove_reader(self._connection)

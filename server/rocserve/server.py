@@ -1,4 +1,4 @@
-"""The server: builds the parts, starts them, and drains them at the end."""
+"""The server: builds its parts, starts them, and drains them at the end."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ from rocserve.workers.instance import InstanceMail
 from rocserve.workers.launcher import WorkerLauncher
 
 _POLL_SECONDS = 0.05
-"""Between two looks whether the last sequence has ended."""
+"""Interval of checks whether the last sequence has ended."""
 _RETURN_SECONDS = 2.0
-"""How long a server that takes another's place waits for models before it listens."""
+"""How long a replacement of a dead server waits for models before it listens."""
 
 _CANCEL_SECONDS = 5.0
-"""How long a part that is cut short may take to let go of what it has."""
+"""How long a part that is cut short may take to release its resources."""
 
 
 def run_server(
@@ -79,11 +79,10 @@ def run_server(
     supervisor: SupervisorLink,
     log: ServerLog,
 ) -> int:
-    """Serve until a signal ends it; the result is the process's exit status. `command`: the flags that the settings
-    come from."""
-    # The soft limit of open files is 1024 nearly everywhere, for programs that use select(), and an instance of a model
-    # takes up to 17. The zygote runs already: workers, which need few and whose engines may use select(), keep the
-    # limit that was given.
+    """Serve until a signal, and return the process's exit status. `command`: the flags from which the settings come."""
+    # The soft limit of open files is 1024 on nearly all systems, for programs that use select(), and an instance of a
+    # model takes up to 17. The zygote runs already: its workers keep the original limit, because they need few files
+    # and their engines may use select().
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -167,7 +166,7 @@ class Server:
         )
 
     async def run(self) -> int:
-        """Start, serve, drain; returns the exit status."""
+        """Start, serve, drain, and return the exit status."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopErrors(self._log))
         ending = Ending(self._log, self._settings.drain_seconds, self._settings.exit_timeout_seconds)
@@ -177,7 +176,7 @@ class Server:
         front_ends = FrontEnds(self._settings, self._command, self._served(readiness), self._plane, self._log)
         started: asyncio.Future[None] | None = None
         if self._supervisor.takes_place_of or self._settings.listen_when_loaded:
-            # Clients that come back are to find the models that they had.
+            # Clients that reconnect must find the models that they had.
             returns = bool(self._supervisor.takes_place_of)
             started = asyncio.ensure_future(self._return() if returns else self._repository.start())
             stopped = asyncio.ensure_future(ending.asked.wait())
@@ -186,7 +185,7 @@ class Server:
             stopped.cancel()
         if refusals := await front_ends.start():
             for error in refusals:
-                # An errno says nothing to people; a file that cannot be read is named.
+                # For users the errno means nothing, but the name of an unreadable file does.
                 self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             return 1
@@ -231,7 +230,7 @@ class Server:
             observer,
             self._paths,
             self._plane,
-            # Where they are off they cost nothing.
+            # None saves the work per request if neither limit is set.
             ClientLimits(most, rate) if most or rate else None,
         )
         return Served(
@@ -245,7 +244,7 @@ class Server:
         )
 
     def _methods(self, readiness: Readiness) -> Mapping[str, Method]:
-        """All but ModelInfer and ModelStreamInfer, which have ways of their own in each front end."""
+        """Return all methods except ModelInfer and ModelStreamInfer, which each front end implements."""
         return {
             **QueryService(self._tables, self._repository, self._settings.server_id, readiness, self._paths).methods(),
             **RepositoryControlService(self._repository).methods(),
@@ -256,19 +255,19 @@ class Server:
         }
 
     def _reload(self) -> None:
-        """Look at what may have changed. Certificates are read at each connection, and the line that is written here
-        opens a log file that was moved away again."""
+        """Scan the repositories. Certificates need nothing, because they are read at each connection; the log line
+        reopens a log file that was moved away."""
         self._log.info("SIGHUP: scanning the model repositories")
         self._repository.scan_soon()
 
     async def _return(self) -> None:
-        """Load what the server had whose place this one takes."""
+        """Load the models of the dead server that this one replaces."""
         self._tables.table = replace(self._tables.table, is_returning=True)
         await self._repository.start()
         self._tables.table = replace(self._tables.table, is_returning=False)
 
     async def _serve(self, started: asyncio.Future[None], ending: Ending, front_ends: FrontEnds) -> int:
-        """Until the models that are there have `started`, and then until the end."""
+        """Serve until `ending.asked`; return the exit status. `started`: the loads of the start."""
         stopped = asyncio.ensure_future(ending.asked.wait())
         await asyncio.wait((started, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
@@ -289,7 +288,7 @@ class Server:
         self._log.info("%s", summary(self._repository.index(ready_only=False), front_ends.status_command()))
         with contextlib.ExitStack() as printing:
             if not self._supervisor.takes_place_of and sys.stdout:
-                # Nobody need read it.
+                # The output is optional.
                 with contextlib.suppress(OSError):
                     octets = self._start_text(front_ends, sys.stdout)
                     printing.callback(PatientWriter(sys.stdout.fileno(), octets).close)
@@ -304,7 +303,7 @@ class Server:
         printed = Printed(stream)
         print_table(self._repository.index(ready_only=False), table, printed)
         name = "" if settings.single is None else settings.single.name
-        # Who has asked for images wants to send some.
+        # With --preprocess the user wants to send images.
         model = table.models.get(f"{name}_image" if settings.preprocess else name)
         if model is not None and model.latest is not None:
             addresses = front_ends.plain_addresses()
@@ -316,8 +315,8 @@ class Server:
             self._supervisor.note_loaded(self._repository.wanted_models())
 
     async def _drain(self, front_ends: FrontEnds, ending: Ending, drain_seconds: float) -> None:
-        """Not ready first, and no more loads, while all is served; then the work in flight finishes; then the workers
-        end. Within the exit time-out from the drain's end on."""
+        """Drain in order: report not ready and load no more models, while all requests are served; then finish the work
+        in flight; then end the workers. The exit timeout begins when the drain period ends."""
         await ending.end("the health service", _call(front_ends.begin_drain))
         await ending.end("the loads of models", _call(self._repository.begin_stop))
         await ending.end("the drain", asyncio.sleep(drain_seconds))
@@ -331,7 +330,7 @@ class Server:
         self._log.info("ended")
 
     async def _sequences_end(self) -> None:
-        """Their next requests come on connections that are still open."""
+        """Wait for the end of all sequences, whose next requests come on open connections."""
         while self._sequences.have_sequences:  # noqa: ASYNC110 - another thread ends them
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -342,16 +341,16 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Ends each part, whatever the others do: what fails or takes too long is logged, and the next part has its turn.
-    The first signal asks for the end. A second one cuts short what is under way and all that follows. A third ends the
-    supervisor, and with it this process whatever it is doing."""
+    """Ends each part: an error or a timeout of one part is logged, and the next part follows. The first signal asks for
+    the end. A second signal cuts short the current part and all later parts. A third ends the supervisor, and with it
+    this process immediately."""
 
     _log: logging.Logger
     _drain_seconds: float
     _exit_timeout_seconds: float
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: asyncio.Event = field(default_factory=asyncio.Event)
-    """A first signal has come, and a second one."""
+    """`asked`: the first signal came. `at_once`: the second signal came."""
 
     def on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -364,7 +363,7 @@ class Ending:
         self.at_once.set()
 
     async def end(self, part: str, work: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
-        """Run what ends a part, for at most `seconds`, and no longer than until a second signal. Never raises."""
+        """End a part, for at most `seconds` or until the second signal. Never raises."""
         task = asyncio.ensure_future(work)
         cut_short = asyncio.ensure_future(self.at_once.wait())
         await asyncio.wait((task, cut_short), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -379,5 +378,5 @@ class Ending:
 
 
 async def _call(end: Callable[[], object]) -> None:
-    """For what ends without waiting."""
+    """Call a function that ends a part without waiting."""
     end()

@@ -1,4 +1,4 @@
-"""Writes what the server prints as fast as it is read, so that the server serves also where nobody reads it."""
+"""Writes the server's output no faster than it is read, so that a reader that stops does not stop the server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TextIO
 
 
 class Printed(io.TextIOWrapper):
-    """A text for `stream`, kept until it is written: it says of itself what the stream does, so that tables are drawn
-    alike. What the stream's encoding has not is escaped."""
+    """Collects text for `stream`. It claims to be the stream's kind, so that tables look the same, and escapes
+    characters that the stream's encoding lacks."""
 
     def __init__(self, stream: TextIO) -> None:
         self._is_terminal = stream.isatty()
@@ -29,27 +29,27 @@ class Printed(io.TextIOWrapper):
 
 
 class PatientWriter:
-    """Has the loop write when the descriptor takes more. A thread that waited there could not be ended."""
+    """Writes on the event loop when the descriptor is writable. A thread that blocks in a write could not be ended."""
 
     def __init__(self, descriptor: int, octets: bytes) -> None:
-        """Raises: OSError."""
+        """Raises OSError."""
         self._left = memoryview(octets)
         self._loop = asyncio.get_running_loop()
         self._descriptor = _opened_anew(descriptor)
         try:
             self._loop.add_writer(self._descriptor, self._write)
         except PermissionError:
-            # A file, or the null device: those take all at once, and epoll takes none of them.
+            # epoll refuses files and the null device, which take any number of bytes without blocking.
             while self._left:
                 self._write()
 
     @property
     def is_done(self) -> bool:
-        """All is written, or can never be."""
+        """Whether everything is written, or cannot be written any more."""
         return not self._left
 
     def close(self) -> None:
-        """What is not written by now is dropped."""
+        """Close the descriptor and drop the rest."""
         if self._descriptor >= 0:
             self._loop.remove_writer(self._descriptor)
             os.close(self._descriptor)
@@ -57,25 +57,26 @@ class PatientWriter:
 
     def _write(self) -> None:
         try:
-            # So much a pipe that is ready takes without waiting, were it one that waits.
+            # A pipe that is writable takes this much without blocking, even if the descriptor blocks.
             self._left = self._left[os.write(self._descriptor, self._left[: select.PIPE_BUF]) :]
         except BlockingIOError:
             return
         except OSError:
-            # The reader has gone, or the disk is full: nobody need read it.
+            # The reader has gone or the disk is full: the output is optional.
             self.close()
         if not self._left:
             self.close()
 
 
 def _opened_anew(descriptor: int) -> int:
-    """One that does not wait, where there can be one: the flag would be that of all who share the pipe or terminal,
-    the shell for one. A file is not opened anew, for its end may have moved."""
+    """Open a separate, non-blocking descriptor if possible, because the flag would affect everyone who shares the pipe
+    or terminal, for example the shell. A file is duplicated instead, because a new descriptor would have a separate
+    position."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
             return os.open(f"/proc/self/fd/{descriptor}", flags)
         except OSError:
-            pass  # It is another user's, or nobody reads it any more.
+            pass  # Another user's, or without a reader.
     return os.dup(descriptor)

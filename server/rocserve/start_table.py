@@ -1,4 +1,4 @@
-"""Prints a table of the models, and how to ask one, once those of the start have loaded or failed."""
+"""Prints a table of the models and a sample request, after the models of the start have loaded or failed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rocserve.tools.printing import table as tabulated
 
 _COLUMNS = ("model", "version", "runs on", "inputs", "outputs", "state")
 _MOST_ROWS = 200
-"""More are no help to the user who starts a server."""
+"""A longer table does not help the user who starts a server."""
 _IMAGES = "rocal"
-"""The backend whose models take files of images."""
+"""The backend whose models take image files."""
 
 
 def print_table(rows: Iterable[IndexEntry], table: ServingTable, file: TextIO) -> None:
-    """`rows`: those of the repository index. Models that nobody has asked for are passed over."""
+    """Print the rows of the repository index, without models that were never loaded."""
     versions = {
         (model.name, str(number)): version for model in table.all_models for number, version in model.versions.items()
     }
@@ -50,10 +50,10 @@ def print_table(rows: Iterable[IndexEntry], table: ServingTable, file: TextIO) -
 
 
 def print_sample(version: ServedVersion, table: ServingTable, http: str, grpc: str, file: TextIO) -> None:
-    """How to ask a model, by the protocols that have an address."""
+    """Print how to send a request to a model, for each protocol that has an address."""
     config = version.config
     if config.decoupled or config.sequence_batching is not None:
-        return  # One request without further words gets no one answer.
+        return  # A single request without parameters gets no response, or several.
     members = [table.models.get(step.member) for step in config.ensemble_steps]
     backends = (config.backend, *(each.latest.config.backend for each in members if each and each.latest))
     takes_files = len(config.inputs) == 1 and _IMAGES in backends
@@ -80,13 +80,14 @@ def _cells(row: IndexEntry, version: ServedVersion | None, between: str) -> tupl
 
 
 _MOST_WRITTEN = 16
-"""Elements of a tensor that are written in the line itself; more are made by the shell."""
+"""Elements of a tensor that the command contains; the shell generates larger tensors."""
 _WITHOUT_JSON = frozenset({DataType.FP16, DataType.BF16})
 _PHOTO = "photo.jpg"
 
 
 def shell_line(config: ModelConfig, address: str, *, takes_files: bool) -> str:
-    """A request by curl; "" where JSON has no form of the model's tensors. `takes_files`: its one input is images."""
+    """Return a request as a curl command; "" if JSON cannot express the model's tensors. `takes_files`: the only input
+    is an image file."""
     url = quote(f"{address}/v2/models/{quote_url(config.name, safe='')}/infer")
     inputs = _needed(config)
     if takes_files:
@@ -111,7 +112,7 @@ def shell_line(config: ModelConfig, address: str, *, takes_files: bool) -> str:
 
 
 def python_lines(config: ModelConfig, address: str, *, takes_files: bool) -> tuple[str, ...]:
-    """The same by the Python client; none for tensors that numpy has not."""
+    """Return the request as Python code; empty for datatypes that numpy lacks."""
     inputs = _needed(config)
     if any(entry.datatype is DataType.BF16 for entry in inputs):
         return ()
@@ -138,6 +139,6 @@ def _needed(config: ModelConfig) -> tuple[InputConfig, ...]:
 
 
 def _shape(config: ModelConfig, entry: InputConfig) -> tuple[int, ...]:
-    """One row; 1 for each dimension that varies."""
+    """Return the shape of one row, with 1 for variable dimensions."""
     dims = (1, *entry.dims) if config.max_batch_size > 0 else entry.dims
     return tuple(max(1, size) for size in dims)

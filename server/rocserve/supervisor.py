@@ -1,11 +1,11 @@
-"""The supervisor: the process that the user starts. It starts the server's process and, when that dies, another.
+"""The supervisor, the process that the user starts: starts the server's process, and a replacement when it dies.
 
-It does nothing else, so that nothing else can end it: one thread, the standard library, no request, no model. The
-server's process is a fork of it, before anything has been imported. When the supervisor ends, however that happens, the
-pipe that it holds alone closes, and the kernel ends all the others (core/exit_with_parent.py).
+It does nothing else, so that nothing else can end it: one thread, the standard library, no requests, no models. The
+server's process is a fork of it, made before other modules are imported. The supervisor alone holds the writing end of
+a pipe. When it ends, however that happens, the kernel ends all other processes (core/exit_with_parent.py).
 
-Signals go to the supervisor, which hands their numbers on; the server's process passes over those that reach it with
-its whole group. What the next server is to know, and to have of descriptors, each leaves with the supervisor.
+The supervisor gets the signals and sends their numbers to the server's process, which ignores signals to its process
+group. Each server's process keeps data and descriptors for its successor with the supervisor.
 """
 
 from __future__ import annotations
@@ -26,48 +26,49 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 _MOST_DESCRIPTORS = 4
 _MESSAGE_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS = 0.1
-"""After a server that has not come to serve, or to be; after each further one the pause is twice the last."""
+"""Before a replacement of a server that did not get to serve, or could not be forked; doubles each time."""
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Post(NamedTuple):
-    """What a server's process has of its supervisor."""
+    """What a server's process gets from its supervisor."""
 
     connection: socket.socket
-    """Signals come by it, a byte each; what is left for the next server goes, a message each."""
+    """Signals arrive here, a byte each; a message of what to keep for the next server goes back."""
     parent_pipe: int
-    """The reading end of the pipe that breaks with the supervisor."""
+    """The reading end of the supervisor's pipe."""
     left: bytes
-    """By the server before; empty = there was none."""
+    """What the previous server left; empty = this is the first."""
     descriptors: tuple[int, ...]
-    """Left with it."""
+    """Descriptors that the previous server left."""
     end: str
-    """Of the server before, in words."""
+    """How the previous server ended, in words."""
 
 
 class Supervisor:
     def __init__(self, serve: Callable[[Post], int]) -> None:
-        """`serve`: runs the server in its process; returns its exit status."""
+        """`serve` runs the server in its process and returns its exit status."""
         self._serve = serve
         self._parent_pipe, self._parent_pipe_writer = os.pipe2(os.O_CLOEXEC)
-        # Workers open it anew, other users' as well.
+        # Workers reopen it, and may run as other users.
         os.fchmod(self._parent_pipe, 0o444)
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._connection: socket.socket | None = None
-        """To the server that runs."""
+        """Connection to the running server."""
         self._serves = False
-        """It has left something for the next one."""
+        """Whether the running server has left something for the next one."""
         self._left = b""
         self._descriptors: tuple[int, ...] = ()
         self._asked_to_end = 0
 
     def run(self) -> int:
-        """The exit status; in the server's process its own."""
+        """Supervise until the end. Returns the exit status; in the server's process, that process's."""
         signal.set_wakeup_fd(self._waker)
         for number in (signal.SIGCHLD, signal.SIGHUP, *_ENDING):
-            # Where one is ignored from the start (nohup) it stays so; but without SIGCHLD no end would be noticed.
+            # A signal that was ignored from the start (nohup) stays ignored, except SIGCHLD, which reports a server's
+            # end.
             if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)  # The wake-up pipe reports it.
+                signal.signal(number, lambda *_: None)  # The wake-up pipe reports the signal.
         end, pause = "", 0.0
         while True:
             if pause and not self._rest(pause):
@@ -83,7 +84,7 @@ class Supervisor:
                 if not end:
                     print(f"rocserve serve: the server's process cannot be started: {error.strerror}", file=sys.stderr)
                     return 1
-                # There is no room for a process now. What serves the next server is kept.
+                # No process can be created now. The data for the next server are kept.
                 continue
             if not server:
                 own.close()
@@ -94,7 +95,7 @@ class Supervisor:
                 return self._serve(Post(peer, self._parent_pipe, self._left, self._descriptors, end))
             peer.close()
             status = self._attend(server, own)
-            # What ends the first by itself, a flag or a model at the start, would end all that follow.
+            # A first server that ends by itself, because of a flag or a model, would end the same way again.
             if self._asked_to_end or not self._left or (status >= 0 and not end):
                 return status if status >= 0 else 128 - status
             end = f"was killed by {_name(-status)}" if status < 0 else f"ended with status {status}"
@@ -102,7 +103,7 @@ class Supervisor:
                 pause = 0.0
 
     def _attend(self, server: int, connection: socket.socket) -> int:
-        """Until this server has ended: its exit status, negative = the signal that killed it."""
+        """Wait for a server's end. Returns the exit status, or the negative number of the signal that killed it."""
         with connection:
             poll = select.poll()
             poll.register(self._woken, select.POLLIN)
@@ -117,7 +118,7 @@ class Supervisor:
                     return status
 
     def _keep(self, connection: socket.socket) -> bool:
-        """What the server leaves. False: there is nothing more, now or for good."""
+        """Keep a message of the server. Returns False if there is none now, or will be none any more."""
         try:
             left, descriptors = receive_with_descriptors(
                 connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS, socket.MSG_DONTWAIT
@@ -132,30 +133,30 @@ class Supervisor:
         return True
 
     def _take_signals(self, server: int, connection: socket.socket) -> int | None:
-        """Hand them on. The server's status where it has ended."""
+        """Send signals to the server. Returns its status if it has ended."""
         for number in self._read_signals():
             with suppress(OSError):
                 connection.send(bytes((number,)), socket.MSG_DONTWAIT)
         status = None
         with suppress(ChildProcessError):
-            # As the first process of a container it has to reap all that others leave behind.
+            # The first process of a container must reap all orphans.
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == server:
                     status = os.waitstatus_to_exitcode(ended[1])
         return status
 
     def _read_signals(self) -> list[int]:
-        """Those that are for the server. The third that asks for the end has its own effect."""
+        """Return the signals for the server. The third request to end takes effect on the supervisor itself."""
         taken = [number for number in os.read(self._woken, 4096) if number != signal.SIGCHLD]
         self._asked_to_end += sum(number in _ENDING for number in taken)
         if self._asked_to_end > 2:
             signal.signal(taken[-1], signal.SIG_DFL)
             os.kill(os.getpid(), taken[-1])
-            os._exit(128 + taken[-1])  # The first process of a container is spared by its own signals.
+            os._exit(128 + taken[-1])  # The kernel ignores such a signal from a container's first process to itself.
         return taken
 
     def _rest(self, seconds: float) -> bool:
-        """False: it is to end."""
+        """Wait. Returns False if a signal asked to end."""
         until = time.monotonic() + seconds
         while not self._asked_to_end and (left := until - time.monotonic()) > 0:
             if select.select((self._woken,), (), (), left)[0]:

@@ -1,1 +1,1 @@
-"""What engines have compiled, on disk: where that is, who may write there, and who does at this moment."""
+"""Keeps compiled programs on disk: chooses the place, keeps other users out, locks folders in use."""

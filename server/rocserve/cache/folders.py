@@ -1,16 +1,16 @@
-"""A cache of folders that engines have filled, each under a name of all that its files depend on.
+"""A cache of folders that engines have filled. A folder's name identifies everything that its files depend on.
 
     <name>/          the files; .sha256 has their digests, as sha256sum writes them
     .<name>.new/     a folder that is being filled
-    .<name>.lock     held by the process that fills or removes the folder
+    .<name>.lock     locked by the process that fills or removes the folder
 
-Many processes use one at once. A folder comes into being by its renaming: it is there whole or not at all. Its
-.sha256 is locked by each process that uses it, which keeps it from being removed. When it was used last is the time of
-the folder itself: a file system that is mounted noatime keeps that. As
-the programs in them are run, only their owner, who runs the server, may write there.
+Many processes use a cache concurrently. A filled folder gets its name by a rename, so it is complete or does not exist.
+Each process that uses a folder has a shared lock on its .sha256, which keeps the folder from being removed. A folder's
+modification time is its last use, because a noatime mount still keeps that. Only the server's user may write to a
+folder, because the programs in it are executed.
 
-A lock is flock(2)'s: it ends with its holder however that ends, and does not pass to programs that the holder starts.
-Its file is removed on release, so that a folder of locks does not fill up.
+A lock is flock(2)'s: the kernel releases it when the holder ends, and child programs do not inherit it. Its file is
+removed on release, so that a folder of locks does not fill up.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from rocserve.settings import EngineSettings
 _SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What flock says on file systems that have none."""
+"""Errors of flock on file systems without locks."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileLock:
-    """A lock that is held, until `release` or the end of the process."""
+    """A held lock, until `release` or the end of the process."""
 
     _path: Path
     _file: BinaryIO
 
     def release(self) -> None:
-        """Once only: afterwards the name is that of the next holder's lock."""
+        """Release the lock; has no effect after the first call, when the name may be another holder's."""
         if self._file.closed:
             return
-        # The name goes first: a process that had opened the file before sees that it is no longer there.
+        # Removed before the lock is released: a process that has opened the file finds that the name is gone.
         with self._file:
             self._path.unlink(missing_ok=True)
 
 
 def try_lock(path: Path) -> FileLock | None:
-    """The lock, or None where another has it. Its folder must exist. Raises: OSError: the file cannot be written."""
+    """Take a lock; None if another process holds it. Raises OSError if the file cannot be written."""
     while True:
-        # Open for writing: NFS has no exclusive lock on a file that is open for reading.
+        # Open for writing, because NFS allows no exclusive lock on a file opened for reading.
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
         if not hold(file, shared=False):
             file.close()
@@ -68,8 +68,7 @@ def try_lock(path: Path) -> FileLock | None:
 
 
 def hold(file: BinaryIO, *, shared: bool) -> bool:
-    """Lock an open file until it is closed; False where another's lock is in the way. True on file systems without
-    locks, where nothing better can be had."""
+    """Lock an open file until it is closed. Returns False if another process has it; True without locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -81,7 +80,7 @@ def hold(file: BinaryIO, *, shared: bool) -> bool:
 
 
 def leads_to(path: Path, file: BinaryIO) -> bool:
-    """Whether the name still is that of the open file."""
+    """Return whether the path still names the open file."""
     try:
         named = path.stat()
     except FileNotFoundError:
@@ -90,7 +89,7 @@ def leads_to(path: Path, file: BinaryIO) -> bool:
 
 
 def cache_directory(settings: EngineSettings) -> Path:
-    """The setting, else `rocserve` in $XDG_CACHE_HOME or ~/.cache; without a home among the temporary files."""
+    """Return the setting, else `rocserve` in $XDG_CACHE_HOME or ~/.cache; without a home, a temporary folder."""
     if settings.cache_directory:
         return _expanded(settings.cache_directory).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -101,12 +100,12 @@ def cache_directory(settings: EngineSettings) -> Path:
 
 
 def usual_spare_directory() -> Path:
-    """This user's folder among the temporary files."""
+    """Return this user's cache folder among the temporary files."""
     return Path(tempfile.gettempdir()) / f"rocserve-cache-{os.geteuid()}"
 
 
 def _expanded(path: str) -> Path:
-    # Path.expanduser fails for users that the machine does not know, as in containers; this leaves the "~".
+    # Unlike this, Path.expanduser raises for users that the machine does not know, which is common in containers.
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
@@ -114,23 +113,22 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder, with those above it, for this user alone (mode 0700), or check the one that is there. Raises:
-    ServeError: UNAVAILABLE, others could have put files into it. OSError: it is not there and cannot be made."""
+    """Create a folder and its parents for this user alone (mode 0700), or check an existing folder. Raises ServeError
+    (UNAVAILABLE) if other users could have written to it, OSError if it cannot be created."""
     make_folder(folder, 0o700)
     check_private(folder)
 
 
 def make_folder(folder: Path, mode: int) -> None:
-    """Make the folder, with those above it, where they are not there, with this mode whatever the umask. Raises:
-    OSError."""
-    # One by one: `parents=True` would make those above as the process's umask has it.
+    """Create a folder and its missing parents, all with this mode, whatever the umask. Raises OSError."""
+    # One by one, because `parents=True` would apply the umask to the parents.
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
         missing.chmod(mode)
 
 
 def check_private(folder: Path) -> None:
-    """Raises: ServeError: UNAVAILABLE, others could have put files into it. OSError: it is not there."""
+    """Raises ServeError (UNAVAILABLE) if other users could have written to the folder, OSError if it does not exist."""
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
         raise unavailable(f"cache directory {folder} is not used: it is no folder; name another with --cache-directory")
@@ -143,7 +141,7 @@ def check_private(folder: Path) -> None:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether it is there, and nobody else could have put files into it."""
+    """Return whether the folder exists and only this user could have written to it."""
     try:
         check_private(folder)
     except (OSError, ServeError):
@@ -152,7 +150,7 @@ def is_private(folder: Path) -> bool:
 
 
 def _is_trusted(user: int) -> bool:
-    # What root has written, such as a part of a container's image, is as good as our own program.
+    # Root's files, such as those of a container image, are as trustworthy as this program itself.
     return user in (0, os.geteuid())
 
 
@@ -170,7 +168,7 @@ ANOTHER_PLACE = "make room, or name another folder with --cache-directory"
 
 @dataclass(frozen=True, slots=True)
 class CachedFolder:
-    """A folder that is not removed as long as this object lives in any process, or until `release`."""
+    """A folder in use. It is not removed before `release` or the death of the object."""
 
     path: Path
     _digests: BinaryIO = field(repr=False, compare=False)
@@ -182,16 +180,16 @@ class CachedFolder:
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """A folder as a listing shows it; it may be gone by then."""
+    """A folder in a listing. It may have been removed meanwhile."""
 
     path: Path
     size_bytes: int
     used_at: float
-    """When it was last found or made, in seconds since 1970."""
+    """When it was last used, in seconds since 1970."""
 
 
 class UnusablePlaceError(ServeError):
-    """A place that folders cannot be made in, such as one on a full disk."""
+    """The cache's place cannot be written, for example because the disk is full."""
 
     def __init__(self, place: Path, error: OSError) -> None:
         self.reason = error.strerror or str(error)
@@ -202,23 +200,23 @@ class UnusablePlaceError(ServeError):
 
 
 class _DamagedError(Exception):
-    """A folder's files are not those that were made."""
+    """A folder's files differ from those that were stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderCache:
-    """Folders by their names, in one place."""
+    """A cache of folders, by name, in one place."""
 
     place: Path
     _limit_bytes: int
-    """Of folders that take more those used least lately go."""
+    """If the folders take more, the least recently used ones are removed."""
     _warn: Callable[[str], None]
-    """Takes each fault."""
+    """Takes the text of a warning."""
     _is_known: Callable[[Path], bool] = lambda folder: True
-    """Whether this version of rocserve can use a folder's files; those of others count as damaged."""
+    """Whether this version of rocserve can use a folder's files; if not, the folder counts as damaged."""
 
     def find(self, name: str) -> CachedFolder | None:
-        """The folder, which counts as used now; None where there is none, or a damaged one."""
+        """Return a folder, and mark it as used now; None if it is missing or damaged."""
         try:
             return self._open(name)
         except _DamagedError as error:
@@ -226,16 +224,17 @@ class FolderCache:
         return None
 
     def find_or_make(self, name: str, make: Callable[[Path], None], waiting: Callable[[], None]) -> CachedFolder:
-        """The folder; where it is not there or damaged, `make` fills an empty one, in one process at a time; and those
-        used least lately go where the cache has become too large. Other processes call `waiting` again and again. What
-        either raises is passed on, but an OSError, which is taken for the place's. Raises: UnusablePlaceError."""
+        """Return a folder. If it is missing or damaged, `make` fills an empty one, in one process at a time, and least
+        recently used folders are removed if the cache is too large. A process that waits for another calls `waiting`
+        repeatedly. Exceptions of both pass through, except that an OSError counts as the place's fault. Raises
+        UnusablePlaceError."""
         if (found := self.find(name)) is not None:
             return found
         try:
             make_private(self.place)
             while (lock := try_lock(self._hidden(name, _LOCK))) is None:
                 waiting()
-                # Not a blocking flock, which no signal handler of Python's would end.
+                # Polling, because a blocking flock would delay Python's signal handlers.
                 time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
             try:
                 with suppress(_DamagedError):
@@ -252,11 +251,11 @@ class FolderCache:
         return found
 
     def entries(self) -> Sequence[FolderEntry]:
-        """All of them, those used least lately first."""
+        """Return all folders, least recently used first."""
         return folder_entries([entry for entry in self._listed() if not entry.name.startswith(".")])
 
     def being_made(self) -> Sequence[str]:
-        """The names that a process has locked."""
+        """Return the names of folders that a process is filling."""
         names = []
         for lock in self._listed():
             if lock.suffix != _LOCK:
@@ -267,8 +266,8 @@ class FolderCache:
         return names
 
     def remove(self, name: str) -> bool:
-        """Whether it is gone now: one that a process makes or uses stays. Raises: ServeError: UNAVAILABLE, the place
-        cannot be written."""
+        """Remove a folder unless a process fills or uses it. Returns whether it is gone. Raises ServeError
+        (UNAVAILABLE) if the place cannot be written."""
         hidden = [self._hidden(name, suffix) for suffix in (_LOCK, _NEW)]
         if not any(map(os.path.lexists, (self.place / name, *hidden))):
             return True
@@ -277,7 +276,7 @@ class FolderCache:
             if lock is None:
                 return False
             try:
-                # Open for writing: NFS has no exclusive lock on what is open for reading.
+                # Open for writing, because NFS allows no exclusive lock on a file opened for reading.
                 with suppress(FileNotFoundError), (self.place / name / _DIGESTS).open("r+b") as file:
                     if not hold(file, shared=False):
                         return False
@@ -289,16 +288,15 @@ class FolderCache:
         return True
 
     def prune(self, limit_bytes: int) -> Sequence[FolderEntry]:
-        """Remove folders, those used least lately first, until the rest takes no more; also the remains of killed
-        processes. Returns those that were removed. Raises: ServeError: UNAVAILABLE, one could not be removed; the
-        others were."""
+        """Remove least recently used folders until the others fit the limit, and remains of killed processes. Returns
+        the removed folders. Raises ServeError (UNAVAILABLE), after removing all others, if one could not be removed."""
         failures: list[ServeError] = []
 
         def try_to_remove(name: str) -> bool:
             try:
                 return self.remove(name)
             except ServeError as error:
-                # It may be this folder's fault alone, such as one that somebody else has made.
+                # The fault may be this folder's alone, for example if another user has created it.
                 failures.append(error)
                 return False
 
@@ -320,7 +318,7 @@ class FolderCache:
         return removed
 
     def _listed(self) -> Sequence[Path]:
-        """All that is in the place; nothing where that cannot be looked into."""
+        """Return the entries of the place; empty if it cannot be read."""
         try:
             return list(self.place.iterdir())
         except OSError:
@@ -330,12 +328,12 @@ class FolderCache:
         return self.place / f".{name}{suffix}"
 
     def _open(self, name: str) -> CachedFolder | None:
-        """The folder, held and marked as used now. Raises: _DamagedError."""
+        """Open a folder with a shared lock and mark it as used now. Raises _DamagedError."""
         folder = self.place / name
         try:
             with ExitStack() as stack:
                 file = stack.enter_context((folder / _DIGESTS).open("rb"))
-                # A process that has it locked for itself alone is about to remove it.
+                # An exclusive lock belongs to a process that is about to remove the folder.
                 if not hold(file, shared=True) or not leads_to(folder / _DIGESTS, file):
                     return None
                 states = [each.stat() for each in folder.rglob("*")]
@@ -345,18 +343,18 @@ class FolderCache:
                     raise _DamagedError("its files are not those that were stored")
                 if not self._is_known(folder):
                     raise _DamagedError("another version of rocserve has written it")
-                with suppress(OSError):  # A cache that is only read has no order.
+                with suppress(OSError):  # The place may be read-only.
                     os.utime(folder)
                 stack.pop_all()
                 return CachedFolder(folder, file)
         except (OSError, ServeError) as error:
-            # Not Path.exists: it fails where the place itself cannot be looked into.
+            # Path.exists would raise if the place cannot be read.
             if os.path.lexists(folder):
                 raise _DamagedError(f"it cannot be read: {error}") from None
             return None
 
     def _make(self, name: str, make: Callable[[Path], None]) -> CachedFolder:
-        """With the name locked."""
+        """Fill a new folder. The caller has locked the name."""
         self._discard(name)
         new = self._hidden(name, _NEW)
         new.mkdir(mode=0o700)
@@ -373,7 +371,7 @@ class FolderCache:
         return CachedFolder(self.place / name, file)
 
     def _discard(self, name: str) -> None:
-        """Remove the folder, and what a killed process left of it. With the name locked."""
+        """Remove a folder and the remains of a killed process. The caller has locked the name."""
         hidden = self._hidden(name, _NEW)
         shutil.rmtree(hidden, ignore_errors=True)
         with suppress(FileNotFoundError):
@@ -382,7 +380,7 @@ class FolderCache:
 
 
 def folder_entries(folders: Sequence[Path]) -> Sequence[FolderEntry]:
-    """Those that are still there, those used least lately first."""
+    """Return the folders that exist, least recently used first."""
     entries = []
     for folder in folders:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Folders among the temporary files that do not stay for ever where their process is killed."""
+"""Temporary folders that another process removes if their own process is killed."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from pathlib import Path
 
 
 def remove_left(prefix: str) -> None:
-    """Remove the folders that killed processes of this user have left. Blocks on the disk."""
+    """Remove folders that this user's killed processes have left. Blocks on the disk."""
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError):  # Another user's, or another process has it, or has just removed it.
+        with suppress(OSError):  # The folder may be another user's, in use, or just removed.
             _remove(left, _locked(left))
 
 
 class TemporaryFolder:
-    """It goes by `remove`, or, after its process was killed, by the `remove_left` of another."""
+    """A folder until `remove`, or until another process calls `remove_left` after this one was killed."""
 
     def __init__(self, prefix: str) -> None:
-        """Blocks on the disk. Raises: OSError."""
+        """Blocks on the disk. Raises OSError."""
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._lock: int | None = None
-        with suppress(OSError):  # A file system without locks, where none is taken for left.
+        with suppress(OSError):  # On a file system without locks `remove_left` removes no folder.
             self._lock = _locked(self.path)
 
     def remove(self) -> None:
-        """Once only."""
+        """Remove the folder. Must be called once only."""
         _remove(self.path, self._lock)
 
 
 def _locked(folder: Path) -> int:
-    """A descriptor that nobody else has while it is open, whatever becomes of the process. Raises: OSError: another
-    process has it."""
+    """Lock a folder while the returned descriptor is open. Raises OSError if another process holds the lock."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

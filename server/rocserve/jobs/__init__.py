@@ -1,1 +1,1 @@
-"""What is done in a child process of its own, which may be killed: compiling, probing, inspecting, exporting."""
+"""Jobs run in child processes, which may be killed: compiling, probing, inspecting, exporting."""

@@ -1,8 +1,8 @@
-"""A job's child process: `python -P -m rocserve.jobs.child MODULE JOB REPLIES PARENT_PIPE`.
+"""The child process of a job: `python -P -m rocserve.jobs.child MODULE JOB REPLIES PARENT_PIPE`.
 
-MODULE and JOB name the job's class, REPLIES and PARENT_PIPE are descriptors. The JobOrder comes by standard input. What
-the engine writes goes to standard output and error, which the parent reads. It leads a process group of its own, that
-of the compilers which the engine starts, and ends with it when its parent does.
+MODULE and JOB name the job's class; REPLIES and PARENT_PIPE are descriptors. The JobOrder comes on standard input. The
+parent reads what the engine writes to standard output and error. The process leads a process group, to which the
+engine's compilers belong, and the kernel kills the group when the parent ends.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from rocserve.jobs.messages import JobOrder, JobReply, Report
 
 _LOWEST = 19
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-"""The number of ioprio_set(2), for which the C library has no function."""
+"""The number of ioprio_set(2), which the C library does not wrap."""
 _IOPRIO_OF_GROUP = 2
 _IOPRIO_IDLE = 3 << 13
 _OOM_SCORE = 600
-"""When memory is short, the kernel is to end a compile rather than the worker that waits for it (proc(5))."""
+"""If memory is short, the kernel should kill a compile rather than the worker that waits for it (proc(5))."""
 _STANDARD_INPUT = 0
 
 Perform = Callable[[Any, str, Report], Any]
-"""From the job and JobEngine's context to the result."""
+"""Takes the job, JobEngine's context and a report function; returns the result."""
 
 
 def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
-    """Do one job and reply with its result or its failure."""
+    """Run one job and reply with its result or failure."""
     module_name, class_name, *descriptors = arguments
     replies, parent_pipe = map(int, descriptors)
     for descriptor in (replies, parent_pipe):
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
     exit_with_parent(parent_pipe)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-    # A crash is expected here; its dump would be gigabytes.
+    # A crash is no surprise here, and its core dump would have gigabytes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
     try:
         job = from_json(getattr(importlib.import_module(module_name), class_name), order.job.encode())
         if order.low_priority:
-            # Of this process group, for nice(2) would be of the calling thread alone; after the imports, whose threads
-            # it is for as well (numpy has some); the engine's own inherit it.
+            # For the process group, because nice(2) affects only the calling thread. After the imports, to affect their
+            # threads (numpy's) too; the engine's threads inherit it.
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PGRP, 0, _LOWEST)
             if (number := _IOPRIO_SET.get(platform.machine())) is not None:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     _send(replies, reply)
-    # At the end of a process an engine and a GPU's driver may take long, or crash.
+    # A normal exit may hang or crash in an engine or a GPU driver.
     os._exit(0)
 
 

@@ -1,7 +1,7 @@
-"""Bounds how many programs are compiled at once on a machine, whichever servers and commands ask for them.
+"""Limits how many programs are compiled at a time on a machine, by all servers and commands together.
 
-A compiler takes gigabytes and all processors for minutes to hours. A repository of fifty new models is not to start
-fifty.
+A compiler uses gigabytes and all processors for minutes to hours. Fifty new models in a repository must not start fifty
+compilers.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from rocserve.core.errors import ServeError
 
 _AT_ONCE = 4
 _BESIDE = ("beside-0", "beside-1")
-"""Of what models that serve already still want: few, and never in the place of what nobody can serve yet."""
+"""Slots for further programs of models that serve already; they never delay a model that does not."""
 _HANDED_ON_SECONDS = 600.0
-"""After which what compiles beside no longer counts: one compiler that hangs is not to hold up all other models."""
+"""Limit of a low-priority compile's slot: one hanging compiler must not block all other models."""
 _SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 
 class CompileSemaphore:
-    """Its slots are locks on files of a folder on this machine: the end of a process gives them back."""
+    """The slots are locks on files in a folder of this machine: the kernel releases a dead process's slot."""
 
     def __init__(self, folder: Path, at_once: int = _AT_ONCE, handed_on_seconds: float = _HANDED_ON_SECONDS) -> None:
-        """`handed_on_seconds`: how long a compile at low priority has its slot, even where it takes longer."""
+        """`handed_on_seconds`: a low-priority compile loses its slot after this time, even if it runs longer."""
         self._folder = folder
         self._handed_on_seconds = handed_on_seconds
         self._names = tuple(f"slot-{number}" for number in range(at_once))
 
     @contextmanager
     def acquired(self, low_priority: bool, waiting: Callable[[], None]) -> Iterator[None]:
-        """Wait for a slot and have it. Where no files can be locked, nobody waits. `low_priority`: for what a model
-        that serves already still wants. `waiting`: called again and again while all slots are taken; what it raises
-        ends the wait."""
+        """Wait for a slot and hold it. Does not wait if files cannot be locked. `low_priority`: the compile is for a
+        model that serves already. `waiting` is called repeatedly while all slots are taken; an exception from it ends
+        the wait."""
         with ExitStack() as at_the_end:
             if lock := self._wait(_BESIDE if low_priority else self._names, waiting):
                 at_the_end.callback(lock.release)
@@ -68,5 +68,5 @@ class CompileSemaphore:
 
 
 def machine_semaphore() -> CompileSemaphore:
-    """That of this user on this machine."""
+    """Return this user's semaphore on this machine."""
     return CompileSemaphore(Path(tempfile.gettempdir()) / f"rocserve-compiles-{os.geteuid()}")

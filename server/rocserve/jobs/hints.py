@@ -1,4 +1,4 @@
-"""Remedies for what an engine reports, or the kernel does."""
+"""Adds remedies to the messages of engines and the kernel."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ _ENTRY = re.compile(r"^((?:[^ #\n].*\n)+)((?: .*\n)+)", re.MULTILINE)
 
 
 def read_hints(text: str) -> Mapping[str, str]:
-    """Remedies by regular expressions for a part of what the engine, or a library below it, wrote. Of an entry the
-    lines without an indent are alternatives, those with one the remedy."""
+    """Parse entries: lines without indent are alternative regular expressions for a message, the others its remedy."""
     entries = ((pattern.splitlines(), remedy.split()) for pattern, remedy in _ENTRY.findall(text))
     return {"|".join(alternatives): " ".join(words) for alternatives, words in entries}
 
 
 def add_hint(message: str, hints: Mapping[str, str]) -> str:
-    """The message, and the remedy of the first that fits."""
+    """Return the message with the first remedy that matches."""
     return next((f"{message}; {remedy}" for pattern, remedy in hints.items() if re.search(pattern, message)), message)
 
 
@@ -32,4 +31,4 @@ No space left on device
     a disk is full: --cache-directory and the temporary folder need room
 """)
 with_hint = partial(add_hint, hints=MACHINE_HINTS)
-"""The message, and what to do about it where any engine could have said it."""
+"""Adds remedies to messages that any engine could have."""

@@ -1,7 +1,7 @@
 """The order to a job's child process, and its replies.
 
-It reads a JobOrder from its standard input and writes JobReply after JobReply, a line of JSON each, to a pipe. The last
-one holds the result or the failure; a child that ends without it has crashed.
+The child reads a JobOrder from its standard input and writes JobReplies to a pipe, one line of JSON each. The last
+reply has the result or the failure; a child that ends without it has crashed.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from typing import Protocol
 from rocserve.core.errors import ServeError, StatusCode
 
 Report = Callable[[str], None]
-"""Takes the phase that a job is at, as it goes on after "while": "reading the model", "compiling"."""
+"""Takes the phase of a job, worded to follow "while": "reading the model", "compiling"."""
 
 
 class Job(Protocol):
-    """A frozen dataclass of the work, which its `perform(report)` does in the child; one of MIGraphX's is given its
-    binding before. `perform` returns a dataclass. Both travel as JSON (core/plain.py).
-    """
+    """A frozen dataclass whose `perform(report)` does the work in the child process and returns a dataclass. A MIGraphX
+    job's `perform` also gets the binding. Both dataclasses travel as JSON (core/plain.py)."""
 
     @property
     def title(self) -> str:
-        """What is done, for people: "compiling batch size 4 of model 'x'"."""
+        """Return what the job does, for people: "compiling batch size 4 of model 'x'"."""
 
 
 class JobError(ServeError):
-    """A job that failed; the text names the job."""
+    """A failed job; the text names the job."""
 
     def __init__(self, code: StatusCode, text: str, is_crash: bool = False) -> None:
-        """`is_crash`: the child ended by itself in the middle of its work: the engine does not survive this."""
+        """`is_crash`: the child died in the middle of its work, because the engine cannot do this job."""
         super().__init__(code, text)
         self.is_crash = is_crash
 
@@ -38,7 +37,7 @@ class JobError(ServeError):
 @dataclass(frozen=True, slots=True)
 class JobOrder:
     context: str
-    """JobEngine's."""
+    """JobEngine's context."""
     job: str
     """As JSON."""
     low_priority: bool
@@ -46,11 +45,11 @@ class JobOrder:
 
 @dataclass(frozen=True, slots=True)
 class JobReply:
-    """One of the three."""
+    """A reply has one of `phase`, `result` and `failure`."""
 
     phase: str | None = None
     result: str | None = None
     """As JSON."""
     failure: str | None = None
     code: int = 0
-    """Of the failure."""
+    """The failure's StatusCode."""

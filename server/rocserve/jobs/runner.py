@@ -1,7 +1,7 @@
-"""Does a job in a child process, watches it and ends it when it takes too long.
+"""Runs a job in a child process, watches it, and kills it after a timeout.
 
-Compiling, loading a program from a file and running it for the first time may take hours, abort or never come back.
-The process that answers requests never does any of it before a child has.
+Compiling, loading a program from a file and running it for the first time may take hours, abort, or hang. A process
+that answers requests does none of these before a child process has.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from rocserve.jobs.messages import Job, JobError, JobOrder, JobReply
 
 _OUTPUT_BYTES = 256 * 1024
 _MOST_KEPT_BYTES = 16 << 20
-"""The file is emptied beyond this; an engine's traces may run to gigabytes."""
+"""The output file is emptied at this size, because an engine's traces may have gigabytes."""
 _LONGEST_LINE = 2000
 _KEPT_LINES = 12
 
 
 class JobOutput:
-    """Reads what one child writes. One thread at a time."""
+    """Reads the output of a child process. Used on one thread at a time."""
 
     def __init__(self) -> None:
         memory = os.memfd_create("rocserve:job", os.MFD_CLOEXEC)
         try:
-            # Opened anew to append: writing then goes on at the end also after the file has been emptied.
+            # Opened again to append: after the file has been emptied, the child's writes still go to its end.
             self.descriptor = os.open(f"/proc/self/fd/{memory}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         finally:
             os.close(memory)
         self._read = 0
         self._begun = b""
         self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        """That were not empty."""
+        """Without empty lines."""
 
     def take_lines(self, *, ended: bool = False) -> list[str]:
-        """The lines that have come since; with `ended` also one without an end."""
+        """Return the lines since the last call; with `ended`, also a last line without a newline."""
         lines = []
         while data := os.pread(self.descriptor, _OUTPUT_BYTES, self._read):
             self._read += len(data)
@@ -73,17 +73,17 @@ class JobOutput:
 
 
 _END_SECONDS = 10.0
-"""A child that has said its last word and does not end is ended."""
+"""A child that has closed its replies is killed after this time."""
 _WAIT_POLL_SECONDS = 0.01
 _READ_BYTES = 64 * 1024
 
 
 class JobProcess:
-    """A context: the child is gone when it is left. One thread; `kill` from any."""
+    """A child process; leaving the context kills it. Used on one thread, except `kill`."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], order: bytes | None = None) -> None:
-        """`command` is followed by the descriptors for replies and the parent's pipe. `order`: the child's standard
-        input; None = what `send` sends. Raises: OSError: it cannot be started."""
+        """The descriptors of replies and parent pipe are appended to `command`. `order`: the child's standard input;
+        None = it reads what `send` writes. Raises OSError if the process cannot be started."""
         self._begun = b""
         self._status: int | None = None
         self._lock = threading.Lock()
@@ -108,7 +108,8 @@ class JobProcess:
             once_started.callback(os.close, standard_input)
             if order is not None:
                 os.pwrite(standard_input, order, 0)
-            # A group, not a session: in a session, niceness would only count among its own processes (sched(7)).
+            # A process group, not a session: in a session, niceness counts only among the session's processes
+            # (sched(7)).
             self._process = subprocess.Popen(
                 [*command, str(writer), str(parent_pipe)],
                 stdin=standard_input,
@@ -130,7 +131,7 @@ class JobProcess:
 
     @property
     def peak_bytes(self) -> int:
-        """The most memory that it has had so far; 0 once it has ended."""
+        """Return the child's peak memory so far; 0 after its end."""
         with suppress(OSError):
             for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
                 if line.startswith("VmHWM:"):
@@ -138,14 +139,14 @@ class JobProcess:
         return 0
 
     def send(self, order: bytes) -> None:
-        """One more line for the child. Raises: BrokenPipeError: it has ended."""
+        """Write a line to the child. Raises BrokenPipeError if the child has ended."""
         assert self._orders is not None, "the order was given at the start"
         order += b"\n"
         while order:
             order = order[os.write(self._orders, order) :]
 
     def take_replies(self) -> list[bytes] | None:
-        """The lines that have come; None when there are no more and the child is about to end."""
+        """Return the new lines; None if the child has closed its replies and is about to end."""
         try:
             data = os.read(self.replies, _READ_BYTES)
         except BlockingIOError:
@@ -156,15 +157,15 @@ class JobProcess:
         return lines
 
     def kill(self) -> None:
-        """SIGKILL to it and to all that it has started, also where they are stopped."""
+        """Send SIGKILL to the child's process group, which also ends stopped processes."""
         with self._lock:
             if self._status is None:
-                # Not reaped yet, so its number is surely its own.
+                # Not reaped yet, so no other process can have its number.
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Until it has ended, which it is about to do; what it has left behind ends then. The exit status; below 0,
-        less the number of the signal that ended it."""
+        """Wait for the child's end, which is near, and kill what remains of its process group. Returns the exit status,
+        or the negative number of the signal that killed the child."""
         deadline = time.monotonic() + _END_SECONDS
         pid = self._process.pid
         while self._status is None:
@@ -180,13 +181,13 @@ class JobProcess:
 
 
 _MESSAGE_LINES = 4
-"""So many of what it wrote last go into an error; all are in the log."""
+"""An error contains this many last lines of the output; the log has all of it."""
 _LONGEST_WORDS = 600
 
 
 def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: str) -> str:
-    """For a child that ended without a word; goes on after "while compiling: ". `status`: the exit status; below 0,
-    less the signal's number. `who`: what a signal ended."""
+    """Describe the end of a child without a last reply, worded to follow "while compiling: ". `status`: the exit
+    status, or the signal's negative number. `who`: the subject of a death by signal."""
     message = "; ".join(line.strip() for line in [*last_lines][-_MESSAGE_LINES:])
     if len(message) > _LONGEST_WORDS:
         message = "..." + message[-_LONGEST_WORDS:]
@@ -203,17 +204,17 @@ def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: s
 
 
 _FIRST_REPORT_SECONDS = 5.0
-"""Within a phase. The next ones come more and more rarely, as each differs less from the one before."""
+"""Until the first report of a phase. Later reports come less often, because each says less that is new."""
 _RAREST_REPORT_SECONDS = 60.0
 _REPORT_GROWTH = 1.5
 _LONGEST_MESSAGE = 160
 _START = "starting"
 _MOST_LINES = 500
-"""Of one job in the log."""
+"""Of one job's output in the log."""
 
 
 class JobWatch:
-    """What one job is at. Made when it starts."""
+    """Reports a job's phase and progress, and logs its output. Created when the job starts."""
 
     def __init__(
         self,
@@ -247,7 +248,7 @@ class JobWatch:
         self.report_when_due()
 
     def takes_lines(self, lines: Sequence[str]) -> None:
-        """What the engine wrote."""
+        """Log lines of the engine's output."""
         for line in lines:
             self._message = line.strip()
             self._lines_left -= 1
@@ -258,7 +259,6 @@ class JobWatch:
                 self._log.warning("%s: writes very much; the rest is left out", self._title)
 
     def report_when_due(self) -> None:
-        """Report, where it is time again."""
         now = self._clock()
         if now < self._next_report:
             return
@@ -283,30 +283,30 @@ def _duration(seconds: float) -> str:
 Result = TypeVar("Result")
 
 _POLL_SECONDS = 0.25
-"""How often what the child has written is read, and the time checked."""
+"""Interval of reading the child's output and checking the timeout."""
 _NO_VARIABLES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class JobEngine:
-    """What all jobs with an engine have in common."""
+    """The properties that all jobs of an engine share."""
 
     name: str
     child: str = "rocserve.jobs.child"
-    """The module that a child process runs."""
+    """The module that the child process runs."""
     python: tuple[str, ...] = (sys.executable,)
-    """The words that start Python there."""
+    """The command that starts Python there."""
     context: str = ""
-    """What that module opens before it does a job, as JSON."""
+    """JSON of what the module opens before it runs a job."""
     with_hint: Callable[[str], str] = with_hint
-    """What the engine said, with what to do about it."""
+    """Adds remedies to the engine's message."""
 
 
 class JobRunner:
-    """Runs jobs, each in the thread that calls; `call_off` from any."""
+    """Runs jobs, each on the caller's thread. `call_off` is safe on any thread."""
 
     def __init__(self, engine: JobEngine, report: Callable[[str], None], log: logging.Logger) -> None:
-        """`report` takes what a job is at, as a line; `log` what the engine writes."""
+        """`report` gets lines about a job's progress; `log` gets the engine's output."""
         self.report = report
         self._engine = engine
         self._log = log
@@ -326,9 +326,9 @@ class JobRunner:
         remedy: str = "",
         report: Callable[[str], None] | None = None,
     ) -> Result:
-        """What the job's `perform` returned. `timeout_seconds`: 0 = no limit. `environment` is set on top of this
-        process's. `limit_name` is what an operator calls the limit, `remedy` what else than raising it helps. `report`:
-        instead of the runner's. Raises: JobError: why not."""
+        """Run a job and return the result of its `perform`. `timeout_seconds`: 0 = no timeout. `environment` extends
+        this process's. `limit_name`: the operator's name for the timeout. `remedy`: an alternative to raising it.
+        `report` replaces the runner's. Raises JobError."""
         watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
         failed = f"{job.title} failed while"
         with self._start(job, low_priority, environment) as process:
@@ -347,8 +347,8 @@ class JobRunner:
                 if reply.result is None:
                     end = describe_end(status, process.output.last_lines, peak_bytes, self._engine.name)
                     text = f"{failed} {watch.phase}: {printable(self._engine.with_hint(end))}"
-                    # Before its work begins the job is not to blame, but the installation; nor where somebody ended
-                    # the child, such as the kernel where memory ran out.
+                    # A child that dies before its work begins shows a fault of the installation, not of the job.
+                    # SIGKILL comes from outside, for example from the kernel when memory runs out.
                     is_crash = watch.phase != _START and status != -signal.SIGKILL
                     raise JobError(StatusCode.UNAVAILABLE, text, is_crash)
             except JobError:
@@ -360,21 +360,21 @@ class JobRunner:
         return from_json(result_type, reply.result.encode())
 
     def call_off(self) -> None:
-        """End what runs and refuse what comes."""
+        """Kill all running jobs and refuse new ones."""
         with self._lock:
             self._called_off = True
             for process in self._running:
                 process.kill()
 
     def check_called_off(self, title: str) -> None:
-        """Raises: JobError: `call_off` has been called."""
+        """Raises JobError after `call_off`."""
         if self._called_off:
             raise JobError(StatusCode.CANCELLED, f"{title} was called off")
 
     def _start(self, job: Job, low_priority: bool, environment: Mapping[str, str]) -> JobProcess:
         kind = type(job)
         order = JobOrder(self._engine.context, to_json(job).decode(), low_priority)
-        # -P: modules of the working directory do not come before Python's own.
+        # -P: modules in the working directory must not hide Python's own.
         command = [*self._engine.python, "-P", "-m", self._engine.child, kind.__module__, kind.__name__]
         with self._lock:
             self.check_called_off(job.title)
@@ -388,8 +388,8 @@ class JobRunner:
 
 
 def _follow(process: JobProcess, watch: JobWatch, timeout_seconds: float) -> tuple[JobReply | None, int]:
-    """The child's last reply, once it replies no more, and the most memory that it had. The reply is None where the
-    child took too long and was killed."""
+    """Wait for the child's last reply. Returns it with the child's peak memory. The reply is None if the child took too
+    long and was killed."""
     last, peak_bytes = JobReply(), 0
     poll = select.poll()
     poll.register(process.replies, select.POLLIN)

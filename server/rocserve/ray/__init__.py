@@ -1,1 +1,1 @@
-"""rocserve's servers as the replicas of a Ray Serve application."""
+"""rocserve's servers as replicas of a Ray Serve application."""

@@ -1,4 +1,4 @@
-"""The application of Ray Serve: a deployment whose replicas each run a server, and pass the bytes of calls on to it."""
+"""The Ray Serve application: a deployment whose replicas each run a server and forward the bytes of calls to it."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ sys.exit(main(sys.argv[2:]))
 """
 _LOOPBACK = "127.0.0.1"
 _POLL_SECONDS = 0.05
-"""Between two questions whether a server that starts is ready."""
+"""Interval between readiness checks of a starting server."""
 _PENDING = "nv_inference_pending_request_count{"
 
 
 class ServerFailed(Exception):
-    """The server has ended, or cannot serve."""
+    """The server has ended, or is not ready."""
 
 
 class ServerProcess:
-    """A server that ends with the process that started it, however that ends."""
+    """A server that ends when the process that started it ends, however that ends."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reserved: Sequence[socket.socket], parent_pipe_writer: int
@@ -53,15 +53,15 @@ class ServerProcess:
         self._reserved = reserved
         self._parent_pipe_writer = parent_pipe_writer
         self.grpc, self.http, self._metrics = (f"{_LOOPBACK}:{held.getsockname()[1]}" for held in reserved)
-        # Bodies pass as they are, compressed or not; Serve bounds how many there are.
+        # Bodies are forwarded unchanged, compressed or not, and Serve limits the number of calls.
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
         )
 
     @classmethod
     async def start(cls, words: Sequence[str]) -> Self:
-        """Start `rocserve serve` with these words, and wait until it is ready. Raises: ServerFailed: it ended."""
-        # Ports that no one gets who does not ask for these: bound, and nobody listens on them here.
+        """Start `rocserve serve` with these words and wait until it is ready. Raises ServerFailed if it ends."""
+        # Reserves free ports: bound here without listening, so that only the server, with SO_REUSEPORT, gets them.
         reserved = [socket.socket() for _ in range(3)]
         for held in reserved:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -73,7 +73,7 @@ class ServerProcess:
             for protocol, held in zip(("grpc", "http", "metrics"), reserved, strict=True)
             for part in (f"address={_LOOPBACK}", f"port={held.getsockname()[1]}")
         ]
-        # A replica has one connection, which one process serves; words that follow may say otherwise.
+        # A replica has one connection, for which one process is enough; the words that follow may override that.
         command = ["serve", "--front-ends=0", *words, *where, "--reuse-grpc-port", "--reuse-http-port"]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _CHILD, str(reader), *command, pass_fds=(reader,), start_new_session=True
@@ -91,20 +91,20 @@ class ServerProcess:
         return server
 
     async def check(self) -> None:
-        """Raises: ServerFailed, it is not ready."""
+        """Raises ServerFailed if the server is not ready."""
         if self._process.returncode is not None:
             raise ServerFailed(f"the server has ended with status {self._process.returncode}")
         if not await self._is_ready():
             raise ServerFailed("the server is not ready: /v2/repository/index says which model, and why")
 
     async def pending_requests(self) -> float:
-        """How many requests wait for an instance of their model, of all models."""
+        """Return how many requests wait for an instance, over all models."""
         async with self.session.get(f"http://{self._metrics}/metrics") as answer:
             lines = (await answer.text()).splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(_PENDING))
 
     async def end(self) -> None:
-        """SIGTERM, and wait until it has finished the work in flight; --exit-timeout-secs bounds that."""
+        """Send SIGTERM and wait until the server has finished its work in flight, at most --exit-timeout-secs."""
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             await self._process.wait()
@@ -130,30 +130,30 @@ _OF_A_HOP = frozenset(
         *("te", "trailer", "transfer-encoding", "upgrade"),
     }
 )
-"""Headers of HTTP that are not passed on; each end makes its own."""
+"""HTTP headers that are not forwarded; each end makes its own."""
 _FORWARDED_FOR = "x-forwarded-for"
-"""Calls that have it do not count as this machine's own, so that Serve's clients may not do what only those may."""
+"""Requests with this header do not count as local ones, so Serve's clients cannot use local clients' privileges."""
 
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
-    """What `import_path` of Serve's configurations names; `args` are those of `application`."""
+    """Build the application for `import_path` of Serve's configurations; `args` are those of `application`."""
     return application(**arguments)
 
 
 def application(words: list[str], models_per_replica: int = 0) -> serve.Application:
-    """An application of one deployment, `Server`, whose options a configuration may set. `words`: those after `rocserve
-    serve`, but for addresses and ports, which are the replica's own. `models_per_replica`: the most models that are
-    loaded as Serve's multiplexed model ids ask for them; 0 = those that the words name are."""
+    """Return an application with one deployment, `Server`, whose options a configuration may set. `words`: those after
+    `rocserve serve`, without addresses and ports, which the replica chooses. `models_per_replica`: the most models that
+    are loaded on demand, by Serve's multiplexed model ids; 0 = the models that the words name."""
     deployment = serve.deployment(
         name="Server",
         max_ongoing_requests=256,
-        graceful_shutdown_timeout_s=45,  # The server's own --exit-timeout-secs are 30.
+        graceful_shutdown_timeout_s=45,  # More than the server's --exit-timeout-secs, which is 30.
     )
     return deployment(Replica).bind(words, models_per_replica)
 
 
 def add_inference_service(servicer: object, server: grpc.aio.Server) -> None:
-    """Register KServe's service with Serve's gRPC proxy, for `grpc_servicer_functions`: messages stay bytes."""
+    """Register KServe's service with Serve's gRPC proxy, for `grpc_servicer_functions`. Messages remain bytes."""
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(None)
         if name == _STREAM
@@ -165,7 +165,7 @@ def add_inference_service(servicer: object, server: grpc.aio.Server) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The bytes of a message, as Serve wants messages."""
+    """The bytes of a message, in the form that Serve requires."""
 
     content: bytes
 
@@ -174,7 +174,7 @@ class Answer:
 
 
 class Replica:
-    """A server, and what Serve asks of it. The methods of KServe's service have their own names, as Serve wants it."""
+    """A server with the methods that Serve calls. Methods of KServe's service must have their own names."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it.
         self, words: list[str], models_per_replica: int
@@ -195,11 +195,11 @@ class Replica:
         return {QUEUED: await self._server.pending_requests()}
 
     async def __del__(self) -> None:
-        """Called by Serve once no call is in flight and none will come, or the server did not start."""
+        """Stop the server. Serve calls this after the last call, or if the server did not start."""
         await self._ending.aclose()
 
     async def __call__(self, request: starlette.requests.Request) -> starlette.responses.Response:
-        """Pass a request of HTTP on, and its answer back; what comes bit by bit as it comes."""
+        """Forward an HTTP request and its response; an event stream is forwarded as it comes."""
         try:
             await self._have_model()
         except grpc.aio.AioRpcError as error:
@@ -229,19 +229,19 @@ class Replica:
             return starlette.responses.Response(await answer.read(), answer.status, headers)
 
     async def unary(self, name: str, message: bytes, context: RayServegRPCContext) -> Answer:
-        """Pass a call on."""
+        """Forward a unary gRPC call."""
         try:
             await self._have_model()
             return Answer(await self._channel.unary_unary(_path(name))(message, metadata=_metadata(context)))
         except grpc.aio.AioRpcError as error:
-            # Serve would log an exception in two places with all its frames, and clients may be refused often.
+            # Not raised, because Serve would log its traceback twice, and clients' requests may fail often.
             _tell(error, context)
             return Answer(b"")
 
     async def ModelStreamInfer(  # noqa: N802 - the service's name
         self, messages: gRPCInputStream[bytes], grpc_context: RayServegRPCContext
     ) -> AsyncIterator[Answer]:
-        """Pass a stream on, message by message in both directions."""
+        """Forward a gRPC stream, message by message in both directions."""
         try:
             await self._have_model()
             async for message in self._channel.stream_stream(_path(_STREAM))(
@@ -250,10 +250,10 @@ class Replica:
                 yield Answer(message)
         except grpc.aio.AioRpcError as error:
             _tell(error, grpc_context)
-            raise  # The end of a stream takes no code along.
+            raise  # Serve does not send a stream's status without an exception.
 
     async def _have_model(self) -> None:
-        """Have the model loaded that the call names by Serve's multiplexed model id, if it does."""
+        """Load the model of Serve's multiplexed model id, if the call has one."""
         if self._load is not None and (name := serve.get_multiplexed_model_id()):
             await self._load(name)
 
@@ -270,7 +270,7 @@ for _name in set(_SERVICE.methods_by_name) - {_STREAM}:
 
 
 def _loading(channel: grpc.aio.Channel, most: int) -> Callable[[str], Awaitable[object]]:
-    """What loads a model, and unloads the one that was not asked for for longest when there are too many."""
+    """Return a function that loads a model, and unloads the least recently used one if there are too many."""
     load, unload = (channel.unary_unary(_path(f"RepositoryModel{what}")) for what in ("Load", "Unload"))
 
     async def loaded(name: str) -> SimpleNamespace:
@@ -279,7 +279,7 @@ def _loading(channel: grpc.aio.Channel, most: int) -> Callable[[str], Awaitable[
         async def end() -> None:
             await unload(pb.RepositoryModelUnloadRequest(model_name=name).SerializeToString())
 
-        # What Serve calls. A method of a class would be called by the garbage collector too.
+        # Serve calls __del__. As a class's method it would also be called by the garbage collector.
         return SimpleNamespace(__del__=end)
 
     multiplexed: Callable[[str], Awaitable[object]] = serve.multiplexed(max_num_models_per_replica=most)(loaded)
@@ -295,6 +295,6 @@ def _metadata(context: RayServegRPCContext) -> list[tuple[str, str]]:
 
 
 def _tell(error: grpc.aio.AioRpcError, context: RayServegRPCContext) -> None:
-    """Have Serve answer with the server's own code and text."""
+    """Set the server's status code and text for Serve's response."""
     context.set_code(error.code())
     context.set_details(error.details())

@@ -1,4 +1,4 @@
-"""The autoscaling policy of Ray Serve by the queues of the servers. Serve's controller takes it by value."""
+"""Ray Serve's autoscaling policy by the servers' queues. Serve pickles it by value for its controller."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 QUEUED = "queued"
-"""The name under which replicas report how many requests wait in their servers."""
+"""The replicas' name for the number of requests that wait in their servers."""
 
 
 class QueuePolicy:
-    """As many replicas that at most `queued` requests wait in each, and never fewer than Serve's own policy says.
-
-    Serve counts calls, a stream as one; servers count requests that no instance of a model has begun with.
-    """
+    """Asks for so many replicas that on average at most `queued` requests wait in each, and for no fewer than Serve's
+    own policy. Serve counts calls, a stream as one; servers count requests that no instance has begun."""
 
     def __init__(self, queued: float) -> None:
-        """`queued`: how many requests may wait in a server, as a mean."""
+        """`queued`: mean number of requests that may wait in a server."""
         self._queued = queued
 
     def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-        """The number of replicas that are needed, before Serve applies its bounds and delays."""
+        """Return the number of replicas, before Serve applies its limits and delays."""
         queued = sum((context.aggregated_metrics or {}).get(QUEUED, {}).values())
         ongoing = context.total_num_requests / context.config.get_target_ongoing_requests()
         return max(queued / self._queued, ongoing), {}
