@@ -1,4 +1,5 @@
-"""A program's tensors under the configuration's names, with datatypes and shapes from there where the file has none."""
+"""Matches a program's tensors with the configuration's names, and takes datatypes and shapes from the configuration if
+the file lacks them."""
 
 from __future__ import annotations
 
@@ -23,31 +24,31 @@ from rocserve.core.tensors import Tensor, tensor_from_numpy
 _LOG = logging.getLogger(__name__)
 
 _NUMBERED = re.compile(r".*__(\d{1,6})")
-"""Triton's INPUT__0, OUTPUT__0, with any word before."""
+"""Triton's INPUT__0 and OUTPUT__0, with any word before the underscores."""
 
 Trial = Callable[[Sequence[Tensor]], Any]
-"""Runs the program on inputs in its order; returns its result. Raises: ServeError."""
+"""Runs the program on inputs in its order, and returns its result. Raises ServeError if the run fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundProgram:
     signature: Signature
     inputs: tuple[TensorSpec, ...]
-    """The signature's, in the program's order and with the sizes that the configuration fixes."""
+    """The signature's inputs in the program's order, with the sizes that the configuration fixes."""
     samples: tuple[tuple[int, ...], ...]
-    """For each input a shape that the program takes; one row where it batches."""
+    """For each input a shape that the program takes, with one row if the program batches."""
     outputs: Mapping[str, int]
     """By name, the position in the program's result."""
 
     def zeros(self, rows: int) -> list[Tensor]:
-        """Inputs in the program's order. Raises: ServeError: UNAVAILABLE, memory does not suffice."""
+        """Make inputs in the program's order. Raises ServeError (UNAVAILABLE) if memory does not suffice."""
         tensors = []
         for spec, shape in zip(self.inputs, self.samples, strict=True):
             if self.signature.supports_batching:
                 shape = (rows, *shape[1:])
             try:
                 zeros = np.zeros(shape, spec.datatype.numpy_dtype)
-            except (MemoryError, ValueError) as error:  # ValueError: they are more than numbers can say.
+            except (MemoryError, ValueError) as error:  # numpy raises ValueError if the size overflows its integers.
                 raise unavailable(f"memory does not suffice for input '{spec.name}' of zeros: {error}") from None
             if spec.datatype is DataType.BYTES:
                 zeros.fill(b"")
@@ -56,8 +57,9 @@ class BoundProgram:
 
 
 def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
-    """`trial`: finds the outputs where the file does not say them. Raises: ServeError: INVALID_ARGUMENT, neither the
-    configuration nor the file says a tensor's datatype or shape, or the program does not take such inputs."""
+    """Match a program with the configuration. `trial` finds the outputs if the file does not describe them. Raises
+    ServeError (INVALID_ARGUMENT) if neither the configuration nor the file gives a tensor's datatype or shape, or if
+    the program does not take such inputs."""
     file = program.signature
     if file.most_rows is not None and config.max_batch_size > file.most_rows:
         raise invalid_argument(
@@ -105,10 +107,13 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
 
 
 def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_position: bool = False) -> list[str]:
-    """The tensors' names, in the program's order: the configuration's, where they can be matched with the program's."""
+    """Return the tensors' names in the program's order: the configuration's names if they match the program's, else the
+    program's."""
     names = [tensor.names[0] for tensor in tensors]
     by_name = {alias: place for place, tensor in enumerate(tensors) for alias in tensor.names}
-    by_name.update({name: place for place, name in enumerate(names)})  # What one is called, another may be known by.
+    by_name.update(
+        {name: place for place, name in enumerate(names)}
+    )  # A first name takes precedence over another tensor's alias.
     places: list[int] = []
     for name in configured:
         numbered = _NUMBERED.fullmatch(name)
@@ -128,12 +133,12 @@ def _spec(name: str, tensor: ProgramTensor) -> TensorSpec:
 
 
 def _model_shape(entry: InputConfig | OutputConfig, batches: bool) -> tuple[int, ...]:
-    """The shape that the model itself gets."""
+    """Return the shape of the tensor that the model itself gets."""
     return (-1, *entry.model_dims) if batches else entry.model_dims
 
 
 def _sample(shape: tuple[int, ...], known: tuple[int, ...], batches: bool) -> tuple[int, ...]:
-    """The known sizes in the place of those that vary; 1 for a size that is not known."""
+    """Replace varying sizes by the known sizes, and unknown sizes by 1."""
     sizes = [theirs if own == -1 else own for own, theirs in zip(shape, known, strict=True)]
     if batches:
         sizes[0] = 1
@@ -141,8 +146,8 @@ def _sample(shape: tuple[int, ...], known: tuple[int, ...], batches: bool) -> tu
 
 
 def _tried_outputs(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tuple[ProgramTensor, ...]:
-    """The outputs of a run with zeros; of their sizes those vary that another run with larger inputs has otherwise, or
-    that the configuration says."""
+    """Return the outputs of a run with zeros. A size varies if a second run with larger inputs gives another size, or
+    if the configuration says so."""
     batches = bound.signature.supports_batching
     try:
         result = trial(bound.zeros(1))
@@ -183,19 +188,19 @@ def _tried_outputs(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tu
         if batches:
             shape = (-1, *shape[1:])
         if place < len(others) and len(others[place]) == len(shape):
-            # What zeros have nothing of, as many a detector finds nothing, varies as well.
+            # A size of 0 varies, too: many a detector finds nothing in zeros.
             shape = tuple(size if size == other > 0 else -1 for size, other in zip(shape, others[place], strict=True))
         found.append(ProgramTensor(names, datatype, shape))
     return tuple(found)
 
 
 def _shape_of(output: Any) -> tuple[int, ...]:
-    """Of a tensor, or of a list of str."""
+    """Return the shape of a tensor or of a list of str."""
     return tuple(output.shape) if isinstance(output, torch.Tensor) else (len(output),)
 
 
 def _with_open_sizes(spec: TensorSpec, entry: OutputConfig | None, batches: bool) -> TensorSpec:
-    """An output that was tried with one shape, with -1 where the configuration has it."""
+    """Set the sizes of a tried output to -1 if the configuration has -1 there."""
     declared = () if entry is None else _model_shape(entry, batches)
     if len(declared) != len(spec.shape):
         return spec

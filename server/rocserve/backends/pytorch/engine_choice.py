@@ -1,4 +1,4 @@
-"""Chooses what runs a PyTorch model."""
+"""Chooses the engine of a PyTorch model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rocserve.core.errors import unavailable
 from rocserve.core.model_config import InstanceKind, ModelConfig
 
 _GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
-"""Of PyTorch's builds for GPUs; AMD's comes first."""
+"""Libraries of PyTorch's GPU builds; AMD's comes first."""
 
 EAGER = EngineSpec(
     name="eager",
     module="rocserve.backends.pytorch.eager",
-    # Two instances have nothing in common but the file.
+    # Two instances share nothing but the file.
     thread_safe=False,
-    # PyTorch takes a second and 200 MB to import, which only its own workers are to pay.
+    # Importing PyTorch takes a second and 200 MB, which only its own workers pay.
     forks_from_zygote=False,
     gpu_module="torch",
     gpu_files=_GPU_LIBRARIES,
@@ -29,7 +29,7 @@ EAGER = EngineSpec(
 INDUCTOR = replace(EAGER, name="inductor", module="rocserve.backends.pytorch.inductor", compiles_ahead=True)
 
 _LOWERING, _MIGRAPHX_MODULE = "torch_migraphx", "migraphx"
-"""The second comes with MIGraphX, and the first imports it."""
+"""torch_migraphx imports migraphx, the Python module of MIGraphX."""
 _PACKAGE_PLATFORMS = ("torch_aoti", "pytorch_aoti")
 _SCRIPT_ENDING = ".pt"
 
@@ -54,13 +54,12 @@ _INSTALL = (
 
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
-    """By parameter `engine`: auto (also when it is left out), eager, inductor, migraphx or migraphx-onnx. Auto is
-    migraphx where an AMD GPU and all that it needs are there, with eager behind it; else eager, with the CPU behind it.
-    A model of KIND_MODEL, whose parts stay where its file has them, is eager's, with nothing behind it.
+    """Choose by the parameter `engine`: auto (also the default), eager, inductor, migraphx or migraphx-onnx.
 
-    Raises:
-        ServeError: INVALID_ARGUMENT for another engine, UNAVAILABLE where PyTorch is not here, or MIGraphX where it is
-            named.
+    Auto is migraphx, with eager as the fallback, if an AMD GPU and all that migraphx needs are available; else eager,
+    with the CPU as the fallback. A model of KIND_MODEL, whose parts stay on the devices that its file names, gets eager
+    without a fallback. Raises ServeError (INVALID_ARGUMENT) for another engine, ServeError (UNAVAILABLE) if PyTorch is
+    not installed, or if the configuration names a MIGraphX engine and MIGraphX is not installed.
     """
     wanted = read_choice(config, "engine", "auto", _NAMES)
     if not machine.is_installed("torch"):
@@ -87,15 +86,16 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
 
 
 def _may_be_lowered(config: ModelConfig, machine: Machine) -> bool:
-    """Whether torch_migraphx is there, and an AMD GPU for what may be a program of torch.export; its content tells."""
+    """Return whether torch_migraphx and an AMD GPU are available for a file that may be a program of torch.export. Only
+    the file's content tells whether it is one."""
     is_other = config.platform in _PACKAGE_PLATFORMS or config.default_model_filename.endswith(_SCRIPT_ENDING)
     has_gpu = bool(machine.gpus) and has_gpu_for(config, machine)
     return not is_other and has_gpu and all(map(machine.is_installed, (_LOWERING, _MIGRAPHX_MODULE)))
 
 
 def _with_the_cpu_behind(choice: EngineChoice, config: ModelConfig, machine: Machine) -> EngineChoice:
-    """With the same engine on the CPU to take its place, where an instance may be on a GPU and the configuration does
-    not insist on that: a GPU that PyTorch's build cannot use is known once a worker has tried."""
+    """Add the same engine on the CPU as the fallback, if an instance may run on a GPU and the configuration accepts the
+    CPU. Only a worker finds out that PyTorch's build cannot use a GPU."""
     asks = any(group.kind is InstanceKind.GPU and not group.passive for group in config.instance_groups)
     insists = asks and asked_engine(config) != "auto"
     takes_gpus = choice.auto_takes_gpus or (asks and machine.is_installed("torch", _GPU_LIBRARIES))

@@ -1,8 +1,9 @@
-"""Batches on a GPU at fixed sizes: pinned memory on the way there and back, and a captured graph for each size.
+"""Runs batches on a GPU at fixed sizes, with pinned memory for inputs and outputs, and a captured graph per size.
 
-A graph replays all of a program's kernels by one call, on memory that stays where it is: a batch is put into the input
-of the next size, and its results' other rows are left out. Several batches may be in flight, each on a stream and
-memory of its own: while one is computed the next is copied in, and the results of the one before are copied out.
+A graph replays all kernels of a program in one call, on memory at fixed addresses: a batch is copied into the input of
+the next larger size, and the surplus rows of the results are dropped. Several batches may be in flight, each with a
+separate stream and memory: while one batch is computed, the next is copied in, and the results of the previous one are
+copied out.
 """
 
 from __future__ import annotations
@@ -28,70 +29,72 @@ Array = np.ndarray[Any, Any]
 _LOG = logging.getLogger(__name__)
 
 _RUNS_BEFORE = 3
-"""Of a size before it is captured: libraries choose their kernels then."""
+"""Runs of a size before its capture, in which libraries choose their kernels."""
 
 
 class SizedModel(Protocol):
-    """What is run so, by whichever engine."""
+    """A model that runs at fixed sizes, with any engine."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def tensors(self) -> DeviceTensors | None:
-        """None: the CPU's."""
+        """None = the model runs on the CPU."""
 
     def inputs_of(self, batch: Batch) -> tuple[list[Tensor], Mapping[int, ServeError]]:
-        """In the program's order, and the errors of requests whose values it does not take. Raises: ServeError."""
+        """Return a batch's inputs in the program's order, and the errors of requests whose values the program does not
+        take. May raise ServeError for the whole batch."""
 
     def value(self, tensor: Tensor, copies: bool) -> Any:
-        """An input as a tensor of PyTorch's, on its own memory or as a copy."""
+        """Return an input as a PyTorch tensor, on its own memory or as a copy."""
 
     def staying(self, batch: Batch) -> Collection[int]:
-        """The positions of the outputs that are left on the GPU."""
+        """Return the positions of the outputs that stay on the GPU."""
 
     def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
-        """A batch's outputs under the signature's names, beside the errors of its inputs. Raises: ServeError:
-        INTERNAL."""
+        """Return a batch's outputs under the signature's names, with the errors of its inputs. Raises ServeError
+        (INTERNAL) if outputs are missing."""
 
     def errors(self) -> AbstractContextManager[Any]:
-        """Raises the engine's errors of a batch as ServeErrors."""
+        """Turn the engine's errors of a batch into ServeErrors."""
 
     def mode(self) -> AbstractContextManager[Any]:
-        """Of PyTorch, in which its batches run."""
+        """Return the PyTorch mode in which batches run."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """A batch size, and the memory that it works on."""
+    """A batch size with its memory."""
 
     run: Callable[[], Sequence[Any]]
-    """From the values in `inputs` to the outputs, on the GPU."""
+    """Computes the outputs on the GPU from the values in `inputs`."""
     inputs: Sequence[Any]
     staged_inputs: Sequence[Any]
-    """Pinned, on the host."""
+    """Pinned host memory."""
     staged_outputs: Sequence[Any]
     memory: Mapping[str, memoryview]
-    """Of the staged inputs."""
+    """The memory of the staged inputs."""
 
 
 class SizedExecution:
-    """Runs batches at fixed sizes, each beside those of the model's other executions. On one thread."""
+    """Runs batches at fixed sizes, concurrently with the model's other executions. For one thread."""
 
     def __init__(self, model: SizedModel, computed: Any) -> None:
-        """`computed`: the event that follows each computation of the model, which shares memory with the next."""
+        """`computed`: the event after each computation of the model, because the next computation uses the same
+        memory."""
         self.by_size: dict[int, _Size] = {}
         self._model = model
         self._computed = computed
         self._stream = torch.cuda.Stream(model.device)
-        """For its copies and computations, and for inputs that are made on the GPU."""
+        """For copies and computations, and for inputs that are made on the GPU."""
         self._ended = torch.cuda.Event()
         self._batch: Batch
         self._failures: Mapping[int, ServeError]
         self._outputs: list[Any] = []
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        """See Execution; a batch in it need not be copied."""
+        """See Execution. A batch in this memory need not be copied."""
         size = next((size for size in self.by_size if size >= rows), None)
         return {} if size is None else self.by_size[size].memory
 
@@ -128,7 +131,7 @@ class SizedExecution:
         return replace(named, outputs=outputs)
 
     def _run(self, inputs: Sequence[Any], size: int, staying: Collection[int] = ()) -> None:
-        """On the current stream. `staying`: the positions of outputs that are left on the GPU."""
+        """Run one batch size on the current stream. `staying`: the positions of outputs that stay on the GPU."""
         own = self.by_size[size]
         rows = len(inputs[0])
         for given, staged, placed in zip(inputs, own.staged_inputs, own.inputs, strict=True):
@@ -157,20 +160,16 @@ def sized_executions(
     report: Callable[[str], None],
     stream: Any = None,
 ) -> list[SizedExecution]:
-    """So many executions of these sizes, ascending, as far as memory suffices.
+    """Make `count` executions of the ascending `sizes`, as many sizes as fit into memory.
 
-    Args:
-        call: from the inputs on the GPU to the outputs there, on the current stream.
-        specs: of the inputs in the program's order; all their dimensions but the batch's are numbers.
-        captures: whether graphs are captured.
-        stream: on which they are; None = one of its own.
-
-    Raises:
-        Exception: the program cannot be captured, or memory does not suffice for the first size.
+    `call` computes the outputs from inputs on the GPU, on the current stream. `specs`: the inputs in the program's
+    order, with fixed dimensions apart from the batch. `captures`: whether graphs are captured. `stream`: the stream for
+    the captures; None = a new one. Any exception is possible if the program cannot be captured, or memory does not
+    suffice for the first size.
     """
     computed = torch.cuda.Event()
     executions = [SizedExecution(model, computed) for _ in range(count)]
-    # All are captured on one stream: memory that one graph has used may then be used by another.
+    # All captures use one stream, so that a graph may reuse the memory of another.
     stream, pool = stream or torch.cuda.Stream(model.device), torch.cuda.graph_pool_handle()
 
     def captured(run: Callable[[], Sequence[Any]]) -> Callable[[], Sequence[Any]]:
@@ -226,7 +225,7 @@ def _octets(tensor: Any) -> memoryview:
 
 
 def _copied(value: Array | Tensor, room: Array | None) -> Array | Tensor:
-    """An output, copied out of memory that the next batch reuses: to `room` where there is one."""
+    """Copy an output out of memory that the next batch reuses, to `room` if it fits."""
     if isinstance(value, Tensor):
         return Tensor(value.name, value.datatype, value.shape, bytes(value.data))
     if room is None or room.shape != value.shape or room.dtype != value.dtype:

@@ -1,6 +1,7 @@
-"""Finds between which values a program's inputs have to be by which it looks into tensors of a known size.
+"""Finds the limits of inputs that a program uses as indices into tensors of a fixed size.
 
-What is out of range is an error of PyTorch's on the CPU; compiled code ends its process, and a GPU is lost to it.
+An index out of range is an error in PyTorch on the CPU, but compiled code ends the process, and a GPU is lost to the
+process.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.tensors import Tensor, tensor_from_numpy
 
 Limits = tuple[int, ...]
-"""The least and the largest value; empty = not known."""
+"""The least and the largest value; empty = unknown."""
 
 _LOOKS_UP = {"aten::embedding": (0, 1), "aten::_embedding_bag": (0, 1), "aten::embedding_bag": (0, 1)}
-"""The positions of the tensor, in whose first dimension it is, and of the index."""
+"""The positions of the indexed tensor (along its first dimension) and of the index."""
 _ALONG = ("aten::index_select", "aten::gather", "aten::index_add", "aten::index_copy", "aten::scatter",
           "aten::scatter_add")  # fmt: skip
-"""Called with a tensor, a dimension and an index."""
+"""Operators called with a tensor, a dimension and an index."""
 _FROM_THE_END = ("aten::index", "aten::index_put")
-"""Called with a tensor and a list of indices, which count from its end where they are below 0."""
+"""Operators called with a tensor and a list of indices; a negative index counts from the end."""
 _SAME_VALUES = frozenset(
     f"aten::{name}"
     for name in (
@@ -33,11 +34,11 @@ _SAME_VALUES = frozenset(
         "alias", "flatten", "unflatten", "detach", "repeat", "_to_copy", "to",
     )
 )  # fmt: skip
-"""Of whose result all values are values of what it is called with, and the other way around."""
+"""Operators whose result has exactly the values of their argument."""
 
 
 def index_limits(exported: Any) -> Mapping[str, Limits]:
-    """Of a program of torch.export, by the names of its inputs."""
+    """Return the limits by input name, for a program of torch.export."""
     found: dict[str, Limits] = {}
     for node in exported.graph.nodes:
         for tensor, dimension, index, counts_from_end in _indexing(node):
@@ -52,12 +53,8 @@ def index_limits(exported: Any) -> Mapping[str, Limits]:
 
 
 def within_limits(batch: Batch, limits: Mapping[str, Limits]) -> tuple[dict[int, ServeError], Mapping[str, Tensor]]:
-    """The errors of requests that have a value out of range, by their places in the batch, and the batch's inputs with
-    others in its place. What lies on a GPU is not looked at: another model has made it.
-
-    Args:
-        limits: by input.
-    """
+    """Return the errors of requests with values out of range, by their places in the batch, and the batch's inputs with
+    valid values instead. `limits`: by input. Values on a GPU are not checked because another model has made them."""
     failures: dict[int, ServeError] = {}
     inputs: dict[str, Tensor] = {}
     for name, (least, most) in limits.items():
@@ -87,7 +84,8 @@ def _operator(node: Any) -> str:
 
 
 def _indexing(node: Any) -> list[tuple[Any, int, Any, bool]]:
-    """The tensors that it looks into, by which dimension and index, and whether an index may count from the end."""
+    """Return the indexed tensors of a node, each with its dimension, its index, and whether the index may count from
+    the end."""
     name, args = _operator(node), node.args
     if name in _LOOKS_UP:
         tensor, index = _LOOKS_UP[name]
@@ -100,7 +98,7 @@ def _indexing(node: Any) -> list[tuple[Any, int, Any, bool]]:
 
 
 def _source(index: Any) -> str | None:
-    """The input that has the index's values; None = they are computed."""
+    """Return the input that holds the index's values; None = they are computed."""
     while isinstance(index, torch.fx.Node):
         value = index.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.int32):

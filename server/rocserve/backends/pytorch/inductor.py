@@ -1,5 +1,5 @@
-"""The engine inductor: programs of torch.export, compiled ahead for this machine by a child process and kept in the
-cache."""
+"""Compiles programs of torch.export for this machine in a child process, and keeps them in the cache: the engine
+inductor."""
 
 from __future__ import annotations
 
@@ -44,17 +44,16 @@ _COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
 _FILES = "5"
-"""Goes up with what is in the files."""
+"""Increase it when the files' content changes."""
 _WORK = "work"
-"""Where Inductor keeps its sources and objects meanwhile."""
+"""Inductor's folder for sources and objects during a compile."""
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `parameters`. A package, which is compiled already, is served as it is.
+    """Load a model; `parameters` describes its parameters. A package is compiled already, and runs unchanged.
 
-    Raises:
-        ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, there is no C++ compiler, or
-            Inductor cannot compile the program.
+    Raises ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if there is
+    no C++ compiler, or Inductor cannot compile the program.
     """
     if file_kind(model.model_file) is FileKind.PACKAGE:
         return eager.load(model)
@@ -74,14 +73,15 @@ def load(model: ModelSource) -> LoadedModel:
         check_sizes(names, sizes, conditions, values)
         return package.call([value if lay is None else lay(value) for lay, value in zip(layouts, values, strict=True)])
 
-    # It takes tensors alone, whatever else the program takes, and may write into any of them.
+    # Only tensors arrive here, whatever else the program takes, and the package may write to any of them.
     program = Program(call, replace(signature, overwritten=frozenset(range(len(names)))))
     return TorchModel(model, program, options, device, {"program": "compiled by Inductor"})
 
 
 def _layout(model: str, tensor: ProgramTensor) -> Callable[[Any], Any] | None:
-    """Lays an input out in memory as the example was for which Inductor has compiled; None: requests' are so. Raises:
-    ServeError: INVALID_ARGUMENT, the example's values lay apart, or several at one place."""
+    """Return the function that gives an input the memory layout for which Inductor compiled, the example's; None =
+    requests have that layout. Raises ServeError (INVALID_ARGUMENT) if the example's values had gaps between them or
+    shared memory."""
     if not tensor.strides:
         return None
     order = sorted(range(len(tensor.strides)), key=lambda dimension: (-tensor.strides[dimension], dimension))
@@ -100,7 +100,7 @@ def _layout(model: str, tensor: ProgramTensor) -> Callable[[Any], Any] | None:
 
 
 def _only_device(model: ModelSource) -> torch.device:
-    """Where the file has the program. Raises: ServeError: INVALID_ARGUMENT, it is on several devices."""
+    """Return the device of the file's program. Raises ServeError (INVALID_ARGUMENT) if it is on several devices."""
     devices = sorted(devices_of(read_exported(model.model_file, None)))
     if len(devices) > 1:
         raise invalid_argument(
@@ -112,7 +112,7 @@ def _only_device(model: ModelSource) -> torch.device:
 
 
 def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
-    """The folder with the package."""
+    """Return the folder with the package, compiled if the cache has none."""
     compiler = _compiler(model.name)
     compiling = torch_compile_options(model.config)
     settings = json.dumps(dict(sorted(compiling.options.items())))
@@ -144,21 +144,21 @@ class InductorJob:
     model_file: str
     folder: str
     device: str
-    """As PyTorch writes it, e.g. "cuda:0"."""
+    """PyTorch's name, e.g. "cuda:0"."""
     precision: str
     mode: str
-    """Of torch.compile: "", or default, reduce-overhead, max-autotune ..."""
+    """Mode of torch.compile: default, reduce-overhead, max-autotune ...; "" = not set."""
     options: str
-    """Inductor's own, by their names, as a JSON object."""
+    """Inductor's options, as a JSON object."""
     trials: str = ""
-    """A folder with those of instruction sets; "" = there is none."""
+    """The folder with the trials of instruction sets; "" = none."""
 
     @property
     def title(self) -> str:
         return f"compiling model '{self.model_name}' with Inductor"
 
     def perform(self, report: Report) -> Written:
-        """Raises: ServeError: the program cannot be compiled."""
+        """Compile the program. Raises ServeError if the program cannot be compiled."""
         work = Path(self.folder) / _WORK
         begin_with_trials(self.trials, work)
         device = torch.device(self.device)
@@ -174,17 +174,17 @@ class InductorJob:
             inputs = tuple(replace(tensor, strides=()) for tensor in signature.inputs)
             signature = replace(signature, inputs=inputs)
         leave_out_what_is_no_tensor(exported)
-        # Int8 kernels need weights as constants; where a size varies, those of PyTorch 2.13 give wrong results.
+        # Int8 kernels need constant weights. If a size varies, constants give wrong results in PyTorch 2.13.
         sizes_vary = any(-1 in (tensor.shape or ()) for tensor in program.signature.inputs)
         freezes = device.type == "cpu" and "int8" in program.signature.precision and not sizes_vary
-        # As many threads as the process has that runs it, not this one.
+        # The code uses as many threads as the process that runs it, not as many as this process.
         settings: dict[str, Any] = {"cpp.dynamic_threads": True, "freezing": freezes}
         report("compiling")
         try:
             if self.mode:
                 settings.update(torch._inductor.list_mode_options(self.mode))
             settings.update(json.loads(self.options))
-            with torch.set_grad_enabled(not freezes):  # With gradients it does not freeze.
+            with torch.set_grad_enabled(not freezes):  # PyTorch freezes weights only without gradients.
                 torch._inductor.aoti_compile_and_package(
                     exported, package_path=str(Path(self.folder) / _PACKAGE), inductor_configs=settings
                 )
@@ -196,7 +196,7 @@ class InductorJob:
 
 
 def _flat_export(program: Program, device: torch.device) -> Any:
-    """The same program exported again, called with its tensors one behind the other."""
+    """Export the program again, as a function of its tensors in one flat list."""
 
     class Flat(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Files that child processes with PyTorch write, in folders of the cache."""
+"""Keeps the files that child processes with PyTorch write, in folders of the cache."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _LONGEST_SECONDS = 7 * 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The result of a job whose files are in its folder."""
+    """The result of a job whose output is the files in its folder."""
 
 
 def machine_parts(device: Any) -> tuple[str, ...]:
-    """What files that are compiled for PyTorch's `device` depend on of PyTorch and of the machine."""
+    """Return the properties of PyTorch and of the machine on which files compiled for `device` depend."""
     import torch
 
     if device.type == "cpu":
@@ -43,15 +43,11 @@ def machine_parts(device: Any) -> tuple[str, ...]:
 
 
 def written_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: Callable[[Path], Job]) -> Path:
-    """The folder with a job's files; the job runs where the cache has none.
+    """Return the folder with a job's files; the job runs if the cache has none.
 
-    Args:
-        kind: begins the folder's name.
-        parts: all that the files depend on beside the model's file.
-        job: for a folder to write into; it returns Written.
-
-    Raises:
-        ServeError: the job fails or takes longer than parameter `compile_timeout_secs`, or the cache cannot be used.
+    `kind` begins the folder's name. `parts`: everything that the files depend on, in addition to the model's file.
+    `job` makes the job, which writes into a folder and returns Written. Raises ServeError if the job fails or takes
+    longer than the parameter `compile_timeout_secs`, or if the cache cannot be used.
     """
 
     def make(folder: Path) -> None:
@@ -63,8 +59,8 @@ def written_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: C
 
 
 def machine_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: Callable[[Path], Job]) -> Path:
-    """As `written_folder`, of files that depend on the parts alone. The job takes seconds, for one that has its turn to
-    compile already, and runs in that one's turn."""
+    """Return a folder like `written_folder`, for files that depend only on `parts`. The job takes seconds and needs no
+    compile slot: it runs within a compile that has one."""
     waiting = f"model '{model.name}': waiting for another process that tries the compiler"
     return _folder(model, kind, parts, lambda folder: _run(model, job(folder)), waiting)
 

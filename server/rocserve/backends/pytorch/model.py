@@ -1,4 +1,4 @@
-"""A program that serves: its parameters followed, its tensors under the configuration's names."""
+"""Serves a PyTorch program under the configuration's tensor names, as its parameters say."""
 
 from __future__ import annotations
 
@@ -32,22 +32,19 @@ from rocserve.core.tensors import Tensor
 _LOG = logging.getLogger(__name__)
 
 _BATCHES_AT_ONCE = 2
-"""On a GPU: one is copied while the other is computed."""
+"""On a GPU, one batch is copied while another is computed."""
 _NO_HOST_MEMORY = "can't allocate memory"
-"""In the error of PyTorch's allocator for the CPU, which has no class of its own."""
+"""Part of the CPU allocator's error, which has no class of its own."""
 _EXIT_STATUS = 70
-"""Of a process that has lost its GPU."""
+"""Exit status of a process that has lost its GPU."""
 _WARM_UPS = 3
-"""TorchScript profiles its first two runs and compiles for their shapes."""
+"""TorchScript profiles its first two runs, and then compiles for their shapes."""
 
 
 def fixed_batch_sizes(config: ModelConfig, bound: BoundProgram) -> Sequence[int]:
-    """Those at which batches run on a GPU: parameter `batch_sizes`, else 1, 2, 4 ... and the largest batch. None where
-    it does not batch, or another size than the batch's varies.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the parameter is no list of sizes.
-    """
+    """Return the sizes at which batches run on a GPU: the parameter `batch_sizes`, else 1, 2, 4 ... and the largest
+    batch. Empty if the program does not batch, or another dimension varies. Raises ServeError (INVALID_ARGUMENT) if the
+    parameter is no list of sizes."""
     signature = bound.signature
     if not signature.supports_batching or any(-1 in spec.shape[1:] for spec in bound.inputs):
         return ()
@@ -58,13 +55,13 @@ def fixed_batch_sizes(config: ModelConfig, bound: BoundProgram) -> Sequence[int]
 
 
 def _give_memory_back() -> None:
-    """That of GPUs, where this process has used any."""
+    """Free cached GPU memory, if this process has used a GPU."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 class TorchModel:
-    """Of one instance, on one thread at a time."""
+    """Serves one instance of a program; a SizedModel of its sized executions. One thread at a time."""
 
     def __init__(
         self,
@@ -75,15 +72,9 @@ class TorchModel:
         properties: Mapping[str, str],
         captures: bool = True,
     ) -> None:
-        """
-        Args:
-            device: where the program is given its inputs.
-            properties: for its metadata.
-            captures: whether its batches may run by captured graphs.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, the configuration does not fit the program.
-        """
+        """`device`: the device of the program's inputs. `properties`: facts for the metadata. `captures`: whether
+        batches may run as captured graphs. Raises ServeError (INVALID_ARGUMENT) if the configuration does not fit the
+        program."""
         self.program = program
         self.device = device
         self.tensors = None if device.type == "cpu" else DeviceTensors(device)
@@ -98,8 +89,8 @@ class TorchModel:
         self._config = source.config
         self._options = options
         if device.type == "cpu":
-            # Each batch works in what the one before has freed: new pages take more time than many an operator. What
-            # loading has left goes back.
+            # Each batch reuses the memory that the previous one freed, because getting new pages takes longer than many
+            # operators. The leftovers of loading are returned to the system.
             deque(keep_freed_memory(of_any_size=True)(), 0)
         self.executions: Sequence[Execution] = [SequentialExecution(self) for _ in range(options.batches_at_once or 1)]
         self._bound: BoundProgram = bind(program, source.config, self._call)
@@ -117,7 +108,7 @@ class TorchModel:
         return self._bound.signature
 
     def _bound_batches(self, memory_bytes: int) -> None:
-        """Have the signature say how many rows fit into memory."""
+        """Set the signature's max_batch_size to the rows that fit into memory."""
         with suppress(ServeError):
             rows = rows_that_fit(lambda rows: self._call(self._bound.zeros(rows)), 1, memory_bytes)
             least = min((each for each in (rows, self.signature.max_batch_size) if each is not None), default=None)
@@ -126,11 +117,8 @@ class TorchModel:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
     def _fix_sizes(self, captures: bool, source: ModelSource) -> None:
-        """Have batches run at fixed sizes, where there are some. A program that cannot be captured runs as it is.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, the parameter is no list of sizes.
-        """
+        """Make batches run at fixed sizes, if the program has any. A program that cannot be captured runs operator by
+        operator. Raises ServeError (INVALID_ARGUMENT) if the parameter is no list of sizes."""
         sizes = fixed_batch_sizes(self._config, self._bound)
         if not sizes:
             return
@@ -151,8 +139,8 @@ class TorchModel:
             source.report("")
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Without samples: zeros, of the example's sizes where the file has them; that the program does not take them
-        is no error."""
+        """Run the samples. Without samples run zeros, in the example's sizes if the file has them; a program that fails
+        on zeros is no error."""
         if not samples:
             try:
                 zeros = {tensor.name: tensor for tensor in self._bound.zeros(1)}
@@ -165,8 +153,8 @@ class TorchModel:
                 raise failure
 
     def execute(self, batch: Batch) -> BatchResult:
-        """Raises: ServeError: INVALID_ARGUMENT where the program's own checks refuse the inputs; UNAVAILABLE where
-        memory does not suffice; else INTERNAL, with PyTorch's text."""
+        """Run a batch. Raises ServeError: INVALID_ARGUMENT if the program's own checks refuse the inputs, UNAVAILABLE
+        if memory does not suffice, else INTERNAL with PyTorch's text."""
         execution = self.executions[0]
         if not isinstance(execution, SequentialExecution):
             execution.start(batch)
@@ -184,24 +172,20 @@ class TorchModel:
         return self.named(outputs, batch, failures)
 
     def inputs_of(self, batch: Batch) -> tuple[list[Tensor], Mapping[int, ServeError]]:
-        """In the program's order, with values that the program may take, and the errors of requests that had others.
-        Raises: ServeError: INVALID_ARGUMENT, the only request has a value that is out of range."""
+        """Return inputs in the program's order with valid values, and the errors of requests with invalid values.
+        Raises ServeError (INVALID_ARGUMENT) if the batch's only request has a value out of range."""
         failures, inputs = within_limits(batch, self._limits) if self._limits else ({}, batch.inputs)
         if failures and len(batch.request_sizes) == 1:
             raise failures[0]
         return [inputs[spec.name] for spec in self._bound.inputs], failures
 
     def staying(self, batch: Batch) -> Collection[int]:
-        """The positions of the outputs that are left on the GPU."""
         return [self._bound.outputs[name] for name in batch.may_stay]
 
     def value(self, tensor: Tensor, copies: bool) -> Any:
-        """An input as a tensor of PyTorch's, on its own memory or as a copy."""
         return to_torch(tensor, copies) if self.tensors is None else self.tensors.value(tensor, copies)
 
     def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
-        """A batch's outputs under the signature's names, beside the errors of its inputs. Raises: ServeError:
-        INTERNAL."""
         places = self._bound.outputs
         if len(outputs) < len(places):
             raise internal(f"the program returned {len(outputs)} outputs, expected {len(places)}")
@@ -218,7 +202,7 @@ class TorchModel:
         _give_memory_back()
 
     def _call(self, inputs: Sequence[Tensor]) -> Any:
-        """The program's result for inputs in its order. Raises: ServeError."""
+        """Run the program on inputs in its order. Raises ServeError if the run fails."""
         with self.errors(), self.mode(), torch.jit.optimized_execution(self._options.optimised_execution):
             written = self.program.signature.overwritten
             values = [self.value(tensor, place in written) for place, tensor in enumerate(inputs)]
@@ -228,7 +212,7 @@ class TorchModel:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Raises PyTorch's errors of a batch as ServeErrors."""
+        """Turn PyTorch's errors of a batch into ServeErrors."""
         try:
             yield
         except ServeError:
@@ -236,7 +220,7 @@ class TorchModel:
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise unavailable(f"PyTorch: {error}") from None
         except AssertionError as error:
-            # An exported program's check of its inputs.
+            # An exported program raises AssertionError if its check of the inputs fails.
             raise invalid_argument(f"PyTorch: {error}") from None
         except Exception as error:
             self._end_where_gpu_is_lost(error)
@@ -247,8 +231,8 @@ class TorchModel:
                 _give_memory_back()
 
     def _end_where_gpu_is_lost(self, error: Exception) -> None:
-        """An index out of range and the like stop a GPU for the process, whatever it asks of it then: it ends, and the
-        server starts another."""
+        """End the process if its GPU is lost, so that the server starts another. After an index out of range and
+        similar errors, a GPU refuses all further calls of the process."""
         if self.device.type == "cpu" or not isinstance(error, torch.AcceleratorError):
             return
         try:

@@ -1,4 +1,4 @@
-"""Finds the kind of a PyTorch file by the names in its archive, without PyTorch."""
+"""Finds the kind of a PyTorch file from the names in its archive, without PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.printable import printable
 
 _MOST_UNPACKED, _UNPACKED_ANYWAY = 100, 1 << 30
-"""Times a file's size, and bytes beside: no weights that somebody has compressed come to that."""
+"""Limits of an archive's unpacked size: a multiple of the file's size, plus bytes. No compressed weights reach them."""
 EXPORT = "torch.export.save(torch.export.export(model.eval(), inputs), 'model.pt2')"
 _PICKLE = (
     "holds a pickle of weights or of a module, not a program: load it where its class is and write"
@@ -26,7 +26,7 @@ _PICKLE = (
 
 
 class FileKind(enum.Enum):
-    """In the words of the log."""
+    """The kinds of files; the values are their names in the log."""
 
     EXPORTED = "a program of torch.export"
     PACKAGE = "a package of AOTInductor"
@@ -34,8 +34,8 @@ class FileKind(enum.Enum):
 
 
 def file_kind(path: Path) -> FileKind:
-    """By the content, not the name; compares each part of the file with its checksum. Raises: ServeError:
-    INVALID_ARGUMENT, it is another kind of file, or damaged."""
+    """Return a file's kind from its content, not its name; compares each part of the file with its checksum. Raises
+    ServeError (INVALID_ARGUMENT) if the file is of another kind or damaged."""
     try:
         with zipfile.ZipFile(path) as archive:
             kind = _kind_of(archive.namelist(), path.name)
@@ -49,14 +49,14 @@ def file_kind(path: Path) -> FileKind:
 
 
 def engine_in_errors(model: ModelSource, engine: str) -> tuple[bool, str]:
-    """Whether the configuration names the engine, and what an error says before what that does or needs."""
+    """Return whether the configuration names the engine, and the subject of an error text about the engine."""
     if asked_engine(model.config) == engine:
         return True, f"parameter 'engine' is \"{engine}\", which"
     return False, f"engine {engine}"
 
 
 def require_exported(model: ModelSource, engine: str) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT, the file is no program of torch.export, which is all that this engine
+    """Raises ServeError (INVALID_ARGUMENT) if the file is no program of torch.export, the only kind that this engine
     takes."""
     kind = file_kind(model.model_file)
     if kind is not FileKind.EXPORTED:
@@ -69,7 +69,7 @@ def require_exported(model: ModelSource, engine: str) -> None:
 
 
 def _kind_of(names: list[str], file: str) -> FileKind:
-    # All lie in a folder that has the name of the file as it was saved; older programs of torch.export lie in none.
+    # All names begin with a folder that has the saved file's name. Older programs of torch.export have no such folder.
     inner = {name.partition("/")[2] for name in names}
     if "serialized_exported_program.json" in names or any(
         name.startswith("models/") and name.endswith(".json") for name in inner
@@ -88,13 +88,13 @@ def _kind_of(names: list[str], file: str) -> FileKind:
 
 
 def most_unpacked(path: Path) -> int:
-    """The bytes that an archive may unpack to."""
+    """Return the size in bytes that an archive may unpack to."""
     return path.stat().st_size * _MOST_UNPACKED + _UNPACKED_ANYWAY
 
 
 def _require_contained(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
-    """PyTorch unpacks packages by their members' names, wherever these lead. Raises: ServeError: INVALID_ARGUMENT, a
-    member is none that PyTorch writes, or there is too much in it."""
+    """Raises ServeError (INVALID_ARGUMENT) if the archive has a member that PyTorch does not write, or is too large
+    unpacked. PyTorch unpacks a package's members under their names, even outside of its folder."""
     names = Counter(member.filename for member in members)
     for member in members:
         name = printable(member.filename)

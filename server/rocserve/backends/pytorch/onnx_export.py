@@ -1,6 +1,7 @@
-"""The engine migraphx-onnx: programs of torch.export, written as ONNX by a child process and compiled by MIGraphX.
+"""Writes programs of torch.export as ONNX in a child process, and compiles them with MIGraphX: the engine
+migraphx-onnx.
 
-Only the child process imports PyTorch: a process that loads MIGraphX cannot have both.
+Only the child process imports PyTorch, because a process cannot load both PyTorch and MIGraphX.
 """
 
 from __future__ import annotations
@@ -22,17 +23,16 @@ _LOG = logging.getLogger(__name__)
 
 _FILE = "model.onnx"
 _FILES = "2"
-"""Goes up with what is written of the same program."""
+"""Increase it when the ONNX file of an unchanged program changes."""
 _LARGEST_BYTES = 1 << 31
-"""Of one file: protobuf's limit."""
+"""protobuf's limit for one file."""
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: MIGraphX's, see migraphx/configuration.
+    """Load a model; migraphx/configuration describes its parameters.
 
-    Raises:
-        ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, the program cannot be written
-            as ONNX, or MIGraphX cannot be used or cannot compile it.
+    Raises ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if the
+    program cannot be written as ONNX, or MIGraphX cannot be used or cannot compile it.
     """
     require_exported(model, "migraphx-onnx")
     context = open_compile_context(model, _LOG)
@@ -43,7 +43,7 @@ def load(model: ModelSource) -> LoadedModel:
         model, "onnx", parts, lambda folder: OnnxJob(model.name, str(model.model_file), str(folder), inputs, outputs)
     )
     note = "written as ONNX from a program of torch.export"
-    # A quantised one is written in int8, whichever of the two it was in.
+    # A quantised program is written in int8, even if it was in uint8.
     return load_compiled(context, folder / _FILE, note, quantised_in="int8")
 
 
@@ -53,7 +53,7 @@ class OnnxJob:
     model_file: str
     folder: str
     inputs: tuple[str, ...]
-    """Their names in the configuration."""
+    """The names in the configuration."""
     outputs: tuple[str, ...]
 
     @property
@@ -61,7 +61,7 @@ class OnnxJob:
         return f"exporting model '{self.model_name}' to ONNX"
 
     def perform(self, report: Report) -> Written:
-        """Raises: ServeError: the program cannot be written as ONNX."""
+        """Write the ONNX file. Raises ServeError if the program cannot be written as ONNX."""
         missing = [name for name in ("onnx", "onnxscript") if not is_installed(name)]
         if missing:
             raise unavailable(f"torch.onnx.export needs {' and '.join(missing)}: pip install onnx onnxscript")

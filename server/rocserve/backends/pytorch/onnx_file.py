@@ -1,5 +1,8 @@
-"""Writes a program as ONNX, for MIGraphX and ONNX Runtime; a quantised one with pairs of QuantizeLinear and
-DequantizeLinear, and MatMulInteger where it is quantised dynamically."""
+"""Writes a program as ONNX for MIGraphX and ONNX Runtime.
+
+A quantised program gets pairs of QuantizeLinear and DequantizeLinear; a dynamically quantised one also gets
+MatMulInteger.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from torch.export import ExportedProgram
 from rocserve.backends.pytorch.program import leave_out_what_is_no_tensor
 
 _OPSET = 18
-"""The last whose QuantizeLinear, as it is written here, MIGraphX reads."""
+"""The newest opset whose QuantizeLinear, as written here, MIGraphX reads."""
 _HALF = 128
-"""What int8 is less than uint8. MIGraphX computes in int8 only, and takes uint8 in a MatMulInteger for int8."""
+"""The offset between int8 and uint8. MIGraphX computes only in int8, and misreads uint8 as int8 in a MatMulInteger."""
 
 
 def write_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """The names are the tensors'."""
+    """Write the program to `path`. `inputs` and `outputs` are the tensors' names in the file."""
     leave_out_what_is_no_tensor(program)
     torch.onnx.export(
         program,
@@ -38,7 +41,7 @@ def write_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], outp
 
 
 def _translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
-    """What PyTorch's exporter has no ONNX for, or has it in uint8."""
+    """Return translations of operators that PyTorch's exporter lacks, or writes in uint8."""
     quantised = torch.ops.quantized_decomposed
     return {
         torch.ops.aten._int_mm.default: _matmul,
@@ -74,7 +77,7 @@ def _dequantise_channels(
 
 
 def _zero_point(zero_point: int, least: int) -> Any:
-    """In int8, whichever of the two it is in: both begin at the same value."""
+    """Convert a zero point to int8. `least`, the least quantised value, tells int8 from uint8."""
     return _constant(zero_point - least - _HALF, np.int8)
 
 

@@ -1,4 +1,4 @@
-"""The sizes of a program's inputs that vary, and how they go together."""
+"""Describes the varying sizes of a program's inputs, and checks that the inputs' sizes agree."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from rocserve.core.errors import invalid_argument
 
 UNBOUNDED = 1 << 31
-"""torch.export gives a size without a bound a larger one."""
+"""torch.export gives a size without an upper bound a larger one."""
 LEAST_TRIED = 2
 """torch.export's lower bound of a size that it has not tried with 0 and 1, which work."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSize:
-    """A size that varies: `factor` times a number, and `offset` more."""
+    """A varying size: `factor` times a number, plus `offset`."""
 
     number: str
-    """By this name; in all sizes of the program that have it it is the same."""
+    """The number's name. All sizes of the program with this name have the same number."""
     factor: int
     offset: int
     least: int
@@ -30,7 +30,8 @@ class OpenSize:
 
 
 def open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
-    """One of PyTorch's; `bounds`: of the numbers in them. None: it is fixed, or depends on several numbers."""
+    """Describe a size of PyTorch's. `bounds`: of its symbols. None = the size is fixed, or depends on several
+    numbers."""
     if isinstance(size, int) or len(size.node.expr.free_symbols) != 1:
         return None
     (symbol,) = size.node.expr.free_symbols
@@ -41,7 +42,8 @@ def open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
 
 
 def linear_size(expression: Any, least: int, most: int | None) -> OpenSize | None:
-    """An expression of sympy's with one symbol, which is a number of these bounds. None: it is not linear."""
+    """Describe a sympy expression of one symbol, a number between `least` and `most`. None = the expression is not
+    linear."""
     (symbol,) = expression.free_symbols
     factor, offset = expression.coeff(symbol), expression.subs(symbol, 0)
     if not (factor.is_Integer and factor > 0 and expression == factor * symbol + offset):
@@ -56,16 +58,12 @@ def check_sizes(
     values: Sequence[Any],
     made: str = "exported",
 ) -> None:
-    """Compare inputs' sizes, as the program itself does: what Inductor makes of it would read beyond their ends.
+    """Check the inputs' sizes, like the program itself does: Inductor's compiled code would read beyond the inputs'
+    ends.
 
-    Args:
-        names: of the inputs.
-        sizes: for each dimension of each how it varies.
-        conditions: what else has to be true of them.
-        made: how the program has got its bounds.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, sizes do not go together, or are out of the bounds that it was exported with.
+    `names`: of the inputs. `sizes`: for each dimension of each input how it varies. `conditions`: further conditions of
+    the sizes. `made`: the verb for how the program got its bounds. Raises ServeError (INVALID_ARGUMENT) if sizes do not
+    agree, or exceed the bounds of the program.
     """
     numbers: dict[str, tuple[int, str]] = {}
     for name, open_sizes, value in zip(names, sizes, values, strict=True):
@@ -105,14 +103,14 @@ _LARGEST_POWER = 8
 
 
 class SizeCondition:
-    """What has to be true of the sizes of a program's inputs, e.g. `size_0_0 == (size_1_0 + 1) // 2`.
+    """A condition of the sizes of a program's inputs, e.g. `size_0_0 == (size_1_0 + 1) // 2`.
 
-    That is dimension 0 of the first input, and of the second. A condition is arithmetic of whole numbers, comparisons,
-    `and` and `or`; it is read, and never executed.
+    `size_1_0` is dimension 0 of the second input. A condition consists of integer arithmetic, comparisons, `and` and
+    `or`. It is parsed, and never executed.
     """
 
     def __init__(self, text: str) -> None:
-        """Raises: ValueError: there is something else in it."""
+        """Raises ValueError if the text holds anything else."""
         if len(text) > _LONGEST_CONDITION:
             raise ValueError(f"a condition of {len(text)} characters")
         self._text = text
@@ -126,7 +124,7 @@ class SizeCondition:
 
     @property
     def only_tells_0_and_1_apart(self) -> bool:
-        """Whether torch.export has it because it has not tried sizes of 0 and 1, which work."""
+        """Whether the condition only excludes sizes of 0 and 1, which torch.export has not tried, and which work."""
         match self._tree:
             case ast.Compare(tested, [ast.NotEq()], [ast.Constant(value=0 | 1)]):
                 pass
@@ -139,14 +137,14 @@ class SizeCondition:
         return not any(isinstance(node, ast.Mod) for node in ast.walk(tested))
 
     def wanted(self, shapes: Sequence[Sequence[int]]) -> int:
-        """What stands behind `==`, where these are the inputs' shapes."""
+        """Return the value of the right side of `==` for inputs of these shapes."""
         match self._tree:
             case ast.Compare(_, [ast.Eq()], [right]):
                 return int(self._value(right, lambda name: _size_in(shapes, name)))
         raise ValueError(f"no equation: {self._text}")
 
     def check(self, names: Sequence[str], values: Sequence[Any], made: str) -> None:
-        """As `check_sizes`. Raises: ServeError: INVALID_ARGUMENT, it is not true."""
+        """Check inputs like `check_sizes`. Raises ServeError (INVALID_ARGUMENT) if the condition is false."""
         shapes = [value.shape for value in values]
 
         def size(name: str) -> int:

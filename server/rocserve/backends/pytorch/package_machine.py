@@ -1,6 +1,6 @@
-"""Compares the machine that a package of AOTInductor was compiled on with this one.
+"""Compares this machine with the machine that a package of AOTInductor was compiled for.
 
-PyTorch's own loader does, too, but it has the C++ compiler try this processor's instruction sets for that, in every
+PyTorch's own loader compares them, too, but it makes the C++ compiler test this processor's instruction sets in every
 process that loads a package.
 """
 
@@ -19,11 +19,12 @@ _INSTRUCTION_SETS = {
     "AVX512_VNNI": "_is_vnni_supported",
     "AMX_TILE": "_is_amx_tile_supported",
 }
-"""By PyTorch's name for each, what of torch.cpu tells whether this processor has it."""
+"""The functions of torch.cpu that tell whether this processor has an instruction set, by PyTorch's name for the set."""
 
 
 def foreign_parts(metadata: Mapping[str, str], gpu: int) -> list[str]:
-    """What a package's metadata names and this machine has not. `gpu`: -1 = the first."""
+    """Return the properties in a package's metadata that this machine lacks. `gpu`: the GPU's number; -1 = the
+    first."""
     own = {"AOTI_PLATFORM": sys.platform, "AOTI_MACHINE": platform.machine()}
     found = [metadata[key] for key, here in own.items() if metadata.get(key, here) != here]
     if not found:
@@ -40,7 +41,7 @@ def _has_instructions(name: str) -> bool:
 
 
 def _capability(gpu: int) -> str:
-    """As the metadata has it."""
+    """Return the GPU's architecture in the metadata's form."""
     if torch.version.hip is not None:
         return str(torch.cuda.get_device_properties(gpu).gcnArchName).partition(":")[0]
     major, minor = torch.cuda.get_device_capability(gpu)

@@ -1,7 +1,7 @@
-"""Finds what a package of AOTInductor was compiled for, by the source that lies in it.
+"""Finds the inputs that a package of AOTInductor was compiled for, from the source in the package.
 
-The package itself looks at no input: it would read one of other sizes or another datatype beyond its end, and give what
-lies there.
+The package itself does not check its inputs: it would read an input of other sizes or another datatype beyond its end,
+and return other memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rocserve.core.requests import TensorSpec
 
 _FOLDER = "data/aotinductor/model/"
 _ENTRY = "::run_impl("
-"""In the one source that takes the inputs."""
+"""Part of the one source file that takes the inputs."""
 _LARGEST_SOURCE = 1 << 28
 _INPUT = re.compile(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);")
 _DATATYPE = re.compile(r"\bint32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);")
@@ -41,10 +41,10 @@ _MOST = re.compile(r"\bif \((?P<input>\w+)_size\[(?P<dimension>\d+)\] > (?P<valu
 _STRIDE = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_stride\[(?P<dimension>\d+)\]\)")
 _SYMBOL = re.compile(r"\bint64_t (s\d+) = (\w+)_size\[(\d+)\];")
 _ASSERTED = re.compile(r'\bassert_size_stride\((\w+), \{([^{}]*)\}, \{[^{}]*\}, "input"\)')
-"""Written by PyTorch 2.13 and newer, with all sizes as expressions of symbols."""
+"""PyTorch 2.13 and newer write this line, with all sizes as expressions of symbols."""
 _IN_C = ((re.compile(r"\b(\d+)L+\b"), r"\1"), (re.compile(r"static_cast<int64_t>"), ""),
          (re.compile(r"c10::div_floor_integer"), "FloorDiv"), (re.compile(r"std::(max|min)\b"), r"\1"))  # fmt: skip
-"""Of an expression, and how Python writes it."""
+"""Parts of a C++ expression, and their form in Python."""
 
 Places = Mapping[tuple[str, int], int]
 """Numbers by input and dimension."""
@@ -52,13 +52,13 @@ Places = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class PackageInput:
-    """An input as a package's source has it."""
+    """An input as the package's source describes it."""
 
     datatype: torch.dtype
     sizes: tuple[int | OpenSize | None, ...]
-    """None: it varies, and the source does not say how it goes together with others."""
+    """None = the size varies, and the source does not relate it to other sizes."""
     is_contiguous: bool
-    """As requests' tensors are."""
+    """Whether the layout is contiguous, like that of requests' tensors."""
 
     def __str__(self) -> str:
         sizes = [size if isinstance(size, int) else -1 for size in self.sizes]
@@ -69,17 +69,17 @@ class PackageInput:
 class PackageSource:
     inputs: tuple[PackageInput, ...]
     tied: Mapping[tuple[int, int], SizeCondition]
-    """By input and dimension: which of the others' a size is equal to."""
+    """By input and dimension, the equation that gives a size from the other inputs' sizes."""
 
     @property
     def most_rows(self) -> int | None:
-        """None = any number."""
+        """None = no limit."""
         rows = [each.sizes[0] for each in self.inputs if each.sizes]
         return min((own.most for own in rows if isinstance(own, OpenSize) and own.most is not None), default=None)
 
     @property
     def samples(self) -> tuple[tuple[int, ...], ...]:
-        """For each input the smallest shape that it takes; 1 for a size of which nothing is known."""
+        """For each input the smallest shape that it takes; 1 for a size without known limits."""
         shapes = [
             [size if isinstance(size, int) else 1 if size is None else max(1, size.least) for size in each.sizes]
             for each in self.inputs
@@ -89,15 +89,9 @@ class PackageSource:
         return tuple(map(tuple, shapes))
 
     def check(self, specs: Sequence[TensorSpec], batches: bool) -> None:
-        """Compare it with inputs, in its order.
-
-        Args:
-            batches: whether the first dimension of all of them is a batch's rows.
-
-        Raises:
-            ServeError: INVALID_ARGUMENT, it was compiled for other datatypes or sizes, or does not say how those that
-                may vary go together.
-        """
+        """Check the inputs' specs, in the program's order. `batches`: whether the first dimension of all inputs is the
+        batch. Raises ServeError (INVALID_ARGUMENT) if the package was compiled for other datatypes or sizes, or if its
+        source does not relate sizes that may vary."""
         for spec, own in zip(specs, self.inputs, strict=True):
             given = f"input '{spec.name}' is {spec.datatype.value} {list(spec.shape)} in config.pbtxt"
             if spec.datatype is DataType.BYTES:
@@ -134,17 +128,17 @@ class PackageSource:
         self._require_known(specs, batches)
 
     def check_sizes(self, names: Sequence[str], values: Sequence[Any]) -> None:
-        """`values`: what has the sizes of inputs in `shape`. Raises: ServeError: INVALID_ARGUMENT, they do not go
-        together, or are out of the bounds that it was compiled with."""
+        """Check the sizes in each value's `shape`. Raises ServeError (INVALID_ARGUMENT) if they do not agree, or exceed
+        the bounds that the package was compiled with."""
         sizes = [[own if isinstance(own, OpenSize) else None for own in each.sizes] for each in self.inputs]
         check_sizes(names, sizes, self.tied.values(), values, "compiled")
 
     def _require_known(self, specs: Sequence[TensorSpec], batches: bool) -> None:
-        """Raises: ServeError: INVALID_ARGUMENT, a request could give sizes that do not go together."""
+        """Raises ServeError (INVALID_ARGUMENT) if a request could have sizes that do not agree."""
         places = [(each, dimension) for each, own in enumerate(self.inputs) for dimension in range(len(own.sizes))]
         unknown = [place for place in places if self.inputs[place[0]].sizes[place[1]] is None]
         varying = [(each, dimension) for each, dimension in places if specs[each].shape[dimension] == -1]
-        # All inputs of a batch have the same rows.
+        # All inputs of a batch have equally many rows.
         if not unknown or not varying or (batches and not any(dimension for _, dimension in (*unknown, *varying))):
             return
         each, dimension = unknown[0]
@@ -157,7 +151,7 @@ class PackageSource:
 
 
 def read_source(path: Path) -> PackageSource:
-    """Raises: ServeError: INVALID_ARGUMENT, a package does not hold the source of its code."""
+    """Read the source in a package. Raises ServeError (INVALID_ARGUMENT) if the package lacks its source."""
     with zipfile.ZipFile(path) as archive:
         sources = [
             archive.read(member).decode(errors="replace")
@@ -199,7 +193,7 @@ def _source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype
         in_numbers = re.sub(r"\bs\d+\b", lambda symbol: numbers.get(symbol[0], symbol[0]), expression)
         try:
             tied[names.index(name), dimension] = SizeCondition(f"{written} == {in_numbers}")
-        except ValueError:  # It is not said, or in a way that is not known.
+        except ValueError:  # The source has no such expression, or one of an unknown form.
             return _open(written, place, least, most) if len(open_places) == 1 else None
         return OpenSize(written, 1, 0, 0, None)
 
@@ -216,7 +210,7 @@ def _numbers(pattern: re.Pattern[str], text: str) -> Places:
 
 
 def _split(expressions: str) -> list[str]:
-    """What stands between commas that are in no brackets, as Python writes it."""
+    """Split C++ expressions at commas outside of brackets, and convert them to Python."""
     for pattern, replacement in _IN_C:
         expressions = pattern.sub(replacement, expressions)
     parts, depth = [""], 0
@@ -230,13 +224,13 @@ def _split(expressions: str) -> list[str]:
 
 
 def _open(number: str, place: tuple[str, int], least: Places, most: Places) -> OpenSize:
-    """`place`: where its bounds are looked at."""
+    """Make an open size. `place`: the input and dimension whose bounds the source checks."""
     lower, upper = least.get(place, 0), most.get(place, UNBOUNDED)
     return OpenSize(number, 1, 0, lower if lower > LEAST_TRIED else 0, upper if upper < UNBOUNDED else None)
 
 
 def _is_contiguous(sizes: Sequence[int | OpenSize | None], strides: Mapping[int, int]) -> bool:
-    """`strides`: those that are numbers."""
+    """`strides`: the fixed ones."""
     for dimension, stride in strides.items():
         behind = [size for size in sizes[dimension + 1 :] if isinstance(size, int)]
         is_number = len(behind) == len(sizes) - dimension - 1

@@ -1,4 +1,4 @@
-"""Reads a model's parameters of how PyTorch runs it: Triton's, by its names, and rocserve's own."""
+"""Reads the parameters of how PyTorch runs a model: Triton's, by their names, and rocserve's own."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 _LOG = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 8
-"""Each has pinned memory for the largest batch."""
+"""Each concurrent batch has pinned memory for the largest batch."""
 _SCRIPT_SWITCHES = ("ENABLE_JIT_EXECUTOR", "ENABLE_JIT_PROFILING", "ENABLE_TENSOR_FUSER")
 
 TORCH_COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 _COMPILE_OPTIONS: Mapping[str, type] = {
     "fullgraph": bool, "dynamic": bool, "backend": str, "mode": str, "options": dict, "disable": bool,
 }  # fmt: skip
-"""The first two change nothing: an exported program is one graph, and says which of its sizes vary."""
+"""fullgraph and dynamic have no effect: an exported program is one graph, and says which of its sizes vary."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     precision: str
-    """fp32 (as the file has it), fp16 or bf16."""
+    """fp32 (the file's own precision), fp16 or bf16."""
     intra_op_threads: int
     inter_op_threads: int
     inference_mode: bool
     optimised_execution: bool
     cudnn: bool
     batches_at_once: int
-    """0 = not said."""
+    """0 = not set."""
     cleans_cache: bool
     script_switches: Mapping[str, bool]
-    """Of TorchScript's executor, those that are given, by their parameters."""
+    """The switches of TorchScript's executor that are set, by parameter."""
 
 
 def run_options(config: ModelConfig) -> RunOptions:
-    """Raises: ServeError: INVALID_ARGUMENT, a parameter is wrong or cannot be followed."""
+    """Read the parameters. Raises ServeError (INVALID_ARGUMENT) if a parameter is wrong or cannot be honoured."""
     if read_switch(config, "ENABLE_NVFUSER", False):
         raise invalid_argument(
             f"model '{config.name}': parameter 'ENABLE_NVFUSER' cannot be followed: PyTorch has had no nvFuser since"
@@ -72,13 +72,14 @@ def run_options(config: ModelConfig) -> RunOptions:
 @dataclass(frozen=True, slots=True)
 class TorchCompileOptions:
     is_asked_for: bool = False
-    """Whether the parameter is there and does not disable it."""
+    """Whether the parameter is present and does not disable the compiler."""
     mode: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
-    """Raises: ServeError: INVALID_ARGUMENT, it is no such object, or asks for another compiler than Inductor."""
+    """Read the parameter. Raises ServeError (INVALID_ARGUMENT) if it is no such object, or names another compiler than
+    Inductor."""
     text = config.parameters.get(TORCH_COMPILE, "").strip()
     if not text:
         return TorchCompileOptions()
@@ -103,11 +104,11 @@ def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
 
 
 def _threads(config: ModelConfig, *names: str) -> int:
-    """By the first that is given; 0 = none is."""
+    """Return the first parameter that is set; 0 = none is."""
     return next((count for name in names if (count := read_integer(config, name, 0, 0, MOST_THREADS))), 0)
 
 
 def _threads_an_instance(config: ModelConfig) -> int:
-    """All instances on the CPU together have as many threads as there are CPUs."""
+    """Return the threads of one instance. All instances on the CPU together have as many threads as there are CPUs."""
     groups = [group for group in config.instance_groups if not group.passive and group.kind is not InstanceKind.GPU]
     return max(1, usable_cpus() // max(1, sum(group.count for group in groups)))

@@ -1,4 +1,4 @@
-"""Programs of PyTorch: opened from each kind of file, with what the file says of their inputs and outputs."""
+"""Opens PyTorch programs from each kind of file, and reads what the file says of their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rocserve.core.requests import TensorSpec
 _LOG = logging.getLogger(__name__)
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""By the parameter `precision`; fp32 is as the file has it."""
+"""By the parameter `precision`; fp32 keeps the file's precision."""
 _PRECISIONS = {
     **{dtype: name for name, dtype in DTYPES.items()},
     torch.float32: "fp32",
@@ -38,93 +38,91 @@ _PRECISIONS = {
     torch.int8: "int8",
     torch.uint8: "uint8",
 }
-"""Of weights; integers of other sizes are counts or indices."""
+"""By datatype of weights. Integers of other sizes are missing because they are counts or indices."""
 _CPU = torch.device("cpu")
 _TENSOR = "Tensor"
-"""As TorchScript writes the type."""
+"""TorchScript's name of the type."""
 _ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""Has pickles in a program, those of the example's tensors, read as tensors and nothing else: PyTorch itself would fall
+"""Makes PyTorch read the pickles in a program (the example's tensors) only as tensors. Without it PyTorch would fall
 back to pickles that call functions."""
 _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
-"""In a package's metadata: the kind of device that it was compiled for."""
+"""Key in a package's metadata: the kind of device that the package was compiled for."""
 _PACKAGE_MODEL, _PACKAGE_RUNNERS = "model", 1
-"""What aoti_compile_and_package calls the one that it writes, and how many of its calls run at once."""
+"""The model's name in a package of aoti_compile_and_package, and the number of its concurrent calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
-    """An input or an output as the program's file has it."""
-
     names: tuple[str, ...]
-    """Those that a configuration may use; the first is the default."""
+    """The names that a configuration may use; the first is the default."""
     datatype: DataType | None = None
     """None = the file does not say."""
     shape: tuple[int, ...] | None = None
-    """-1 where the size varies; None = the file does not say."""
+    """-1 = the size varies; None = the file does not say."""
     sample: tuple[int, ...] = ()
-    """A shape that the program is known to take; empty where the file does not say the shape."""
+    """A shape that the program takes; empty = the file does not say the shape."""
     open_sizes: tuple[OpenSize | None, ...] = ()
-    """Of an input, for each dimension; None = it does not vary, or by more than one number."""
+    """For each dimension of an input; None = fixed, or dependent on several numbers."""
     limits: Limits = ()
-    """Of an input by which the program looks into a tensor."""
+    """The limits of an input that the program uses as an index."""
     strides: tuple[int, ...] = ()
-    """Of an input, how the values of `sample` lay in memory when the program was exported; empty: as a request's."""
+    """The memory layout of an input's `sample` during the export; empty = contiguous, like a request's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramSignature:
-    """A program's inputs and outputs, as far as its file says them."""
+    """The part of a program's inputs and outputs that its file describes."""
 
     inputs: tuple[ProgramTensor, ...]
     outputs: tuple[ProgramTensor, ...] | None
     """None = only a run shows them."""
     batches: bool = False
-    """Whether the first dimension of all inputs and outputs is one number, which may vary."""
+    """Whether the first dimension of all inputs and outputs is one common number that may vary."""
     most_rows: int | None = None
-    """None = any number."""
+    """None = no limit."""
     by_position: bool = False
-    """Whether names in the configuration that are not the program's are matched by their order."""
+    """Whether unknown names in the configuration are matched by their order."""
     overwritten: frozenset[int] = frozenset()
-    """The positions of the inputs that it may write into."""
+    """The positions of the inputs that the program may write to."""
     conditions: tuple[str, ...] = ()
-    """Of the sizes of its inputs, beside their `open_sizes`, as SizeCondition has them."""
+    """Further conditions of its inputs' sizes, in addition to `open_sizes`, in SizeCondition's form."""
     precision: str = ""
-    """Of its weights: "fp32", "int8, fp32"; "" = the file does not say."""
+    """The weights' datatypes, e.g. "fp32" or "int8, fp32"; "" = the file does not say."""
 
     @property
     def default_names(self) -> tuple[list[str], list[str]]:
-        """Of its inputs, and of its outputs as far as the file says them."""
+        """The default names of its inputs, and of its outputs if the file describes them."""
         inputs, outputs = ([tensor.names[0] for tensor in tensors] for tensors in (self.inputs, self.outputs or ()))
         return inputs, outputs
 
 
 def take_as_they_are(specs: Sequence[TensorSpec], batches: bool) -> None:
-    """Of a program whose own checks refuse other inputs."""
+    """Accept all inputs, for a program that checks its inputs itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     call: Callable[[Sequence[Any]], Any]
-    """From all inputs, each a tensor or a list of str, to the program's result: a tensor, a list of str, or tuples,
-    lists and dicts of them."""
+    """Takes all inputs, each a tensor or a list of str. Returns a tensor, a list of str, or tuples, lists and dicts of
+    them."""
     signature: ProgramSignature
     devices: tuple[str, ...] = ()
-    """Where its parts are, of one that leaves them where its file has them."""
+    """The devices of its parts, if the parts stay on the devices that the file names."""
     check: Callable[[Sequence[TensorSpec], bool], None] = take_as_they_are
-    """Whether it takes such inputs, in its order; True: their first dimension is a batch's rows. Raises: ServeError:
-    INVALID_ARGUMENT, it does not."""
+    """Checks inputs in the program's order; True = their first dimension is the batch. Raises ServeError
+    (INVALID_ARGUMENT) if the program does not take them."""
 
 
 def outputs_of(result: Any) -> list[Any]:
-    """The tensors and lists of str in a program's result, in its order."""
+    """Return the tensors and lists of str in a program's result, in order."""
     if isinstance(result, torch.Tensor):
         return [result]
     return [leaf for leaf in pytree.tree_leaves(result, _is_strings) if isinstance(leaf, torch.Tensor | list)]
 
 
 def output_names(result: Any, kind: type | tuple[type, ...] = (torch.Tensor, list)) -> list[tuple[str, ...]]:
-    """The names that a configuration may use for the leaves of this kind in a program's result: the key of a dict
-    where that is a name of one alone, then Triton's, OUTPUT__<position> and RESULT with the path."""
+    """Return the names that a configuration may use for the leaves of this kind in a program's result: the key in a
+    dict if it is unique, then Triton's OUTPUT__<position>, and RESULT with the path."""
     paths = [path for path, leaf in pytree.tree_flatten_with_path(result, _is_strings)[0] if isinstance(leaf, kind)]
     keys = [str(path[0].key) if len(path) == 1 and isinstance(path[0], pytree.MappingKey) else "" for path in paths]
     return [
@@ -134,7 +132,7 @@ def output_names(result: Any, kind: type | tuple[type, ...] = (torch.Tensor, lis
 
 
 def in_precision(program: Program, dtype: torch.dtype) -> Program:
-    """A program whose weights are of `dtype`, called with tensors of its original datatypes."""
+    """Return the program with weights of `dtype` and inputs and outputs of the original datatypes."""
     known = program.signature.outputs or ()
     wanted = [torch_dtype(tensor.datatype) for tensor in known if tensor.datatype is not None]
 
@@ -153,9 +151,9 @@ def in_precision(program: Program, dtype: torch.dtype) -> Program:
 
 
 def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
-    """A program of torch.export on the device; None: each of its parts is where the file has it. Raises: ServeError:
-    INVALID_ARGUMENT, PyTorch cannot read it, with PyTorch's reason."""
-    # Operators of quantised programs, without which these cannot be read.
+    """Read a program of torch.export onto the device; None = each part stays on the device that the file names. Raises
+    ServeError (INVALID_ARGUMENT) with PyTorch's reason if PyTorch cannot read the file."""
+    # This import registers the operators of quantised programs, which cannot be read without it.
     import torch.ao.quantization.fx._decomposed
 
     try:
@@ -171,15 +169,15 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
 
 
 def devices_of(exported: Any) -> set[str]:
-    """Where the parts of a program of torch.export are, and its inputs."""
+    """Return the devices of a torch.export program's parts and inputs."""
     tensors = [*exported.state_dict.values(), *exported.constants.values()]
     tensors += [node.meta.get("val") for node in exported.graph.nodes]
     return {str(tensor.device) for tensor in tensors if isinstance(tensor, torch.Tensor)}
 
 
 def open_placed(path: Path, dtype: torch.dtype | None) -> Program:
-    """A program of torch.export with each of its parts where the file has it, which is given each input where that was
-    when it was exported. Raises: ServeError: INVALID_ARGUMENT, as `read_exported` and `open_exported`."""
+    """Open a program of torch.export with each part on the device that the file names. Inputs are moved to the devices
+    that they had during the export. Raises ServeError (INVALID_ARGUMENT) like `read_exported` and `open_exported`."""
     exported = read_exported(path, None)
     program = open_exported(exported, dtype)
     values = _values(exported)
@@ -194,14 +192,11 @@ def open_placed(path: Path, dtype: torch.dtype | None) -> Program:
 def open_exported(
     exported: Any, dtype: torch.dtype | None = None, compiled: Callable[[Any], Callable[..., Any]] | None = None
 ) -> Program:
-    """A program of torch.export.
+    """Open a program of torch.export.
 
-    Args:
-        dtype: of the weights and the computation; None = the file's.
-        compiled: gives what runs in the place of the program's module.
-
-    Raises:
-        ServeError: as `exported_program`; INVALID_ARGUMENT, PyTorch cannot make a module of it.
+    `dtype`: of the weights and the computation; None = the file's. `compiled` replaces the program's module by another
+    callable. Raises ServeError like `exported_program`, and ServeError (INVALID_ARGUMENT) if PyTorch cannot make a
+    module of the program.
     """
     try:
         module = exported.module()
@@ -214,8 +209,8 @@ def open_exported(
 
 
 def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping[str, Any] | None = None) -> Program:
-    """The signature of a program of torch.export, and `module`, which takes the same arguments, to run it. `weights`:
-    those of `module`; None = the file's. Raises: ServeError: INVALID_ARGUMENT, one of its tensors cannot be served."""
+    """Return the program with its signature. `module` runs it, with the exported program's arguments. `weights`: the
+    module's; None = the file's. Raises ServeError (INVALID_ARGUMENT) if one of its tensors cannot be served."""
     in_spec = exported.call_spec.in_spec
     values = _values(exported)
     constants: list[Any] = []
@@ -263,8 +258,8 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
 
 
 def leave_out_what_is_no_tensor(exported: Any) -> None:
-    """Of its results, which are in a tuple then: what compilers and exporters make of it would have a size among the
-    tensors."""
+    """Remove results that are no tensors; the remaining results are then a tuple. Otherwise compilers and exporters
+    would put a size among the output tensors."""
     output, signature = exported.graph.output_node(), exported.graph_signature
     kept = [
         (value, spec)
@@ -278,18 +273,18 @@ def leave_out_what_is_no_tensor(exported: Any) -> None:
 
 
 def size_conditions(exported: Any) -> tuple[str, ...]:
-    """What a program of torch.export wants of its inputs' sizes beside their `open_sizes`: it checks that itself, and
-    what is compiled of it does not. Raises: ServeError: INVALID_ARGUMENT, there is a condition that is not understood.
-    """
+    """Return the conditions of a torch.export program's input sizes, in addition to `open_sizes`. The program checks
+    them itself, but code compiled from it does not. Raises ServeError (INVALID_ARGUMENT) if a condition is not
+    understood."""
     conditions = []
-    guards = getattr(exported, "_guards_code", ())  # PyTorch 2.8 has none.
+    guards = getattr(exported, "_guards_code", ())  # PyTorch 2.8 has no guards.
     paths = list(_guarded_paths(exported)) if guards else []
     for guard in guards:
         condition = guard
         for path, place in paths:
             condition = re.sub(re.escape(f"L{path}.size()[") + r"(\d+)\]", rf"size_{place}_\1", condition)
         if "size_" not in condition and ".size()" not in condition:
-            continue  # Of values that the file itself has.
+            continue  # The guard is about values in the file itself.
         try:
             if not SizeCondition(condition).only_tells_0_and_1_apart:
                 conditions.append(condition)
@@ -302,7 +297,8 @@ def size_conditions(exported: Any) -> tuple[str, ...]:
 
 
 def _guarded_paths(exported: Any) -> Iterator[tuple[str, int]]:
-    """The texts by which conditions may name the program's tensors, and the positions of these among its inputs."""
+    """Yield the texts that conditions may use for the program's input tensors, each with the tensor's position among
+    the inputs."""
     in_spec = exported.call_spec.in_spec
     args, kwargs = pytree.tree_unflatten(list(range(in_spec.num_leaves)), in_spec)
     arguments = inspect.signature(exported.module().forward).bind(*args, **kwargs).arguments
@@ -316,24 +312,21 @@ def _guarded_paths(exported: Any) -> Iterator[tuple[str, int]]:
             yield pytree.keystr(path), places[leaf]
             yield f"['flat_args'][{leaf}]", places[leaf]
             repeated = re.fullmatch(r"(.+)_(\d+)", str(path[0].key))
-            if repeated is not None:  # Of *args.
+            if repeated is not None:  # An argument of *args.
                 yield f"['{repeated[1]}'][{repeated[2]}]{pytree.keystr(path[1:])}", places[leaf]
 
 
 def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
-    """A TorchScript program.
+    """Open a TorchScript program.
 
-    Args:
-        device: None: each of its parts is where the file has it; it is given its inputs on the CPU.
-        dtype: of the weights and the computation; None = the file's.
-        keys: the names of the inputs in the configuration, for a `forward` that takes a dict, or need not have all.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, PyTorch cannot read it, or it takes something else than tensors and strings.
+    `device`: None = each part stays on the device that the file names, and inputs are on the CPU. `dtype`: of the
+    weights and the computation; None = the file's. `keys`: the configuration's input names, for a `forward` that takes
+    a dict or has optional inputs. Raises ServeError (INVALID_ARGUMENT) if PyTorch cannot read the file, or the program
+    takes anything but tensors and strings.
     """
     try:
         module = torch.jit.load(path, map_location=device)
-        if hasattr(module, "training"):  # A frozen one has no modes.
+        if hasattr(module, "training"):  # A frozen module has no modes.
             module.eval()
         if dtype is not None:
             module.to(dtype)
@@ -374,21 +367,17 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
 
 
 def open_package(path: Path, device: torch.device | None, checks: bool = True) -> Program:
-    """A package of AOTInductor.
+    """Open a package of AOTInductor.
 
-    Args:
-        device: None: the first of the kind that it was compiled for, where it is given its inputs.
-        checks: whether its inputs are compared with what it was compiled for.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, PyTorch cannot load it, or it does not say what it was compiled for; UNAVAILABLE,
-            it is compiled for another kind of device.
+    `device`: None = the first device of the kind that the package was compiled for; inputs are moved there. `checks`:
+    whether inputs are compared with the package's source. Raises ServeError (INVALID_ARGUMENT) if PyTorch cannot load
+    the package or the package lacks its source, ServeError (UNAVAILABLE) if it is compiled for another kind of device.
     """
     index = -1 if device is None or device.index is None else device.index
     try:
         if (device is None or device.type != _CPU.type) and torch.cuda.is_available():
             torch.cuda.init()
-        # Not by torch._inductor.aoti_load_package, which imports all of Inductor first and tries the C++ compiler.
+        # torch._inductor.aoti_load_package would first import all of Inductor and run the C++ compiler.
         loader = unpacked(
             lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), _PACKAGE_MODEL, False, _PACKAGE_RUNNERS, index)
         )
@@ -430,14 +419,14 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
 def _without_shapes(
     inputs: Sequence[tuple[str, ...]], precision: str = "", by_position: bool = False
 ) -> ProgramSignature:
-    """Of a file that gives neither datatypes nor shapes. The program may write into any of its inputs."""
+    """Make the signature for a file without datatypes and shapes. The program may write to any of its inputs."""
     tensors = tuple(map(ProgramTensor, inputs))
     overwritten = frozenset(range(len(tensors)))
     return ProgramSignature(tensors, None, by_position=by_position, overwritten=overwritten, precision=precision)
 
 
 def _precision_of(weights: Mapping[str, Any]) -> str:
-    """The one that most bytes are in comes first."""
+    """Return the weights' datatypes, the one with the most bytes first."""
     sizes: Counter[str] = Counter()
     for tensor in weights.values():
         if isinstance(tensor, torch.Tensor) and tensor.dtype in _PRECISIONS:
@@ -446,7 +435,7 @@ def _precision_of(weights: Mapping[str, Any]) -> str:
 
 
 def _argument_paths(in_spec: Any) -> list[str]:
-    """Triton's names for a program's arguments: ARGS[0], ARGS[1][key], KWARGS[mask]."""
+    """Return Triton's names for a program's arguments: ARGS[0], ARGS[1][key], KWARGS[mask]."""
     args, kwargs = pytree.tree_unflatten([0] * in_spec.num_leaves, in_spec)
     positional = [f"ARGS{_path_text(path)}" for path, _ in pytree.tree_flatten_with_path(args)[0]]
     return positional + [f"KWARGS{_path_text(path)}" for path, _ in pytree.tree_flatten_with_path(kwargs)[0]]
@@ -457,7 +446,7 @@ def _path_text(path: Sequence[Any]) -> str:
 
 
 def _values(exported: Any) -> dict[str, Any]:
-    """Inputs and outputs by the names of the graph's nodes, as tensors without data."""
+    """Return inputs and outputs by the names of the graph's nodes, as tensors without data."""
     (results,) = exported.graph.output_node().args
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     nodes += [node for node in results if isinstance(node, torch.fx.Node)]
@@ -474,14 +463,14 @@ def _tensor(kind: str, names: tuple[str, ...], value: Any) -> ProgramTensor:
 
 
 def _example_size(size: Any) -> int:
-    """The one that the program was exported with."""
+    """Return the example's size in the export."""
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else 1
 
 
 def _common_rows(tensors: Sequence[Any]) -> Any:
-    """The symbol that is the first size of all of them, and in no other size; None where there is none."""
+    """Return the symbol that is the first size of all tensors, and part of no other size; None = there is none."""
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if not all(shape and not isinstance(shape[0], int) for shape in shapes):
         return None

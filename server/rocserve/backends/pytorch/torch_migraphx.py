@@ -1,7 +1,8 @@
-"""The engine migraphx: programs of torch.export that torch_migraphx lowers onto MIGraphX within PyTorch, on an AMD GPU.
+"""Runs programs of torch.export on an AMD GPU after torch_migraphx has lowered them to MIGraphX within PyTorch: the
+engine migraphx.
 
-MIGraphX compiles each shape, so batches run at fixed sizes. A child process lowers all of them before the model is
-READY, and the files that torch_migraphx saves of them are kept in the cache.
+MIGraphX compiles each shape, so batches run at fixed sizes. A child process lowers the program for all sizes before the
+model is READY. The files that torch_migraphx saves are kept in the cache.
 """
 
 from __future__ import annotations
@@ -46,39 +47,38 @@ from rocserve.settings import EngineSettings
 
 _MODULE = "torch_migraphx"
 _MIGRAPHX = "migraphx"
-"""Its Python module, and the name of the compiler that torch_migraphx registers."""
+"""MIGraphX's Python module, and the name of the compiler that torch_migraphx registers."""
 _EXTENSIONS = "torch-extensions"
-"""In the cache's folder."""
+"""A folder in the cache."""
 _EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
-"""PyTorch's; of the server's environment it takes the place of the cache."""
+"""PyTorch's variable for its build folder. If the server's environment sets it, it replaces the cache's folder."""
 _TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.15, "int8": 0.11}
-"""Relative errors that are rounding, by precision: four times the largest that a network at hand has, rounded to two
-digits, for networks that are deeper; tensors that are mixed up are about 1 apart. On the CPU
-`python -m benchmarks.rounding` finds for the networks of the quantisation page and an untrained ResNet-50
+"""The largest relative error that counts as rounding, by precision.
+
+The limits are four times the largest measured error, rounded to two digits, so that deeper networks pass; mixed-up
+tensors are about 1 apart. `python -m benchmarks.rounding` measures on the CPU, for the networks of the quantisation
+page and an untrained ResNet-50:
 
           digits   text     shapes   lite0    ResNet-50
-    fp32  0.0004   0.0001   0.0012   0.0050   0.0004      factors of products in ten bits, as some GPUs have it
+    fp32  0.0004   0.0001   0.0012   0.0050   0.0004      factors of products in ten bits, as on some GPUs
     fp16  0.0004   0.0003   0.0013   0.0049   0.0004
     bf16  0.0051   0.0025   0.012    0.037    0.0034
     int8  0.0010   0.0006   0.022    0.027    0.0028      quantised statically, by ONNX Runtime and by PyTorch
 """
 _NOTHING = 1e-6
 _FILES = "2"
-"""Goes up with what is in the files beside what torch_migraphx makes."""
+"""Increase it when the files' content changes for a reason other than torch_migraphx."""
 
 Shapes = tuple[tuple[int, ...], ...]
-"""Of all inputs, in the program's order."""
+"""The shapes of all inputs, in the program's order."""
 Compiler = Callable[[Any, Sequence[Any]], Any]
-"""PyTorch's for a graph and its inputs: what runs in its place."""
+"""A compiler of PyTorch's: takes a graph and its inputs, and returns the callable that replaces the graph."""
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Parameters: see `parameters`.
-
-    Raises:
-        ServeError: INVALID_ARGUMENT, the file or the configuration is wrong; UNAVAILABLE, there is no torch_migraphx or
-            no GPU, or it cannot lower the program.
-    """
+    """Load a model; `parameters` describes its parameters. Raises ServeError (INVALID_ARGUMENT) if the file or the
+    configuration is wrong, ServeError (UNAVAILABLE) if torch_migraphx or a GPU is missing, or torch_migraphx cannot
+    lower the program."""
     require_exported(model, "migraphx")
     _, asks = engine_in_errors(model, "migraphx")
     if not is_installed(_MODULE):
@@ -97,7 +97,7 @@ def load(model: ModelSource) -> LoadedModel:
     bound = bind(open_exported(exported), model.config, _no_trial)
     shapes = shapes_ahead(bound, fixed_batch_sizes(model.config, bound))
     folder = lowered_folder(model, options.precision, device, shapes)
-    # After the child process, in which what it builds at its first import has a limit.
+    # Imported after the child process: the first import builds the C++ part, which has a time limit there.
     import_lowering()
     lowered = {own: folder / _file(place) for place, own in enumerate(shapes)}
     program = open_lowered(exported, options.precision, lowered)
@@ -105,9 +105,9 @@ def load(model: ModelSource) -> LoadedModel:
 
 
 def keep_what_it_builds(settings: EngineSettings) -> None:
-    """Have torch_migraphx's C++ part, which it builds at its first import, built in the cache, in this process and its
-    children: a worker may have no other place to write to. Raises: ServeError: UNAVAILABLE, others could have put
-    files there, which are run. OSError: it cannot be made."""
+    """Make this process and its children build torch_migraphx's C++ part in the cache. The first import builds it, and
+    a worker may be unable to write anywhere else. Raises ServeError (UNAVAILABLE) if other users may have put files
+    there, because the files are run; OSError if the folder cannot be made."""
     folder = cache_directory(settings) / _EXTENSIONS / f"{torch.__version__}-{sys.implementation.cache_tag}"
     if _EXTENSIONS_VARIABLE not in os.environ:
         make_private(folder)
@@ -115,8 +115,8 @@ def keep_what_it_builds(settings: EngineSettings) -> None:
 
 
 def import_lowering() -> None:
-    """Have this process know the compiler, which torch_migraphx registers when it is imported. Raises: ServeError:
-    UNAVAILABLE, it cannot be imported: it needs MIGraphX's module, and older parts of PyTorch."""
+    """Import torch_migraphx, which registers its compiler. Raises ServeError (UNAVAILABLE) if it cannot be imported: it
+    needs MIGraphX's module, and older parts of PyTorch."""
     try:
         importlib.import_module(_MODULE)
     except Exception as error:
@@ -124,38 +124,40 @@ def import_lowering() -> None:
 
 
 def shapes_ahead(bound: BoundProgram, sizes: Sequence[int]) -> tuple[Shapes, ...]:
-    """Those that are lowered before the first request: at each batch size; else the only one, or the example's."""
+    """Return the shapes that are lowered before the first request: one for each batch size; without batch sizes only
+    the program's own or the example's."""
     return tuple((*((size, *shape[1:]) for shape in bound.samples),) for size in sizes) or (bound.samples,)
 
 
 def lowered_folder(model: ModelSource, precision: str, device: torch.device, shapes: tuple[Shapes, ...]) -> Path:
-    """With a file for each of the shapes, by their places."""
+    """Return the folder with a file for each of the shapes, named by its position."""
 
     def job(folder: Path) -> LoweringJob:
         return LoweringJob(model.name, str(model.model_file), str(folder), str(device), precision, shapes)
 
     version = ""
-    with suppress(ImportError):  # The child process says it.
+    with suppress(ImportError):  # The child process reports a missing module.
         version = str(getattr(importlib.import_module(_MIGRAPHX), "__version__", ""))
     parts = (_FILES, importlib.metadata.version(_MODULE), version, precision, repr(shapes), *machine_parts(device))
     return written_folder(model, "torch-migraphx", parts, job)
 
 
 def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], saves: bool = False) -> Program:
-    """A program that runs lowered; other shapes than those in `lowered` are lowered when they come first, and of these
-    the `MOST_SIZES` that were called last are kept.
+    """Open a program that runs lowered.
 
-    Args:
-        lowered: the files by shapes.
-        saves: whether they are to be written, not read.
+    Shapes that are not in `lowered` are lowered when a request first has them; of these the `MOST_SIZES` most recently
+    used are kept. `lowered`: the files by shapes. `saves`: whether the files are written instead of read. If
+    the results for shapes that are not in `lowered` differ too much from PyTorch's, each call with these shapes raises
+    ServeError (UNAVAILABLE).
     """
     options: Mapping[str, Any] = {precision: True} if precision in DTYPES else {}
 
     def compiled(module: Any) -> Callable[..., Any]:
         by_shapes: OrderedDict[Shapes, Callable[..., Any]] = OrderedDict()
         codes: dict[Shapes, CodeType] = {}
-        """What PyTorch compiles it keeps with the code that it has compiled, and runs operator by operator what is
-        called with a ninth shape: each shape has code of its own, with which that goes."""
+        """PyTorch keeps compiled code with the code object that it was compiled from, and runs a code object
+        operator by operator from its ninth shape on. So each shape has a separate code object, which is dropped with
+        the shape."""
 
         def made(shapes: Shapes, values: Any) -> Callable[..., Any]:
             file = lowered.get(shapes)
@@ -164,7 +166,8 @@ def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], 
             codes[shapes] = forward.__code__.replace()
             own = FunctionType(codes[shapes], forward.__globals__, argdefs=forward.__defaults__)
             own.__kwdefaults__ = forward.__kwdefaults__
-            # Its own checks of inputs, which are no graph, stay out: a file is of one whole graph.
+            # fullgraph leaves out the module's own checks of inputs, which are no graph, because a file holds one whole
+            # graph.
             run: Callable[..., Any] = torch.compile(
                 MethodType(own, module), backend=compiler, fullgraph=True, dynamic=False
             )
@@ -202,7 +205,7 @@ def _refuse(text: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
-    """torch_migraphx's, with these options. `saved`: the file that is written; None = none."""
+    """Return torch_migraphx's compiler with these options. `saved`: the file to write; None = no file."""
     lower = torch._dynamo.lookup_backend(_MIGRAPHX)
 
     def compile_graph(graph: Any, inputs: Sequence[Any]) -> Any:
@@ -211,8 +214,8 @@ def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
             if hasattr(child, "input_mgx_shapes"):
                 setattr(result, name, LaidOut(child))
         if saved is not None:
-            # As its option save_compiled does. But what has no constants to be folded could not be loaded: it would be
-            # traced by the tracer that made it, which looks into MIGraphX's programs.
+            # Like torch_migraphx's option save_compiled, but without the tracer: without constants to fold, the loaded
+            # module would be traced with it, and it looks into MIGraphX's programs.
             result._tracer_cls = None
             torch.save(result, saved, pickle_protocol=4)
         return result
@@ -221,8 +224,8 @@ def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
 
 
 class LaidOut(torch.nn.Module):  # type: ignore[misc]
-    """A MIGraphX program whose inputs lie in memory as it was compiled for: torch_migraphx gives it their addresses,
-    and does not look at their strides, which differ where another program has given them."""
+    """Wraps a MIGraphX program, and gives inputs the memory layout that it was compiled for. torch_migraphx passes only
+    addresses and ignores strides, which differ if another program has made the inputs."""
 
     def __init__(self, program: Any) -> None:
         super().__init__()
@@ -237,15 +240,16 @@ def _laid_out(value: Any, strides: tuple[int, ...]) -> Any:
     if all(size == 1 or own == wanted for size, own, wanted in zip(value.shape, value.stride(), strides, strict=False)):
         return value
     copied = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-    # What is at one place along a dimension is the same along it.
+    # A stride of 0 means equal values along the dimension, so one of them is copied.
     places = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
     copied[places].copy_(value[places])
     return copied
 
 
 def _loaded(file: Path) -> Compiler:
-    """Gives what has been lowered. Its option load_compiled reads the same file, but while PyTorch compiles: weights of
-    what MIGraphX has no operators for, which PyTorch runs, are then read without their values."""
+    """Return a compiler that loads a lowered program. torch_migraphx's option load_compiled reads the same file, but
+    during PyTorch's compile: the weights of operators that MIGraphX lacks, which PyTorch runs, would then have no
+    values."""
     result = torch.load(file, weights_only=False)
     return lambda graph, inputs: result
 
@@ -256,7 +260,7 @@ class LoweringJob:
     model_file: str
     folder: str
     device: str
-    """As PyTorch writes it, e.g. "cuda:0"."""
+    """PyTorch's name, e.g. "cuda:0"."""
     precision: str
     shapes: tuple[Shapes, ...]
 
@@ -265,10 +269,8 @@ class LoweringJob:
         return f"lowering model '{self.model_name}' with torch_migraphx"
 
     def perform(self, report: Report) -> Written:
-        """
-        Raises:
-            ServeError: torch_migraphx cannot lower the program, or what it makes of it gives other numbers.
-        """
+        """Lower the program. Raises ServeError if torch_migraphx cannot lower it, or the lowered program gives other
+        numbers."""
         report("importing torch_migraphx")
         import_lowering()
         report("reading the program")
@@ -281,7 +283,7 @@ class LoweringJob:
             report(f"lowering it for inputs of {', '.join('x'.join(map(str, shape)) for shape in own)}")
             inputs = trial_inputs(program.signature.inputs, own, device)
             try:
-                with torch.no_grad():  # Weights are constants of the lowered program only without gradients.
+                with torch.no_grad():  # Weights become constants of the lowered program only without gradients.
                     found = outputs_of(program.call([value.clone() for value in inputs]))
                     expected = outputs_of(original.call(inputs))
             except Exception as error:
@@ -291,7 +293,7 @@ class LoweringJob:
 
 
 def trial_inputs(tensors: Sequence[ProgramTensor], shapes: Shapes, device: torch.device) -> list[Any]:
-    """Random floats; zeros where integers may be indices."""
+    """Make random floats, and zeros for integers because they may be indices."""
     chance = torch.Generator().manual_seed(1)
     values = []
     for tensor, shape in zip(tensors, shapes, strict=True):
@@ -303,8 +305,8 @@ def trial_inputs(tensors: Sequence[ProgramTensor], shapes: Shapes, device: torch
 
 
 def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection[str]) -> None:
-    """Labels and other whole numbers are not compared: a rounding may turn them. Raises: ServeError: UNAVAILABLE,
-    numbers are further away than rounding explains."""
+    """Compare outputs. Labels and other integers are not compared, because rounding may change them. Raises ServeError
+    (UNAVAILABLE) if numbers differ by more than rounding explains."""
     limit = max(_TOLERANCES.get(precision, _TOLERANCES["fp32"]) for precision in precisions)
     for place, (own, theirs) in enumerate(zip(found, expected, strict=True)):
         if not theirs.is_floating_point() or not theirs.isfinite().all():
@@ -319,7 +321,7 @@ def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection
 
 
 def relative_error(found: Any, expected: Any) -> float:
-    """Of the distance between two tensors; NaN where one of them is not a number somewhere."""
+    """Return the relative distance between two tensors; NaN = one of them holds a NaN."""
     length = expected.double().norm()
     return float((found.double() - expected.double()).norm() / length.clamp(min=_NOTHING))
 
