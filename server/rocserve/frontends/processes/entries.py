@@ -1,59 +1,63 @@
-"""Messages between a front and the server: entries of 32 bytes (`workers/entries.py`), in the rings of a link; and what
-both ends do: lay out tensors and texts, post entries, also when a ring is full, and give back what has been read.
+"""Defines the messages between a front end and the server: entries of 32 bytes (`workers/entries.py`) in the rings of a
+link. Both ends use this module to lay out tensors and texts, to post entries (later if a ring is full), and to return
+places that have been read.
 
-Tensors and texts lie in the sender's heap; at a (place) are first the sizes (u64 each) of its contents, then these,
-each at a multiple of 64; flags PACKED: tensors alone, of the sizes that follow from their head. A token names a request
-until its last answer, a number a call until its end.
+Tensors and texts lie in the sender's heap. A (place) holds the sizes (u64 each) of its contents, then the contents,
+each at a multiple of 64. With the flag PACKED it holds only tensors, whose sizes follow from their head. A token names
+a request until its last answer. A number names a call until its end.
 
-From the front, on the ring REQUESTS:
+From the front end, on the ring REQUESTS:
 
-- HEAD: number; a = place, b = bytes: a RequestHead in JSON. The number means it from here on; count = 1: in one REQUEST
-  only.
-- DETAILS: a = place, b = bytes: the details (`workers/entries.py`) and the origin of the REQUEST that follows.
-- REQUEST: number = its token; a = the number of its head, and in the upper half how many bytes its slot has; b = place
-  of its inputs; c = its deadline in time.monotonic_ns(), 0 = it has none. flags IN_TURN: it is one of a stream. SINGLE:
-  it can have one answer only.
+- HEAD: number = the name of this head from now on; a = place, b = bytes: a RequestHead in JSON. count = 1: only one
+  REQUEST uses the head.
+- DETAILS: a = place, b = bytes: the details (`workers/entries.py`) and the origin of the next REQUEST.
+- REQUEST: number = its token; a = the number of its head, and in the upper half the bytes of its slot; b = place of its
+  inputs; c = its deadline in time.monotonic_ns(), 0 = no deadline. Flag IN_TURN: the request belongs to a stream. Flag
+  SINGLE: the client can take only one answer.
 - LEFT: number = the token of a request whose client has gone.
-- UNUSED: number = that of a heap of which the server has said that it has ENDED, and into which nothing more is put.
-- REFUSED: count = a status code; a = place, b = bytes: two texts, the error's and the id that the request was to have.
-  No request could be made of what had come; its client has its answer.
-- CALL: number = the call's; a = place, b = bytes: c = three texts, the method's full name, in JSON the metadata and the
-  client's address, and the client's message. Of any method but those of inference.
-- CALL_LEFT: number = that of a call whose client has gone.
-- LISTENING: it serves clients. NOT_LISTENING: it cannot, and ends; count = the system's error, 0 = another; a = place,
-  b = bytes: c = one text, the reason.
+- UNUSED: number = a heap that the server has ENDED, and into which the front end puts nothing more.
+- REFUSED: count = a status code; a = place, b = bytes: two texts, the error's and the request's id. The front end could
+  not make a request of a message, and has answered the client.
+- CALL: number = the call's; a = place, b = bytes, c = three contents: the method's full name, the metadata and the
+  client's address in JSON, and the client's message. For every method but inference.
+- CALL_LEFT: number = a call whose client has gone.
+- LISTENING: the front end serves clients. NOT_LISTENING: the front end cannot listen, and ends; count = the system's
+  error number, 0 = a different error; a = place, b = bytes, c = one text, the reason.
 
 From the server, on the ring ANSWERS:
 
-- ANSWER_HEAD: number; a = place, b = bytes: an AnswerHead in JSON; count = 1: it is of one answer.
-- ANSWER: number = a token; a = the number of its head; b = place, c = bytes: its outputs; count = 1: it is large. flags
-  FINAL; NONE: there is no further answer; ERROR: count = a status code, a text lies there, a = after how many ms to ask
-  again, 0 where nobody knows; REFUSAL with it: no model has had the request; FULL: there is no memory for it
-  (MemoryFull). KEPT: the front returns the place once it is done with the outputs; else it need not. PLACED with it:
-  they lie in the heap of outputs whose number is the upper half of a, b is what the front returns, and at place
-  c are the offset and the bytes of each (u64).
-- ANSWERS_TOGETHER: the only answers to count requests; a = the number of their head, and in the upper half that of the
-  heap of outputs where they lie; b is what the front returns once it is done with all. At place c (u64 each): the place
-  and the bytes of the slot that has the outputs; for each request its token, and where in the slot each output begins.
-- RETURN: as below, of places in the server's own heap: entries before have their contents there, and no others will.
-- MANY: number = a token: any number of answers will come.
+- ANSWER_HEAD: number; a = place, b = bytes: an AnswerHead in JSON. count = 1: only one answer uses the head.
+- ANSWER: number = a token; a = the number of its head; b = place, c = bytes of its outputs; count = 1: the answer is
+  large. Flag FINAL: the last answer. Flag NONE: no further answer comes. Flag ERROR: count = a status code, the place
+  holds the text, a = milliseconds after which the client may retry, 0 = not known; with REFUSAL no model has had the
+  request; with FULL there is no memory for it (MemoryFull). Flag KEPT: the front end returns the place when it no
+  longer needs the outputs; without the flag it need not return the place. Flag PLACED, only with KEPT: the outputs lie
+  in the output heap whose number is the upper half of a, b is what the front end returns, and place c holds the offset
+  and the bytes of each output (u64).
+- ANSWERS_TOGETHER: the only answers to count requests; a = the number of their head, and in the upper half the number
+  of the output heap; b = what the front end returns when it no longer needs any of the outputs. Place c holds (u64
+  each) the place and the bytes of the slot with the outputs; then for each request its token, and where in the slot
+  each of its outputs begins.
+- RETURN: as on the ring RETURNS, but for places in the server's own heap that only the entries before it use.
+- MANY: number = a token: the request may have any number of answers.
 - WATCH: number = a token: send LEFT when its client goes.
-- LENT: number = that of a head: inputs of its requests are to be put into heap a, of which the front has share b; a
-  descriptor has come by the socket where it has not heard of that heap before.
-- OUTPUTS: number = that of a heap of outputs, of which a descriptor has come by the socket. OUTPUTS_ENDED: none will
-  lie there any more.
-- ENDED: number = that of a heap, into which nothing is to be put any more.
-- ORIGINS: flags FINAL: from now on requests come with their origin; without: no more.
-- CALL_MESSAGE, CALL_REPLY, CALL_END: number = a call's; a = place, b = bytes: a stream's message, a unary call's reply
-  or, with count = a status code, the text of a call's end.
-- EXIT: the server ends, which clients are to hear.
-- STOP: number = milliseconds within which calls in flight are answered; new ones are refused, and the front ends.
+- LENT: number = a head: put the inputs of its requests into heap a, of which the front end has share b. If the front
+  end does not know the heap yet, the socket brings its descriptor.
+- OUTPUTS: number = an output heap, whose descriptor the socket brings. OUTPUTS_ENDED: no further outputs will lie
+  there.
+- ENDED: number = a heap into which nothing more may be put.
+- ORIGINS: with FINAL, requests must come with their origin from now on; without FINAL, they need not.
+- CALL_MESSAGE, CALL_REPLY, CALL_END: number = a call's; a = place, b = bytes: a message of a stream, the reply of a
+  unary call, or the text of a call's end, with count = a status code.
+- EXIT: the server ends, and clients must hear of it.
+- STOP: number = milliseconds in which to answer calls in flight; the front end refuses new ones, then ends.
 
-A (place) of a request is an offset in the front's own heap, or in a share of a version's (`SharedHeap` in
-`plane/heap.py`), the number of which is in the upper 16 bits then.
+The (place) of a request is an offset in the front end's own heap, or in its share of a version's heap (`SharedHeap` in
+`plane/heap.py`), whose number is then in the upper 16 bits.
 
-On either side's ring RETURNS: RETURN, count = how many of a, b and c are places in the other's heap that nobody reads
-any more.
+On both sides' ring RETURNS:
+
+- RETURN: count = how many of a, b and c are places in the other side's heap that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -81,36 +85,36 @@ from rocserve.workers.entries import ENTRY, return_entries, returned_places
 REQUESTS = ANSWERS = 0
 RETURNS = 1
 RINGS = (4096, 1024)
-"""Entries of either side's."""
+"""Entries in the two rings of each side."""
 HEAP_BYTES = 1 << 32
-"""Of slots of one size, in the heap of either side."""
+"""Bytes of slots of one size, in the heap of each side."""
 
 HEAD, REQUEST, LEFT, REFUSED, DETAILS, UNUSED, CALL, CALL_LEFT, LISTENING, NOT_LISTENING = range(1, 11)
 ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED, OUTPUTS, OUTPUTS_ENDED = range(16, 26)
 CALL_MESSAGE, CALL_REPLY, CALL_END, STOP, ANSWERS_TOGETHER = range(26, 31)
 
 HEAP_SHIFT = 48
-"""Of a place: the bits above it are the number of the heap."""
+"""Bits of a place above this one are the number of its heap."""
 MOST_HEAPS = (1 << 64 - HEAP_SHIFT) - 2
 HELD_OUTPUTS, AWAITED_OUTPUTS = (number << HEAP_SHIFT for number in (MOST_HEAPS, MOST_HEAPS + 1))
-"""In the place of a heap's number, above the number of outputs that lie elsewhere; of those that are large, for whose
-memory a model may wait."""
+"""In the upper bits of a place: the lower bits number outputs that lie in another heap. AWAITED_OUTPUTS are large, and
+a model may wait for their memory."""
 
 MOST_TOGETHER = (1 << 16) - 1
-"""Requests of one ANSWERS_TOGETHER."""
+"""The most requests in one ANSWERS_TOGETHER."""
 
 IN_TURN, SINGLE = 1, 2
 FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
 PACKED, KEPT, PLACED = 32, 64, 128
 
 REMEMBERED_HEADS = 1024
-"""Of a kind: the sender refers to as many of its last ones, and the other end keeps twice as many. Numbers are not used
-again."""
+"""The sender refers only to its last heads of a kind, this many. The receiver keeps twice as many. No number is used
+twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """All of an answer but its id and its data; equal for many."""
+    """An answer without its id and its data. Many answers have equal heads."""
 
     head: ResponseHead
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
@@ -119,11 +123,12 @@ class AnswerHead:
 
 
 def input_places(head: RequestHead) -> TensorPlaces | None:
-    """Where the inputs of requests lie that have as many bytes as their shapes say; None: that is not said."""
+    """Return where the inputs of requests with this head lie, if they have as many bytes as their shapes say. Returns
+    None if the head does not say the sizes."""
     try:
         return TensorPlaces([TensorHead(each.name, DataType(each.datatype), each.shape) for each in head.inputs])
     except ValueError:
-        return None  # There is no such datatype.
+        return None  # A datatype does not exist.
 
 
 def write_head(head: RequestHead) -> bytes:
@@ -146,48 +151,49 @@ def read_head(text: bytes) -> RequestHead:
 
 
 _RETRY_SECONDS = 0.001
-"""After a ring was full."""
+"""Until the next attempt after a ring was full."""
 _REMEMBERED_TABLES = 1024
-"""Clients send the same sizes again and again."""
+"""Clients often send the same sizes."""
 _PAGE_BYTES = 64 << 10
 LARGEST_SHARED = _PAGE_BYTES // 8
-"""Bytes up to which something shares a page: copying it costs less than a slot of its own."""
+"""Bytes up to which contents share a page, because a copy costs less than a separate slot."""
 _RETURNED_AT_ONCE = 24
-"""Places that may wait to be returned while there is more to post: a message of their own costs as much as they do."""
+"""Places that may wait for the next message: a separate message costs as much as returning this many."""
 _NO_PAGE = memoryview(bytearray())
-"""An answer without outputs fits into it."""
+"""Only an answer without outputs fits into it."""
 
 
 class FrontLinkEnd:
-    """One end's posting. On the plane's thread."""
+    """Posts entries for one end of a link, the front end's or the server's. On the plane's thread."""
 
     def __init__(self, link: LinkEnd, heap: Heap, plane: PlaneLoop) -> None:
-        """`heap`: its own."""
+        """`heap`: the end's own."""
         self._messages, self._returns = link.writers[ANSWERS], link.writers[RETURNS]
         self.returned = link.readers[RETURNS]
-        """Places that `take_returns` takes."""
+        """`take_returns` reads the returned places from it."""
         self.heaps = {0: heap}
-        """By number: its own, and the shares that it has of others."""
+        """By number: the end's own heap, and its shares of other heaps."""
         self._plane = plane
         self._posts: deque[bytes] = deque()
         self.to_return: list[int] = []
-        """Places to return to the other end, with what is posted next, or by `flush`."""
+        """Places to return to the other end, with the next message or by `flush`."""
         self.give_back: Callable[[int], None] = self.to_return.append
-        """Takes a place in the other's heap that nobody reads any more. From any thread, but one other than the plane's
-        wakes that then: it may be asleep."""
+        """Takes a place in the other end's heap that nobody reads any more. Safe on any thread; a thread that is not
+        the plane's must wake the plane after the call, because it may be asleep."""
         self._trimmer = HeapTrimmer(plane)
         self._slots: dict[int, object] = {}
         """By place: what the other end may still read."""
         self._held_numbers = itertools.count()
         self._of_turn: list[int] = []
-        """Of these, what it need not keep for longer than it handles the entries of this turn."""
+        """The places among `_slots` that the other end reads only while it handles the entries of this turn."""
         self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
         self.ring: Callable[[], None] = lambda: None
-        """Where the doorbell of the other end is not there yet, that end looks by itself before it first sleeps."""
+        """Rings the other end. Does nothing while its doorbell is unknown: that end polls once before it first
+        sleeps."""
         self._is_open = True
 
     def post(self, entry: bytes) -> None:
-        """At the end of this turn, behind all that was posted before."""
+        """Post an entry at the end of this turn, after all entries posted before."""
         if not self._is_open:
             return
         if not self._posts:
@@ -195,7 +201,7 @@ class FrontLinkEnd:
         self._posts.append(entry)
 
     def post_contents(self, kind: int, number: int, contents: Sequence[Buffer], count: int = 0) -> None:
-        """Post an entry with contents, which the other end gives back. Raises: HeapFull."""
+        """Post an entry with contents, whose place the other end returns. Raises HeapFull."""
         pieces, nbytes = framed(contents)
         place, view = self.new_slot(nbytes)
         left_out = fill(view, pieces, COPIED_AT_ONCE)
@@ -204,7 +210,8 @@ class FrontLinkEnd:
     def post_written(
         self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
     ) -> None:
-        """Post an entry when all of it lies in its slot; others may go before. `source`: keeps what is copied."""
+        """Post an entry when its slot has been filled; later entries may overtake it. `source` keeps alive what is
+        copied."""
 
         def steps(source: object) -> Steps[None]:
             for begin, part in left_out:
@@ -214,29 +221,30 @@ class FrontLinkEnd:
         self._plane.work_off(steps(source))
 
     def take_back(self, place: int) -> None:
-        """Nothing that has been posted names the place, nor will."""
+        """Free a place that no posted entry names or will name."""
         self._slots.pop(place, None)
 
     def end_heap(self, number: int) -> None:
-        """Put nothing more there; its memory goes when all places in it have been returned."""
+        """Put nothing more into a heap. Its memory is freed when all its places have been returned."""
         heap = self.heaps.pop(number)
         self._trimmer.forget(heap)
         heap.close()
 
     def place(self, pieces: Iterable[Buffer], nbytes: int, heap_number: int = 0) -> int:
-        """As `new_slot`, with these in it."""
+        """Fill a new slot with the pieces, and return its place. Raises HeapFull."""
         place, view = self.new_slot(nbytes, heap_number)
         fill(view, pieces)
         return place
 
     def hold(self, slot: object, nbytes: int) -> int:
-        """Keep what the other end may still read, and which lies elsewhere, until it has returned what this gives."""
+        """Keep a slot of another heap until the other end returns the number that this call returns."""
         number = next(self._held_numbers) | (AWAITED_OUTPUTS if nbytes > LARGEST_SHARED else HELD_OUTPUTS)
         self._slots[number] = slot
         return number
 
     def place_in_turn(self, pieces: Iterable[Buffer], nbytes: int) -> int:
-        """As `place`, of what the other end reads while it handles this turn's entries: small ones share a slot."""
+        """As `place`, for contents that the other end reads while it handles the entries of this turn. Small contents
+        share a slot."""
         if nbytes > LARGEST_SHARED:
             place = self.place(pieces, nbytes)
             self._of_turn.append(place)
@@ -251,7 +259,7 @@ class FrontLinkEnd:
         return self._page_place + begin
 
     def new_slot(self, nbytes: int, heap_number: int = 0) -> tuple[int, memoryview]:
-        """The place of `nbytes` bytes, which is kept until the other end has returned it, and its memory. Raises:
+        """Return the place of `nbytes` bytes, which stays until the other end returns it, and its memory. Raises
         HeapFull."""
         heap = self.heaps[heap_number]
         slot, view = heap.place(nbytes)
@@ -263,7 +271,7 @@ class FrontLinkEnd:
     def flush(self) -> None:
         posts, messages = self._posts, self._messages
         if self._of_turn:
-            # The other end gives them back when it has come to here.
+            # The other end returns these places when it reads the entries below.
             entries = return_entries(self._of_turn)
             posts += [entries[start : start + ENTRY_BYTES] for start in range(0, len(entries), ENTRY_BYTES)]
             self._of_turn.clear()
@@ -272,7 +280,7 @@ class FrontLinkEnd:
         if count:
             messages.post(b"".join([posts.popleft() for _ in range(count)]))
         to_return = self.to_return
-        # Other places that come back are nothing to be woken for; a model may wait for these.
+        # Only AWAITED_OUTPUTS are worth waking the other end for: a model may wait for their memory.
         is_awaited = bool(to_return) and max(to_return) >= AWAITED_OUTPUTS
         if to_return and (not count or is_awaited or len(to_return) >= _RETURNED_AT_ONCE):
             returns = min(self._returns.room, -(-len(to_return) // 3))
@@ -284,7 +292,7 @@ class FrontLinkEnd:
             self._plane.call_at(time.monotonic() + _RETRY_SECONDS, self.flush)
 
     def drop(self) -> None:
-        """Nobody takes it any more."""
+        """Post nothing more, because the other end has gone."""
         self._is_open = False
         self._posts.clear()
         self._of_turn.clear()
@@ -305,19 +313,19 @@ def numbers(count: int) -> Struct:
 
 
 def framed(contents: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-    """What lies at a place of these, and how many bytes that is: their sizes (u64 each), and they behind them."""
+    """Return what lies at the place of these contents, their sizes (u64 each) and the contents, and its bytes."""
     pieces = padded([numbers(len(contents)).pack(*map(len, contents)), *contents])
     return pieces, sum(map(len, pieces))
 
 
 def read(view: memoryview, count: int) -> list[Buffer]:
-    """The contents of a place, `count` of them."""
+    """Return the contents of a place, of which there are `count`."""
     return [view[begin:end] for begin, end in _bounds(bytes(view[: 8 * count]))]
 
 
 @lru_cache(_REMEMBERED_TABLES)
 def _bounds(table: bytes) -> list[tuple[int, int]]:
-    """Where each of the contents behind such a table begins and ends."""
+    """Return where each of the contents behind this table of sizes begins and ends."""
     sizes = numbers(len(table) // 8).unpack(table)
     offsets, _ = lay_out(sizes, len(table))
     return [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)]

@@ -1,9 +1,9 @@
-"""Forwarding of all calls but inference: a front end's clients ask it, and the server answers. This is the front end's
-side; the server's is in `server_end.py`.
+"""Forwards all calls but inference from a front end to the server, and the answers back. `server_end.py` has the
+server's side.
 
-A front end of gRPC sends the server all that a call's client sent, and where that is; the server hands it to the same
-routes that it would serve itself, and sends back what they say. One of HTTP makes a message of what its client
-asks, as the server would, decides whether the client may, and forwards no more than that message.
+A front end of gRPC sends the server the method, the message, the metadata and the client's address. The server gives
+them to the routes that it would serve itself, and sends back their answers. A front end of HTTP makes a message of a
+client's request, as the server would, checks the client's access, and forwards only the message.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from rocserve.workers.entries import ENTRY
 from rocserve.workers.messages import status_code
 
 _MOST_NUMBERS = (1 << 32) - 1
-"""As an entry holds; then they begin again."""
+"""An entry holds no larger number; after it numbers begin again at 1."""
 _OWN = frozenset({"ModelInfer", "ModelStreamInfer"})
-"""Of a front end."""
+"""The methods that the front end handles itself."""
 _STREAMS = frozenset({"Watch"})
-"""Their clients send one message."""
+"""Streams for which clients send one message."""
 
 
 _Waiting = tuple[Callable[[bytes], None], Callable[[ServeError], None], Holding]
-"""Who takes the answers of a call, who its error, and what holds its message."""
+"""The callbacks for a call's answers and for its error, and the holder of its message."""
 
 
 @dataclass(eq=False)
 class Forwarding:
-    """On the front end's loop's thread."""
+    """Forwards calls. On the thread of the front end's loop."""
 
     _memory: RequestMemory
     _link: FrontLinkEnd
     _number: int = 0
-    """Of the last call."""
+    """The last call's number."""
     _open: dict[int, _Waiting] = field(default_factory=dict)
 
     def routes(self) -> Mapping[str, Route]:
@@ -71,8 +71,8 @@ class Forwarding:
         metadata: Metadata = (),
         peer: str = "",
     ) -> int:
-        """Have the server answer a call; its number. `take` gets each answer, `fail` the end that is an error. Raises:
-        ServeError: RESOURCE_EXHAUSTED, there is no memory for its message."""
+        """Forward a call to the server, and return its number. `take` gets each answer, `fail` the error that ends the
+        call. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory for the message."""
         holding = Holding()
         self._memory.admit(holding, len(message))
         number = self._number = self._number % _MOST_NUMBERS + 1
@@ -87,7 +87,7 @@ class Forwarding:
         return number
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for it any more."""
+        """Stop waiting for a call's answers."""
         if number in self._open:
             self._memory.release(self._open.pop(number)[2])
             self._link.post(ENTRY.pack(entries.CALL_LEFT, 0, 0, number, 0, 0, 0))
@@ -95,7 +95,7 @@ class Forwarding:
     def on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
         waiting = self._open.get(number)
         if waiting is None:
-            return  # Its client has gone meanwhile.
+            return  # The client has left meanwhile.
         take, fail, holding = waiting
         self._memory.release(holding)
         if kind != entries.CALL_MESSAGE:
@@ -116,7 +116,7 @@ class Forwarding:
 
 @dataclass(eq=False)
 class _ForwardedStream:
-    """Implements StreamReceiver."""
+    """Forwards a stream: implements StreamReceiver."""
 
     _forwarding: Forwarding
     _call: StreamCall
@@ -124,7 +124,7 @@ class _ForwardedStream:
 
     def on_message(self, message: bytes) -> None:
         call = self._call
-        # One that has come before is let go of.
+        # A new message replaces the previous one.
         self._forwarding.cancel(self._number)
         try:
             self._number = self._forwarding.begin(

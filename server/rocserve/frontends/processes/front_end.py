@@ -1,4 +1,4 @@
-"""A front's end of its link: hands requests to the server, and answers to those who wait for them."""
+"""Serves a front end's end of its link: sends requests to the server, and gives answers to their clients."""
 
 from __future__ import annotations
 
@@ -44,41 +44,41 @@ from rocserve.workers.messages import status_code
 
 _DESCRIPTORS = 5
 _RINGS_AT_ONCE = 4096
-"""Of one byte each."""
+"""Bytes; each rings once."""
 _LATEST_SECONDS = 1 << 34
-"""Five hundred years: a later deadline is none, and an entry could not hold it."""
+"""500 years. A later deadline counts as none, because an entry could not hold it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Head:
-    """That many requests have in common."""
+    """The common part of many requests."""
 
     number: int
     places: TensorPlaces | None
     heap_number: int = 0
-    """Where their inputs are put; 0 = into the front's own heap."""
+    """The heap for their inputs; 0 = the front end's own."""
 
 
 @dataclass(eq=False)
 class RemoteInference:
-    """What a front's handlers ask of an InferenceService; a source of the front's loop, to be added to that. On the
-    loop's thread."""
+    """Takes the inference requests of a front end's handlers, see services.inference.Inference. A source of the front
+    end's loop that the caller must add. On the loop's thread."""
 
     _connection: socket.socket
     plane: PlaneLoop
     paths: PrivatePaths
-    """Takes those of the server out of errors."""
+    """Removes the server's paths from errors."""
     _log: logging.Logger
     _on_message: Callable[[int, int, int, bytes], None]
-    """Takes the kind, the number, the count and the content of entries that are not of inference."""
+    """Takes the kind, the number, the count and the content of entries that do not concern inference."""
     _on_gone: Callable[[], None]
-    """The server has ended."""
+    """Called when the server has ended."""
     wake_descriptor: int | None = field(default=None, init=False)
     longest_sleep_seconds = math.inf
     looks = 1
 
     def __post_init__(self) -> None:
-        """Waits for what the server shares."""
+        """Wait for the server's descriptors. Raises EOFError if the server has ended."""
         connection, plane = self._connection, self.plane
         data, descriptors = receive_with_descriptors(connection, len(ATTACH), _DESCRIPTORS)
         if data != ATTACH or len(descriptors) != _DESCRIPTORS:
@@ -99,29 +99,29 @@ class RemoteInference:
         self._heads: dict[RequestHead, _Head] = {}
         self._heads_by_number: dict[int, _Head] = {}
         self._files: deque[int] = deque()
-        """Of heaps, that have come by the socket whose entries are still to come."""
+        """Descriptors of heaps that have come through the socket, and whose entries have not come yet."""
         self._output_heaps: dict[int, HeapReader] = {}
-        """Of workers, by their numbers."""
+        """The workers' heaps, by number."""
         self._filled = Counter[int]()
-        """By heaps, how many requests are being copied into them."""
+        """By heap: how many requests are being copied into it."""
         self._ended: set[int] = set()
-        """Those among them into which nothing else is to be put."""
+        """Heaps among them that the server has ended, and that get no further requests."""
         self._order = SequenceOrder()
-        """Of requests that come behind one that is being copied."""
+        """The order of sequences while one of their requests is being copied."""
         self._sent_heads = 0
         self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces, bool]] = {}
-        """The last is whether it is of one answer."""
+        """By number: a head, where its outputs lie, and whether only one answer uses the head."""
         self._open: dict[int, tuple[ClientResponder, str]] = {}
-        """By token: who waits, and the request's id."""
+        """By token: who waits for the answer, and the request's id."""
         self._tokens: list[int] = []
-        """Those that are free."""
+        """Tokens that are free."""
         self._next_token = 0
         self._sends_origins = False
         plane.register(connection.fileno(), self._on_readable)
 
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
-        """Hand a request to the server, after the requests before it of its sequence; every error goes to the
-        responder. What is large of its inputs is copied a step a turn."""
+        """Send a request to the server, after the earlier requests of its sequence; every error goes to the responder.
+        Large inputs are copied step by step, some each turn."""
         if self._order.held and self._order.waits(request, partial(self.infer, request, client)):
             return
         try:
@@ -158,7 +158,7 @@ class RemoteInference:
         for begin, part in left_out:
             yield from copy_in_steps(view, begin, part)
         try:
-            # Others may have come meanwhile, and the server remembers the last ones only.
+            # Later requests may have come meanwhile, and the server remembers only the last heads.
             head = self._heads.get(request.head) or self._send_head(request.head)
         except HeapFull as error:
             self.end.take_back(posted[1])
@@ -173,7 +173,7 @@ class RemoteInference:
     def _post(
         self, request: InferRequest, client: ClientResponder, head_number: int, flags: int, place: int, nbytes: int
     ) -> None:
-        """What lies at the place is all there."""
+        """Post a request whose slot has been filled."""
         details = write_details(request)
         origin = b""
         if self._sends_origins:
@@ -216,7 +216,7 @@ class RemoteInference:
         self.end.post(ENTRY.pack(entries.HEAD, 0, 0 if head.is_small else 1, self._sent_heads, place, nbytes, 0))
         return known
 
-    # What comes
+    # Messages of the server.
 
     def _on_readable(self) -> None:
         if not self._take_rings():
@@ -225,7 +225,7 @@ class RemoteInference:
             self._on_gone()
 
     def _take_rings(self) -> bool:
-        """And files. False: the server is gone."""
+        """Read rings and descriptors from the socket. Returns False if the server has gone."""
         while True:
             try:
                 data, files = receive_with_descriptors(self._connection, _RINGS_AT_ONCE, 1, socket.MSG_DONTWAIT)
@@ -278,7 +278,7 @@ class RemoteInference:
             if waiting is not None:
                 waiting[0].expect_many()
         elif kind == entries.LENT:
-            # Where inputs of requests of a head are to be put.
+            # The front end must put the inputs of this head's requests into this heap.
             if a not in self.end.heaps:
                 self._take_rings()
                 self.end.heaps[a] = Heap.of_file(self._files.popleft(), b, SHARES, self.plane.work_off_later)
@@ -307,7 +307,7 @@ class RemoteInference:
             self._on_message(kind, number, count, bytes(content))
 
     def _let_go(self, number: int) -> None:
-        """Of a heap that has ended."""
+        """Release a heap that the server has ended."""
         self._ended.discard(number)
         del self._filled[number]
         self.end.end_heap(number)

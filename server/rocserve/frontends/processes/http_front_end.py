@@ -1,5 +1,5 @@
-"""A front end of HTTP: the listener and the service that the server would have itself, on asyncio as a guest of
-the loop that all front ends have."""
+"""Serves HTTP in a front end process, with the listener and the service of a server without front end processes.
+asyncio runs as a guest of the plane's loop."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from rocserve.services.methods import Method
 from rocserve.settings import ServerSettings
 
 _LARGE_BODY_PROCESSES = 1
-"""There are other front ends, which have as many."""
+"""The other front ends have as many."""
 
 
 class HttpFrontEnd:
-    """As main.GrpcFrontEnd, of HTTP."""
+    """Serves HTTP, as main.GrpcFrontEnd serves gRPC."""
 
     def __init__(self, settings: ServerSettings, port: int, way: WayToServer) -> None:
         self._settings = settings
@@ -59,7 +59,8 @@ class HttpFrontEnd:
 
 
 def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> Mapping[str, Method]:
-    """Methods that the server answers; it goes on where nobody waits any more. Who may call them has been decided."""
+    """Return methods that the server answers. The caller must have checked the client's access. A call continues in the
+    server if its client leaves."""
 
     def method(name: str, response: type[Message]) -> Method:
         async def ask(request: bytes) -> Message:
@@ -84,16 +85,16 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
 
 
 class RemoteModels:
-    """The server is asked once for each version that requests name, and again when its
-    serving table has changed."""
+    """Keeps the configurations of the models that requests name. Asks the server once for each version, and again after
+    the serving table has changed."""
 
     def __init__(self, edition: memoryview, model_config: Method) -> None:
         self._edition = edition
         self._model_config = model_config.answer
         self._known_edition = 0
         self._known = Memo[tuple[str, str], asyncio.Task[ModelConfig]]()
-        """Those of the known edition, and those that are being asked for. A version's number may have any number of
-        zeros before it."""
+        """Configurations of the known edition, and requests for them that are in flight. Bounded, because a version's
+        number may have any number of leading zeros."""
 
     def find(self, name: str, version: str) -> ModelConfig | None:
         if self._edition[0] != self._known_edition:
@@ -103,14 +104,14 @@ class RemoteModels:
         return asked.result() if asked is not None and asked.done() else None
 
     async def ask(self, name: str, version: str) -> ModelConfig:
-        """After `find`."""
+        """Ask the server. Only for a version that `find` has not found."""
         key = name, version
         asked = self._known.get(key)
         if asked is None:
             asked = self._known.keep(key, asyncio.create_task(self._ask(name, version)))
 
             def forget_failure(done: asyncio.Task[ModelConfig]) -> None:
-                # There may be an answer the next time.
+                # The next request may get an answer.
                 if (done.cancelled() or done.exception() is not None) and self._known.get(key) is done:
                     del self._known[key]
 

@@ -1,7 +1,8 @@
-"""A front end's process: serves clients on a port that it shares with others of its kind, and asks the server.
+"""Serves clients in a front end process: on a port that it shares with the protocol's other processes, by asking the
+server.
 
-It has one thread, its loop's, with asyncio as its guest. All calls go to the server by a link. It has no models and no
-repository; what it is to do the server's own command line says.
+The process has one thread, on which the data plane's loop runs with asyncio as its guest. All calls go to the server
+through a link. The process has no models and no repository; its settings come from the server's own command line.
 """
 
 from __future__ import annotations
@@ -40,19 +41,22 @@ from rocserve.settings import ServerSettings
 from rocserve.workers.entries import ENTRY
 
 if TYPE_CHECKING:
-    # Each front end is spared the other's modules.
+    # A front end of one protocol does not load the modules of the other protocol.
     from rocserve.frontends.processes.http_front_end import HttpFrontEnd
 
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""They may go to the whole process group (Ctrl-C, systemd); the server says when its front ends are to end."""
+"""The whole process group may get these signals (Ctrl-C, systemd). The server decides when its front ends end."""
 _CHECK_SECONDS = 1.0
-"""Between two checks whether memory can be given back."""
+"""Between two checks whether freed memory can go back to the system."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """What its clients speak, "grpc" or "http"; the descriptors of the parent's pipe, of the link, of the serving
-    table's edition and of the table of the memory used for requests; the number of this front end, its row in that
-    table, the port, and the bytes that all may use; then the server's own flags."""
+    """Run the front end that the arguments describe, and return the exit status.
+
+    The arguments are: the protocol, "grpc" or "http"; the descriptors of the parent's pipe, of the link, of the serving
+    table's edition and of the table of request memory; the number of this front end; its row in that table; the port;
+    the bytes that the requests of all processes may use; then the server's own flags.
+    """
     protocol = arguments[0]
     parent_pipe, link, edition, uses, number, row, port, memory_bytes = map(int, arguments[1:9])
     for each in _PASSED_OVER:
@@ -81,27 +85,27 @@ def main(arguments: Sequence[str]) -> int:
 
 @dataclass(eq=False)
 class WayToServer:
-    """What front ends of all protocols have: their link, and what they say of themselves."""
+    """Connects a front end of any protocol to the server, and tells the server whether the front end listens."""
 
     settings: ServerSettings
     memory: RequestMemory
     log: logging.Logger
     link: InitVar[socket.socket]
     edition_file: InitVar[int]
-    """Of a number (u64) that is another with each serving table. It is written before a load is answered: while it is
-    the same, what the server has answered of its models holds."""
+    """Descriptor of a file with a number (u64) that changes with each serving table. The server writes the number
+    before it answers a load. While the number stays the same, the server's earlier answers about its models are still
+    true."""
 
     def __post_init__(self, link: socket.socket, edition_file: int) -> None:
-        """Raises: EOFError, ConnectionError: the server is gone."""
+        """Raises EOFError or ConnectionError if the server has ended."""
         settings, memory, log = self.settings, self.memory, self.log
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
         self.plane = plane = PlaneLoop(log.getChild("plane"), spin)
-        """Runs on the process's one thread."""
         self.loop = GuestLoop(plane)
         self.edition = anonymous_file.map_to_read(edition_file).cast("Q")
         os.close(edition_file)
         self._listener: GrpcFrontEnd | HttpFrontEnd | None = None
-        """Once it listens."""
+        """None until it listens."""
         self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self.inference = RemoteInference(link, plane, paths, log, self._on_message, lambda: os._exit(0))
@@ -109,7 +113,7 @@ class WayToServer:
         plane.add_source(self.inference)
 
     def serve(self, listener: GrpcFrontEnd | HttpFrontEnd) -> None:
-        """Until the server says so or is gone."""
+        """Serve clients until the server stops this front end, or ends."""
         serving = self.loop.create_task(self._serve(listener))
         self.plane.run()
         serving.cancel()
@@ -123,14 +127,14 @@ class WayToServer:
             if isinstance(error, OSError) and not error.filename:
                 number, text = error.errno or 0, error.strerror or text
             end.post_contents(entries.NOT_LISTENING, 0, (text.encode(),), number)
-            # When it has been posted.
+            # Exit after the message has been posted.
             self.plane.at_end_of_turn(partial(os._exit, 0))
             return
         self._listener = listener
         end.post(ENTRY.pack(entries.LISTENING, 0, 0, 0, 0, 0, 0))
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
-            # Nothing is under way when it is time to.
+            # The check passes only when requests hold little memory, so the steps delay few clients.
             if self._trim.check():
                 for _ in self._trim.steps():
                     await asyncio.sleep(0)
@@ -148,7 +152,8 @@ class WayToServer:
 
 
 class GrpcFrontEnd:
-    """Serves gRPC by the transport and the handlers that the server would have itself. On the loop."""
+    """Serves gRPC with the transport and the handlers that a server without front end processes uses. On the loop's
+    thread."""
 
     def __init__(self, settings: ServerSettings, port: int, way: WayToServer) -> None:
         from rocserve.frontends.grpc.inference import InferenceHandlers
@@ -164,20 +169,21 @@ class GrpcFrontEnd:
         self._transport = GrpcServer(own, routes, way.log, way.plane, way.memory, TransportLimits.of(settings))
 
     async def start(self) -> None:
-        """Raises: OSError, RuntimeError, ValueError: it cannot listen."""
+        """Raises OSError, RuntimeError or ValueError if the front end cannot listen."""
         self._transport.start()
 
     def begin_exit(self) -> None:
         self._handlers.begin_exit()
 
     def stop(self, grace_seconds: float) -> None:
-        """Refuse new calls, answer those in flight within the grace time, and then end the process."""
-        # All has been sent by then, and what Python and gRPC would tidy up the system does.
+        """Refuse new calls, answer the calls in flight within the grace time, then end the process."""
+        # All answers have been sent by then. The system cleans up what Python and gRPC would clean up.
         self._transport.stop_soon(grace_seconds, partial(os._exit, 0))
 
 
 def _open_log() -> logging.Logger:
-    """Lines with levels, by which the server's log sorts them; they are lost rather than waited for."""
+    """Return a log that writes lines with levels, by which the server's log sorts them. Lines are lost if the pipe is
+    full, because a write must not block the loop."""
     os.set_blocking(sys.stderr.fileno(), False)
     faulthandler.enable(all_threads=False)
     handler = logging.StreamHandler()

@@ -1,4 +1,4 @@
-"""The server's end of a front's link: takes requests in, and leads their answers back."""
+"""Serves the server's end of a front end's link: receives requests, and sends their answers back."""
 
 from __future__ import annotations
 
@@ -45,37 +45,38 @@ from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService, Req
 from rocserve.workers.entries import ENTRY, NO_DETAILS, read_details
 
 ATTACH = b"F"
-"""With descriptors."""
+"""Comes with descriptors."""
 _OFFSET = (1 << entries.HEAP_SHIFT) - 1
 _FOR_THE_FRONT = 5
-"""Descriptors: its file of the link and the server's, its heap and the server's, and the page where the server says
-that it sleeps."""
+"""Descriptors: the front end's file of the link and the server's, the front end's heap and the server's, and the page
+where the server says that it sleeps."""
 
 
 @dataclass(eq=False)
 class FrontLink:
-    """One front's; a source of the plane's loop. On the plane's thread, but for what says otherwise."""
+    """Links one front end to the server, as a source of the plane's loop. On the plane's thread, unless a method says
+    otherwise."""
 
     _connection: socket.socket
     protocol: str
-    """What its clients speak, as in RequestOrigin."""
+    """The protocol of the front end's clients, as in RequestOrigin."""
     plane: PlaneLoop
     _service: InferenceService
     _routes: Mapping[str, Route]
-    """Of all calls but inference."""
+    """The routes of all calls but inference."""
     _known_heads: Memo[bytes, RequestHead]
-    """See FrontEndParts."""
+    """See FrontEndParts.heads."""
     _on_listening: Callable[[int, str], object]
-    """Takes 0 and no text, or the system's error and the reason why the front cannot listen."""
+    """Takes 0 and "" if the front end listens, else the system's error number and the reason why it cannot."""
     _on_gone: Callable[[str], object]
-    """Called once when the front's end is closed, or talks nonsense."""
+    """Called once, when the front end has closed its end or has sent what cannot be read."""
     _log: logging.Logger
     wake_descriptor: int | None = field(default=None, init=False)
     longest_sleep_seconds = math.inf
     looks = 1
 
     def __post_init__(self) -> None:
-        """Makes what both ends share and puts the front's part on the socket. From any thread."""
+        """Create what both ends share, and send the front end its part through the socket. From any thread."""
         own, fronts = (link.create_file("rocserve:front", entries.RINGS) for _ in range(2))
         requests = heap.create_file("rocserve:requests", entries.HEAP_BYTES)
         self._heap = Heap("rocserve:answers", entries.HEAP_BYTES, later=self.plane.work_off_later)
@@ -97,18 +98,18 @@ class FrontLink:
         self._inbox = ends.readers[entries.REQUESTS]
         self._end = FrontLinkEnd(ends, self._heap, self.plane)
         self.give_back = self._end.give_back
-        """A place in the front's heap that nobody reads any more. From any thread."""
+        """Takes a place in the front end's heap that nobody reads any more. From any thread."""
         self._failures = RequestFailures(self._log)
         self._calls: dict[int, ForwardedCall] = {}
         self._heads: dict[int, _Head] = {}
         self._shares: dict[int, HeapShare] = {}
-        """By the numbers that the front knows the heaps by."""
+        """By the numbers that the front end knows the heaps by."""
         self._output_heaps: dict[HeapReader, int] = {}
-        """Those that the front reads, and their numbers."""
+        """The numbers of the output heaps that the front end reads."""
         self._heap_numbers = itertools.count(1)
         self._details = NO_DETAILS
         self._origin = b""
-        """Of the request that comes next."""
+        """The next request's origin."""
         self._answer_heads: dict[object, tuple[int, TensorPlaces]] = {}
         self._sent_heads = 0
         self._open: dict[int, RemoteResponder] = {}
@@ -116,13 +117,13 @@ class FrontLink:
         self._is_attached = False
 
     def open(self) -> None:
-        """Begin to listen. From any thread."""
+        """Begin to read the link. From any thread."""
         self.plane.register(self._connection.fileno(), self._on_readable)
         self.plane.add_source(self)
 
     def _on_readable(self) -> None:
         if not self._is_attached:
-            # The front's first word: where it says that it sleeps.
+            # The front end's first message says where it notes that it sleeps.
             data, descriptors = receive_with_descriptors(self._connection, len(ATTACH), 1, socket.MSG_DONTWAIT)
             if data and descriptors:
                 self._end.ring = SocketRinger(sleep_word(descriptors[0]), self._connection).ring
@@ -142,7 +143,7 @@ class FrontLink:
         if not self._is_open:
             return False
         inbox, returned = self._inbox, self._end.returned
-        # Written out: most looks at a front find nothing.
+        # Compared without a call, because most polls of a front end find nothing.
         has_mail = inbox.other_words[inbox.posted_at] != inbox.taken
         try:
             if returned.other_words[returned.posted_at] != returned.taken:
@@ -191,7 +192,7 @@ class FrontLink:
             self._begin_call(number, a, read(self._requests_heap.view(a, b), c))
         elif kind == entries.CALL_LEFT:
             call = self._calls.pop(number, None)
-            if call is not None:  # Else it has been answered meanwhile.
+            if call is not None:  # Otherwise the call has been answered meanwhile.
                 call.cancelled()
         elif kind == entries.LISTENING:
             self._on_listening(0, "")
@@ -240,14 +241,15 @@ class FrontLink:
         try:
             self._service.infer(request, responder)
         except Exception as error:
-            # It is one request's: the front goes on with all others.
+            # Only this request fails; the front end continues with all others.
             failure = self._failures.error_of(f"an inference request by {self.protocol}", error)
             if token in self._open:
                 responder.send(failure)
         responder.is_accepted = True
 
     def _lend(self, head_number: int, known: _Head) -> None:
-        """Have the front put the inputs of such requests where the workers that get them can read them."""
+        """Let the front end put the inputs of requests with this head where the workers of their version can read
+        them."""
         heap = self._service.heap_for(known.head)
         if heap is None or heap is known.lent_heap:
             return
@@ -265,7 +267,7 @@ class FrontLink:
         self._end.post(ENTRY.pack(entries.LENT, 0, 0, head_number, number, self._shares[number].number, 0))
 
     def _send_file(self, descriptor: int) -> bool:
-        """Whether it could be sent: the socket may be full, or the front be gone. Closes it here."""
+        """Send a descriptor and close it here. Returns False if the socket is full or the front end has gone."""
         try:
             send_with_descriptors(self._connection, ATTACH, (descriptor,), socket.MSG_DONTWAIT)
         except OSError:
@@ -278,13 +280,13 @@ class FrontLink:
         for known in self._heads.values():
             if known.lent_heap is heap:
                 known.lent_heap = None
-        # Requests may be on their way whose inputs lie there.
+        # Requests with inputs in this heap may still be on their way.
         self.post(entries.ENDED, number)
 
-    # Answers. Those that come when the front has ended go nowhere.
+    # Answers: if the front end has ended, they are dropped.
 
     def answer(self, token: int, response: InferResponse, final: bool) -> None:
-        """Raises: HeapFull."""
+        """Raises HeapFull."""
         if not self._is_open:
             return
         key: object = response.head
@@ -343,7 +345,8 @@ class FrontLink:
         return True
 
     def _outputs_in_heap(self, response: InferResponse) -> tuple[int, bytes] | None:
-        """The number of the heap that the outputs lie in, and where; None: they do not, or the front cannot read it."""
+        """Return the number of the heap with the outputs, and their offsets and sizes. Returns None if they lie
+        elsewhere, or if the front end cannot read the heap."""
         heap = response.slot.heap if isinstance(response.slot, Slot) else None
         if heap is None:
             return None
@@ -357,7 +360,7 @@ class FrontLink:
         return None if number is None else (number, numbers(len(found)).pack(*found))
 
     def _number_of(self, heap: HeapReader) -> int | None:
-        """By which the front reads a heap of outputs; None: it cannot."""
+        """Return the number by which the front end knows an output heap; None if the front end cannot read it."""
         number = self._output_heaps.get(heap)
         if number is None:
             number = next(self._heap_numbers)
@@ -402,14 +405,14 @@ class FrontLink:
         self._open.pop(token, None)
 
     def post(self, kind: int, token: int = 0, flags: int = 0) -> None:
-        """Post an entry that has no contents."""
+        """Post an entry without contents."""
         if self._is_open:
             self._end.post(ENTRY.pack(kind, flags, 0, token, 0, 0, 0))
 
-    # All calls but inference
+    # All calls but inference.
 
     def _begin_call(self, number: int, place: int, contents: Sequence[Buffer]) -> None:
-        """See CALL."""
+        """Begin a forwarded call, see entries.CALL."""
         method, origin, message = contents
         texts, peer = json.loads(bytes(origin))
         metadata = [(key, text.encode("latin-1") if key.endswith("-bin") else text) for key, text in texts]
@@ -427,7 +430,7 @@ class FrontLink:
             call.reply_error(self._failures.error_of(call.method, error))
 
     def answer_call(self, kind: int, number: int, content: bytes, count: int = 0) -> None:
-        """Of one that is open: anything but a stream's message ends it."""
+        """Answer an open call. Every kind of answer but a stream's message ends the call."""
         call = self._calls.get(number) if kind == entries.CALL_MESSAGE else self._calls.pop(number, None)
         if call is None or not self._is_open:
             return
@@ -440,14 +443,14 @@ class FrontLink:
             place = self._end.place_in_turn(pieces, nbytes)
         self._end.post(ENTRY.pack(kind, 0, count, number, place, nbytes, 1))
 
-    # The end
+    # The end of the link.
 
     def _gone(self, reason: str) -> None:
         if self._stop_listening():
             self._on_gone(reason)
 
     def _stop_listening(self) -> bool:
-        """Whether it was listening until now."""
+        """Return whether this call stopped the link."""
         was_open, self._is_open = self._is_open, False
         if was_open:
             self.plane.unregister(self._connection.fileno())
@@ -455,7 +458,7 @@ class FrontLink:
         return was_open
 
     def close(self) -> None:
-        """The front has ended: nobody waits for its requests any more."""
+        """Release everything, because the front end has ended and nobody waits for its requests."""
         self._stop_listening()
         calls, self._calls = self._calls, {}
         for call in calls.values():
@@ -476,28 +479,28 @@ class FrontLink:
 
 @dataclass(slots=True, eq=False)
 class _Head:
-    """That many requests of the front have in common."""
+    """The common part of many requests of the front end."""
 
     head: RequestHead
     places: TensorPlaces | None
     is_of_one: bool
-    """It is no other request's than the one that comes next."""
+    """Only the next request uses the head."""
     lent_heap: SharedHeap | None = None
-    """Where the front is to put their inputs."""
+    """The heap into which the front end must put the inputs; None = its own heap."""
 
 
 class RemoteResponder(LinkedResponder):
-    """Implements ClientResponder for a request of a front, whose slot the front gets back when nobody holds
-    this any more."""
+    """Answers one request of a front end. When nobody holds the responder any more, the front end gets the request's
+    slot back."""
 
     _callbacks: list[Callable[[], None]] | None = None
     _has_left = False
     held_bytes = 0
     is_accepted = False
-    """An error before is the request's own, one after is an answer of the model."""
+    """Errors before this are refusals of the request, errors after it are answers of the model."""
 
     def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
-        """`flags`, `place`: of the request's entry."""
+        """`flags` and `place` are those of the request's entry."""
         self.link: FrontLink = link
         self.token = token
         self.takes_one = bool(flags & entries.SINGLE)
@@ -508,7 +511,8 @@ class RemoteResponder(LinkedResponder):
         self.link.give_back(self._place)
 
     def origin(self) -> RequestOrigin:
-        """See ClientResponder. A request that came before the server asked for origins has none."""
+        """Return the request's origin, see ClientResponder. A request that came before the server asked for origins has
+        none."""
         if not self._origin:
             now_ns = time.monotonic_ns()
             return RequestOrigin(self.link.protocol, (now_ns, now_ns), {}, "")
@@ -549,7 +553,7 @@ class RemoteResponder(LinkedResponder):
 
 @dataclass(eq=False)
 class ForwardedCall:
-    """A call of a front, which the server's own routes take: implements UnaryCall and StreamCall."""
+    """A call of a front end for the server's own routes: implements UnaryCall and StreamCall."""
 
     _link: FrontLink
     _number: int
@@ -558,14 +562,14 @@ class ForwardedCall:
     peer: str
     metadata: Metadata
     message: Buffer
-    """Lies at the place, which is given back when nobody holds this any more."""
+    """Lies at the place, which the front end gets back when nobody holds this call any more."""
     receiver: StreamReceiver | None = None
-    """Of a stream."""
+    """None unless the call is a stream."""
     deadline: float | None = None
-    """The front end sees to it."""
+    """The front end enforces deadlines."""
 
     def __del__(self) -> None:
-        # From any thread: nothing else need come that wakes the plane's.
+        # Garbage collection may run this on any thread, and no other message may come to wake the plane.
         self._link.give_back(self._place)
         self._link.plane.wake()
 
@@ -582,10 +586,10 @@ class ForwardedCall:
         self._link.answer_call(entries.CALL_END, self._number, text.encode(errors="replace"), int(code))
 
     def request_next(self) -> None:
-        """There is none."""
+        """Do nothing: a forwarded stream has only one message."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """What a client has begun goes on without it."""
+        """Do nothing: a call continues when its client leaves."""
 
     def cancelled(self) -> None:
         if self.receiver is not None:

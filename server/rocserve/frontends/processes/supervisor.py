@@ -1,7 +1,7 @@
-"""Supervisor of a protocol's processes: starts them on one port, starts those again that die, and ends them.
+"""Supervises the processes of a protocol: starts them on one port, restarts those that die, and ends them.
 
-They are started by exec: a fork of a process with threads, and with gRPC in it, is no sound process. Each end knows of
-the other's by its sockets: what either leaves behind is let go at once.
+Processes start by exec, because a fork of a process with threads and gRPC is not safe. Each end notices through its
+sockets that the other end has died, and releases immediately what that end held.
 """
 
 from __future__ import annotations
@@ -36,48 +36,48 @@ from rocserve.workers.worker_output import WorkerOutput
 _START_SECONDS = 60.0
 """Until a front end listens: half a second, and many times that on a busy machine."""
 _HEALTHY_SECONDS = 2.0
-"""A front end that has served for so long died of something new."""
+"""If a front end has served for this long, its death does not count as a repetition."""
 _RESTARTS = RetryPolicy(first_seconds=0.1, longest_seconds=5.0)
 _LONGEST_GRACE_MS = (1 << 32) - 1
-"""49 days."""
+"""49 days: the number must fit into an entry."""
 _END_SECONDS = 5.0
-"""Beyond the grace time, in which a front end closes its connections."""
+"""Added to the grace time, because a front end must then close its connections."""
 _AT_ONCE_SECONDS = 1.0
-"""The same where there is no grace time."""
+"""In place of _END_SECONDS if there is no grace time."""
 
 
 _BOOTSTRAP = Path(workers.__file__).with_name("bootstrap.py")
-"""Not `python -m`: that would search for modules in the folder that the server happens to run in."""
+"""Not `python -m`, which would search for modules in the server's working folder."""
 _REAP_SECONDS = 0.01
 """Between two checks whether a process that has closed its sockets has ended."""
 _CLOSED_SECONDS = 0.5
-"""How long it may live on without them."""
+"""A process that has closed its sockets is killed if it runs for longer than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontEndParts:
-    """What the front ends of all protocols have in common."""
+    """The common part of the front ends of all protocols."""
 
     command: Sequence[str]
-    """The flags that the server was started with."""
+    """The flags of the server."""
     inference: InferenceService
-    """What answers inference, on the plane's thread."""
+    """Answers inference requests, on the plane's thread."""
     plane: PlaneLoop
     memory: RequestMemory
-    """That they have together with the server."""
+    """Shared by the front ends and the server."""
     tables: Sequence[int]
-    """Descriptors of the serving table's edition, and of the table where the memory's use is counted; see main.py."""
+    """Descriptors of the serving table's edition and of the table of memory use, see main.py."""
     heads: Memo[bytes, RequestHead] = field(default_factory=Memo)
-    """Of requests, by the bytes that front ends send of them. What is worked out from a head is remembered by the
-    object, so that it is one for all front ends."""
+    """Request heads by the bytes that front ends send. All front ends share one object for equal heads, because plans
+    are remembered by the object."""
 
 
 class FrontEndProcess:
-    """On the asyncio loop."""
+    """Runs one front end process. On the event loop."""
 
     def __init__(self, owner: FrontEndProcesses, number: int, parent_pipe: int, port: int) -> None:
-        """`parent_pipe`: the reading end of a pipe; when its writing end is gone, the process ends. Raises: OSError: it
-        cannot be started; nothing is left of it."""
+        """`parent_pipe`: the reading end of a pipe; the process ends when the writing end is gone. Raises OSError if
+        the process cannot be started; nothing is left of it then."""
         common, protocol = owner.common, owner.where.protocol
         self.number = number
         self._protocol = protocol
@@ -86,10 +86,10 @@ class FrontEndProcess:
         loop = asyncio.get_running_loop()
         self.started_at = time.monotonic()
         self.listening: asyncio.Future[None] = loop.create_future()
-        """Its exception, an OSError or a RuntimeError, says why it does not."""
+        """Fails with an OSError or a RuntimeError if the front end cannot listen."""
         self.listening.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._closed: asyncio.Future[str] = loop.create_future()
-        """Why nothing more comes from it."""
+        """The reason why the link has closed."""
         with ExitStack() as peers, ExitStack() as own:
             link, peer_link = socket.socketpair()
             own.callback(link.close)
@@ -131,20 +131,20 @@ class FrontEndProcess:
         common.plane.call_soon(self._link.open)
         self.send_wants()
         self.ended = loop.create_task(self._reap())
-        """How it has ended."""
+        """How the process has ended."""
 
     def tell(self, kind: int, number: int = 0, flags: int = 0) -> None:
-        """Post an entry that has no contents."""
+        """Post an entry without contents."""
         if not self._closed.done():
             self._common.plane.call_soon(partial(self._link.post, kind, number, flags))
 
     def send_wants(self) -> None:
-        """Whether its requests are to say where they come from."""
+        """Say whether requests must come with their origin."""
         self.tell(entries.ORIGINS, flags=entries.FINAL if self._common.inference.wants_origins else 0)
 
     def _end_start(self, number: int, text: str) -> None:
         if self.listening.done():
-            return  # Nobody waits any more.
+            return  # The front end has failed already.
         if text:
             self.listening.set_exception(OSError(number, text) if number else RuntimeError(text))
         else:
@@ -158,7 +158,7 @@ class FrontEndProcess:
                 self.process.kill()
             await asyncio.sleep(_REAP_SECONDS)
         self._common.plane.call_soon(self._link.close)
-        # It knows this object, and its memory is to go with it.
+        # The link refers to this object; without the cycle its memory goes immediately.
         del self._link
         self._common.memory.forget_front_end(self._row)
         self._output.close()
@@ -182,13 +182,13 @@ def _signal_name(number: int) -> str:
 
 @dataclass(eq=False)
 class FrontEndProcesses:
-    """All calls are made on the asyncio loop."""
+    """Keeps the processes of one protocol running. On the event loop."""
 
     where: ListenAddress
-    """What all of them serve; they share its port."""
+    """The address of all processes, which share its port."""
     count: int
     routes: Mapping[str, Route]
-    """Of all that the front ends forward; called on the plane's thread."""
+    """The routes of the calls that front ends forward; called on the plane's thread."""
     common: FrontEndParts
     log: logging.Logger
     _reservation: socket.socket | None = field(default=None, init=False)
@@ -199,7 +199,8 @@ class FrontEndProcesses:
     _has_started: bool = field(default=False, init=False)
 
     async def start(self) -> int:
-        """Until all listen; their port. Raises: OSError, RuntimeError: they cannot; none is left."""
+        """Wait until all processes listen, and return their port. Raises OSError or RuntimeError if they cannot; none
+        is left then."""
         try:
             self._reservation = self.where.bind()
         except OSError as error:
@@ -222,14 +223,14 @@ class FrontEndProcesses:
         return self._port
 
     def begin_exit(self) -> None:
-        """The server has begun to end: clients of HTTP are to connect anew, streams of gRPC end that wait for
-        nothing."""
+        """Let HTTP's clients connect again elsewhere, and end gRPC's streams that wait for nothing, because the server
+        ends."""
         for front_end in self._running.values():
             front_end.tell(entries.EXIT)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Refuse new calls, wait for those in flight, at most for the grace time, and end all; at once when
-        cancelled. What dies is not started again."""
+        """Refuse new calls, let calls in flight finish within the grace time, and end all processes; immediately when
+        cancelled. Processes that die are not restarted."""
         for keeper in self._keepers:
             keeper.cancel()
         try:
@@ -262,14 +263,14 @@ class FrontEndProcesses:
             await asyncio.wait(late, timeout=_END_SECONDS)
 
     def _spawn(self, number: int) -> FrontEndProcess:
-        """Raises: OSError."""
+        """Raises OSError."""
         front_end = self._running[number] = FrontEndProcess(self, number, self._parent_pipe[0], self._port)
         return front_end
 
     async def _keep(self, number: int, front_end: FrontEndProcess) -> None:
-        """Have another in its place whenever it dies."""
+        """Restart a front end whenever it dies."""
         deaths = 0
-        """In a row, soon after their start, or not begun."""
+        """Deaths in a row that came soon after the start, or failures to start."""
         while True:
             how = await asyncio.shield(front_end.ended)
             del self._running[number]
@@ -299,6 +300,6 @@ class FrontEndProcesses:
                     )
 
     def send_wants(self) -> None:
-        """Whether requests are to say where they come from may have changed."""
+        """Say again whether requests must come with their origin."""
         for front_end in self._running.values():
             front_end.send_wants()
