@@ -130,7 +130,7 @@ class InferRequest:
     """time.monotonic() seconds after which the request must not start; None = never."""
     level: int = field(default=0, init=False)
     """The priority level, 1 = highest; 0 if the model has no levels."""
-    dated: bool = field(default=False, init=False)
+    may_be_overtaken: bool = field(default=False, init=False)
     """Whether the client has set a deadline and newer requests may overtake the request."""
     waiting: bool = field(default=False, init=False)
     """Whether the request is in the queue."""

@@ -155,7 +155,7 @@ class Execution(NamedTuple):
     """Rows of all requests that ran."""
     is_grouped: bool = False
     """Each request ran alone, with `rows` rows: each is an execution, with an equal part of the times."""
-    absent_rows: int = 0
+    padding_rows: int = 0
     """Padding rows: they count in the batch size, but not as inferences."""
 
 

@@ -76,17 +76,17 @@ class ResponseMaker:
         self._last_heads: tuple[TensorHead, ...] | None = None
         self._last_form = _Form(ResponseHead(self._name, self._version, ()), None, False)
 
-    def answer(self, entry: InferRequest, outcome: BatchOutcome, index: int) -> InferResponse | ServeError:
+    def answer(self, request: InferRequest, outcome: BatchOutcome, index: int) -> InferResponse | ServeError:
         """Return the response or error that a batch's outcome has for its request at `index`."""
         failure = outcome.error or outcome.failures.get(index)
         if failure is not None:
             return failure
         parameters = outcome.parameters.get(index, NO_PARAMETERS)
-        return self.make(entry, *outcome.outputs_of(index), parameters, outcome.is_large, outcome.slot)
+        return self.make(request, *outcome.outputs_of(index), parameters, outcome.is_large, outcome.slot)
 
     def make(
         self,
-        entry: InferRequest,
+        request: InferRequest,
         heads: tuple[TensorHead, ...],
         data: Sequence[Buffer],
         parameters: Parameters,
@@ -95,12 +95,12 @@ class ResponseMaker:
     ) -> InferResponse | ServeError:
         """Return the response with all outputs that the client wants, or an error if an output contradicts the
         configuration."""
-        plan = entry.plan
+        plan = request.plan
         try:
             form = self.form(plan, heads)
             if form.wanted is not None:
                 data = [data[index] for index in form.wanted]
-            response = InferResponse(form.head, entry.id, data, parameters)
+            response = InferResponse(form.head, request.id, data, parameters)
             if plan.classifications:
                 counts = plan.classifications
                 outputs = [
@@ -109,7 +109,7 @@ class ResponseMaker:
                     else tensor
                     for tensor in response.outputs
                 ]
-                response = InferResponse.of(self._name, self._version, entry.id, outputs, parameters)
+                response = InferResponse.of(self._name, self._version, request.id, outputs, parameters)
         except ServeError as fault:
             return fault
         except Exception as error:
@@ -173,13 +173,13 @@ class BatchAnswers:
         self._together: dict[tuple[AnswerLink, _Form], _Together] = {}
         """The messages among `_sends` that may still grow."""
 
-    def add(self, entry: InferRequest, index: int) -> ServeError | None:
+    def add(self, request: InferRequest, index: int) -> ServeError | None:
         """Add the next request, with its index in the batch. Returns the error if its answer is one."""
-        responder = entry.responder
+        responder = request.responder
         if self._slot is not None and isinstance(responder, LinkedResponder):
             start, (heads, slices) = self._outcome.parts[index]
             try:
-                form = self._responses.form(entry.plan, heads)
+                form = self._responses.form(request.plan, heads)
                 is_linkable = form.is_linkable
             except ServeError:  # `answer` returns the error below.
                 is_linkable = False
@@ -193,31 +193,31 @@ class BatchAnswers:
                 places.append(responder.token)
                 for each in slices if form.wanted is None else [slices[wanted] for wanted in form.wanted]:
                     places.append(start + each.start)
-                together.members.append((entry, index))
+                together.members.append((request, index))
                 return None
         if self._together:
             # Answers to later requests may not overtake this one.
             self._together = {}
-        answer = self._responses.answer(entry, self._outcome, index)
-        self._sends.append((entry, answer))
+        answer = self._responses.answer(request, self._outcome, index)
+        self._sends.append((request, answer))
         return answer if isinstance(answer, ServeError) else None
 
     def send(self) -> None:
         outcome, slot = self._outcome, self._slot
         for each in self._sends:
             if isinstance(each, tuple):
-                entry, answer = each
-                entry.responder.send(answer)
+                request, answer = each
+                request.responder.send(answer)
             elif slot is None or not each.link.answer_together(each.form.head, slot, outcome.nbytes, each.places):
-                for entry, index in each.members:
-                    entry.responder.send(self._responses.answer(entry, outcome, index))
+                for request, index in each.members:
+                    request.responder.send(self._responses.answer(request, outcome, index))
 
 
 @dataclass(slots=True, eq=False)
 class FormedBatch:
     """Requests taken from the queue for one execution."""
 
-    entries: list[InferRequest]
+    requests: list[InferRequest]
     compute_start_ns: int
     is_grouped: bool = False
     """The requests go to the worker in one message, and the engine runs them one after another."""
@@ -225,21 +225,21 @@ class FormedBatch:
     """The batch waits in its worker behind another."""
     is_first: bool = False
     """The first batch of its instance, which may take far longer than any later one."""
-    absent_rows: int = 0
-    """Rows of no request; they are in `dropped`."""
+    padding_rows: int = 0
+    """Rows of no request, which keep the rows of a batch in place; they are in `dropped`."""
     dropped: set[InferRequest] | None = None
-    """Requests that were answered while they waited in the worker, and rows of no request."""
+    """Requests that were answered while they waited in the worker, and padding rows."""
 
     @property
     def undropped(self) -> list[InferRequest]:
         if not self.dropped:
-            return self.entries
-        return [entry for entry in self.entries if entry not in self.dropped]
+            return self.requests
+        return [request for request in self.requests if request not in self.dropped]
 
-    def drop(self, entry: InferRequest) -> None:
+    def drop(self, request: InferRequest) -> None:
         if self.dropped is None:
             self.dropped = set()
-        self.dropped.add(entry)
+        self.dropped.add(request)
 
 
 class BatchAnswerer:
@@ -251,7 +251,7 @@ class BatchAnswerer:
 
     def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
         """Return a batch's requests as instances take them."""
-        return [(entry.plan.form, entry.data, 0, b"") for entry in batch.entries]
+        return [(request.plan.form, request.data, 0, b"") for request in batch.requests]
 
     def forget(self, batch: FormedBatch) -> None:
         """Do nothing: no state of a batch is kept."""
@@ -263,38 +263,38 @@ class BatchAnswerer:
         times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answers = BatchAnswers(self._responses, outcome)
         queue_starts: list[int] = []
-        rows = batch.absent_rows
-        for index, entry in enumerate(batch.entries):
-            if entry in dropped:
+        rows = batch.padding_rows
+        for index, request in enumerate(batch.requests):
+            if request in dropped:
                 continue
-            rows += entry.plan.batch_size
-            if entry.trace is not None:
-                entry.trace.note_run(entry.queue_start_ns, times)
-            if entry.phases is not None:
-                entry.phases.add_run(times)
-            error = answers.add(entry, index)
+            rows += request.plan.batch_size
+            if request.trace is not None:
+                request.trace.note_run(request.queue_start_ns, times)
+            if request.phases is not None:
+                request.phases.add_run(times)
+            error = answers.add(request, index)
             if error is None:
-                queue_starts.append(entry.queue_start_ns)
+                queue_starts.append(request.queue_start_ns)
             else:
-                self._statistics.record_failure(entry.queue_start_ns, time.monotonic_ns(), by_backend=True)
+                self._statistics.record_failure(request.queue_start_ns, time.monotonic_ns(), by_backend=True)
                 self._statistics.note_failure(error.text)
         # Counted before sending, because a client that has its answer may ask for the statistics.
         if queue_starts:
             if batch.is_grouped:
-                rows = batch.entries[0].plan.batch_size
+                rows = batch.requests[0].plan.batch_size
             now_ns, grouped = time.monotonic_ns(), batch.is_grouped
-            self._statistics.record_batch(Execution(*times, queue_starts, now_ns, rows, grouped, batch.absent_rows))
+            self._statistics.record_batch(Execution(*times, queue_starts, now_ns, rows, grouped, batch.padding_rows))
         answers.send()
         return True
 
-    def open_requests(self) -> Iterable[InferRequest]:
+    def unanswered_requests(self) -> Iterable[InferRequest]:
         """Return the requests in workers that can be answered one by one: none."""
         return ()
 
     def cancel(self, request: InferRequest) -> None:
         """Do nothing: a batch that runs is not stopped when a client leaves."""
 
-    def drop(self, batch: FormedBatch, entry: InferRequest) -> bool:
+    def drop(self, batch: FormedBatch, request: InferRequest) -> bool:
         """Leave the answer to a request that was sent ahead to the caller. Returns True: the caller may answer it."""
-        batch.drop(entry)
+        batch.drop(request)
         return True

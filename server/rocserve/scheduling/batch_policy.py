@@ -88,10 +88,10 @@ class NoBatching:
             return _ONE
         count = 0
         plan = None
-        for entry in queue:
+        for request in queue:
             if plan is None:
-                plan = entry.plan
-            if count == longest or entry.plan is not plan:
+                plan = request.plan
+            if count == longest or request.plan is not plan:
                 break
             count += 1
         return BatchDecision(count, is_full=True, is_grouped=count > 1)
@@ -119,8 +119,8 @@ class DynamicBatcher:
         first: RequestPlan | None = None
         oldest_ns = now_ns
         can_grow = True
-        for entry in queue:
-            plan = entry.plan
+        for request in queue:
+            plan = request.plan
             total = rows + plan.batch_size
             if first is None:
                 first = plan
@@ -132,8 +132,8 @@ class DynamicBatcher:
                     break
             rows = total
             count += 1
-            if entry.queue_start_ns < oldest_ns:
-                oldest_ns = entry.queue_start_ns
+            if request.queue_start_ns < oldest_ns:
+                oldest_ns = request.queue_start_ns
             if rows in preferred:
                 preferred_count = count
             if rows >= most:
@@ -161,8 +161,8 @@ def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: boo
             answers_requests
             or (
                 not RaggedBatching(config)
-                and all(entry.datatype is not DataType.BYTES for entry in config.inputs)
-                and all(size >= 0 for entry in config.outputs for size in entry.dims)
+                and all(tensor.datatype is not DataType.BYTES for tensor in config.inputs)
+                and all(size >= 0 for tensor in config.outputs for size in tensor.dims)
             )
         )
         return NoBatching(times if may_group else None)
@@ -176,7 +176,7 @@ def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: boo
 NOTHING = BatchDecision(0)
 """The decision if all waiting requests were hopeless."""
 
-_FEW = 64
+_LONGEST_CHECKED = 64
 """The longest queue in which Triage checks whether all requests have time again."""
 
 
@@ -186,39 +186,41 @@ class Triage:
     def __init__(self, queue: RequestQueue, policy: BatchPolicy, times: ComputeTimes, keeps_order: bool) -> None:
         """`times`: of the model. `keeps_order`: no request may run before an earlier one."""
         self.times = times
-        self.lost: list[InferRequest] = []
+        self.dropped: list[InferRequest] = []
         """Requests that were dropped for lack of time; the scheduler must answer them."""
         self._queue = queue
         self._policy = policy
         self._keeps_order = keeps_order
         self._run_seconds = 0.0
         """Of the largest batch that the waiting requests allow."""
-        self._calm_until = math.inf
+        self._policy_alone_until = math.inf
         """time.monotonic() before which no waiting request has used half of its time, so the policy decides alone."""
 
-    def is_hopeless(self, entry: InferRequest, now: float) -> bool:
+    def is_hopeless(self, request: InferRequest, now: float) -> bool:
         """Return whether a request would end too late even if it began to run alone at `now`, in time.monotonic()."""
-        deadline = entry.deadline
-        return deadline is not None and deadline <= now + self.times.of(entry.plan.batch_size)
+        deadline = request.deadline
+        return deadline is not None and deadline <= now + self.times.of(request.plan.batch_size)
 
-    def note(self, entry: InferRequest) -> None:
-        latest = half_time(entry, self.times.of(self._policy.largest))
-        if latest < self._calm_until:
-            self._calm_until = latest
+    def note(self, request: InferRequest) -> None:
+        latest = half_time(request, self.times.of(self._policy.largest))
+        if latest < self._policy_alone_until:
+            self._policy_alone_until = latest
 
     def decide(self, now_ns: int, batches_before: int) -> BatchDecision:
         """Drop hopeless requests, then decide among the rest as the policy does; none may be left. `batches_before`:
         batches that the instance already has in flight."""
         now = now_ns / 1e9
-        if now < self._calm_until:
+        if now < self._policy_alone_until:
             decision = self._policy.decide(self._queue, now_ns)
             if decision.request_count:
                 return decision
         decision = self._choose(now_ns, now, batches_before)
-        if len(self._queue) <= _FEW and not any(level.newest_first or level.has_lost for level in self._queue.levels()):
+        if len(self._queue) <= _LONGEST_CHECKED and not any(
+            level.newest_first or level.has_dropped for level in self._queue.levels()
+        ):
             run_seconds = self.times.of(self._policy.largest)
-            self._calm_until = min(
-                (half_time(entry, run_seconds) for entry in self._queue if entry.deadline is not None),
+            self._policy_alone_until = min(
+                (half_time(request, run_seconds) for request in self._queue if request.deadline is not None),
                 default=math.inf,
             )
         return decision
@@ -229,25 +231,27 @@ class Triage:
         begins = now + batches_before * self._run_seconds
         for level in () if self._keeps_order else queue.levels():
             # With the newest first, the oldest would never come up again. The last one may run as a probe.
-            while len(level.dated) > 1 and self.is_hopeless(level.dated[0], begins):
-                self._lose(level.dated[0])
-            if level.dated:
-                level.newest_first = level.has_lost or half_time(level.dated[0], self.times.of(1)) < now
+            while len(level.may_be_overtaken) > 1 and self.is_hopeless(level.may_be_overtaken[0], begins):
+                self._drop(level.may_be_overtaken[0])
+            if level.may_be_overtaken:
+                level.newest_first = level.has_dropped or half_time(level.may_be_overtaken[0], self.times.of(1)) < now
         while queue:
             decision = self._policy.decide(queue, now_ns)
             members = list(islice(queue, decision.request_count or None))
-            lost = [entry for entry in members if self.is_hopeless(entry, begins)] or self._overdue(members, begins)
-            if not lost:
+            late = [request for request in members if self.is_hopeless(request, begins)] or self._overdue(
+                members, begins
+            )
+            if not late:
                 return self._fitting(decision, members, begins)
-            if len(lost) == len(queue) and not batches_before and self.times.may_probe(now_ns):
+            if len(late) == len(queue) and not batches_before and self.times.may_probe(now_ns):
                 return BatchDecision(1, is_full=True)
-            for entry in lost:
-                self._lose(entry)
+            for request in late:
+                self._drop(request)
         return NOTHING
 
-    def _lose(self, entry: InferRequest) -> None:
-        self._queue.lose(entry)
-        self.lost.append(entry)
+    def _drop(self, request: InferRequest) -> None:
+        self._queue.drop_late(request)
+        self.dropped.append(request)
 
     def _overdue(self, members: Sequence[InferRequest], begins: float) -> list[InferRequest]:
         """Return the requests of the next batch that are dropped in favour of requests behind them, if the order must
@@ -256,38 +260,38 @@ class Triage:
         if not self._keeps_order or not surplus:
             return []
         overdue = []
-        for entry in members:
-            deadline = entry.deadline
+        for request in members:
+            deadline = request.deadline
             if deadline is None:
                 continue
-            # Either the batch would have to be smaller, or the request has waited too long while others are lost.
+            # Either the batch would have to be smaller, or the request has waited too long while others are dropped.
             if deadline <= begins + self._run_seconds or (
-                self._queue.level_of(entry).has_lost and half_time(entry, self._run_seconds) < begins
+                self._queue.level_of(request).has_dropped and half_time(request, self._run_seconds) < begins
             ):
-                overdue.append(entry)
+                overdue.append(request)
         return overdue[:surplus]
 
     def _fitting(self, decision: BatchDecision, members: Sequence[InferRequest], begins: float) -> BatchDecision:
         """Return the decision for as many of the first requests as end in time together, at least one."""
         rows = 0
         soonest = math.inf
-        for count, entry in enumerate(members):
-            rows += entry.plan.batch_size
-            soonest = min(soonest, entry.deadline or math.inf)
+        for count, request in enumerate(members):
+            rows += request.plan.batch_size
+            soonest = min(soonest, request.deadline or math.inf)
             if count and begins + self.times.of(rows) > soonest:
                 return BatchDecision(count, is_full=True, is_grouped=decision.is_grouped and count > 1)
         if decision.request_count or soonest == math.inf:
             return decision
         # The batch waits to grow, at most until one of its requests has used half of its time.
-        latest = min(half_time(entry, self._run_seconds) for entry in members if entry.deadline is not None)
+        latest = min(half_time(request, self._run_seconds) for request in members if request.deadline is not None)
         if latest <= begins:
             return BatchDecision(len(members))
         return BatchDecision(0, min(decision.decide_again_at_ns, int(latest * 1e9)))
 
 
-def half_time(entry: InferRequest, run_seconds: float) -> float:
+def half_time(request: InferRequest, run_seconds: float) -> float:
     """Return when a request that runs for `run_seconds` has used half of the time that it may wait."""
-    deadline = entry.deadline
+    deadline = request.deadline
     assert deadline is not None, "it may wait for ever"
-    came = entry.queue_start_ns / 1e9
+    came = request.queue_start_ns / 1e9
     return came + (deadline - run_seconds - came) / 2

@@ -17,23 +17,23 @@ from rocserve.workers.results import BatchOutcome
 _WINDOW = 32
 """Batches of one size that are remembered. If 5 of them are slow, so is the 90 % quantile."""
 _QUANTILE = 0.9
-_RENEWAL = 4
+_BATCHES_PER_ESTIMATE = 4
 """Batches after which an estimate from a full window is computed again, because sorting costs a microsecond."""
-_FEWEST = 2
+_LEAST_BATCHES = 2
 """Batches of a size below which there is no estimate: the first may have been a warm-up."""
 _PROBE_PERIOD_NS = 100_000_000
 """Time without a batch after which a request runs against the estimate. Ten probes a second soon show that a model has
 become faster, and cost almost nothing if it has not."""
 
 
-SHORT_NS = 1_000_000
+SEND_AHEAD_BELOW_NS = 1_000_000
 """Batches are sent ahead only while the engine takes less than this for one. Then the way to the worker and back is a
 large part of the time, and a request that waits in the worker instead of the queue loses almost nothing."""
 
 
 class ComputeTimes:
     def __init__(self) -> None:
-        self.engine_ns = self.request_ns = SHORT_NS
+        self.engine_ns = self.request_ns = SEND_AHEAD_BELOW_NS
         """Smoothed engine time of a batch, and its share for one request."""
         self._windows: dict[int, deque[int]] = {}
         self._estimates: dict[int, float] = {}
@@ -43,19 +43,19 @@ class ComputeTimes:
         self._is_probing = False
 
     def observe(self, batch: FormedBatch, outcome: BatchOutcome) -> None:
-        entries = batch.entries
+        requests = batch.requests
         engine_ns = outcome.output_start_ns - outcome.input_end_ns
         self.engine_ns += (engine_ns - self.engine_ns) >> 3
-        self.request_ns += (engine_ns // len(entries) - self.request_ns) >> 2
+        self.request_ns += (engine_ns // len(requests) - self.request_ns) >> 2
         if batch.is_first:
             return
-        rows = entries[0].plan.batch_size
+        rows = requests[0].plan.batch_size
         nanoseconds = outcome.compute_end_ns - (outcome.input_end_ns if batch.sent_ahead else batch.compute_start_ns)
-        if len(entries) > 1:
+        if len(requests) > 1:
             if batch.is_grouped:
-                nanoseconds //= len(entries)
+                nanoseconds //= len(requests)
             else:
-                rows = sum([entry.plan.batch_size for entry in entries])
+                rows = sum([request.plan.batch_size for request in requests])
         self.add(rows, nanoseconds, outcome.compute_end_ns)
 
     def add(self, rows: int, nanoseconds: int, ended_ns: int) -> None:
@@ -72,7 +72,7 @@ class ComputeTimes:
             window = self._windows[size] = deque(maxlen=_WINDOW)
         window.append(nanoseconds)
         self._added += 1
-        if len(window) < _WINDOW or not self._added % _RENEWAL:
+        if len(window) < _WINDOW or not self._added % _BATCHES_PER_ESTIMATE:
             self._estimates.clear()
 
     def of(self, rows: int) -> float:
@@ -82,7 +82,7 @@ class ComputeTimes:
             if estimate is not None:
                 return estimate
             window = self._windows.get(size)
-            if window is not None and len(window) >= _FEWEST:
+            if window is not None and len(window) >= _LEAST_BATCHES:
                 estimate = self._estimates[size] = sorted(window)[int(_QUANTILE * (len(window) - 1))] / 1e9
                 return estimate
         return 0.0

@@ -41,7 +41,7 @@ class _InFlight:
     """None once the batch has come back."""
     dropped: bool = False
     """The scheduler has answered and counted the request."""
-    large: weakref.ref[object] | None = None
+    large_slot: weakref.ref[object] | None = None
     """The slot of a large response that is being sent."""
     held_back: list[tuple[Result | None, bool]] = field(default_factory=list)
     """Answers that came while a large response was being sent."""
@@ -84,23 +84,23 @@ class InFlightRequests:
 
     def members(self, batch: FormedBatch, instance: Instance) -> Sequence[Member]:
         """Return a batch's requests as an instance takes them; they are in flight from now on."""
-        open_requests = instance.requests
-        assert open_requests is not None, "its model sees each request for itself"
-        running = self._batches[batch] = _InFlightBatch(batch, open_requests)
+        worker_requests = instance.requests
+        assert worker_requests is not None, "its model sees each request for itself"
+        running = self._batches[batch] = _InFlightBatch(batch, worker_requests)
         members: list[Member] = []
-        for request in batch.entries:
+        for request in batch.requests:
             in_flight = self._open[request] = _InFlight(request, running)
-            in_flight.number = open_requests.open_request(functools.partial(self._on_answer, in_flight))
+            in_flight.number = worker_requests.open_request(functools.partial(self._on_answer, in_flight))
             running.requests.append(in_flight)
             members.append((request.plan.form, request.data, in_flight.number, write_details(request)))
             if request.trace is not None:
                 # The requests may be answered before the batch comes back with its times.
                 request.trace.keep_open()
-                in_flight.trace = open_requests.traces[in_flight.number] = request.trace
+                in_flight.trace = worker_requests.traces[in_flight.number] = request.trace
         running.open_count = len(members)
         for in_flight in running.requests if batch.dropped else ():
             if in_flight.request in (batch.dropped or ()):
-                # A row of no request: the model's answers to it are dropped.
+                # A padding row: the model's answers to it are dropped.
                 in_flight.dropped = True
                 self._mark_ended(in_flight, True)
         return members
@@ -160,7 +160,7 @@ class InFlightRequests:
 
     def _on_answer(self, in_flight: _InFlight, answer: Result | None, final: bool) -> None:
         """Take an answer that came separately from its batch, or the news that the worker has ended."""
-        if in_flight.large is not None:
+        if in_flight.large_slot is not None:
             in_flight.held_back.append((answer, final))
             return
         running = in_flight.batch
@@ -180,8 +180,8 @@ class InFlightRequests:
             heads = heads_of(answer.outputs)
             response = self._responses.make(request, heads, data, answer.parameters, is_large, answer.slot)
             if is_large and not isinstance(response, ServeError):
-                go_on = functools.partial(self._go_on, in_flight)
-                in_flight.large = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
+                go_on = functools.partial(self._resume, in_flight)
+                in_flight.large_slot = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
         if self._decoupled and not isinstance(answer, Rescheduled):
             self._count_response(in_flight, response, answered_ns)
         if not final:
@@ -198,10 +198,10 @@ class InFlightRequests:
             if is_done:
                 self._on_answered()
 
-    def _go_on(self, in_flight: _InFlight) -> None:
+    def _resume(self, in_flight: _InFlight) -> None:
         """Take the answers that were held back until a large response was sent."""
-        in_flight.large = None
-        while in_flight.held_back and in_flight.large is None:
+        in_flight.large_slot = None
+        while in_flight.held_back and in_flight.large_slot is None:
             self._on_answer(in_flight, *in_flight.held_back.pop(0))
 
     def _count_response(self, in_flight: _InFlight, response: Answer, answered_ns: int) -> None:
@@ -251,7 +251,7 @@ class InFlightRequests:
             rows = sum([each.request.plan.batch_size for each in (good[:1] if formed.is_grouped else requests)])
             queue_starts = [in_flight.request.queue_start_ns for in_flight in good]
             run = (formed.compute_start_ns, *times, queue_starts, ended_ns)
-            self._statistics.record_batch(Execution(*run, rows, formed.is_grouped, formed.absent_rows))
+            self._statistics.record_batch(Execution(*run, rows, formed.is_grouped, formed.padding_rows))
         return True
 
     def _end_trace(self, in_flight: _InFlight, times: tuple[int, int, int, int] | None) -> None:
@@ -265,7 +265,7 @@ class InFlightRequests:
 
     # Clients that leave
 
-    def open_requests(self) -> Iterable[InferRequest]:
+    def unanswered_requests(self) -> Iterable[InferRequest]:
         return self._open
 
     def cancel(self, request: InferRequest) -> None:

@@ -13,7 +13,7 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceRateLimiter
 from rocserve.core.requests import InferRequest
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.compute_times import SHORT_NS, ComputeTimes
+from rocserve.scheduling.compute_times import SEND_AHEAD_BELOW_NS, ComputeTimes
 from rocserve.settings import RateLimitResource
 from rocserve.workers.instance import Instance
 
@@ -155,7 +155,7 @@ class RateLimiter:
                 self._allocated[key] -= count
             instance.executions += has_run
         elif instance.state is _State.STAGED:
-            self._staged = [entry for entry in self._staged if entry[2] is not instance]
+            self._staged = [staged for staged in self._staged if staged[2] is not instance]
             heapq.heapify(self._staged)
         instance.state = _State.FREE
         self._call_soon(self._allocate)
@@ -175,11 +175,11 @@ class RateLimiter:
                 self._call_soon(instance.on_granted)
 
 
-AHEAD = 2
+MOST_AHEAD = 2
 """Batches that may wait in a worker behind the one in its engine, so that the engine never waits for a batch. More
 would only wait longer."""
 
-BRIEF_NS = 100_000
+ROUND_TRIP_NS = 100_000
 """About the time of the way to a worker and back. If the engine takes less for a batch, idle instances would be sent
 many small batches: 8 requests in flight on four instances took a sixth more CPU time each."""
 
@@ -190,25 +190,25 @@ class InstancePool:
     def __init__(self, times: ComputeTimes, sends_ahead: bool = True) -> None:
         """`times`: of these batches. `sends_ahead`: a busy instance may be sent further batches, which can then no
         longer be overtaken."""
-        self.in_hand: dict[Instance, deque[FormedBatch]] = {}
+        self.in_flight: dict[Instance, deque[FormedBatch]] = {}
         """The first batch is in the engine, those behind it were sent ahead."""
-        self._begun: set[Instance] = set()
+        self._used: set[Instance] = set()
         self._times = times
-        self._begun_ns = 0
+        self._last_begin_ns = 0
         """time.monotonic_ns() when the last batch was handed to an instance."""
         self._sends_ahead = sends_ahead
 
     def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
-        self.in_hand[instance] = deque()
+        self.in_flight[instance] = deque()
 
     def detach(self, instance: Instance) -> None:
-        self.in_hand.pop(instance, None)
-        self._begun.discard(instance)
+        self.in_flight.pop(instance, None)
+        self._used.discard(instance)
 
     def idle(self) -> Instance | None:
         """Return an instance whose engine can begin a batch, preferably one without batches."""
         best = None
-        for instance, batches in self.in_hand.items():
+        for instance, batches in self.in_flight.items():
             if not batches:
                 return instance
             if best is None and len(batches) < instance.batches_at_once:
@@ -216,26 +216,26 @@ class InstancePool:
         return best
 
     def is_idle(self, instance: Instance) -> bool:
-        batches = self.in_hand.get(instance)
+        batches = self.in_flight.get(instance)
         return batches is not None and not batches
 
     def ahead(self) -> Instance | None:
         """Return the busy instance with the fewest batches, if it may be sent one more."""
-        if self._times.engine_ns >= SHORT_NS or not self._sends_ahead:
+        if self._times.engine_ns >= SEND_AHEAD_BELOW_NS or not self._sends_ahead:
             return None
-        best, fewest = None, AHEAD + 1
-        for instance, batches in self.in_hand.items():
+        best, fewest = None, MOST_AHEAD + 1
+        for instance, batches in self.in_flight.items():
             count = len(batches)
             if count < fewest:
                 best, fewest = instance, count
         return best
 
     @property
-    def returns_by_ns(self) -> int:
+    def next_return_ns(self) -> int:
         """time.monotonic_ns() when a batch is likely to come back; 0 = none is in flight, or none comes back soon."""
-        if self._times.engine_ns >= BRIEF_NS or not self._sends_ahead or not any(self.in_hand.values()):
+        if self._times.engine_ns >= ROUND_TRIP_NS or not self._sends_ahead or not any(self.in_flight.values()):
             return 0
-        return self._begun_ns + BRIEF_NS
+        return self._last_begin_ns + ROUND_TRIP_NS
 
     def stop_sending_ahead(self) -> None:
         self._sends_ahead = False
@@ -248,16 +248,16 @@ class InstancePool:
         """Return resources that were granted for work that no longer exists."""
 
     def begin(self, instance: Instance, batch: FormedBatch) -> None:
-        batches = self.in_hand[instance]
+        batches = self.in_flight[instance]
         batches.append(batch)
-        self._begun_ns = batch.compute_start_ns
+        self._last_begin_ns = batch.compute_start_ns
         batch.sent_ahead = len(batches) > 1
-        if instance not in self._begun:
-            self._begun.add(instance)
+        if instance not in self._used:
+            self._used.add(instance)
             batch.is_first = True
 
     def end(self, instance: Instance, batch: FormedBatch) -> None:
-        batches = self.in_hand.get(instance)
+        batches = self.in_flight.get(instance)
         if batches:
             if batches[0] is batch:
                 batches.popleft()
@@ -268,21 +268,21 @@ class InstancePool:
 
     @property
     def has_waiting(self) -> bool:
-        return any(len(batches) > 1 or (batches and batches[0].is_grouped) for batches in self.in_hand.values())
+        return any(len(batches) > 1 or (batches and batches[0].is_grouped) for batches in self.in_flight.values())
 
     def waiting(self) -> Iterator[InferRequest]:
         """Yield the requests, as far as the server can know, without dropped ones. From any thread."""
         # Copies, each made in one step, because the data plane changes these meanwhile.
-        for batches in tuple(self.in_hand.values()):
+        for batches in tuple(self.in_flight.values()):
             for place, batch in enumerate(tuple(batches)):
                 yield from _waiting_of(batch, place)
 
-    def batch_ahead(self, entry: InferRequest) -> FormedBatch | None:
+    def batch_ahead(self, request: InferRequest) -> FormedBatch | None:
         """Return the batch with which a request was sent ahead; None if it does not wait in a worker, or has begun to
         run."""
-        for batches in self.in_hand.values():
+        for batches in self.in_flight.values():
             for place, batch in enumerate(batches):
-                if any(waiting is entry for waiting in _waiting_of(batch, place)):
+                if any(waiting is request for waiting in _waiting_of(batch, place)):
                     return batch
         return None
 
@@ -291,10 +291,10 @@ def _waiting_of(batch: FormedBatch, place: int) -> Iterator[InferRequest]:
     if place == 0 and not batch.is_grouped:
         return
     # Of the grouped requests in the engine at least the first has begun to run.
-    begun = batch.entries[0] if place == 0 else None
-    for entry in batch.undropped:
-        if entry is not begun:
-            yield entry
+    begun = batch.requests[0] if place == 0 else None
+    for request in batch.undropped:
+        if request is not begun:
+            yield request
 
 
 class LimitedInstancePool(InstancePool):
@@ -317,7 +317,7 @@ class LimitedInstancePool(InstancePool):
 
     def idle(self) -> Instance | None:
         """Return an instance without batches: one that was granted its resources, else the one with the least rank."""
-        free = [instance for instance, batches in self.in_hand.items() if not batches]
+        free = [instance for instance, batches in self.in_flight.items() if not batches]
         limited = self._limited
         return min(free, key=lambda each: (not limited[each].is_granted, limited[each].rank), default=None)
 
@@ -327,10 +327,10 @@ class LimitedInstancePool(InstancePool):
     def end(self, instance: Instance, batch: FormedBatch) -> None:
         super().end(instance, batch)
         limited = self._limited.get(instance)
-        if limited is not None and not self.in_hand[instance]:
+        if limited is not None and not self.in_flight[instance]:
             self._limiter.release(limited, has_run=True)
 
     def return_unused(self) -> None:
         for instance, limited in self._limited.items():
-            if limited.is_granted and not self.in_hand[instance]:
+            if limited.is_granted and not self.in_flight[instance]:
                 self._limiter.release(limited, has_run=False)

@@ -25,34 +25,34 @@ class Level:
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         self.waiting: deque[InferRequest] = deque()
-        self.dated: deque[InferRequest] = deque()
+        self.may_be_overtaken: deque[InferRequest] = deque()
         """Requests with a deadline, which newer ones may overtake, in order of arrival."""
         self.delayed: deque[InferRequest] = deque()
         self.newest_first = False
-        """`dated` is served from its newest request, in turns with `waiting`."""
-        self.has_lost = False
-        """A request was dropped for lack of time since `dated` was last empty."""
-        self._dated_turn = True
+        """`may_be_overtaken` is served from its newest request, in turns with `waiting`."""
+        self.has_dropped = False
+        """A request was dropped for lack of time since `may_be_overtaken` was last empty."""
+        self._overtakable_turn = True
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.dated) + len(self.delayed)
+        return len(self.waiting) + len(self.may_be_overtaken) + len(self.delayed)
 
     def __iter__(self) -> Iterator[InferRequest]:
         """Yield the requests in the order in which they would run."""
         first: Iterable[InferRequest]
-        if not self.dated:
+        if not self.may_be_overtaken:
             first = self.waiting
         elif not self.waiting:
-            first = reversed(self.dated) if self.newest_first else self.dated
+            first = reversed(self.may_be_overtaken) if self.newest_first else self.may_be_overtaken
         elif self.newest_first:
             first = self._in_turns()
         else:
-            first = heapq.merge(self.dated, self.waiting, key=_ARRIVAL)
+            first = heapq.merge(self.may_be_overtaken, self.waiting, key=_ARRIVAL)
         return chain(first, self.delayed)
 
     def _in_turns(self) -> Iterator[InferRequest]:
-        first, second = reversed(self.dated), iter(self.waiting)
-        if not self._dated_turn:
+        first, second = reversed(self.may_be_overtaken), iter(self.waiting)
+        if not self._overtakable_turn:
             first, second = second, first
         for one in first:
             yield one
@@ -63,24 +63,26 @@ class Level:
         yield from first
         yield from second
 
-    def push_back(self, entry: InferRequest) -> None:
-        if entry.dated and self.newest_first:
-            self.dated.append(entry)
+    def push_back(self, request: InferRequest) -> None:
+        if request.may_be_overtaken and self.newest_first:
+            self.may_be_overtaken.append(request)
         else:
-            (self.dated if entry.dated else self.waiting).appendleft(entry)
+            (self.may_be_overtaken if request.may_be_overtaken else self.waiting).appendleft(request)
 
     def take(self, count: int, taken: list[InferRequest]) -> None:
         """Move the next requests to `taken`, until it holds `count` in all or none is left."""
-        waiting, dated = self.waiting, self.dated
-        while dated and len(taken) < count:
+        waiting, may_be_overtaken = self.waiting, self.may_be_overtaken
+        while may_be_overtaken and len(taken) < count:
             if not waiting:
-                entry = dated.pop() if self.newest_first else dated.popleft()
+                request = may_be_overtaken.pop() if self.newest_first else may_be_overtaken.popleft()
             elif self.newest_first:
-                is_turn, self._dated_turn = self._dated_turn, not self._dated_turn
-                entry = dated.pop() if is_turn else waiting.popleft()
+                is_turn, self._overtakable_turn = self._overtakable_turn, not self._overtakable_turn
+                request = may_be_overtaken.pop() if is_turn else waiting.popleft()
             else:
-                entry = (dated if dated[0].queue_start_ns <= waiting[0].queue_start_ns else waiting).popleft()
-            taken.append(entry)
+                request = (
+                    may_be_overtaken if may_be_overtaken[0].queue_start_ns <= waiting[0].queue_start_ns else waiting
+                ).popleft()
+            taken.append(request)
             self._forget_overload()
         for source in (waiting, self.delayed):
             room = count - len(taken)
@@ -90,30 +92,30 @@ class Level:
             else:
                 taken += [source.popleft() for _ in range(room)]
 
-    def remove(self, entry: InferRequest) -> None:
+    def remove(self, request: InferRequest) -> None:
         """Remove a request. Raises ValueError if it is not here."""
-        for entries in (self.dated if entry.dated else self.waiting, self.delayed):
-            if entries and entries[-1] is entry:
+        for requests in (self.may_be_overtaken if request.may_be_overtaken else self.waiting, self.delayed):
+            if requests and requests[-1] is request:
                 # When the newest requests run first, this spares the search of a long queue.
-                entries.pop()
+                requests.pop()
                 self._forget_overload()
                 return
             try:
-                entries.remove(entry)
+                requests.remove(request)
             except ValueError:
                 continue
             self._forget_overload()
             return
         raise ValueError("no request of this level")
 
-    def delay(self, entry: InferRequest) -> None:
+    def delay(self, request: InferRequest) -> None:
         """Let a request of this level run after all others."""
-        self.remove(entry)
-        self.delayed.append(entry)
+        self.remove(request)
+        self.delayed.append(request)
 
     def _forget_overload(self) -> None:
-        if not self.dated:
-            self.newest_first = self.has_lost = False
+        if not self.may_be_overtaken:
+            self.newest_first = self.has_dropped = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +146,8 @@ class RequestQueue:
         self._order: list[int] = []
         """The numbers of `_levels`, ascending: the highest priority first."""
         # A model whose configuration sets no timeout honours the request's timeout.
-        self._has_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
-        self.may_be_overtaken = self._has_policy or bool(settings.priority_levels)
+        self._has_queue_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
+        self.has_policies = self._has_queue_policy or bool(settings.priority_levels)
         """Queue policies or priority levels may refuse or reorder waiting requests, so none may leave the queue early.
         If False, `admit` changes only requests with a deadline or a timeout."""
         self._nbytes = 0
@@ -156,52 +158,54 @@ class RequestQueue:
     def __len__(self) -> int:
         return self.count
 
-    def admit(self, entry: InferRequest, now: float) -> None:
+    def admit(self, request: InferRequest, now: float) -> None:
         """Set a request's level and expiry by the model's policies; `now` is time.monotonic(). A request expires at the
         earlier of the client's deadline and the queue's timeout."""
-        plan = entry.plan
-        deadline = entry.expires_at = entry.deadline
+        plan = request.plan
+        deadline = request.expires_at = request.deadline
         if deadline is not None:
-            entry.dated = not entry.in_turn
-        if not self.may_be_overtaken and not plan.timeout_microseconds:
+            request.may_be_overtaken = not request.in_turn
+        if not self.has_policies and not plan.timeout_microseconds:
             return
         if self._level_count:
-            entry.level = plan.priority if 1 <= plan.priority <= self._level_count else self._default_level
+            request.level = plan.priority if 1 <= plan.priority <= self._level_count else self._default_level
         timeout = asked = plan.timeout_microseconds
-        if self._has_policy:
-            policy = self._policy(entry.level)
+        if self._has_queue_policy:
+            policy = self._policy(request.level)
             timeout = policy.default_timeout_microseconds
             if policy.allow_timeout_override and asked and (timeout == 0 or asked < timeout):
                 timeout = asked
         if timeout:
             limit = now + timeout / 1e6
-            entry.expires_at = limit if entry.expires_at is None else min(entry.expires_at, limit)
+            request.expires_at = limit if request.expires_at is None else min(request.expires_at, limit)
 
-    def push(self, entry: InferRequest) -> None:
+    def push(self, request: InferRequest) -> None:
         """Add a request. Raises QueueFull if its level or the whole queue is full."""
-        if self.count >= self._limits.max_requests or self._nbytes + entry.nbytes > self._limits.max_bytes:
-            raise QueueFull(entry.id)
-        level = self._levels.get(entry.level)
+        if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
+            raise QueueFull(request.id)
+        level = self._levels.get(request.level)
         if level is None:
-            level = self._open(entry.level)
+            level = self._open(request.level)
         limit = level.policy.max_queue_size
         if limit and len(level) >= limit:
-            raise QueueFull(entry.id)
-        (level.dated if entry.dated else level.waiting).append(entry)
-        entry.waiting = True
+            raise QueueFull(request.id)
+        (level.may_be_overtaken if request.may_be_overtaken else level.waiting).append(request)
+        request.waiting = True
         self.count += 1
-        self._nbytes += entry.nbytes
-        if entry.deadline is not None:
+        self._nbytes += request.nbytes
+        if request.deadline is not None:
             self.deadline_count += 1
 
-    def push_back(self, entries: list[InferRequest]) -> None:
+    def push_back(self, requests: list[InferRequest]) -> None:
         """Return requests that were taken but not run to the front, in their order."""
-        for entry in reversed(entries):
-            (self._levels[entry.level] if entry.level in self._levels else self._open(entry.level)).push_back(entry)
-            entry.waiting = True
+        for request in reversed(requests):
+            (self._levels[request.level] if request.level in self._levels else self._open(request.level)).push_back(
+                request
+            )
+            request.waiting = True
             self.count += 1
-            self._nbytes += entry.nbytes
-            self.deadline_count += entry.deadline is not None
+            self._nbytes += request.nbytes
+            self.deadline_count += request.deadline is not None
 
     def take(self, count: int) -> list[InferRequest]:
         """Remove and return the next `count` requests by priority and arrival, fewer if fewer wait."""
@@ -214,44 +218,44 @@ class RequestQueue:
             if len(taken) == count:
                 break
         self.count -= len(taken)
-        for entry in taken:
-            entry.waiting = False
-            self._nbytes -= entry.nbytes
-            if entry.deadline is not None:
+        for request in taken:
+            request.waiting = False
+            self._nbytes -= request.nbytes
+            if request.deadline is not None:
                 self.deadline_count -= 1
         return taken
 
-    def remove(self, entry: InferRequest) -> bool:
+    def remove(self, request: InferRequest) -> bool:
         """Remove a request. Returns False if it has already left the queue."""
-        if not entry.waiting:
+        if not request.waiting:
             return False
-        self._levels[entry.level].remove(entry)
-        entry.waiting = False
+        self._levels[request.level].remove(request)
+        request.waiting = False
         self.count -= 1
-        self._nbytes -= entry.nbytes
-        self.deadline_count -= entry.deadline is not None
-        if entry.level != self._default_level:
-            self._close_if_empty(entry.level)
+        self._nbytes -= request.nbytes
+        self.deadline_count -= request.deadline is not None
+        if request.level != self._default_level:
+            self._close_if_empty(request.level)
         return True
 
-    def expire(self, entry: InferRequest, now: float) -> bool:
+    def expire(self, request: InferRequest, now: float) -> bool:
         """Remove a waiting request whose time has passed, and return True. With the action DELAY the request runs after
         the rest of its level instead, and may expire again at the client's deadline; then return False. A request whose
         client's deadline has passed is always removed."""
-        level = self._levels[entry.level]
-        deadline = entry.deadline
+        level = self._levels[request.level]
+        deadline = request.deadline
         if level.policy.timeout_action is TimeoutAction.DELAY and (deadline is None or deadline > now):
-            level.delay(entry)
-            entry.expires_at = deadline
+            level.delay(request)
+            request.expires_at = deadline
             return False
-        self.lose(entry)
+        self.drop_late(request)
         return True
 
-    def lose(self, entry: InferRequest) -> bool:
+    def drop_late(self, request: InferRequest) -> bool:
         """Remove a request that is dropped for lack of time. Returns as `remove`."""
-        if entry.waiting:
-            self._levels[entry.level].has_lost = True
-        return self.remove(entry)
+        if request.waiting:
+            self._levels[request.level].has_dropped = True
+        return self.remove(request)
 
     def __iter__(self) -> Iterator[InferRequest]:
         """Yield the requests in the order in which they would run."""
@@ -261,8 +265,8 @@ class RequestQueue:
         """Return the open levels, highest priority first."""
         return map(self._levels.__getitem__, self._order)
 
-    def level_of(self, entry: InferRequest) -> Level:
-        return self._levels[entry.level]
+    def level_of(self, request: InferRequest) -> Level:
+        return self._levels[request.level]
 
     def _policy(self, level: int) -> QueuePolicy:
         return self._policies.get(level, self._default_policy)

@@ -95,9 +95,9 @@ class CachedAnswers:
         """An ensemble notes itself that a request's queue time begins."""
         self._owner = object()
         self._members: tuple[object, ...] | None = None
-        self._said_too_large = False
+        self._has_warned = False
 
-    def follow(self, members: tuple[object, ...]) -> None:
+    def set_members(self, members: tuple[object, ...]) -> None:
         """Note an ensemble's current members. Answers by other members are deleted."""
         if members != self._members:
             self.close()
@@ -115,7 +115,7 @@ class CachedAnswers:
         cached = self._cache.get(self._owner, key)
         now_ns = time.monotonic_ns()
         if cached is None:
-            return _Keeper(self, self._owner, key, responder, now_ns - started_ns)
+            return _CachingResponder(self, self._owner, key, responder, now_ns - started_ns)
         self._statistics.record_cache_hit(started_ns, now_ns)
         if request.trace is not None and not self._is_ensemble:
             request.trace.note(QUEUE_START, started_ns)
@@ -132,8 +132,8 @@ class CachedAnswers:
         fits = nbytes <= LARGEST_CACHED
         if fits and owner is self._owner:
             fits = self._cache.put(owner, key, copied_response(response))
-        if not fits and not self._said_too_large:
-            self._said_too_large = True
+        if not fits and not self._has_warned:
+            self._has_warned = True
             self._log.warning(
                 "%smodel '%s': a response of %d bytes does not fit into the response cache; --cache-config=local,size=N"
                 " makes it larger, and one response has %d bytes at most",
@@ -151,7 +151,7 @@ class CachedAnswers:
         self._owner = object()
 
 
-class _Keeper(ForwardingResponder):
+class _CachingResponder(ForwardingResponder):
     """Caches the answer that passes through."""
 
     def __init__(self, answers: CachedAnswers, owner: object, key: bytes, responder: Responder, lookup_ns: int) -> None:

@@ -35,7 +35,7 @@ from rocserve.workers.results import BatchOutcome
 
 _WATCH_AFTER_SECONDS = 0.01
 """Age from which a request's client is watched; a request that is answered sooner costs nothing."""
-_FEW = 256
+_MOST_UNCHECKED = 256
 """Expiry times that are kept without checking which of their requests still wait."""
 
 Refused = tuple[InferRequest, ServeError]
@@ -95,7 +95,7 @@ class Scheduler(ABC):
         """Requests that came in this turn and may expire."""
         self._deadlines = Deadlines(parts.plane)
         self._delay = Alarm(parts.plane)
-        self._is_marked = False
+        self._is_pump_scheduled = False
         self._watch: TimerHandle | None = None
         """Set while clients are to be watched."""
 
@@ -125,19 +125,19 @@ class Scheduler(ABC):
         scheduler: the rest waits for the next turn, because all of it may fail."""
 
     @abstractmethod
-    def _leave(self, entry: InferRequest) -> None:
+    def _drop_abandoned(self, request: InferRequest) -> None:
         """Take out and refuse a request whose client has left, if it has not begun to run."""
 
     @abstractmethod
-    def _time_out(self, entry: InferRequest, now: float) -> None:
+    def _time_out(self, request: InferRequest, now: float) -> None:
         """Take out and refuse a request whose time has passed, if it has not begun to run."""
 
     @abstractmethod
-    def _freed(self, batch: FormedBatch) -> None:
+    def _batch_left(self, batch: FormedBatch) -> None:
         """Note that a batch has left its instance, because it could not be handed over."""
 
     @abstractmethod
-    def _take_back(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
+    def _requeue(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """Requeue or refuse the requests of a batch of which nothing ran, because the worker is gone."""
 
     # Instances
@@ -145,7 +145,7 @@ class Scheduler(ABC):
     def attach(self, instance: Instance) -> None:
         self._outage = None
         self._pool.attach(instance, self._granted)
-        self._mark()
+        self._schedule_pump()
 
     @abstractmethod
     def detach(self, instance: Instance) -> None:
@@ -171,13 +171,13 @@ class Scheduler(ABC):
         """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
         removed the version from the serving table."""
         self._drain.close(drained)
-        self._mark()
+        self._schedule_pump()
 
     def _is_empty(self) -> bool:
         """Return whether a closed version has nothing left to run or to refuse."""
         return not self._has_queued() and not self._refused
 
-    def _let_go(self) -> None:
+    def _break_cycles(self) -> None:
         """Break the reference cycles that would keep a drained scheduler until the next garbage collection."""
         self._deadlines.alarm.cancel()
         self._delay.cancel()
@@ -187,30 +187,30 @@ class Scheduler(ABC):
 
     # Work
 
-    def _mark(self) -> None:
+    def _schedule_pump(self) -> None:
         """Schedule `_pump` for the end of the turn, because something has changed."""
-        if not self._is_marked:
-            self._is_marked = True
+        if not self._is_pump_scheduled:
+            self._is_pump_scheduled = True
             self._plane.at_end_of_turn(self._pump)
 
     def _pump(self) -> None:
         """Start all batches that can run, and answer the refused requests."""
-        self._is_marked = False
+        self._is_pump_scheduled = False
         self._start_work()
         if self._expiring:
             # A request that has begun by now is not stopped any more.
             expiring, self._expiring = self._expiring, []
-            for entry in expiring:
-                when = entry.expires_at
-                if when is not None and self._may_expire(entry) and self._deadlines.add(when, entry, self._expire):
+            for request in expiring:
+                when = request.expires_at
+                if when is not None and self._may_expire(request) and self._deadlines.add(when, request, self._expire):
                     self._deadlines.keep_only(self._waiting_requests())
         if self._refused:
             refused = self._refused.copy()
             self._refused.clear()
-            for entry, error in refused:
-                refuse(entry, error, self._statistics)
-        if self._drain.is_awaited and self._is_empty() and self._drain.report():
-            self._let_go()
+            for request, error in refused:
+                refuse(request, error, self._statistics)
+        if self._drain.is_closing and self._is_empty() and self._drain.report_if_done():
+            self._break_cycles()
         if self._watch is None and self._has_queued():
             self._watch_soon()
 
@@ -222,28 +222,28 @@ class Scheduler(ABC):
             members = self._answerer.members(batch, instance)
             instance.execute(batch.is_grouped, members, functools.partial(self._finish, instance, batch))
         except WorkerGone as gone:
-            self._lose(instance, batch, gone)
+            self._worker_gone(instance, batch, gone)
         except Exception as error:
-            prefix = request_prefix([entry.id for entry in batch.undropped])
+            prefix = request_prefix([request.id for request in batch.undropped])
             self._log.exception("%sa batch of model '%s' could not be handed to its worker", prefix, self._config.name)
             failure = internal(f"the batch could not be handed to the worker: {error}")
             self._answerer.forget(batch)
             self._drain.running -= 1
             self._pool.end(instance, batch)
-            self._refused += [(entry, failure) for entry in batch.undropped]
-            self._freed(batch)
-            self._mark()
+            self._refused += [(request, failure) for request in batch.undropped]
+            self._batch_left(batch)
+            self._schedule_pump()
 
-    def _lose(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
+    def _worker_gone(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         self._answerer.forget(batch)
         self._drain.running -= 1
-        self._take_back(instance, batch, gone)
-        self._mark()
+        self._requeue(instance, batch, gone)
+        self._schedule_pump()
 
     def _finish(self, instance: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """Take a batch's outcome. The next batch starts before this one's answers are written."""
         if isinstance(outcome.error, WorkerGone):
-            self._lose(instance, batch, outcome.error)
+            self._worker_gone(instance, batch, outcome.error)
             return
         self._pool.end(instance, batch)
         if outcome.error is None:
@@ -261,24 +261,24 @@ class Scheduler(ABC):
 
     def _batch_ended(self) -> None:
         self._drain.running -= 1
-        if self._drain.is_awaited:
-            self._mark()
+        if self._drain.is_closing:
+            self._schedule_pump()
 
     # Time, and clients that leave
 
     @abstractmethod
-    def _may_expire(self, entry: InferRequest) -> bool:
+    def _may_expire(self, request: InferRequest) -> bool:
         """Return whether a request has not begun to run."""
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for entry in self._deadlines.pop_due(now, self._expire):
-            self._time_out(entry, now)
-        self._mark()
+        for request in self._deadlines.pop_due(now, self._expire):
+            self._time_out(request, now)
+        self._schedule_pump()
 
     def _delay_passed(self) -> None:
-        self._delay.fired()
-        self._mark()
+        self._delay.reset()
+        self._schedule_pump()
 
     def _watch_soon(self) -> None:
         self._watch = self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
@@ -286,20 +286,22 @@ class Scheduler(ABC):
     def _watch_clients(self) -> None:
         """Watch the clients of requests that have been here for a while, to drop the requests of those that leave."""
         oldest_ns = time.monotonic_ns() - int(_WATCH_AFTER_SECONDS * 1e9)
-        open_requests = self._answerer.open_requests()
-        unwatched = [entry for entry in itertools.chain(self._waiting_requests(), open_requests) if not entry.watched]
-        for entry in unwatched:
-            if entry.queue_start_ns <= oldest_ns:
-                entry.watched = True
-                entry.responder.watch_cancellation(functools.partial(self._client_left, entry))
+        unanswered = self._answerer.unanswered_requests()
+        unwatched = [
+            request for request in itertools.chain(self._waiting_requests(), unanswered) if not request.watched
+        ]
+        for request in unwatched:
+            if request.queue_start_ns <= oldest_ns:
+                request.watched = True
+                request.responder.watch_cancellation(functools.partial(self._client_left, request))
         self._watch = None
         if unwatched or self._has_queued() or self._pool.has_waiting:
             self._watch_soon()
 
-    def _client_left(self, entry: InferRequest) -> None:
-        self._answerer.cancel(entry)
-        self._leave(entry)
-        self._mark()
+    def _client_left(self, request: InferRequest) -> None:
+        self._answerer.cancel(request)
+        self._drop_abandoned(request)
+        self._schedule_pump()
 
 
 class Drain:
@@ -307,22 +309,22 @@ class Drain:
 
     def __init__(self) -> None:
         self.running = 0
-        self.is_awaited = False
+        self.is_closing = False
         """`close` was called, and its callback was not yet."""
         self._on_drained: Callable[[], None] | None = None
 
     def close(self, on_drained: Callable[[], None]) -> None:
-        """Remember the callback for `report`, which calls it once."""
+        """Remember the callback for `report_if_done`, which calls it once."""
         self._on_drained = on_drained
-        self.is_awaited = True
+        self.is_closing = True
 
-    def report(self) -> bool:
+    def report_if_done(self) -> bool:
         """Call back if nothing runs any more, and return whether it did. The owner calls this when nothing may be
         left."""
         if self.running or self._on_drained is None:
             return False
         on_drained, self._on_drained = self._on_drained, None
-        self.is_awaited = False
+        self.is_closing = False
         on_drained()
         return True
 
@@ -338,15 +340,15 @@ class Alarm:
     def is_set(self) -> bool:
         return self._timer is not None
 
-    def set(self, when: float, on_fired: Callable[[], None]) -> None:
-        """`when`: time.monotonic() seconds. `on_fired` must begin with a call of `fired`."""
+    def set(self, when: float, callback: Callable[[], None]) -> None:
+        """`when`: time.monotonic() seconds. `callback` must begin with a call of `reset`."""
         if self._timer is not None:
             if self._timer[0] <= when:
                 return
             self._timer[1].cancel()
-        self._timer = (when, self._plane.call_at(when, on_fired))
+        self._timer = (when, self._plane.call_at(when, callback))
 
-    def fired(self) -> None:
+    def reset(self) -> None:
         """Let the alarm be set again."""
         self._timer = None
 
@@ -367,48 +369,48 @@ class Deadlines:
         self.alarm = Alarm(plane)
         self._heap: list[tuple[float, int, weakref.ref[InferRequest]]] = []
         self._numbers = itertools.count()
-        self._most = _FEW
+        self._most = _MOST_UNCHECKED
 
-    def add(self, when: float, entry: InferRequest, on_due: Callable[[], None]) -> bool:
+    def add(self, when: float, request: InferRequest, on_due: Callable[[], None]) -> bool:
         """Add a request and its expiry time; `on_due` must begin with a call of `pop_due`. Returns True if there are so
         many times that the caller must call `keep_only`."""
-        heapq.heappush(self._heap, (when, next(self._numbers), weakref.ref(entry)))
+        heapq.heappush(self._heap, (when, next(self._numbers), weakref.ref(request)))
         self.alarm.set(when, on_due)
         return len(self._heap) > self._most
 
-    def keep_only(self, entries: Iterable[InferRequest]) -> None:
+    def keep_only(self, requests: Iterable[InferRequest]) -> None:
         """Forget all requests but these."""
         self._heap = [
-            (entry.expires_at, next(self._numbers), weakref.ref(entry))
-            for entry in entries
-            if entry.expires_at is not None
+            (request.expires_at, next(self._numbers), weakref.ref(request))
+            for request in requests
+            if request.expires_at is not None
         ]
         heapq.heapify(self._heap)
-        self._most = max(_FEW, 2 * len(self._heap))
+        self._most = max(_MOST_UNCHECKED, 2 * len(self._heap))
 
     def pop_due(self, now: float, on_due: Callable[[], None]) -> list[InferRequest]:
         """Remove and return the requests whose time has come, and set the alarm for the next; `now` is
         time.monotonic()."""
-        self.alarm.fired()
+        self.alarm.reset()
         due: list[InferRequest] = []
         while self._heap and self._heap[0][0] <= now:
             when, _, reference = heapq.heappop(self._heap)
-            entry = reference()
+            request = reference()
             # The request's time may have changed.
-            if entry is not None and entry.expires_at == when:
-                due.append(entry)
+            if request is not None and request.expires_at == when:
+                due.append(request)
         if self._heap:
             self.alarm.set(self._heap[0][0], on_due)
         return due
 
 
-def refuse(entry: InferRequest, error: ServeError, statistics: ModelStatistics) -> None:
+def refuse(request: InferRequest, error: ServeError, statistics: ModelStatistics) -> None:
     """Answer a request that has waited with the reason why it is not run."""
     now = time.monotonic_ns()
-    if entry.trace is not None:
-        entry.trace.note(QUEUE_START, entry.queue_start_ns)
-    statistics.record_refusal(error, entry.queue_start_ns, now)
-    responder = entry.responder
+    if request.trace is not None:
+        request.trace.note(QUEUE_START, request.queue_start_ns)
+    statistics.record_refusal(error, request.queue_start_ns, now)
+    responder = request.responder
     if isinstance(responder, OrderedResponder):
         # A refusal need not wait for earlier answers.
         responder = responder.out_of_order()
@@ -425,7 +427,7 @@ class ModelScheduler(Scheduler):
     def __init__(self, parts: SchedulerParts) -> None:
         batching = parts.config.dynamic_batching
         self._queue = RequestQueue(batching, parts.limits)
-        super().__init__(parts, sends_ahead=not self._queue.may_be_overtaken)
+        super().__init__(parts, sends_ahead=not self._queue.has_policies)
         self._policy = batch_policy(parts.config, self._times, parts.answers_requests)
         self._sequencer = ResponseSequencer() if batching is not None and batching.preserve_ordering else None
         self._triage = Triage(self._queue, self._policy, self._times, keeps_order=self._sequencer is not None)
@@ -438,12 +440,12 @@ class ModelScheduler(Scheduler):
         request.responder = responder
         request.queue_start_ns = now_ns = time.monotonic_ns()
         queue = self._queue
-        if request.deadline is not None or queue.may_be_overtaken or request.plan.timeout_microseconds:
+        if request.deadline is not None or queue.has_policies or request.plan.timeout_microseconds:
             queue.admit(request, now_ns / 1e9)
         try:
             queue.push(request)
         except QueueFull:
-            if not self._is_marked:
+            if not self._is_pump_scheduled:
                 raise
             # Requests of this turn that can run now leave the queue first.
             self._pump()
@@ -452,8 +454,8 @@ class ModelScheduler(Scheduler):
             self._expiring.append(request)
             if request.deadline is not None:
                 self._triage.note(request)
-        if not self._is_marked:
-            self._is_marked = True
+        if not self._is_pump_scheduled:
+            self._is_pump_scheduled = True
             self._plane.at_end_of_turn(self._pump)
 
     @property
@@ -475,8 +477,8 @@ class ModelScheduler(Scheduler):
 
     def fail_queue(self, outage: ServeError) -> None:
         self._outage = outage
-        self._refused += [(entry, outage) for entry in self._queue.take(self._queue.count)]
-        self._mark()
+        self._refused += [(request, outage) for request in self._queue.take(self._queue.count)]
+        self._schedule_pump()
 
     # Work
 
@@ -484,25 +486,25 @@ class ModelScheduler(Scheduler):
         """See Scheduler. A busy instance is sent a batch ahead only if the batch could not grow by waiting. The same
         holds for an idle instance while another is about to end its batch."""
         queue, pool = self._queue, self._pool
-        while queue.count and not self._is_marked:
+        while queue.count and not self._is_pump_scheduled:
             idle = pool.idle()
             instance = idle or pool.ahead()
             if instance is None:
                 return
             now_ns = time.monotonic_ns()
             if queue.deadline_count:
-                decision = self._triage.decide(now_ns, len(pool.in_hand[instance]))
-                if self._triage.lost:
-                    self._refused += [(entry, deadline_exceeded()) for entry in self._triage.lost]
-                    self._triage.lost.clear()
+                decision = self._triage.decide(now_ns, len(pool.in_flight[instance]))
+                if self._triage.dropped:
+                    self._refused += [(request, deadline_exceeded()) for request in self._triage.dropped]
+                    self._triage.dropped.clear()
             else:
                 decision = self._policy.decide(queue, now_ns)
             if not decision.is_full:
                 if idle is None:
                     return
-                returns_by_ns = pool.returns_by_ns
-                if now_ns < returns_by_ns:
-                    self._delay.set(returns_by_ns / 1e9, self._delay_passed)
+                next_return_ns = pool.next_return_ns
+                if now_ns < next_return_ns:
+                    self._delay.set(next_return_ns / 1e9, self._delay_passed)
                     return
             if decision.request_count == 0:
                 if decision is not NOTHING:
@@ -512,55 +514,55 @@ class ModelScheduler(Scheduler):
                 return
             batch = FormedBatch(queue.take(decision.request_count), now_ns, decision.is_grouped)
             if self._sequencer is not None:
-                for entry in batch.entries:
+                for request in batch.requests:
                     # Tickets are given late, so a request that is refused while it waits delays no other. A request
                     # that comes back from a worker has its ticket.
-                    if not isinstance(entry.responder, OrderedResponder):
-                        entry.responder = OrderedResponder(entry.responder, self._sequencer.ticket(), self.work_off)
+                    if not isinstance(request.responder, OrderedResponder):
+                        request.responder = OrderedResponder(request.responder, self._sequencer.ticket(), self.work_off)
             pool.begin(instance, batch)
             self._run(instance, batch)
 
-    def _freed(self, batch: FormedBatch) -> None:
+    def _batch_left(self, batch: FormedBatch) -> None:
         """See Scheduler. Nothing waits for a batch to leave."""
 
-    def _take_back(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
+    def _requeue(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """See Scheduler. The requests return to the front of the queue."""
         self._pool.detach(instance)
         if self._outage is not None:
-            self._refused += [(entry, self._outage) for entry in batch.undropped]
+            self._refused += [(request, self._outage) for request in batch.undropped]
             return
         self._queue.push_back(batch.undropped)
-        for entry in batch.undropped:
-            if entry.expires_at is not None:
-                self._expiring.append(entry)
-            if entry.deadline is not None:
-                self._triage.note(entry)
+        for request in batch.undropped:
+            if request.expires_at is not None:
+                self._expiring.append(request)
+            if request.deadline is not None:
+                self._triage.note(request)
 
     # Time, and clients that leave
 
-    def _may_expire(self, entry: InferRequest) -> bool:
-        return entry.waiting or self._pool.batch_ahead(entry) is not None
+    def _may_expire(self, request: InferRequest) -> bool:
+        return request.waiting or self._pool.batch_ahead(request) is not None
 
-    def _leave(self, entry: InferRequest) -> None:
+    def _drop_abandoned(self, request: InferRequest) -> None:
         # A client may notice its deadline before the server does: it is counted as lost for lack of time.
-        removed = self._queue.remove(entry) if entry.deadline is None else self._queue.lose(entry)
-        if removed or self._drop_ahead(entry):
-            self._refused.append((entry, cancelled()))
+        removed = self._queue.remove(request) if request.deadline is None else self._queue.drop_late(request)
+        if removed or self._drop_ahead(request):
+            self._refused.append((request, cancelled()))
 
-    def _time_out(self, entry: InferRequest, now: float) -> None:
-        if entry.waiting:
-            if not self._queue.expire(entry, now):
-                if entry.expires_at is not None:
-                    self._expiring.append(entry)
+    def _time_out(self, request: InferRequest, now: float) -> None:
+        if request.waiting:
+            if not self._queue.expire(request, now):
+                if request.expires_at is not None:
+                    self._expiring.append(request)
                 return
-        elif not self._drop_ahead(entry):
+        elif not self._drop_ahead(request):
             return
-        deadline = entry.deadline
+        deadline = request.deadline
         is_late = deadline is not None and deadline <= now
-        self._refused.append((entry, deadline_exceeded() if is_late else unavailable("Request timeout expired")))
+        self._refused.append((request, deadline_exceeded() if is_late else unavailable("Request timeout expired")))
 
-    def _drop_ahead(self, entry: InferRequest) -> bool:
+    def _drop_ahead(self, request: InferRequest) -> bool:
         """Drop a request that waits in a worker behind others. Returns whether it did; the caller must then answer
         it."""
-        batch = self._pool.batch_ahead(entry)
-        return batch is not None and self._answerer.drop(batch, entry)
+        batch = self._pool.batch_ahead(request)
+        return batch is not None and self._answerer.drop(batch, request)

@@ -71,18 +71,18 @@ class ScheduledVersion:
     def _infer_unless_cached(self, answers: CachedAnswers, request: InferRequest, responder: Responder) -> None:
         """Answer a request from the cache, or submit it."""
         if self._sequencer is None:
-            keeper = answers.look_up(request, responder)
-            if keeper is not None:
-                self._scheduler.submit(request, keeper)
+            caching = answers.look_up(request, responder)
+            if caching is not None:
+                self._scheduler.submit(request, caching)
             return
         ticket = self._sequencer.ticket()
         work_off = self._scheduler.work_off
-        keeper = answers.look_up(request, responder, OrderedResponder(responder, ticket, work_off))
-        if keeper is None:
+        caching = answers.look_up(request, responder, OrderedResponder(responder, ticket, work_off))
+        if caching is None:
             return
         try:
             # The ordered responder is outermost, so a request that is refused later need not wait for its turn.
-            self._scheduler.submit(request, OrderedResponder(keeper, ticket, work_off))
+            self._scheduler.submit(request, OrderedResponder(caching, ticket, work_off))
         except ServeError:
             ticket.end()
             raise

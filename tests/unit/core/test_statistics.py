@@ -48,7 +48,7 @@ def test_requests_that_ran_one_by_one_are_an_execution_each_and_sizes_are_apart(
     statistics = ModelStatistics()
     statistics.record_batch(Execution(100, 110, 150, 160, [40, 80], 200, rows=3, is_grouped=True))
     statistics.record_batch(Execution(100, 104, 105, 106, [90], 200, rows=3))
-    statistics.record_batch(Execution(300, 310, 350, 360, [290], 400, rows=8, absent_rows=7))
+    statistics.record_batch(Execution(300, 310, 350, 360, [290], 400, rows=8, padding_rows=7))
     counted = statistics.snapshot()
     assert (counted.inference_count, counted.execution_count) == (3 + 3 + 3 + 1, 4)
     assert (counted.success.count, counted.success.ns) == (4, 160 + 120 + 110 + 110)

@@ -111,7 +111,7 @@ def test_an_engine_that_takes_two_batches_at_once_is_given_the_second_before_the
 
 
 def test_what_may_still_grow_waits_for_the_instance_that_is_about_to_be_done(make_bench, monkeypatch):
-    monkeypatch.setattr(instances, "BRIEF_NS", 3600 * 10**9)
+    monkeypatch.setattr(instances, "ROUND_TRIP_NS", 3600 * 10**9)
     bench = make_bench(DynamicBatching(), instances=2)
     answers = [bench.submit(value) for value in (1.0, 2.0, 3.0)]
     first, second = bench.instances
@@ -124,7 +124,7 @@ def test_what_may_still_grow_waits_for_the_instance_that_is_about_to_be_done(mak
 
 
 def test_what_cannot_grow_does_not_wait(make_bench, monkeypatch):
-    monkeypatch.setattr(instances, "BRIEF_NS", 3600 * 10**9)
+    monkeypatch.setattr(instances, "ROUND_TRIP_NS", 3600 * 10**9)
     bench = make_bench(DynamicBatching(), max_batch_size=2, instances=2)
     bench.submit(1.0)
     bench.submit_in_one_turn(2.0, 3.0)
@@ -133,14 +133,14 @@ def test_what_cannot_grow_does_not_wait(make_bench, monkeypatch):
 
 def test_an_instance_that_is_not_done_in_time_is_waited_for_no_longer(make_bench, monkeypatch, wait_for):
     # Longer than the assumed time of an engine without measurements.
-    monkeypatch.setattr(instances, "BRIEF_NS", 2 * instances.SHORT_NS)
+    monkeypatch.setattr(instances, "ROUND_TRIP_NS", 2 * instances.SEND_AHEAD_BELOW_NS)
     bench = make_bench(DynamicBatching(), instances=2)
     for value in (1.0, 2.0):
         bench.submit(value)
     wait_for(lambda: bench.instances[1].executions)
 
 
-@pytest.mark.parametrize("engine_ns", [instances.BRIEF_NS, 10**9])
+@pytest.mark.parametrize("engine_ns", [instances.ROUND_TRIP_NS, 10**9])
 def test_instances_of_other_models_do_not_wait_for_each_other(make_bench, engine_ns):
     bench = make_bench(DynamicBatching(), instances=2)
     for _ in range(3):

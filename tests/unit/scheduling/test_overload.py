@@ -211,7 +211,7 @@ def test_requests_without_deadlines_keep_their_order_and_their_share():
     ran = [entry for entry, _ in bench.ran if entry.deadline is None]
     assert ran == patient[: len(ran)]
     assert len(ran) >= 95
-    assert not any(entry.deadline is None for entry in bench.triage.lost)
+    assert not any(entry.deadline is None for entry in bench.triage.dropped)
     while bench.queue:
         bench.step()
     assert [entry for entry, _ in bench.ran if entry.deadline is None] == patient
@@ -282,7 +282,7 @@ def test_what_waits_for_company_goes_on_waiting_when_a_hopeless_request_comes():
     hopeless = bench.come(20)
     decision = bench.triage.decide(bench.now_ns, 0)
     assert (decision.request_count, decision.decide_again_at_ns) == (0, came_ns + 500 * MS)
-    assert bench.triage.lost == [hopeless]
+    assert bench.triage.dropped == [hopeless]
     assert list(bench.queue) == [waiting]
 
 
@@ -291,7 +291,7 @@ def test_levels_are_overloaded_each_for_itself():
     bench = Model(lambda n: 1, None, batching)
     high = [entry_at(bench.now_ns, 200) for _ in range(3)]
     for entry in high:
-        entry.level, entry.dated = 1, True
+        entry.level, entry.may_be_overtaken = 1, True
         bench.queue.push(entry)
         bench.triage.note(entry)
     bench.now_ns += 110 * MS

@@ -72,7 +72,7 @@ class StepRequest:
     def begin(self) -> None:
         """Send the request, now that the step's limit allows it."""
         if self._run.ended:
-            self._leave()
+            self._end_limit()
         else:
             self._run.dispatch(self)
 
@@ -93,9 +93,9 @@ class StepRequest:
         if final:
             if self._run.watchers:
                 self._run.watchers.pop(self, None)
-            self._leave()
+            self._end_limit()
         if isinstance(answer, InferResponse):
-            self._run.step_sent(self, answer, final)
+            self._run.step_answered(self, answer, final)
         elif answer is None and self.is_decoupled:
             # The last answer came before.
             self._run.advance(0, {}, is_step_over=True)
@@ -105,7 +105,7 @@ class StepRequest:
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         self._run.watch_cancellation(self, callback)
 
-    def _leave(self) -> None:
+    def _end_limit(self) -> None:
         limits = self._run.ensemble.limits
         if limits:
             limits[self.index].end()
@@ -115,7 +115,7 @@ _NO_SEQUENCE = SequenceTag()
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldTensor:
     """A tensor of the ensemble in one iteration."""
 
     tensor: Tensor | None
@@ -143,7 +143,7 @@ class EnsembleRun:
         self._responder = responder
         self._started_ns = self._begun_ns = started_ns
         self._graph: EnsemblePlan = ensemble.graph.plan(plan.outputs)
-        self._held: dict[_Place, _Held] = {}
+        self._held: dict[_Place, _HeldTensor] = {}
         self._readers_left: dict[_Place, int] = {}
         self._iterations: dict[int, int] = {}
         """By decoupled step, the number of its answers."""
@@ -170,12 +170,12 @@ class EnsembleRun:
         self._begun_ns = time.monotonic_ns()
         sequence = self._request.sequence
         given = {
-            entry.name: _Held(Tensor(entry.name, entry.datatype, entry.shape, data), sequence)
+            entry.name: _HeldTensor(Tensor(entry.name, entry.datatype, entry.shape, data), sequence)
             for entry, data in zip(self._plan.inputs, self._request.data, strict=True)
         }
         for entry in self._config.inputs:
             if entry.optional:
-                given.setdefault(entry.name, _Held(None, sequence))
+                given.setdefault(entry.name, _HeldTensor(None, sequence))
         self.advance(0, given, is_step_over=False)
 
     # Called by the steps
@@ -185,7 +185,7 @@ class EnsembleRun:
         del step.request
         dispatch_traced(self.ensemble.dispatcher, request, step, self._request.trace)
 
-    def step_sent(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
+    def step_answered(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """Take a member's answer. Its tensors stay in the worker's memory as long as they are needed, if the worker has
         room; else they are copied."""
         step = request.step
@@ -195,9 +195,9 @@ class EnsembleRun:
             iteration = self._iterations.get(request.index, 0)
             self._iterations[request.index] = iteration + 1
         outputs = [tensor for tensor in response.outputs if tensor.name in step.output_map]
-        made: dict[str, _Held] = {}
+        made: dict[str, _HeldTensor] = {}
         try:
-            self._hold(iteration, sum(len(tensor.data) for tensor in outputs), request if is_last else None)
+            self._count_memory(iteration, sum(len(tensor.data) for tensor in outputs), request if is_last else None)
             sequence = request.sequence
             if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
                 # A model may move its successors to a separate sequence.
@@ -209,13 +209,13 @@ class EnsembleRun:
                 held = Tensor(name, tensor.datatype, tensor.shape, data)
                 if tensor.name in request.may_stay and tensor.datatype is DataType.BYTES:
                     held, slot = referred(held, request.is_batched), request.slot
-                made[name] = _Held(held, sequence, len(data), slot)
+                made[name] = _HeldTensor(held, sequence, len(data), slot)
         except ServeError as error:
             # The memory is full, or the outputs are invalid.
             self.step_failed(error)
             return
         for output in self._graph.wanted_from[request.index]:
-            made.setdefault(step.output_map[output], _Held(None, sequence))
+            made.setdefault(step.output_map[output], _HeldTensor(None, sequence))
         self.advance(iteration, made, is_step_over=is_last)
 
     def step_failed(self, error: ServeError) -> None:
@@ -245,7 +245,7 @@ class EnsembleRun:
 
     # Tensors
 
-    def _hold(self, iteration: int, nbytes: int, over: StepRequest | None) -> None:
+    def _count_memory(self, iteration: int, nbytes: int, over: StepRequest | None) -> None:
         """Count `nbytes` more, in place of the tensors of a step that is over. Raises MemoryFull."""
         if self.ended:
             return
@@ -259,7 +259,7 @@ class EnsembleRun:
                 memory.release_step(read, over.last_read_bytes)
         memory.admit_step(holding, nbytes)
 
-    def advance(self, iteration: int, made: Mapping[str, _Held], is_step_over: bool) -> None:
+    def advance(self, iteration: int, made: Mapping[str, _HeldTensor], is_step_over: bool) -> None:
         """Store new tensors, start the steps that waited only for them, and send the answers that are complete."""
         if self.ended:
             return
@@ -369,7 +369,7 @@ class EnsembleRun:
 
     # The answer
 
-    def _answer(self, iteration: int, made: Mapping[str, _Held]) -> InferResponse | ServeError | None:
+    def _answer(self, iteration: int, made: Mapping[str, _HeldTensor]) -> InferResponse | ServeError | None:
         """Return the answer of an iteration if its last tensor is among the new ones."""
         wanted = self._plan.outputs
         if made.keys().isdisjoint(wanted) or not all((name, iteration) in self._held for name in wanted):
@@ -591,12 +591,12 @@ class EnsembleVersion:
             request.trace.note(QUEUE_START, started_ns)
         # The answer to a request of a sequence depends on earlier ones.
         if self.answers is not None and not self.config.decoupled and request.sequence is None:
-            self.answers.follow(self._members())
-            keeper = self.answers.look_up(request, responder)
-            if keeper is None:
+            self.answers.set_members(self._members())
+            caching = self.answers.look_up(request, responder)
+            if caching is None:
                 self.run_ended()
                 return
-            responder = keeper
+            responder = caching
         if self.on_request is not None:
             self.on_request(self)
         EnsembleRun(self, request, responder, started_ns).start()
@@ -620,8 +620,8 @@ class EnsembleVersion:
         """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
         removed the version from the serving table."""
         self._drain.close(drained)
-        self._drain.report()
+        self._drain.report_if_done()
 
     def run_ended(self) -> None:
         self._drain.running -= 1
-        self._drain.report()
+        self._drain.report_if_done()

@@ -102,13 +102,13 @@ class ControlTensors:
             for place, control in enumerate(self._controls)
             if control.kind is ControlKind.CORRELATION_ID
         ]
-        self.absent: Sequence[Buffer] = [
+        self.padding: Sequence[Buffer] = [
             bytes(control.datatype.itemsize or 4)
             if control.kind is ControlKind.CORRELATION_ID
             else np.array(control.no, control.datatype.numpy_dtype).tobytes()
             for control in self._controls
         ]
-        """The data of a row of no request."""
+        """The data of the control inputs in a padding row."""
 
     @property
     def correlation_id(self) -> InputPlan | None:
@@ -139,7 +139,7 @@ def _identity(sequence: SequenceId, datatype: DataType) -> Buffer:
 
 
 class SequenceInputs:
-    """Makes the model's inputs of a request, and of the rows of no request."""
+    """Makes the model's inputs of a request, and of padding rows, which belong to no request."""
 
     def __init__(self, controls: ControlTensors, keeper: StateKeeper, batches: bool) -> None:
         self._controls = controls
@@ -171,22 +171,22 @@ class SequenceInputs:
         """Add controls and states to a request. `begin` must have been called."""
         assert request.states is not None
         plan = self.plan(request)
-        request.bare = (request.data, request.plan)
+        request.original = (request.data, request.plan)
         states = [value.data for value in request.states]
         request.data = [*request.data, *self._controls.of(request.tag), *states]
         request.sequence = request.tag
         request.plan = plan
 
-    def absent(self, model: SequenceRequest) -> SequenceRequest:
-        """Make a row of no request, like `model`, a request of the same batch."""
+    def padding_row(self, model: SequenceRequest) -> SequenceRequest:
+        """Make a padding row like `model`, a request of the same batch."""
         plan = model.plan
         own = plan.inputs[: len(plan.inputs) - len(self._controls.inputs) - len(self._keeper.states)]
         data = [self._zeros(entry) for entry in own]
-        data += self._controls.absent
+        data += self._controls.padding
         data += [self._zeros(entry) for entry in plan.inputs[len(data) :]]
         request = SequenceRequest(model.head, "", data)
         request.plan, request.nbytes = plan, sum(map(len, data))
-        request.responder, request.queue_start_ns = NOBODY, model.queue_start_ns
+        request.responder, request.queue_start_ns = NULL_RESPONDER, model.queue_start_ns
         return request
 
     def _zeros(self, entry: InputPlan) -> Buffer:
@@ -212,8 +212,8 @@ class SequenceInputs:
         )
 
 
-class _Nobody:
-    """Takes the answers to rows of no request."""
+class _NullResponder:
+    """Drops the answers to padding rows."""
 
     def expect_many(self) -> None: ...
 
@@ -222,7 +222,7 @@ class _Nobody:
     def watch_cancellation(self, callback: object) -> None: ...
 
 
-NOBODY = _Nobody()
+NULL_RESPONDER = _NullResponder()
 
 
 class SequenceResponder(ForwardingResponder):
@@ -246,11 +246,11 @@ class SequenceResponder(ForwardingResponder):
 
     def send(self, answer: Answer, final: bool = True) -> None:
         request = self.request
-        bare = request.bare if request is not None else None
+        original = request.original if request is not None else None
         if (
             request is not None
             and request.states is not None
-            and bare is not None
+            and original is not None
             and self._keeper.states
             and isinstance(answer, InferResponse)
         ):
@@ -260,7 +260,7 @@ class SequenceResponder(ForwardingResponder):
             except ServeError as error:
                 answer = error
             else:
-                wanted = [index for index, head in enumerate(answer.head.outputs) if head.name in bare[1].outputs]
+                wanted = [index for index, head in enumerate(answer.head.outputs) if head.name in original[1].outputs]
                 heads = tuple(answer.head.outputs[index] for index in wanted)
                 data = [answer.data[index] for index in wanted]
                 answer = replace(answer, head=answer.head._replace(outputs=heads), data=data)

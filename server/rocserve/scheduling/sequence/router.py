@@ -39,10 +39,10 @@ class SequenceRouter:
     def has_sequences(self) -> bool:
         return any(version.has_sequences for version in (*self._open, *self._closing))
 
-    def find(self, sequence: SequenceId, version: str, but: SequenceScheduler) -> SequenceScheduler | None:
+    def find(self, sequence: SequenceId, version: str, exclude: SequenceScheduler) -> SequenceScheduler | None:
         """Return another version that has a sequence: one that was replaced, or is about to be. `version`: must match,
-        if the request names one; "" = it does not. `but`: the version that asks."""
-        others = (other for other in (*self._closing, *self._open) if other is not but)
+        if the request names one; "" = it does not. `exclude`: the version that asks."""
+        others = (other for other in (*self._closing, *self._open) if other is not exclude)
         fitting = (other for other in others if not version or int(version) == other.version)
         return next((other for other in fitting if other.knows(sequence)), None)
 

@@ -19,7 +19,13 @@ from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatc
 from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Alarm, Scheduler, SchedulerParts, cancelled
-from rocserve.scheduling.sequence.inputs import NOBODY, ControlTensors, SequenceInputs, SequenceResponder, StateKeeper
+from rocserve.scheduling.sequence.inputs import (
+    NULL_RESPONDER,
+    ControlTensors,
+    SequenceInputs,
+    SequenceResponder,
+    StateKeeper,
+)
 from rocserve.scheduling.sequence.table import SequenceInstance, SequenceRequest, SequenceTable, Slot
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
@@ -59,7 +65,7 @@ class DirectStrategy:
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
         """Take a batch that is ready, with controls and states. All requests must be compatible with the oldest. A row
-        of no request has the responder NOBODY."""
+        of no request has the responder NULL_RESPONDER."""
         waiting = self._waiting(instance)
         for slot in waiting:
             self._inputs.begin(slot.queue[0], slot)
@@ -72,7 +78,7 @@ class DirectStrategy:
                 request = rows[slot.index] = self._table.take(slot, now_ns / 1e9)
                 self._inputs.add_to(request)
         model = rows[oldest.index]
-        return [rows.get(index) or self._inputs.absent(model) for index in range(max(rows) + 1)]
+        return [rows.get(index) or self._inputs.padding_row(model) for index in range(max(rows) + 1)]
 
     def _waiting(self, instance: SequenceInstance) -> list[Slot]:
         return [slot for slot in instance.slots if slot.queue and not slot.busy]
@@ -167,18 +173,18 @@ class SequenceScheduler(Scheduler):
         if not is_known and not tag.starts:
             owner = self._router.find(tag.id, request.head.model_version, self)
             if owner is None:
-                raise self._table.loss(tag.id) or self._unknown(tag.id)
+                raise self._table.lost_error(tag.id) or self._unknown(tag.id)
             owner.adopt(request, responder)
             return
         if self._outage is not None:
             raise repeated(self._outage)
         now_ns = time.monotonic_ns()
-        entry = SequenceRequest.of(request, tag, responder, now_ns)
+        queued = SequenceRequest.of(request, tag, responder, now_ns)
         if self._waits_for_answers:
-            entry.responder = entry.answers = SequenceResponder(responder, entry, self._keeper, self._ended)
+            queued.responder = queued.answers = SequenceResponder(responder, queued, self._keeper, self._request_ended)
         if self._iterative:
-            entry.on_again = self._again
-        self._place(entry, now_ns / 1e9)
+            queued.on_again = self._run_again
+        self._place(queued, now_ns / 1e9)
         if is_known and tag.starts:
             self._log.warning(
                 "%ssequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence"
@@ -187,7 +193,7 @@ class SequenceScheduler(Scheduler):
                 tag.id,
                 self._config.name,
             )
-        self._mark()
+        self._schedule_pump()
 
     def _tag(self, request: InferRequest) -> SequenceTag:
         """Return the request's sequence. Raises ServeError (INVALID_ARGUMENT) if the request may not belong to it."""
@@ -219,22 +225,22 @@ class SequenceScheduler(Scheduler):
             " the first request of the sequence"
         )
 
-    def _place(self, entry: SequenceRequest, now: float) -> None:
+    def _place(self, request: SequenceRequest, now: float) -> None:
         try:
-            slot = self._table.place(entry, now)
+            slot = self._table.place(request, now)
         except QueueFull:
-            if not self._is_marked:
+            if not self._is_pump_scheduled:
                 raise
             # Requests of this turn that can run now leave their slots first.
             self._pump()
-            slot = self._table.place(entry, now)
-        entry.expires_at = entry.deadline
-        timeout = entry.plan.timeout_microseconds
+            slot = self._table.place(request, now)
+        request.expires_at = request.deadline
+        timeout = request.plan.timeout_microseconds
         if slot is None and timeout:
             limit = now + timeout / 1e6
-            entry.expires_at = limit if entry.expires_at is None else min(limit, entry.expires_at)
-        if entry.expires_at is not None:
-            self._expiring.append(entry)
+            request.expires_at = limit if request.expires_at is None else min(limit, request.expires_at)
+        if request.expires_at is not None:
+            self._expiring.append(request)
         if slot is not None:
             self._feed_slot(slot, now)
         self._watch_idle()
@@ -290,7 +296,7 @@ class SequenceScheduler(Scheduler):
     def detach(self, worker: Instance) -> None:
         """See Scheduler. The instance's sequences are lost with the worker's state of them."""
         self._lose_instance(worker, "the worker has ended")
-        self._mark()
+        self._schedule_pump()
 
     def _lose_instance(self, worker: Instance, reason: str) -> None:
         """Remove an instance and refuse its requests. May be called twice."""
@@ -299,14 +305,14 @@ class SequenceScheduler(Scheduler):
         if instance is None:
             return
         self._table.remove_instance(instance, reason)
-        for entry in instance.candidates.take(instance.candidates.count) if instance.candidates is not None else ():
-            if isinstance(entry, SequenceRequest):
-                self._refused.append((entry, self._table.loss_of(entry.tag.id, reason)))
+        for request in instance.candidates.take(instance.candidates.count) if instance.candidates is not None else ():
+            if isinstance(request, SequenceRequest):
+                self._refused.append((request, self._table.lost_sequence_error(request.tag.id, reason)))
 
     def fail_queue(self, outage: ServeError) -> None:
         self._outage = outage
         self._table.clear_backlog(outage)
-        self._mark()
+        self._schedule_pump()
 
     # Slots
 
@@ -317,14 +323,14 @@ class SequenceScheduler(Scheduler):
     def _feed_slot(self, slot: Slot, now: float) -> None:
         """Feed a slot that has changed. If its sequence has ended, the next one gets the slot."""
         if not slot.busy and not slot.instance.gone:
-            self._table.settle(slot, now)
+            self._table.advance(slot, now)
             self._strategy.feed(slot, now)
 
-    def _done(self, entry: InferRequest) -> None:
+    def _request_done(self, request: InferRequest) -> None:
         """Let the next request of a sequence run, because this one has ended."""
-        if isinstance(entry, SequenceRequest) and entry.slot is not None:
+        if isinstance(request, SequenceRequest) and request.slot is not None:
             # Only once for each request: the slot may soon be busy with another.
-            slot, entry.slot = entry.slot, None
+            slot, request.slot = request.slot, None
             slot.busy = False
             self._feed_slot(slot, time.monotonic())
 
@@ -335,12 +341,12 @@ class SequenceScheduler(Scheduler):
             batch = self._next_batch(instance, time.monotonic_ns())
             if batch is not None:
                 self._run(instance.worker, batch)
-            if self._is_marked:
+            if self._is_pump_scheduled:
                 return
 
     def _next_batch(self, instance: SequenceInstance, now_ns: int) -> FormedBatch | None:
         worker = instance.worker
-        if instance.answering or not self._pool.is_idle(worker):
+        if instance.is_answering or not self._pool.is_idle(worker):
             return None
         if self._table.deadline_count or (instance.candidates is not None and instance.candidates.deadline_count):
             self._drop_hopeless(instance, now_ns / 1e9)
@@ -352,80 +358,84 @@ class SequenceScheduler(Scheduler):
             return None
         if not self._pool.claim(worker):
             return None
-        entries: list[InferRequest] = list(self._strategy.form(instance, now_ns))
-        batch = FormedBatch(entries, now_ns)
-        for entry in entries:
-            if entry.responder is NOBODY:
-                batch.drop(entry)
-                batch.absent_rows += 1
-            elif instance.sequencer is not None and not isinstance(entry.responder, OrderedResponder):
-                entry.responder = OrderedResponder(entry.responder, instance.sequencer.ticket(), self.work_off)
+        requests: list[InferRequest] = list(self._strategy.form(instance, now_ns))
+        batch = FormedBatch(requests, now_ns)
+        for request in requests:
+            if request.responder is NULL_RESPONDER:
+                batch.drop(request)
+                batch.padding_rows += 1
+            elif instance.sequencer is not None and not isinstance(request.responder, OrderedResponder):
+                request.responder = OrderedResponder(request.responder, instance.sequencer.ticket(), self.work_off)
         self._pool.begin(worker, batch)
         return batch
 
     def _drop_hopeless(self, instance: SequenceInstance, now: float) -> None:
         """Refuse candidates that have lost their time since they left their slots."""
         candidates = instance.candidates
-        for entry in list(candidates or ()):
-            if candidates is not None and isinstance(entry, SequenceRequest) and self._table.is_hopeless(entry, now):
-                candidates.remove(entry)
-                self._refused.append((entry, deadline_exceeded()))
-                self._done(entry)
+        for request in list(candidates or ()):
+            if (
+                candidates is not None
+                and isinstance(request, SequenceRequest)
+                and self._table.is_hopeless(request, now)
+            ):
+                candidates.remove(request)
+                self._refused.append((request, deadline_exceeded()))
+                self._request_done(request)
         self._feed(instance, now)
 
     def _finish(self, worker: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """See Scheduler. If the next requests need the answers, no batch is formed until all are answered."""
         instance = self._instances.get(worker) if self._waits_for_answers else None
         if not self._waits_for_answers and not isinstance(outcome.error, WorkerGone):
-            self._freed(batch)
+            self._batch_left(batch)
         if instance is None:
             super()._finish(worker, batch, outcome)
             return
-        instance.answering = True
+        instance.is_answering = True
         try:
             super()._finish(worker, batch, outcome)
         finally:
-            instance.answering = False
-            self._mark()
+            instance.is_answering = False
+            self._schedule_pump()
 
-    def _freed(self, batch: FormedBatch) -> None:
+    def _batch_left(self, batch: FormedBatch) -> None:
         """See Scheduler. The next requests of the batch's sequences may run."""
-        for entry in batch.undropped:
-            self._done(entry)
+        for request in batch.undropped:
+            self._request_done(request)
 
-    def _take_back(self, worker: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
+    def _requeue(self, worker: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """See Scheduler. The sequences of the batch are lost."""
         self._lose_instance(worker, gone.text)
-        for entry in batch.undropped:
-            if isinstance(entry, SequenceRequest):
-                self._refused.append((entry, self._table.loss_of(entry.tag.id, gone.text)))
+        for request in batch.undropped:
+            if isinstance(request, SequenceRequest):
+                self._refused.append((request, self._table.lost_sequence_error(request.tag.id, gone.text)))
 
-    def _ended(self, entry: SequenceRequest) -> None:
+    def _request_ended(self, request: SequenceRequest) -> None:
         """Free the slot of a request that has its last answer, before the answer is sent. Called if the next request
         must wait for answers."""
-        if entry.slot is None:
+        if request.slot is None:
             return
         if self._iterative:
-            self._table.end(entry.slot, entry.tag.id)
-        self._done(entry)
-        self._mark()
+            self._table.end(request.slot, request.tag.id)
+        self._request_done(request)
+        self._schedule_pump()
 
-    def _again(self, entry: InferRequest) -> None:
+    def _run_again(self, request: InferRequest) -> None:
         """Run a request once more because its model asks for it, unchanged but for the flags."""
-        assert isinstance(entry, SequenceRequest)
-        slot, answers = entry.slot, entry.answers
-        assert slot is not None and answers is not None and entry.bare is not None, "it has run"
-        entry.slot, slot.busy = None, False
+        assert isinstance(request, SequenceRequest)
+        slot, answers = request.slot, request.answers
+        assert slot is not None and answers is not None and request.original is not None, "it has run"
+        request.slot, slot.busy = None, False
         now_ns = time.monotonic_ns()
-        again = copy(entry)
-        (again.data, again.plan), again.bare = entry.bare, None
-        again.queue_start_ns, again.tag = now_ns, SequenceTag(entry.tag.id)
+        again = copy(request)
+        (again.data, again.plan), again.original = request.original, None
+        again.queue_start_ns, again.tag = now_ns, SequenceTag(request.tag.id)
         answers.request = again
-        if not self._table.take_again(again, slot, now_ns / 1e9):
-            error = self._table.loss(again.tag.id) or self._unknown(again.tag.id)
+        if not self._table.requeue(again, slot, now_ns / 1e9):
+            error = self._table.lost_error(again.tag.id) or self._unknown(again.tag.id)
             self._refused.append((again, error))
         self._feed_slot(slot, now_ns / 1e9)
-        self._mark()
+        self._schedule_pump()
 
     # The end
 
@@ -438,48 +448,48 @@ class SequenceScheduler(Scheduler):
                 self._feed(instance, now)
         super().close(drained)
 
-    def _let_go(self) -> None:
-        super()._let_go()
+    def _break_cycles(self) -> None:
+        super()._break_cycles()
         self._idle.cancel()
         self._router.closed(self)
 
     # Time, and clients that leave
 
-    def _may_expire(self, entry: InferRequest) -> bool:
-        return entry.waiting or (isinstance(entry, SequenceRequest) and entry.bare is None)
+    def _may_expire(self, request: InferRequest) -> bool:
+        return request.waiting or (isinstance(request, SequenceRequest) and request.original is None)
 
-    def _client_left(self, entry: InferRequest) -> None:
+    def _client_left(self, request: InferRequest) -> None:
         """See Scheduler. A request that was run again has been replaced by a copy with the same client."""
-        answers = entry.answers if isinstance(entry, SequenceRequest) else None
-        super()._client_left((answers and answers.request) or entry)
+        answers = request.answers if isinstance(request, SequenceRequest) else None
+        super()._client_left((answers and answers.request) or request)
 
-    def _leave(self, entry: InferRequest) -> None:
+    def _drop_abandoned(self, request: InferRequest) -> None:
         """See Scheduler. The request's sequence ends with it."""
-        if not isinstance(entry, SequenceRequest) or self._table.cancel(entry, time.monotonic()):
+        if not isinstance(request, SequenceRequest) or self._table.cancel(request, time.monotonic()):
             return
-        candidates = entry.slot.instance.candidates if entry.slot is not None else None
-        if candidates is not None and candidates.remove(entry):
-            self._refused.append((entry, cancelled()))
-            self._done(entry)
+        candidates = request.slot.instance.candidates if request.slot is not None else None
+        if candidates is not None and candidates.remove(request):
+            self._refused.append((request, cancelled()))
+            self._request_done(request)
 
-    def _time_out(self, entry: InferRequest, now: float) -> None:
-        assert isinstance(entry, SequenceRequest)
-        deadline = entry.deadline
+    def _time_out(self, request: InferRequest, now: float) -> None:
+        assert isinstance(request, SequenceRequest)
+        deadline = request.deadline
         if deadline is not None and deadline <= now:
-            self._leave(entry)
+            self._drop_abandoned(request)
         else:
-            self._table.expire(entry)
+            self._table.expire(request)
 
     def _watch_idle(self) -> None:
         if not self._idle.is_set:
-            reap_at = self._table.reap(time.monotonic(), self._idle_seconds)
-            if reap_at is not None:
-                self._idle.set(reap_at, self._reap)
+            end_at = self._table.end_idle(time.monotonic(), self._idle_seconds)
+            if end_at is not None:
+                self._idle.set(end_at, self._end_idle)
 
-    def _reap(self) -> None:
-        self._idle.fired()
+    def _end_idle(self) -> None:
+        self._idle.reset()
         self._watch_idle()
         now = time.monotonic()
         for instance in self._table.instances:
             self._feed(instance, now)
-        self._mark()
+        self._schedule_pump()

@@ -57,7 +57,7 @@ class SequenceRequest(InferRequest):
     cancelled: bool = False
     answers: SequenceResponder | None = None
     """Takes its answers; stays with the request if it is run again."""
-    bare: tuple[Sequence[Buffer], RequestPlan] | None = None
+    original: tuple[Sequence[Buffer], RequestPlan] | None = None
     """Its data and plan from before controls and states were added."""
 
 
@@ -90,7 +90,7 @@ class SequenceInstance:
     candidates: RequestQueue | None = None
     """The requests that slots have handed to the dynamic batcher; None with the direct strategy."""
     gone: bool = False
-    answering: bool = False
+    is_answering: bool = False
     """A batch is being answered: the next one is formed after that."""
     sequencer: ResponseSequencer | None = None
     """None = responses need no order."""
@@ -145,12 +145,12 @@ class SequenceTable:
     def is_empty(self) -> bool:
         return not self._places and not self.count
 
-    def loss(self, sequence: SequenceId) -> ServeError | None:
+    def lost_error(self, sequence: SequenceId) -> ServeError | None:
         """Return the error for requests of a lost sequence; None if it was not lost, or was forgotten."""
         reason = self._lost.get(sequence)
-        return None if reason is None else self.loss_of(sequence, reason)
+        return None if reason is None else self.lost_sequence_error(sequence, reason)
 
-    def loss_of(self, sequence: SequenceId, reason: str) -> ServeError:
+    def lost_sequence_error(self, sequence: SequenceId, reason: str) -> ServeError:
         return unavailable(
             f"sequence {sequence} of model '{self._model}' has been lost with the worker that ran it, start it again:"
             f" {reason}"
@@ -209,7 +209,7 @@ class SequenceTable:
 
     # Slots
 
-    def settle(self, slot: Slot, now: float) -> None:
+    def advance(self, slot: Slot, now: float) -> None:
         """Give the slot to the next sequence if its own has ended, or if nobody waits for its next request."""
         while self._has_ended(slot, now) if slot.queue else slot.forced_end:
             self._release(slot, now)
@@ -235,7 +235,7 @@ class SequenceTable:
             self._release(slot, now)
         return request
 
-    def take_again(self, request: SequenceRequest, slot: Slot, now: float) -> bool:
+    def requeue(self, request: SequenceRequest, slot: Slot, now: float) -> bool:
         """Queue a request that has run and must run again. Returns False if its sequence no longer has the slot."""
         sequence = request.tag.id
         if slot.instance.gone or slot.sequence != sequence:
@@ -292,14 +292,14 @@ class SequenceTable:
         """Lose an instance's sequences, and refuse their requests."""
         instance.gone = True
         self.instances.remove(instance)
-        self._ready = [entry for entry in self._ready if entry[2].instance is not instance]
+        self._ready = [ready for ready in self._ready if ready[2].instance is not instance]
         heapq.heapify(self._ready)
         for slot in instance.slots:
             if slot.sequence is not None:
                 if self._places.get(slot.sequence) is slot:
                     self._forget(slot.sequence)
                     self._lost[slot.sequence] = reason
-                self._refuse(slot.queue, self.loss_of(slot.sequence, reason))
+                self._refuse(slot.queue, self.lost_sequence_error(slot.sequence, reason))
             slot.sequence = None
         # The slots refer to the instance: the cycle would last until the next garbage collection.
         instance.slots = []
@@ -325,7 +325,7 @@ class SequenceTable:
         place, deadline = request.place, request.deadline
         if isinstance(place, Slot):
             request.cancelled = True
-            self.settle(place, now)
+            self.advance(place, now)
         elif place is not None:
             is_late = deadline is not None and deadline <= now
             self._refuse_backlog(place, deadline_exceeded() if is_late else cancelled())
@@ -336,7 +336,7 @@ class SequenceTable:
         if isinstance(request.place, Backlog):
             self._refuse_backlog(request.place, unavailable("timeout of the corresponding sequence has been expired"))
 
-    def reap(self, now: float, idle_seconds: float) -> float | None:
+    def end_idle(self, now: float, idle_seconds: float) -> float | None:
         """End the sequences that were unused for `idle_seconds`. Returns when to call again, in time.monotonic(); None
         = no sequence is left."""
         while self._last_used:
@@ -351,7 +351,7 @@ class SequenceTable:
                 self._use(sequence, now)
             else:
                 self.end(slot, sequence)
-                self.settle(slot, now)
+                self.advance(slot, now)
         return None
 
     def waiting(self) -> Iterator[SequenceRequest]:
