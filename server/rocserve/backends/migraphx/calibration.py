@@ -157,11 +157,9 @@ class CalibrationInput:
 def read_calibration(
     model_folder: Path, recipe: ProgramRecipe, parameters: Mapping[str, ProgramTensor]
 ) -> Sequence[Mapping[str, Array]]:
-    """Return the inputs of each calibration run, at least one run.
-
-    If the samples do not fill the last batch, the first samples fill it. The program's `parameters` may be fewer than
-    the model's inputs. Raises ServeError (INVALID_ARGUMENT) if the data cannot be read, or do not fit the inputs.
-    """
+    """Return the inputs of each calibration run, at least one run. If the samples do not fill the last batch, the first
+    samples fill it. The program's `parameters` may be fewer than the model's inputs. Raises ServeError
+    (INVALID_ARGUMENT) if the data cannot be read, or do not fit the inputs."""
     inputs = {}
     for name, tensor in parameters.items():
         dtype = NUMPY_DTYPES.get(tensor.datatype)
@@ -210,7 +208,6 @@ class _Reader:
     data: Path
     options: CompileOptions
     names: Collection[str]
-    """The names of the model's inputs."""
     inputs: Mapping[str, CalibrationInput]
 
     def read(self) -> dict[str, Array]:

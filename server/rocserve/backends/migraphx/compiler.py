@@ -55,12 +55,9 @@ class ProgramCompiler:
         low_priority: bool = False,
         report: Callable[[str], None] | None = None,
     ) -> CachedProgram:
-        """Return the program, which stays in the cache as long as the result lives.
-
-        `timeout_seconds` limits the compile without the wait for other processes; 0 = no limit. `report` replaces the
-        runner's. Raises JobError if the compile fails, times out or is called off; ServeError if the cache cannot store
-        the program.
-        """
+        """Return the program, which stays in the cache as long as the result lives. `timeout_seconds` limits the
+        compile without the wait for other processes; 0 = no limit. `report` replaces the runner's. Raises JobError if
+        the compile fails, times out or is called off; ServeError if the cache cannot store the program."""
 
         variables = {}
         if recipe.options.target is Target.GPU:

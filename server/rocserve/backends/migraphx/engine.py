@@ -83,11 +83,9 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
 
 
 def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the names of inputs and outputs.
-
-    A program knows its inputs' names but not their order, and its outputs' order but not their names. The names come
-    from the configuration, else from the ONNX file next to the program; else outputs are output_0, output_1 and so on.
-    """
+    """Return the names of inputs and outputs. A program knows its inputs' names but not their order, and its outputs'
+    order but not their names. The names come from the configuration, else from the ONNX file next to the program; else
+    outputs are output_0, output_1 and so on."""
     config = context.model.config
     sibling, graph = sibling_model(path), None
     with suppress(ServeError):
@@ -113,12 +111,9 @@ _PROGRAM_FILES = "migraphx"
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Load a model; `configuration/` describes its parameters.
-
-    The model is ready with its first program; more programs may follow while it serves. Raises ServeError if MIGraphX
-    cannot be used here or cannot compile the model (with MIGraphX's own text and a remedy), if the file or the
-    configuration is wrong, or if memory does not suffice.
-    """
+    """Load a model; `configuration/` describes its parameters. The model is ready with its first program; more programs
+    may follow while it serves. Raises ServeError if MIGraphX cannot be used here or cannot compile the model (with
+    MIGraphX's own text and a remedy), if the file or the configuration is wrong, or if memory does not suffice."""
     context = open_compile_context(model, _LOG)
     if model.config.backend != _PROGRAM_FILES:
         return load_compiled(context)

@@ -45,13 +45,11 @@ class MigraphxInstallation:
 def find_installation(
     settings: EngineSettings, environment: Mapping[str, str] = os.environ, system: Path = Path("/")
 ) -> MigraphxInstallation:
-    """Find MIGraphX's C library and Python module.
-
-    The library is searched in the root that the settings or $ROCSERVE_MIGRAPHX_ROOT name, and then nowhere else;
-    without a root in $ROCM_PATH, $LD_LIBRARY_PATH, the wheel migraphx-libs, /opt/rocm, its newest extras-*, the newest
-    /opt/rocm-* and the dynamic loader's cache, in this order. The Python module is searched next to the library, then
-    on this interpreter's path. Raises ServeError (UNAVAILABLE) with the searched places if neither was found.
-    """
+    """Find MIGraphX's C library and Python module. The library is searched in the root that the settings or
+    $ROCSERVE_MIGRAPHX_ROOT name, and then nowhere else; without a root in $ROCM_PATH, $LD_LIBRARY_PATH, the wheel
+    migraphx-libs, /opt/rocm, its newest extras-*, the newest /opt/rocm-* and the dynamic loader's cache, in this order.
+    The Python module is searched next to the library, then on this interpreter's path. Raises ServeError (UNAVAILABLE)
+    with the searched places if neither was found."""
     root = settings.migraphx_root or environment.get(ROOT_VARIABLE, "")
     named_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
     named = ((Path(root) / name, named_by) for name in _ROOT_LIBRARIES)

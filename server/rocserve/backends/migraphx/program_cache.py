@@ -176,11 +176,9 @@ def open_cache(settings: EngineSettings, warn: Callable[[str], None] = lambda te
 
 
 class ProgramCache:
-    """Finds, builds and removes compiled programs by their recipes' keys.
-
-    If its folder cannot be written or its disk is full, its programs are still used, and new ones go to a spare folder
-    among the temporary files: the cache's state keeps no model from being served.
-    """
+    """Finds, builds and removes compiled programs by their recipes' keys. If its folder cannot be written or its disk
+    is full, its programs are still used, and new ones go to a spare folder among the temporary files: the cache's state
+    keeps no model from being served."""
 
     def __init__(
         self,
@@ -217,11 +215,8 @@ class ProgramCache:
         self, key: str, build: Callable[[Path], ProgramAbout], waiting: Callable[[], None]
     ) -> CachedProgram:
         """Return the program; if it is missing or damaged, `build` writes it to a path and describes it, in one process
-        at a time.
-
-        The other processes call `waiting` repeatedly. Errors of both functions are passed on. Raises ServeError
-        (UNAVAILABLE) if no folder can store the program.
-        """
+        at a time. The other processes call `waiting` repeatedly. Errors of both functions are passed on. Raises
+        ServeError (UNAVAILABLE) if no folder can store the program."""
 
         def make(folder: Path) -> None:
             try:

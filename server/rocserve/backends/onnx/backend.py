@@ -64,7 +64,6 @@ _ONNX_BFLOAT16 = 16
 
 
 def session_run(session: Any, signature: Signature) -> Run:
-    """Return the run function for the session's datatypes."""
     tensors = (*signature.inputs, *signature.outputs)
     if not any(spec.datatype is DataType.BF16 for spec in tensors):
         run: Run = session.run
@@ -163,12 +162,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Load a model.
-
-    Parameters: those of `providers` and `session_options`; if a provider compiles each shape, also `batch_sizes`,
-    `batch` and `pad_batch`. Raises ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError
-    (UNAVAILABLE) if the execution provider is missing or does not start.
-    """
+    """Load a model. Parameters: those of `providers` and `session_options`; if a provider compiles each shape, also
+    `batch_sizes`, `batch` and `pad_batch`. Raises ServeError (INVALID_ARGUMENT) if the file or the configuration is
+    wrong, ServeError (UNAVAILABLE) if the execution provider is missing or does not start."""
     plan = plan_providers(model, onnxruntime.get_available_providers())
     # Parameters of MIGraphX without effect here are logged. Models at fixed batch sizes use those for sizes.
     names = PARAMETERS | {"target"}
@@ -248,12 +244,9 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
 
 
 def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> OnnxModel:
-    """Open a session per batch size before the first request, for a provider that compiles each shape.
-
-    Such a provider keeps one program per session, and compiles again for every other shape. Varying dimensions with a
-    name are fixed when the session is opened, which compiles it; else the warm-up compiles it. Raises ServeError like
-    `load`.
-    """
+    """Open a session per batch size before the first request, for a provider that compiles each shape. Such a provider
+    keeps one program per session, and compiles again for every other shape. Varying dimensions with a name are fixed
+    when the session is opened, which compiles it; else the warm-up compiles it. Raises ServeError like `load`."""
     session = opener.open_for_signature()
     signature = session_signature(session, model.config)
     inputs = {node.name: tuple(node.shape) for node in session.get_inputs()}
@@ -302,7 +295,6 @@ class OnnxModel:
     signature: Signature
     _config: ModelConfig
     properties: Mapping[str, str]
-    """The facts in the model's metadata."""
     _sizes: Sequence[int] = ()
     """The batch sizes of its sessions, each of which is warmed up; empty = any."""
     _placed: PlacedRun | None = None

@@ -79,11 +79,9 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
 
 @contextmanager
 def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
-    """Yield the model file for a session with these onnxruntime.SessionOptions, whose weights nobody overwrites.
-
-    The weights come from memory, or from copies that are deleted afterwards (mapped pages remain). Raises OSError if a
-    file cannot be read, ServeError (UNAVAILABLE) if a file cannot be copied.
-    """
+    """Yield the model file for a session with these onnxruntime.SessionOptions, whose weights nobody overwrites. The
+    weights come from memory, or from copies that are deleted afterwards (mapped pages remain). Raises OSError if a file
+    cannot be read, ServeError (UNAVAILABLE) if a file cannot be copied."""
     with ExitStack() as opened:
         if weights.files and weights.in_memory:
             contents = [opened.enter_context(_mapped(path)) for path in weights.files.values()]

@@ -296,12 +296,9 @@ BATCHES_ON_GPU = 2
 
 
 class DeviceStream:
-    """Holds a stream of PyTorch's on the instance's GPU for the model's sessions.
-
-    ONNX Runtime computes on a given stream; PyTorch provides streams, memory and graphs. So batches run like those of
-    the pytorch backend: at fixed sizes, from pinned memory, through captured graphs, two in flight, with tensors that
-    may stay on the GPU.
-    """
+    """Holds a stream of PyTorch's on the instance's GPU for the model's sessions. ONNX Runtime computes on a given
+    stream; PyTorch provides streams, memory and graphs. So batches run like those of the pytorch backend: at fixed
+    sizes, from pinned memory, through captured graphs, two in flight, with tensors that may stay on the GPU."""
 
     def __init__(self, model: ModelSource, plan: ProviderPlan) -> None:
         """Raises RuntimeError if PyTorch cannot use the GPU."""
@@ -434,7 +431,6 @@ class _DeviceSessions:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn a batch's errors into ServeErrors."""
         import torch
 
         try:

@@ -82,14 +82,12 @@ def switches(*names: str, on: str = "1", off: str = "0") -> Mapping[str, Reader]
 
 
 def count(text: str) -> str:
-    """Accept a whole number."""
     if not (text.isascii() and text.isdecimal() and len(text) <= 20):
         raise ValueError("a whole number")
     return text
 
 
 def words(text: str) -> str:
-    """Accept any text but the empty one."""
     if not text:
         raise ValueError("given")
     return text

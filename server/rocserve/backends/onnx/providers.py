@@ -191,12 +191,9 @@ _OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
 
 
 def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights) -> ProviderPlan:
-    """Give each provider that stores compiled programs a folder in the cache.
-
-    The folder belongs to one model compiled with one set of options, because the providers' own file names depend
-    neither on the weights nor on the precision. Sets environment variables of this process. Raises ServeError
-    (UNAVAILABLE) if the cache cannot be used.
-    """
+    """Give each provider that stores compiled programs a folder in the cache. The folder belongs to one model compiled
+    with one set of options, because the providers' own file names depend neither on the weights nor on the precision.
+    Sets environment variables of this process. Raises ServeError (UNAVAILABLE) if the cache cannot be used."""
     if not any(provider.keeps_compiled for provider in plan.providers):
         return plan
     # AMD's image for Triton names a folder for the provider's files; they stay there.

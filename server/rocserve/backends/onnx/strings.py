@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 _FIRST_STAND_IN = 0x10F780
-"""The stand-in for the byte 0x80."""
 _FIRST_SURROGATE = 0xDC80
 _STAND_INS = re.compile(f"[{chr(_FIRST_STAND_IN)}-{chr(_FIRST_STAND_IN + 0x7F)}]")
 _TO_STAND_INS = {_FIRST_SURROGATE + byte: _FIRST_STAND_IN + byte for byte in range(0x80)}

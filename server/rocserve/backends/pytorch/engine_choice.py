@@ -54,13 +54,11 @@ _INSTALL = (
 
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
-    """Choose by the parameter `engine`: auto (also the default), eager, inductor, migraphx or migraphx-onnx.
-
-    Auto is migraphx, with eager as the fallback, if an AMD GPU and all that migraphx needs are available; else eager,
-    with the CPU as the fallback. A model of KIND_MODEL, whose parts stay on the devices that its file names, gets eager
-    without a fallback. Raises ServeError (INVALID_ARGUMENT) for another engine, ServeError (UNAVAILABLE) if PyTorch is
-    not installed, or if the configuration names a MIGraphX engine and MIGraphX is not installed.
-    """
+    """Choose by the parameter `engine`: auto (also the default), eager, inductor, migraphx or migraphx-onnx. Auto is
+    migraphx, with eager as the fallback, if an AMD GPU and all that migraphx needs are available; else eager, with the
+    CPU as the fallback. A model of KIND_MODEL, whose parts stay on the devices that its file names, gets eager without
+    a fallback. Raises ServeError (INVALID_ARGUMENT) for another engine, ServeError (UNAVAILABLE) if PyTorch is not
+    installed, or if the configuration names a MIGraphX engine and MIGraphX is not installed."""
     wanted = read_choice(config, "engine", "auto", _NAMES)
     if not machine.is_installed("torch"):
         raise unavailable(f"model '{config.name}' needs PyTorch, which is not installed; {_INSTALL}")

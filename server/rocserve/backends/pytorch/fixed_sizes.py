@@ -160,13 +160,10 @@ def sized_executions(
     report: Callable[[str], None],
     stream: Any = None,
 ) -> list[SizedExecution]:
-    """Make `count` executions of the ascending `sizes`, as many sizes as fit into memory.
-
-    `call` computes the outputs from inputs on the GPU, on the current stream. `specs`: the inputs in the program's
-    order, with fixed dimensions apart from the batch. `captures`: whether graphs are captured. `stream`: the stream for
-    the captures; None = a new one. Any exception is possible if the program cannot be captured, or memory does not
-    suffice for the first size.
-    """
+    """Make `count` executions of the ascending `sizes`, as many sizes as fit into memory. `call` computes the outputs
+    from inputs on the GPU, on the current stream. `specs`: the inputs in the program's order, with fixed dimensions
+    apart from the batch. `captures`: whether graphs are captured. `stream`: the stream for the captures; None = a new
+    one. Any exception is possible if the program cannot be captured, or memory does not suffice for the first size."""
     computed = torch.cuda.Event()
     executions = [SizedExecution(model, computed) for _ in range(count)]
     # All captures use one stream, so that a graph may reuse the memory of another.

@@ -50,11 +50,9 @@ _WORK = "work"
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Load a model; `parameters` describes its parameters. A package is compiled already, and runs unchanged.
-
-    Raises ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if there is
-    no C++ compiler, or Inductor cannot compile the program.
-    """
+    """Load a model; `parameters` describes its parameters. A package is compiled already, and runs unchanged. Raises
+    ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if there is no C++
+    compiler, or Inductor cannot compile the program."""
     if file_kind(model.model_file) is FileKind.PACKAGE:
         return eager.load(model)
     require_exported(model, "inductor")

@@ -43,12 +43,10 @@ def machine_parts(device: Any) -> tuple[str, ...]:
 
 
 def written_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: Callable[[Path], Job]) -> Path:
-    """Return the folder with a job's files; the job runs if the cache has none.
-
-    `kind` begins the folder's name. `parts`: everything that the files depend on, in addition to the model's file.
-    `job` makes the job, which writes into a folder and returns Written. Raises ServeError if the job fails or takes
-    longer than the parameter `compile_timeout_secs`, or if the cache cannot be used.
-    """
+    """Return the folder with a job's files; the job runs if the cache has none. `kind` begins the folder's name.
+    `parts`: everything that the files depend on, in addition to the model's file. `job` makes the job, which writes
+    into a folder and returns Written. Raises ServeError if the job fails or takes longer than the parameter
+    `compile_timeout_secs`, or if the cache cannot be used."""
 
     def make(folder: Path) -> None:
         with machine_semaphore().acquired(False, lambda: None):

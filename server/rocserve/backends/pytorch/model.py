@@ -212,7 +212,6 @@ class TorchModel:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn PyTorch's errors of a batch into ServeErrors."""
         try:
             yield
         except ServeError:

@@ -29,11 +29,9 @@ _LARGEST_BYTES = 1 << 31
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Load a model; migraphx/configuration describes its parameters.
-
-    Raises ServeError (INVALID_ARGUMENT) if the file or the configuration is wrong, ServeError (UNAVAILABLE) if the
-    program cannot be written as ONNX, or MIGraphX cannot be used or cannot compile it.
-    """
+    """Load a model; migraphx/configuration describes its parameters. Raises ServeError (INVALID_ARGUMENT) if the file
+    or the configuration is wrong, ServeError (UNAVAILABLE) if the program cannot be written as ONNX, or MIGraphX cannot
+    be used or cannot compile it."""
     require_exported(model, "migraphx-onnx")
     context = open_compile_context(model, _LOG)
     inputs = tuple(entry.name for entry in model.config.inputs)

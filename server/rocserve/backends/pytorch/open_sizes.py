@@ -59,12 +59,9 @@ def check_sizes(
     made: str = "exported",
 ) -> None:
     """Check the inputs' sizes, like the program itself does: Inductor's compiled code would read beyond the inputs'
-    ends.
-
-    `names`: of the inputs. `sizes`: for each dimension of each input how it varies. `conditions`: further conditions of
-    the sizes. `made`: the verb for how the program got its bounds. Raises ServeError (INVALID_ARGUMENT) if sizes do not
-    agree, or exceed the bounds of the program.
-    """
+    ends. `names`: of the inputs. `sizes`: for each dimension of each input how it varies. `conditions`: further
+    conditions of the sizes. `made`: the verb for how the program got its bounds. Raises ServeError (INVALID_ARGUMENT)
+    if sizes do not agree, or exceed the bounds of the program."""
     numbers: dict[str, tuple[int, str]] = {}
     for name, open_sizes, value in zip(names, sizes, values, strict=True):
         for dimension, (own, size) in enumerate(zip(open_sizes, value.shape, strict=True)):
@@ -103,11 +100,9 @@ _LARGEST_POWER = 8
 
 
 class SizeCondition:
-    """A condition of the sizes of a program's inputs, e.g. `size_0_0 == (size_1_0 + 1) // 2`.
-
-    `size_1_0` is dimension 0 of the second input. A condition consists of integer arithmetic, comparisons, `and` and
-    `or`. It is parsed, and never executed.
-    """
+    """A condition of the sizes of a program's inputs, e.g. `size_0_0 == (size_1_0 + 1) // 2`. `size_1_0` is dimension 0
+    of the second input. A condition consists of integer arithmetic, comparisons, `and` and `or`. It is parsed, and
+    never executed."""
 
     def __init__(self, text: str) -> None:
         """Raises ValueError if the text holds anything else."""

@@ -192,12 +192,9 @@ def open_placed(path: Path, dtype: torch.dtype | None) -> Program:
 def open_exported(
     exported: Any, dtype: torch.dtype | None = None, compiled: Callable[[Any], Callable[..., Any]] | None = None
 ) -> Program:
-    """Open a program of torch.export.
-
-    `dtype`: of the weights and the computation; None = the file's. `compiled` replaces the program's module by another
-    callable. Raises ServeError like `exported_program`, and ServeError (INVALID_ARGUMENT) if PyTorch cannot make a
-    module of the program.
-    """
+    """Open a program of torch.export. `dtype`: of the weights and the computation; None = the file's. `compiled`
+    replaces the program's module by another callable. Raises ServeError like `exported_program`, and ServeError
+    (INVALID_ARGUMENT) if PyTorch cannot make a module of the program."""
     try:
         module = exported.module()
     except Exception as error:
@@ -317,13 +314,10 @@ def _guarded_paths(exported: Any) -> Iterator[tuple[str, int]]:
 
 
 def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
-    """Open a TorchScript program.
-
-    `device`: None = each part stays on the device that the file names, and inputs are on the CPU. `dtype`: of the
-    weights and the computation; None = the file's. `keys`: the configuration's input names, for a `forward` that takes
-    a dict or has optional inputs. Raises ServeError (INVALID_ARGUMENT) if PyTorch cannot read the file, or the program
-    takes anything but tensors and strings.
-    """
+    """Open a TorchScript program. `device`: None = each part stays on the device that the file names, and inputs are on
+    the CPU. `dtype`: of the weights and the computation; None = the file's. `keys`: the configuration's input names,
+    for a `forward` that takes a dict or has optional inputs. Raises ServeError (INVALID_ARGUMENT) if PyTorch cannot
+    read the file, or the program takes anything but tensors and strings."""
     try:
         module = torch.jit.load(path, map_location=device)
         if hasattr(module, "training"):  # A frozen module has no modes.
@@ -367,12 +361,10 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
 
 
 def open_package(path: Path, device: torch.device | None, checks: bool = True) -> Program:
-    """Open a package of AOTInductor.
-
-    `device`: None = the first device of the kind that the package was compiled for; inputs are moved there. `checks`:
-    whether inputs are compared with the package's source. Raises ServeError (INVALID_ARGUMENT) if PyTorch cannot load
-    the package or the package lacks its source, ServeError (UNAVAILABLE) if it is compiled for another kind of device.
-    """
+    """Open a package of AOTInductor. `device`: None = the first device of the kind that the package was compiled for;
+    inputs are moved there. `checks`: whether inputs are compared with the package's source. Raises ServeError
+    (INVALID_ARGUMENT) if PyTorch cannot load the package or the package lacks its source, ServeError (UNAVAILABLE) if
+    it is compiled for another kind of device."""
     index = -1 if device is None or device.index is None else device.index
     try:
         if (device is None or device.type != _CPU.type) and torch.cuda.is_available():

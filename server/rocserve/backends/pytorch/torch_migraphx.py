@@ -49,7 +49,6 @@ _MODULE = "torch_migraphx"
 _MIGRAPHX = "migraphx"
 """MIGraphX's Python module, and the name of the compiler that torch_migraphx registers."""
 _EXTENSIONS = "torch-extensions"
-"""A folder in the cache."""
 _EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
 """PyTorch's variable for its build folder. If the server's environment sets it, it replaces the cache's folder."""
 _TOLERANCES = {"fp32": 0.02, "fp16": 0.02, "bf16": 0.15, "int8": 0.11}
@@ -143,13 +142,10 @@ def lowered_folder(model: ModelSource, precision: str, device: torch.device, sha
 
 
 def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], saves: bool = False) -> Program:
-    """Open a program that runs lowered.
-
-    Shapes that are not in `lowered` are lowered when a request first has them; of these the `MOST_SIZES` most recently
-    used are kept. `lowered`: the files by shapes. `saves`: whether the files are written instead of read. If
-    the results for shapes that are not in `lowered` differ too much from PyTorch's, each call with these shapes raises
-    ServeError (UNAVAILABLE).
-    """
+    """Open a program that runs lowered. Shapes that are not in `lowered` are lowered when a request first has them; of
+    these the `MOST_SIZES` most recently used are kept. `lowered`: the files by shapes. `saves`: whether the files are
+    written instead of read. If the results for shapes that are not in `lowered` differ too much from PyTorch's, each
+    call with these shapes raises ServeError (UNAVAILABLE)."""
     options: Mapping[str, Any] = {precision: True} if precision in DTYPES else {}
 
     def compiled(module: Any) -> Callable[..., Any]:

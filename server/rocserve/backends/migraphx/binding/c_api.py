@@ -90,12 +90,10 @@ class Library:
             raise MigraphxError(f"this version of MIGraphX cannot do it: its C API has no migraphx_{name}") from None
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function; raise MigraphxError with MIGraphX's text if it fails.
-
-        Standard error is captured only during the functions in `MADE_ONCE`, one call at a time: if a run kills the
-        process, its last output (a GPU driver's, say) still reaches the log. A failed call of another function is
-        repeated with standard error captured, to get MIGraphX's text; if the second call succeeds, its result counts.
-        """
+        """Call a function; raise MigraphxError with MIGraphX's text if it fails. Standard error is captured only during
+        the functions in `MADE_ONCE`, one call at a time: if a run kills the process, its last output (a GPU driver's,
+        say) still reaches the log. A failed call of another function is repeated with standard error captured, to get
+        MIGraphX's text; if the second call succeeds, its result counts."""
         function = self.function(name)
         passed = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
         if name not in MADE_ONCE and function(*passed) == 0:
@@ -347,10 +345,9 @@ class CProgram(Program):
 
 
 class _Arguments:
-    """Holds a program's arguments, which share the arrays' memory. An array at an unchanged address is not bound again.
-
-    Neither MIGraphX nor this class keeps the arrays alive: they must live until the call that takes `handle` returns.
-    """
+    """Holds a program's arguments, which share the arrays' memory. An array at an unchanged address is not bound
+    again. Neither MIGraphX nor this class keeps the arrays alive: they must live until the call that takes `handle`
+    returns."""
 
     def __init__(self, library: Library, tensors: Mapping[str, ProgramTensor]) -> None:
         self._library = library

@@ -74,8 +74,6 @@ Dimension = int | DimensionRange
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
-    """A parameter or an output of a program."""
-
     name: str
     """"" for outputs because a program does not know their names."""
     datatype: str
@@ -155,11 +153,8 @@ class Program(abc.ABC):
                 self._drop_results()
 
     def run_into(self, inputs: Mapping[str, Array], outputs: Sequence[Array | None]) -> None:
-        """Run the program into C-contiguous arrays of the outputs' shapes and datatypes.
-
-        An array with fewer rows (first dimension) than its output gets the output's first rows. None discards the
-        output.
-        """
+        """Run the program into C-contiguous arrays of the outputs' shapes and datatypes. An array with fewer rows
+        (first dimension) than its output gets the output's first rows. None discards the output."""
         with self._lock:
             self._require_ready(inputs)
             if len(outputs) != len(self.outputs):

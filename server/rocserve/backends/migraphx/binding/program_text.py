@@ -40,7 +40,6 @@ class PrintedInstruction:
 
     @property
     def title(self) -> str:
-        """The name under which instructions are counted."""
         return f"{self.operator} {self.symbol}" if self.symbol else self.operator
 
     @property
@@ -83,10 +82,8 @@ def plain_operator(operator: str) -> str:
 
 
 def fused_operators(symbol: str, known: frozenset[str]) -> tuple[str, ...]:
-    """Return the operators in a fused kernel's name: mlir_convolution_add_relu -> convolution, add, relu.
-
-    `known`: the operator names that may contain underscores. The rest of the name is split at each underscore.
-    """
+    """Return the operators in a fused kernel's name: mlir_convolution_add_relu -> convolution, add, relu. `known`: the
+    operator names that may contain underscores. The rest of the name is split at each underscore."""
     words = symbol.removeprefix("mlir_").removesuffix("_kernel").split("_")
     found: list[str] = []
     while words:

@@ -160,12 +160,9 @@ def refusal(model_name: str, recipe: ProgramRecipe, own_size: int, reason: str) 
 
 def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str], precision: Precision) -> str:
     """Return which output differs from the output at the file's own batch size, and how; "" = none. `own`: the program
-    of that size.
-
-    MIGraphX accepts any batch size for any graph, even if the graph then computes something else: a Reshape to a
-    constant shape or a sum over the batch gives other numbers, or none. So each row of random input must give the same
-    result as in a batch of the file's own size, next to other rows.
-    """
+    of that size. MIGraphX accepts any batch size for any graph, even if the graph then computes something else: a
+    Reshape to a constant shape or a sum over the batch gives other numbers, or none. So each row of random input must
+    give the same result as in a batch of the file's own size, next to other rows."""
     samples = Samples(_SEED)
     inputs = samples.inputs(program.parameters)
     found = program.run(inputs)
@@ -194,11 +191,8 @@ def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str
 
 def distance(found: Array, expected: Array, datatype: str) -> float:
     """Return the relative error: for floats the norm of the difference divided by the norm of `expected`, for other
-    types the share of different elements.
-
-    `datatype` is MIGraphX's name. The result is infinite if shapes differ, or other elements are NaN or infinite than
-    expected; it is never NaN.
-    """
+    types the share of different elements. `datatype` is MIGraphX's name. The result is infinite if shapes differ, or
+    other elements are NaN or infinite than expected; it is never NaN."""
     if found.shape != expected.shape:
         return float("inf")
     if found.size == 0 or found.tobytes() == expected.tobytes():

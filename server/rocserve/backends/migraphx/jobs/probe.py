@@ -66,11 +66,8 @@ _HALF_TO_ONE: Mapping[str, tuple[int, int]] = {
 
 class Samples:
     """Makes random inputs that try a program: different inputs in each call, but the same in every process with the
-    same seed.
-
-    Graphs accept the values: floats lie between 0 and 1 (logarithms and roots exist, and images look like this),
-    integers are 0 or 1 (they may be indices, masks or counts).
-    """
+    same seed. Graphs accept the values: floats lie between 0 and 1 (logarithms and roots exist, and images look like
+    this), integers are 0 or 1 (they may be indices, masks or counts)."""
 
     def __init__(self, seed: int = 0) -> None:
         self._generator = np.random.default_rng(seed)

@@ -70,18 +70,14 @@ class TensorflowNode:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The nodes whose outputs this node reads."""
         return tuple(source.partition(":")[0] for source in self.inputs if not source.startswith("^"))
 
 
 def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
-    """Return the graph's inputs and outputs.
-
-    Inputs are the placeholders in the file's order; images keep the graph's layout. Outputs are the `wanted` nodes if
-    all of them exist, else the nodes that no other node reads, in the file's order. Raises ServeError
-    (INVALID_ARGUMENT) if the file is unreadable, damaged or no frozen graph, if MIGraphX does not take a placeholder's
-    type, or if an output depends on an operator that MIGraphX misreads.
-    """
+    """Return the graph's inputs and outputs. Inputs are the placeholders in the file's order; images keep the graph's
+    layout. Outputs are the `wanted` nodes if all of them exist, else the nodes that no other node reads, in the file's
+    order. Raises ServeError (INVALID_ARGUMENT) if the file is unreadable, damaged or no frozen graph, if MIGraphX does
+    not take a placeholder's type, or if an output depends on an operator that MIGraphX misreads."""
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise _wrong(path, "has more than the 2 GB that the format can have")
@@ -164,12 +160,10 @@ _MOST = (1 << 64) - 1
 
 
 class _Fields:
-    """Parses a protobuf message: each field's values by its number.
-
-    A value is an unsigned number, or the bytes of a text, a message, a packed list or a fixed-size number. If a field
-    is repeated, the last value counts. Raises WireError if the message ends within a field, has bytes that begin no
-    field, holds a group (long obsolete), or has a number where a message must be.
-    """
+    """Parses a protobuf message: each field's values by its number. A value is an unsigned number, or the bytes of a
+    text, a message, a packed list or a fixed-size number. If a field is repeated, the last value counts. Raises
+    WireError if the message ends within a field, has bytes that begin no field, holds a group (long obsolete), or has a
+    number where a message must be."""
 
     def __init__(self, message: memoryview) -> None:
         self.values: defaultdict[int, list[int | memoryview]] = defaultdict(list)

@@ -58,7 +58,6 @@ class ProgramPlan:
     weight_bytes: int
     """Size of the weights in the model's file."""
     is_quantised: bool = False
-    """Whether the file holds quantising operators."""
 
 
 def plan_programs(

@@ -28,7 +28,6 @@ class ProgramEnvironment:
     """The properties of the machine and its software that a compiled program depends on."""
 
     migraphx_version: str
-    """The library's version, e.g. "2.14.0"."""
     rocm_version: str = ""
     """"" = the target does not use ROCm."""
     gpu_architecture: str = ""

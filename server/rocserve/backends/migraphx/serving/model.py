@@ -133,7 +133,6 @@ class MigraphxModel:
     signature: Signature
     _runner: ProgramRunner
     _facts: Mapping[str, str] = field(default_factory=dict)
-    """Facts about the program, for the metadata."""
     _background: BackgroundSizes | None = None
     _last_facts: Mapping[str, str] = field(default_factory=dict, init=False)
 
@@ -170,7 +169,6 @@ class MigraphxModel:
             self._background.wait()
 
     def close(self) -> None:
-        """Free the programs and their buffers."""
         if self._background is not None:
             self._background.stop()
         # The properties and the background thread keep the programs alive.
@@ -185,10 +183,8 @@ THREAD_NAME = "batch sizes"
 @dataclass(eq=False)
 class BackgroundSizes:
     """Compiles the remaining batch sizes one by one and puts them into service. A failed size does not stop the others.
-
     The sizes need a separate thread because a compile takes minutes, while the worker's main thread listens to the
-    server and its second thread answers batches.
-    """
+    server and its second thread answers batches."""
 
     _sizes: Sequence[int]
     _prepare: Callable[[int, Callable[[str], None]], None]
@@ -214,7 +210,6 @@ class BackgroundSizes:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until all sizes are in service or have failed."""
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -253,12 +248,10 @@ class BackgroundSizes:
 def load_compiled(
     context: CompileContext, model_file: Path | None = None, note: str = "", quantised_in: str = ""
 ) -> MigraphxModel:
-    """Compile the version's own file, or `model_file`, an ONNX file, and return the served model.
-
-    `note` is the reason for `model_file` in the metadata. `quantised_in` is the precision in the metadata if the file
-    holds quantising operators. Raises ServeError if the file or the configuration is wrong, the compile fails, or
-    memory does not suffice.
-    """
+    """Compile the version's own file, or `model_file`, an ONNX file, and return the served model. `note` is the reason
+    for `model_file` in the metadata. `quantised_in` is the precision in the metadata if the file holds quantising
+    operators. Raises ServeError if the file or the configuration is wrong, the compile fails, or memory does not
+    suffice."""
     config = context.model.config
     plan = plan_programs(context.model, context.options, context.serving, context.environment, model_file=model_file)
     own = {tensor.name for tensor in plan.outputs}

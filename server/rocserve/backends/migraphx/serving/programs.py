@@ -20,7 +20,6 @@ from rocserve.core.requests import Signature, TensorSpec
 
 _OWN_NAMES = {"float16": "half", "bfloat16": "bf16"}
 _DATATYPES = {_OWN_NAMES.get(name, name): datatype for name, datatype in ONNX_DATATYPES.items()}
-"""By MIGraphX's names, which are mostly ONNX's."""
 
 
 def migraphx_name(datatype: DataType) -> str:
@@ -90,14 +89,11 @@ class ProgramLayout:
 def program_layout(
     program: Program, input_order: Sequence[str], output_names: Sequence[str], nhwc: bool = False
 ) -> ProgramLayout:
-    """Return the layout of a program.
-
-    `input_order`: the model's. Inputs that the program lacks are left out (no output depends on them); inputs without a
-    place in the order come last, by name. `output_names`: one per output of the program, in its order. `nhwc`: all 4-d
-    tensors are NHWC for clients and NCHW in the program, because MIGraphX converts all of them in an NHWC TensorFlow
-    graph, images or not. Raises ServeError (INVALID_ARGUMENT) if a tensor cannot be served, ServeError (INTERNAL) if
-    the number of outputs and names differs.
-    """
+    """Return the layout of a program. `input_order`: the model's. Inputs that the program lacks are left out (no output
+    depends on them); inputs without a place in the order come last, by name. `output_names`: one per output of the
+    program, in its order. `nhwc`: all 4-d tensors are NHWC for clients and NCHW in the program, because MIGraphX
+    converts all of them in an NHWC TensorFlow graph, images or not. Raises ServeError (INVALID_ARGUMENT) if a tensor
+    cannot be served, ServeError (INTERNAL) if the number of outputs and names differs."""
     parameters = program.parameters
     order = [name for name in input_order if name in parameters]
     order += sorted(parameters.keys() - set(order))
