@@ -1,10 +1,9 @@
-"""Serialised ModelInferRequest -> InferRequest, without a copy of the tensors, and InferResponse -> serialised
-ModelInferResponse or ModelStreamInferResponse, with one.
+"""Decodes serialised ModelInferRequests without copying tensors, and encodes responses, copying tensors once.
 
-A message is a head (names, datatypes, shapes, parameters), an id and the tensors' bytes. The head is nearly always the
-same as that of an earlier request, so it is looked up by its bytes; only a new one is parsed by protobuf. What the
-quick way does not understand (another order of fields, groups, faults) is left to protobuf as a whole. Of answers too
-all before the tensors' bytes is remembered; the id and the parameters are put between.
+A message is a head (names, datatypes, shapes, parameters), an id and the tensors' bytes. The head nearly always equals
+an earlier request's, so it is looked up by its bytes; protobuf parses only new heads. protobuf also decodes whole
+messages that the fast path does not understand (fields in an unusual order, groups, faults). For responses, the encoder
+remembers all bytes before the tensors, and inserts the id and the parameters.
 """
 
 from __future__ import annotations
@@ -44,35 +43,35 @@ from rocserve.protocol.faults import invalid_field, parse_message
 from rocserve.protocol.parameters import cut_sequence, read_parameters, read_sequence, write_parameters
 
 LONGEST_REMEMBERED_HEAD = 4096
-"""Bytes: it bounds the memory that clients can make the cache take."""
+"""Bytes; bounds the memory that clients can fill with heads."""
 
 _ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _RAW_TAG = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _MAY_TELL_OF_A_SEQUENCE = b"sequence_"
-"""A head without these bytes says nothing of one."""
+"""A head without these bytes has no sequence parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ParsedHead:
     head: RequestHead
     sources: tuple[bytes | None, ...] | None
-    """The data of each input where it is known (typed contents; b"" for shared memory), None where it is the next raw
-    entry; None as a whole when all inputs are raw."""
+    """The data of each input: bytes if known (typed contents; b"" for shared memory), None if the input takes the next
+    raw entry. None as a whole if all inputs are raw."""
     reusable: bool
-    """Whether it holds nothing of this one request."""
+    """The head has nothing that belongs to this request alone."""
     sequence: SequenceTag | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Where id and tensors lie in messages of a length that have the same bytes besides."""
+    """Where id and tensors lie in messages of one length whose other bytes are equal."""
 
     head: RequestHead
     frames: list[tuple[int, bytes]]
     """The other bytes, and where they begin."""
     id_start: int
     id_end: int
-    """0: they have none."""
+    """0 = the messages have no id."""
     raw: list[slice]
 
     @classmethod
@@ -85,31 +84,31 @@ class _Layout:
 
 
 class RequestDecoder:
-    """Decodes requests and remembers their heads. May be called from several threads."""
+    """Decodes requests and remembers their heads. Safe on any thread."""
 
     def __init__(self) -> None:
-        # Threads may both parse a head that is new; the dict's own operations are atomic.
+        # Two threads may both parse a new head; the operations of the dict are atomic.
         self._heads = Memo[bytes, _ParsedHead]()
         self._layouts = Memo[int, _Layout]()
-        """By length, that of the last message whose head was known."""
+        """By message length: the layout of the last message whose head was known."""
         self._of_sequences = Memo[bytes, tuple[_ParsedHead, SequenceTag]]()
-        """With what they say of a sequence that goes on; apart, since each sequence has its own."""
+        """Heads of sequences under way, with their sequence parameters. Kept apart, because each sequence has its
+        own."""
 
     def large_contents(self, data: bytes) -> LargeContents | None:
-        """What is to be decoded in steps of a message of more than DECODED_AT_ONCE bytes; None: `decode_request` takes
-        it. Raises: as `LargeContents.of`."""
+        """Return the contents to decode step by step, for a message of more than DECODED_AT_ONCE bytes; None if
+        `decode_request` must decode it. Raises ServeError as `LargeContents.of` does."""
         layout = self._layouts.get(len(data))
-        # One with raw contents need not be looked through a second time.
+        # A message with a known layout has raw contents only.
         if layout is not None and all(data.startswith(frame, begin) for begin, frame in layout.frames):
             return None
         return LargeContents.of(data)
 
     def decode_request(self, data: bytes) -> InferRequest:
-        """One request. The data of its inputs are views on `data`, unless that is small.
+        """Decode one request. Its inputs' data are views on `data`, unless `data` is small.
 
-        Raises:
-            ServeError: INVALID_ARGUMENT when the bytes are no ModelInferRequest or an input's data is missing, given
-                twice or in the wrong field.
+        Raises ServeError (INVALID_ARGUMENT) if the bytes are no ModelInferRequest, or an input's data is missing, given
+        twice or in the wrong field.
         """
         try:
             layout = self._layouts.get(len(data))
@@ -126,7 +125,7 @@ class RequestDecoder:
         return InferRequest(layout.head, request_id, [*map(cut, layout.raw)])
 
     def _decode_by_fields(self, data: bytes) -> InferRequest:
-        """Raises: IndexError, ValueError: they are not in their order, or faulty; ServeError, as above."""
+        """Raises IndexError or ValueError if the fields are faulty, and ServeError as `decode_request` does."""
         position = id_field = id_start = id_end = 0
         end = head_end = len(data)
         raw: list[tuple[int, int]] = []
@@ -145,7 +144,7 @@ class RequestDecoder:
             elif raw or tag & 0x87 != LENGTH_DELIMITED:
                 return self._decode_by_protobuf(data)
             elif tag == _ID_TAG:
-                # The last one counts; an earlier one stays in the head and does no harm there.
+                # The last id counts. Earlier ones stay in the head, where they do no harm.
                 id_field, id_start, id_end = position, start, start + length
             position = start + length
         else:
@@ -168,7 +167,8 @@ class RequestDecoder:
         return InferRequest(parsed.head, request_id, _assign(parsed, contents))
 
     def _decode_of_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
-        """What it says of its sequence is kept apart, so that its head is that of all others."""
+        """Decode a request with sequence parameters. They are kept apart, so that all requests of the model share one
+        head."""
         known = self._of_sequences.get(head_bytes)
         if known is not None:
             return InferRequest(known[0].head, request_id, _assign(known[0], raw), sequence=known[1])
@@ -184,11 +184,11 @@ class RequestDecoder:
         return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
     def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
-        """Raises: ValueError: it is none."""
+        """Raises ValueError if the bytes are no head."""
         try:
             message = pb.ModelInferRequest.FromString(head_bytes)
         except DecodeError:
-            # What is told of the fault counts the bytes of the whole message.
+            # protobuf's error would count the bytes of the head only.
             raise ValueError from None
         parsed = _read_head(message, has_raw)
         if parsed.reusable and len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
@@ -196,11 +196,11 @@ class RequestDecoder:
         return parsed
 
     def read_large(self, large: LargeContents) -> UnreadRequest:
-        """All but the large contents of a message. Raises: as `decode_request`."""
+        """Decode a message except for its large contents. Raises ServeError as `decode_request` does."""
         try:
             message = pb.ModelInferRequest.FromString(large.skeleton)
         except DecodeError:
-            # Protobuf says where in the message the fault is.
+            # Decoding the whole message tells where its fault is.
             return UnreadRequest(self._decode_by_protobuf(large.message), None, self._decode_by_protobuf)
         check_id(len(message.id))
         fields = {cut.index: cut.field for cut in large.cuts}
@@ -218,21 +218,21 @@ class RequestDecoder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadRequest:
-    """One whose large contents are yet to be decoded."""
+    """A request whose large contents are not decoded yet."""
 
     request: InferRequest
     _large: LargeContents | None
-    """None: there are none."""
+    """None if there are no large contents."""
     _decode_by_protobuf: Callable[[bytes], InferRequest]
 
     def decode(self, admit: Callable[[int], object]) -> Steps[InferRequest]:
-        """The request, some elements a step. `admit`: takes the bytes that are about to be used beside the message.
-        Raises: ServeError: INVALID_ARGUMENT, the contents are none; RESOURCE_EXHAUSTED, there is no memory for them;
-        what `admit` raises."""
+        """Return the request, decoding some elements per step. `admit` takes the bytes to be allocated next to the
+        message. Raises ServeError: INVALID_ARGUMENT if contents are faulty, RESOURCE_EXHAUSTED if there is no memory
+        for them; and what `admit` raises."""
         request, large = self.request, self._large
         cuts = () if large is None else large.cuts
         data = [*request.data]
-        # Of the others; nothing has been cut out of these.
+        # Typed contents that were not cut out of the message.
         admit(sum(map(_nbytes, data)))
         for cut in cuts:
             try:
@@ -248,7 +248,7 @@ class UnreadRequest:
 
 
 def id_of_refused(data: bytes) -> str:
-    """The id in a message that could not be made a request of; empty where it cannot be read either."""
+    """Return the id of a message from which no request could be made; "" if it cannot be read."""
     try:
         return parse_message(data, pb.ModelInferRequest).id
     except ServeError:
@@ -258,7 +258,7 @@ def id_of_refused(data: bytes) -> str:
 def _read_head(
     message: pb.ModelInferRequest, has_raw: bool, cut: Mapping[int, str] = MappingProxyType({})
 ) -> _ParsedHead:
-    """`cut`: by inputs, the field of the contents that have been cut out."""
+    """`cut`: by input, the field of the contents that have been cut out."""
     model_name = message.model_name
     count = len(message.inputs) + len(message.outputs) + len(message.parameters)
     check_entries(count)
@@ -301,7 +301,7 @@ def _read_head(
 
 
 def _refuse_second_source(input_name: str, model_name: str, shared: bool, has_raw: bool) -> None:
-    """Typed contents come alone."""
+    """Raise ServeError (INVALID_ARGUMENT) if an input with typed contents has a second source of data."""
     if shared:
         raise invalid_argument(
             f"unexpected 'content' provided when using shared memory for input tensor '{input_name}' for model"
@@ -315,7 +315,8 @@ def _refuse_second_source(input_name: str, model_name: str, shared: bool, has_ra
 
 
 def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
-    """The data of each input; raw entries go in order to the inputs that have no other source, and may be too many."""
+    """Return the data of each input. Raw entries go in order to the inputs without other data; there may be too
+    many."""
     inputs = parsed.head.inputs
     sources = parsed.sources or (None,) * len(inputs)
     entries = iter(raw)
@@ -341,20 +342,21 @@ class _EncodedHead:
     model: bytes
     """The fields before the id: name and version."""
     outputs: bytes
-    """The fields behind the parameters: the outputs' names, datatypes and shapes."""
+    """The fields after the parameters: names, datatypes and shapes of the outputs."""
     alone: bytes
-    """Both, where nothing comes between them."""
+    """`model` and `outputs`, for responses without id and parameters."""
     sizes: list[int]
-    """How many bytes each output should have."""
+    """The bytes that each output should have."""
     prefixes: list[bytes]
-    """The tag and the length before each of these sizes."""
+    """The tag and the length before each output of that size."""
 
 
 def join_large(parts: Sequence[Buffer]) -> Steps[bytes]:
-    """The parts as one message, a step at a time. Raises: ServeError: RESOURCE_EXHAUSTED, there is no memory for it."""
+    """Join the parts to one message, step by step. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory for
+    it."""
     nbytes = sum(map(_nbytes, parts))
     try:
-        # What the stream holds becomes the message without a copy.
+        # The stream's buffer becomes the message without a copy.
         stream = io.BytesIO(bytes(nbytes))
     except MemoryError:
         raise no_memory(nbytes) from None
@@ -367,16 +369,16 @@ def join_large(parts: Sequence[Buffer]) -> Steps[bytes]:
 
 
 class ResponseEncoder:
-    """Encodes responses and remembers their heads. May be called from several threads."""
+    """Encodes responses and remembers their heads. Safe on any thread."""
 
     def __init__(self) -> None:
-        # Threads may both build a head that is new; the dict's own operations are atomic.
+        # Two threads may both build a new head; the operations of the dict are atomic.
         self._heads = Memo[ResponseHead, _EncodedHead]()
         self._finality = {final: _parameters({_FINAL_RESPONSE: final}) for final in (False, True)}
 
     def parts(self, response: InferResponse, further_parameter: bytes = b"") -> list[Buffer]:
-        """The pieces of a serialised ModelInferResponse. Raises: ServeError: INTERNAL for a parameter that has no form
-        on the wire."""
+        """Return the pieces of a serialised ModelInferResponse. Raises ServeError (INTERNAL) if a parameter cannot be
+        encoded."""
         head = self._heads.get(response.head) or self._build_head(response.head)
         lead = head.alone
         if response.id or response.parameters or further_parameter:
@@ -390,12 +392,12 @@ class ResponseEncoder:
         contents, prefixes = [*response.data], head.prefixes
         if [*map(len, contents)] != head.sizes:
             prefixes = [length_prefix(_RAW, _nbytes(data)) for data in contents]
-        # The head is that of just these outputs.
+        # The head describes exactly these outputs.
         return [lead, *chain.from_iterable(zip(prefixes, contents))]  # noqa: B905
 
     def encode_stream_response(self, response: InferResponse, final: bool) -> bytes:
-        """A serialised ModelStreamInferResponse, which says whether it is the request's last; raises as
-        `parts` does."""
+        """Return a serialised ModelStreamInferResponse, which says whether it is the request's last. Raises ServeError
+        as `parts` does."""
         return b"".join(self.stream_parts(response, final))
 
     def stream_parts(self, response: InferResponse, final: bool) -> list[Buffer]:
@@ -407,11 +409,10 @@ class ResponseEncoder:
     def encode_stream_error(
         self, text: str, request_id: str = "", model_name: str = "", final: bool | None = None
     ) -> bytes:
-        """A serialised ModelStreamInferResponse that says why a request failed; its id says which one.
+        """Return a serialised ModelStreamInferResponse with the reason why a request failed, and the request's id.
 
-        Args:
-            model_name: of the model that answered so; empty where the request did not come to it.
-            final: whether this is the request's last answer; None: not said.
+        `model_name`: the model that answered with the error; "" if the request reached no model. `final`: whether this
+        is the request's last answer; None = not said.
         """
         message = pb.ModelStreamInferResponse(error_message=_clean(text))
         message.infer_response.id = _clean(request_id)
@@ -425,7 +426,7 @@ class ResponseEncoder:
         outputs = pb.ModelInferResponse()
         for output in response_head.outputs:
             outputs.outputs.add(name=output.name, datatype=output.datatype.value, shape=output.shape)
-        # Right for all datatypes but BYTES, whose length is checked each time.
+        # Right for all datatypes but BYTES, whose length is compared for each response.
         sizes = [math.prod(output.shape) * output.datatype.itemsize for output in response_head.outputs]
         model_fields, output_fields = model.SerializeToString(), outputs.SerializeToString()
         head = _EncodedHead(
@@ -449,5 +450,5 @@ def _parameters(values: Parameters) -> bytes:
 
 
 def _clean(text: str) -> str:
-    """The text without lone surrogates (from undecodable file names), which protobuf refuses."""
+    """Return the text without lone surrogates (from undecodable file names), which protobuf refuses."""
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""ModelInfer and ModelStreamInfer: a client's message to a scheduled request, and its answer back."""
+"""Handles ModelInfer and ModelStreamInfer: makes requests of clients' messages, and messages of their answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rocserve.services.inference import NOT_FOR_DECOUPLED, HeaderForwarding, Inf
 
 
 class InferenceHandlers:
-    """The two RPCs. On the data plane's thread."""
+    """Handles the two methods. On the data plane's thread."""
 
     def __init__(self, service: Inference, memory: RequestMemory, forwarding: HeaderForwarding | None = None) -> None:
         self.service = service
@@ -49,9 +49,9 @@ class InferenceHandlers:
         self.plane = service.plane
         self.forwarding = forwarding
         self.streams: set[InferenceStream] = set()
-        """Those that are open."""
+        """The open streams."""
         self.order = SequenceOrder()
-        """Of requests that come behind one that is being decoded."""
+        """The order of sequences while one of their requests is being decoded."""
         self.is_exiting = False
 
     def routes(self, restrictions: Mapping[str, Restriction]) -> Mapping[str, Route]:
@@ -85,8 +85,8 @@ class InferenceHandlers:
         begin: Callable[[InferRequest], None],
         refuse: Callable[[ServeError], None],
     ) -> None:
-        """Hand a request over once all of it is decoded, to `begin`, or an error to `refuse`. Those of its sequence
-        wait behind it."""
+        """Decode a large request step by step, then call `begin` with it, or `refuse` with the error. Later requests of
+        its sequence wait."""
         unread = self.decoder.read_large(large)
 
         def decode() -> None:
@@ -116,14 +116,14 @@ class InferenceHandlers:
             self.order.release(unread.request)
 
     def begin_exit(self) -> None:
-        """Streams end once their requests are answered, and take no others."""
+        """Let streams end as soon as their requests are answered, and accept no others."""
         self.is_exiting = True
         for stream in list(self.streams):
             stream.end_if_done()
 
 
 class InferCall(ServerUnaryCall):
-    """A call of ModelInfer, which is the responder of its request."""
+    """A call of ModelInfer, and the responder of its request."""
 
     takes_one = True
 
@@ -132,7 +132,7 @@ class InferCall(ServerUnaryCall):
     handlers: InferenceHandlers
 
     def begin(self, request: InferRequest) -> None:
-        """Its message has been decoded."""
+        """Start the decoded request."""
         handlers = self.handlers
         try:
             if handlers.forwarding is not None:
@@ -181,10 +181,10 @@ class InferCall(ServerUnaryCall):
 
 
 class InferenceStream:
-    """One ModelStreamInfer call: its requests run at once, its answers come in the order of the requests; those of
-    decoupled models as they are made.
+    """One ModelStreamInfer call. Its requests run concurrently. Answers go out in the order of the requests, those of
+    decoupled models as soon as the model sends them.
 
-    An error belongs to its request: it is sent as error_message and the stream stays open.
+    An error belongs to its request: it goes out as error_message, and the stream stays open.
     """
 
     def __init__(self, call: StreamCall, handlers: InferenceHandlers) -> None:
@@ -195,11 +195,11 @@ class InferenceStream:
         self._half_closed = False
         self.cancelled = False
         self.watchers: set[_StreamResponder] = set()
-        """Those that are to hear of the client's end."""
+        """Responders to call if the client leaves."""
         handlers.streams.add(self)
         self.end_if_done()
 
-    # From the transport
+    # Called by the transport.
 
     def on_message(self, message: bytes) -> None:
         self._unanswered += 1
@@ -234,17 +234,17 @@ class InferenceStream:
             watcher.left()
         self.handlers.streams.discard(self)
 
-    # From the responders
+    # Called by the responders.
 
     def send_last(self, message: bytes | None) -> None:
-        """The last response to a request, or None: it ends without another."""
+        """Send the last response to a request; None = the request ends without another response."""
         if message is not None:
             self.call.send(message)
         self._unanswered -= 1
         self.call.request_next()
         self.end_if_done()
 
-    # The end
+    # The end of the stream.
 
     def end_if_done(self) -> None:
         if self._unanswered or not (self._half_closed or self.handlers.is_exiting):
@@ -267,12 +267,12 @@ class _StreamResponder:
     head: RequestHead | None = field(default=None, init=False)
     request_id: str = field(default="", init=False)
     is_accepted: bool = field(default=False, init=False)
-    """An error before is the request's own, one after is an answer of the model."""
+    """Errors before this are refusals of the request, errors after it are answers of the model."""
     _ticket_ended: bool = field(default=False, init=False)
     _callback: Callable[[], None] | None = field(default=None, init=False)
 
     def begin(self, request: InferRequest) -> None:
-        """Its message has been decoded."""
+        """Start the decoded request."""
         call, handlers = self._stream.call, self._stream.handlers
         try:
             if handlers.forwarding is not None:
@@ -296,7 +296,7 @@ class _StreamResponder:
         return _origin(self._stream.call)
 
     def expect_many(self) -> None:
-        """Its responses come when they come, and nobody waits for them."""
+        """Free the request's turn: its responses go out as they come, and no other answer waits for them."""
         self._ticket_ended = True
         self._ticket.end()
 
@@ -350,7 +350,7 @@ class _StreamResponder:
             return
         self._stream.watchers.discard(self)
         self._stream.handlers.memory.release(self)
-        # It knows the request in the queue, which knows this.
+        # The callback refers to the queued request, which refers to this responder.
         self._callback = None
         if self._ticket_ended:
             self._stream.send_last(message)
@@ -359,12 +359,12 @@ class _StreamResponder:
 
 
 def _nbytes(request: InferRequest) -> int:
-    """Of tensors that are not views on the message, for they came element by element."""
+    """Return the bytes of typed contents, which are copies and no views on the message."""
     return sum(map(len, request.data))
 
 
 def _origin(call: UnaryCall | StreamCall) -> RequestOrigin:
-    """gRPC does not report how long a message took to come: it counts as there at once."""
+    """Return the request's source. gRPC does not report when the first bytes came, so both times are the present."""
     now_ns = time.monotonic_ns()
     headers = {key: value for key, value in call.metadata if isinstance(value, str)}
     return RequestOrigin("GRPC", (now_ns, now_ns), headers, address_of(call.peer))

@@ -1,10 +1,10 @@
-"""How the data plane's loop hears of gRPC's events: it polls the completion queue, or a thread waits in that; and the
-sockets of gRPC's port, which its core keeps to itself.
+"""Polls gRPC's completion queue for the data plane's loop, or lets a thread wait in it; and finds the sockets of gRPC's
+port, which the core does not expose.
 
-With GRPC_EXPERIMENTS=-event_engine_listener gRPC's core reads and writes its sockets on the thread that polls the
-queue, and what it waits for itself is an epoll. That of the server is the one that watches the listening socket. The
-loop sleeps on it. What the core has its own threads do (the handshake of a connection, a reader that had too much at
-once, timers) ends in the queue without a sign: only a poll shows it.
+If GRPC_EXPERIMENTS has -event_engine_listener, gRPC's core reads and writes its sockets on the thread that polls the
+queue, and waits in an epoll itself. The server's epoll is the one that watches the listening socket; the loop sleeps on
+it. Work on the core's own threads (handshakes of connections, readers that had too much to read, timers) ends in the
+queue without a sign; only a poll finds it.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from rocserve.frontends.grpc.server_calls import Event
 from rocserve.frontends.listen_address import begin_no_handshakes
 
 _POLLS_ITSELF = "-event_engine_listener"
-"""In GRPC_EXPERIMENTS before grpc is imported."""
+"""Must be in GRPC_EXPERIMENTS before grpc is imported."""
 _MOST_AT_ONCE = 100
-"""Ready sockets that gRPC's core fetches from its epoll at once (MAX_EPOLL_EVENTS). It handles one a look, so that only
-after as many looks without an event there is none."""
+"""Ready sockets that gRPC's core fetches from its epoll in one call (MAX_EPOLL_EVENTS). It handles one per poll, so
+there is no event only if as many polls have found none."""
 _COUNTING_SECONDS = 0.1
-"""How old the number of connections may be."""
+"""The age at which the number of connections is counted again."""
 _COUNTED_BYTES = 16 << 10
-"""Of the kernel's list of what an epoll watches: more than so many connections take."""
+"""Bytes read of the kernel's list of what an epoll watches: more than _MOST_AT_ONCE connections take."""
 _LONGEST_SLEEP_SECONDS = 0.05
-"""Until something is seen that the core's own threads have put into the queue."""
+"""Until the loop finds what the core's own threads have put into the queue."""
 _LONGEST_IDLE_SLEEP_SECONDS = 1.0
-"""The same without a connection, where none of it is anybody's."""
+"""In place of _LONGEST_SLEEP_SECONDS without a connection, when no client waits for it."""
 _PATIENCE_SECONDS = 0.5
-"""After which the thread that waits looks whether it is still wanted."""
+"""The waiting thread checks at this interval whether it must stop."""
 _CHECK_SECONDS = 1.0
-"""How long the check tries. Processes that share the port get one another's connections, as chance will have it."""
+"""For the whole check. Processes that share the port get one another's connections at random."""
 _SHOWN_SECONDS = 0.005
-"""What a connection on loopback takes to show, and more."""
+"""More than a connection on loopback takes to appear."""
 _UNTOUCHED_SECONDS = 0.01
-"""For which it has to show: threads of gRPC's own would have taken it by then."""
+"""The connection must stay visible for this time; the core's own threads would have accepted it by then."""
 
 
 _NOTHING = SimpleNamespace(tag=None)
-"""In an event's place."""
+"""In place of an event."""
 
 
 class QueuePolling:
-    """Polls the queue. `next` takes the next event, whose tag is None when there is none, and raises whatever the queue
-    does: that event is lost. All else is what the loop asks of a source."""
+    """Polls the queue, for a source of the loop. `next` returns the next event, whose tag is None if there is none. It
+    raises what the queue raises; that event is lost."""
 
     def __init__(self, queue: Any, descriptor: int) -> None:
-        """`descriptor`: of gRPC's epoll. No connection has been taken yet."""
+        """`descriptor`: of gRPC's epoll, before the first connection."""
         self.wake_descriptor: int | None = descriptor
-        # Without a function between: it is called some four times a request.
+        # Called about four times per request, so no function lies between.
         self.next: Callable[[], Event] = partial(queue.poll, 0.0)
         self._watched_file = os.open(f"/proc/self/fdinfo/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         self._count()
@@ -69,14 +69,14 @@ class QueuePolling:
     @property
     def longest_sleep_seconds(self) -> float:
         if self._watched == self._unconnected:
-            # It may have changed since.
+            # The number may have changed since the last count.
             self._count()
         return _LONGEST_IDLE_SLEEP_SECONDS if self._watched == self._unconnected else _LONGEST_SLEEP_SECONDS
 
     @property
     def looks(self) -> int:
-        """As many as the core may have fetched connections that were ready, and one. Each poll of the server's looks
-        twice."""
+        """The polls after which there is no event: one more than the core may have fetched ready connections. Each poll
+        of the server tries twice."""
         if time.monotonic() - self._counted_at > _COUNTING_SECONDS:
             self._count()
         return min(self._watched, _MOST_AT_ONCE) // 2 + 1
@@ -86,7 +86,7 @@ class QueuePolling:
         self._watched = os.pread(self._watched_file, _COUNTED_BYTES, 0).count(b"tfd:")
 
     def has_mail(self) -> bool:
-        # The polls have shown it, and the descriptor does from then on.
+        # The polls have found the mail; the descriptor shows what comes later.
         return False
 
     def stop(self) -> None:
@@ -94,10 +94,10 @@ class QueuePolling:
 
 
 class WaitingThread:
-    """Waits in the queue, and hands the events over to the loop.
+    """Waits in the queue, and hands the events to the loop.
 
-    A thread of its own where gRPC's core works its sockets on threads of its own, as it does unless it is told
-    otherwise: waiting for their events blocks in C.
+    Its thread is needed if gRPC's core works its sockets on its own threads, as it does by default, because waiting for
+    events blocks in C.
     """
 
     wake_descriptor: int | None = None
@@ -105,7 +105,7 @@ class WaitingThread:
     looks = 1
 
     def __init__(self, queue: Any, wake: Callable[[], None]) -> None:
-        """`wake`: the loop."""
+        """`wake` wakes the loop."""
         self._queue = queue
         self._wake = wake
         self._events: deque[Event | Exception] = deque()
@@ -137,13 +137,13 @@ class WaitingThread:
                     continue
             self._events.append(event)
             self._wake()
-            # An event keeps its call alive; it must not while the thread waits for the next.
+            # The event keeps its call alive, which must not last until the next event.
             del event
 
 
 def find_epoll(port: int) -> int | None:
-    """The epoll with which gRPC's core waits for connections to the port when the queue is polled; None = it does so on
-    threads of its own."""
+    """Return the epoll in which gRPC's core waits for connections to the port when the queue is polled; None if the
+    core waits on its own threads."""
     if _POLLS_ITSELF not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
         return None
     for entry in Path("/proc/self/fd").iterdir():
@@ -161,10 +161,10 @@ def find_epoll(port: int) -> int | None:
 
 
 def _tells(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
-    """Whether a connection to the address makes the epoll readable until somebody polls the queue."""
+    """Return whether a connection to the address makes the epoll readable until the queue is polled."""
     end = time.monotonic() + _CHECK_SECONDS
     while time.monotonic() < end:
-        # The address that listens for all others connects to this machine.
+        # A connection to the wildcard address reaches this machine.
         with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
             client.connect_ex(address)
             if select.select([epoll], [], [], _SHOWN_SECONDS)[0]:
@@ -174,30 +174,30 @@ def _tells(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
 
 
 def refuse_handshakes(port: int) -> None:
-    """Only those connections come that are made already, or nearly so; before `stop_listening`."""
+    """Stop new handshakes; connections that are made, or nearly, still come. To be called before `stop_listening`."""
     for _, found in _sockets(port):
         if _listens(found):
             begin_no_handshakes(found)
 
 
 def stop_listening(port: int) -> bool:
-    """New connections are refused from now on, the others go on. gRPC's core ends its port and its calls together: a
-    call that is on its way then is answered CANCELLED, unless the port is closed first. False: a connection waits for
-    the core, and would be reset; the port is not closed."""
+    """Refuse new connections from now on; existing ones continue. gRPC's core ends its port and its calls together:
+    unless the port is closed first, a call on its way is answered CANCELLED. Returns False, without closing the port,
+    if a connection waits for the core and would be reset."""
     for descriptor, found in _sockets(port):
         if _listens(found):
             waiting = select.poll()
             waiting.register(found, select.POLLIN)
             if waiting.poll(0):
                 return False
-            # The core keeps the descriptor, of which nothing will ever come.
+            # The core keeps the descriptor, on which nothing will ever come.
             with socket.socket() as silent:
                 os.dup2(silent.fileno(), descriptor, inheritable=False)
     return True
 
 
 def has_connections(port: int) -> bool:
-    """Whether a client is connected to the port."""
+    """Return whether a client is connected to the port."""
     return not all(_listens(found) for _, found in _sockets(port))
 
 

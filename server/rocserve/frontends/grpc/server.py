@@ -1,8 +1,8 @@
-"""The gRPC transport: a server on grpcio's completion queue.
+"""Serves gRPC on grpcio's completion queue.
 
-grpcio's own Python servers (grpc/_server.py, grpc.aio) are written on this queue and spend most of a small call's time
-above it, in thread pools or tasks. All that touches the private module is in this file and in
-`server_calls`. The tag of every operation is a function that takes its event; the transport does nothing but call it.
+grpcio's own Python servers (grpc/_server.py, grpc.aio) use this queue, too, but spend most of a small call's time in
+thread pools or tasks above it. Only this file and `server_calls` use the private module. The tag of every operation is
+a function that takes the operation's event; the transport only calls it.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import GrpcSettings
 
 MOST_EVENTS = 48
-"""Of a turn: some 1 ms, after which the workers' answers have their turn."""
+"""Per turn. They take about 1 ms, after which the loop must handle the workers' answers."""
 _REQUESTED_TOGETHER = 16
-"""Calls that the core is asked for at once, in place of those that have come."""
+"""Calls that are requested from the core together, after as many have come."""
 OUTSTANDING_REQUESTS = MOST_EVENTS + _REQUESTED_TOGETHER
-"""How many calls the core may hand over before it is asked for others."""
+"""Calls that the core may hand over before the server requests others."""
 
 LAST_EVENTS_SECONDS = 0.05
-"""How long events are handled after the server has shut down, and how long handshakes may take that have begun."""
+"""Events are still handled for this time after the server has shut down, and handshakes under way may take as long."""
 
 AGE_SPREAD = 1.1
 """gRPC's core ends connections between 0.9 and 1.1 times their age."""
 
 
 class GrpcServer:
-    """A gRPC server for a set of routes, on one completion queue.
+    """Serves a set of routes on one completion queue.
 
-    A source of the data plane's loop: handlers are called on its thread, and so is all that is done with gRPC's core.
+    A source of the data plane's loop. Handlers and gRPC's core are called only on the loop's thread.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class GrpcServer:
         memory: RequestMemory | None = None,
         limits: TransportLimits | None = None,
     ) -> None:
-        """`memory`: what unfinished messages and answers that clients do not read count against; None = the latter
-        alone, against one of its own."""
+        """`memory` counts unfinished messages and answers that clients do not read; None = only the answers are
+        counted, in a separate memory."""
         self.limits = limits = limits or TransportLimits()
         self._settings = settings
         self.plane = plane
@@ -96,13 +96,13 @@ class GrpcServer:
         self.log = log
         self.failures = RequestFailures(log)
         self.live: set[ServerCall] = set()
-        """Calls in flight. Removing a call from it is what makes an answer the first and only one."""
+        """Calls in flight. Removing a call from this set makes an answer the first and only one."""
         self.sending: dict[ServerUnaryCall | ServerStreamCall, float] = {}
-        """Calls with an answer that their clients have not taken yet, and since when (time.monotonic())."""
+        """Calls with an answer that the client has not read yet, with the time when it was sent (time.monotonic())."""
         self.waiting: WaitingCalls = WaitingCalls(limits.waiting, time.monotonic(), log)
         self._unrequested = 0
         self.closed = False
-        """The queue takes no more operations."""
+        """The queue accepts no more operations."""
         self._unary = {name.encode(): route for name, route in routes.items() if isinstance(route, UnaryRoute)}
         self._stream = {name.encode(): route for name, route in routes.items() if isinstance(route, StreamRoute)}
         self._server: Any = None
@@ -110,14 +110,14 @@ class GrpcServer:
         self._polling: QueuePolling | WaitingThread
         self._stopping = False
         self._port = 0
-        # While the server shuts down: since when all calls have been answered.
+        # While the server shuts down: the time since when all calls have been answered.
         self._idle_since: float | None = None
         self._ended = threading.Event()
         self._on_ended: Callable[[], None] = self._ended.set
 
     def start(self) -> int:
-        """Bind and serve; the port that was bound. From any thread. Raises: OSError: the address cannot be bound (in
-        use, not permitted, unknown), or a certificate cannot be read or used."""
+        """Bind, serve, and return the port. From any thread. Raises OSError if the address cannot be bound (in use, not
+        permitted, unknown), or if a certificate cannot be read or used."""
         files = certificate_files(self._settings, self._settings)
         credentials = None if files is None else server_credentials(files, self.log)
         self._queue = cygrpc.CompletionQueue()
@@ -154,9 +154,9 @@ class GrpcServer:
         return port
 
     def stop(self, grace_seconds: float) -> None:
-        """Refuse new calls, wait for those in flight, cancel the others after the grace time, close.
+        """Refuse new calls, wait for calls in flight, cancel them after the grace time, and close.
 
-        Blocks until all is closed: call it from any thread but the loop's (from asyncio, `to_thread`).
+        Blocks until all is closed, so it must not run on the loop's thread (from asyncio, use `to_thread`).
         """
         if self._server is not None and not self._ended.is_set():
             self.plane.call_soon(lambda: self.stop_soon(grace_seconds, self._ended.set))
@@ -180,7 +180,7 @@ class GrpcServer:
         return self._polling.has_mail()
 
     def poll(self) -> bool:
-        # The calls that have come are on their way to their workers already.
+        # Requested at the beginning of a turn, when the last turn's calls are already on their way to workers.
         if self._unrequested >= _REQUESTED_TOGETHER:
             self._request_calls()
         next_event = self._polling.next
@@ -189,13 +189,13 @@ class GrpcServer:
             try:
                 event = next_event()
             except Exception as error:
-                # The event is lost; it may have been a call's arrival, so ask for one more.
+                # The event is lost. It may have been the arrival of a call, so one more call is requested.
                 self.failures.report("an event of the gRPC completion queue could not be read", error)
                 self._unrequested += 1
                 continue
             tag = event.tag
             if tag is None:
-                # A look that reads a socket has no event; what was read is the next one's.
+                # A poll that reads a socket returns no event; the next poll returns the event for what was read.
                 if missed:
                     break
                 missed = True
@@ -208,7 +208,7 @@ class GrpcServer:
         return busy
 
     def give_up_unread(self) -> None:
-        """Cancel the calls whose clients have not taken an answer within its time."""
+        """Cancel calls whose clients have not read their answers in time."""
         now = time.monotonic()
         for call, since in list(self.sending.items()):
             if since + self.limits.write_seconds(call.held_bytes) < now:
@@ -226,7 +226,7 @@ class GrpcServer:
         self.waiting.check(time.monotonic())
         if not self._stopping:
             return
-        # The requests would be refused when they are whole.
+        # These requests would be refused when they have come in full.
         self.waiting.end_unary(ServeError(StatusCode.UNAVAILABLE, SERVER_EXITING))
         if self.live or self.sending:
             self._idle_since = None
@@ -237,15 +237,15 @@ class GrpcServer:
             self._server.cancel_all_calls()
 
     def _go_on(self, steps: Steps[None]) -> None:
-        """Take the next step, and the one after it a little later."""
+        """Take the next step of closing, and schedule the step after it."""
         if not self._stopping:
             for _ in steps:
                 self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._go_on(steps))
                 break
 
     def _close(self) -> Steps[None]:
-        """Who has connected already is served. Connections that end for their age are waited for: the core cancels
-        calls on their way when it shuts down."""
+        """Stop listening, then shut down. Clients that have connected are served. If connections end by age, the method
+        waits for their end, because a shutdown of the core cancels calls on their way."""
         port, self._port = self._port, 0
         if not port:
             return
@@ -261,13 +261,13 @@ class GrpcServer:
 
     def _shut_down(self) -> None:
         self._stopping = True
-        # Ends of cancelled calls may still be on their way when it has, and watchers and streams shall hear of them.
+        # Events of cancelled calls may come after the shutdown's, and watchers and streams must get them.
         self._server.shutdown(
             self._queue, lambda event: self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, self._end)
         )
 
     def _cancel_all(self) -> None:
-        # Those of a destroyed server would crash the process.
+        # Cancelling the calls of a destroyed server would crash the process.
         if not self._ended.is_set():
             if not self._stopping:
                 self._shut_down()
@@ -284,14 +284,14 @@ class GrpcServer:
         self._on_ended()
 
     def _request_calls(self) -> None:
-        """Ask the core for others in place of those that have come."""
+        """Request calls from the core in place of those that have come."""
         request_call, queue, on_call = self._server.request_call, self._queue, self._on_call
         try:
             while self._unrequested and not self._stopping:
                 self._unrequested -= 1
                 request_call(queue, queue, on_call)
         except ValueError:
-            # Shutting down has begun meanwhile.
+            # The shutdown has begun meanwhile.
             if not self._stopping:
                 raise
 
@@ -325,7 +325,7 @@ class GrpcServer:
 
 
 def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:
-    """grpc.ServerCredentials that follow the files. Raises: OSError: a file cannot be read."""
+    """Return grpc.ServerCredentials that follow the files. Raises OSError if a file cannot be read."""
     reloader = CertificateReloader(files, "gRPC", log)
 
     def configuration(contents: Sequence[bytes] | None) -> Any:

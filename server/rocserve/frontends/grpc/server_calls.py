@@ -1,6 +1,6 @@
-"""Calls on the transport's completion queue: unary ones and streams.
+"""Implements unary calls and streams on the transport's completion queue.
 
-The tag of every operation is a function that takes its event; see `server`. All is called on the loop's thread.
+The tag of every operation is a function that takes the operation's event, see `server`. On the loop's thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rocserve.frontends.grpc.server import GrpcServer
 
 _NEVER_SECONDS = 1e10
-"""The core's "never" is a date far ahead, and so is the year 2286."""
+"""Any date after the year 2286 counts as the core's "never", which is a date far in the future."""
 
 Event = Any
 _SendInitialMetadata = cygrpc.SendInitialMetadataOperation
@@ -29,7 +29,7 @@ _SendStatus = cygrpc.SendStatusFromServerOperation
 ReceiveMessage = cygrpc.ReceiveMessageOperation
 _ReceiveClose = cygrpc.ReceiveCloseOnServerOperation
 
-# An operation that is always the same keeps nothing of a call, and may be in several batches at once.
+# Constant operations keep no reference to a call, and may be in several batches together.
 _NO_METADATA = _SendInitialMetadata((), 0)
 _OK = _SendStatus((), 0, b"", 0)
 
@@ -38,18 +38,18 @@ _GONE: list[Callable[[], None]] = []
 
 
 _STATUS_TEXT_LIMIT = 2000
-"""Bytes of a status text. It travels in the trailers, percent-encoded (up to three times as long), and clients refuse
-trailers from 8 KiB on."""
+"""Bytes. The text travels in the trailers, percent-encoded (up to three times as long), and clients refuse trailers
+from 8 KiB on."""
 _RETRY_PUSHBACK = "grpc-retry-pushback-ms"
 """Metadata: the milliseconds that gRPC's own retries wait."""
 
 
 def _ignore(event: Event) -> None:
-    """The tag of operations whose end matters to nobody."""
+    """The tag of operations whose end needs no action."""
 
 
 def _status_text(text: str) -> bytes:
-    """As it may travel in a status."""
+    """Return the text, cut to the limit."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= _STATUS_TEXT_LIMIT:
         return encoded
@@ -65,11 +65,10 @@ def refuse(event: Event, code: StatusCode, text: str) -> None:
 
 
 class ServerCall:
-    """What unary calls and streams share. (A Holder: their answers count against the server's memory until they have
-    been sent.)
+    """The common part of unary calls and streams, and the holder of an answer's memory until it has been sent.
 
-    The core counts the references to a call, and this is one: it may be cancelled at any time, also when the server has
-    been destroyed.
+    This object is one of the references that the core counts, so the call may be cancelled at any time, even after the
+    server has been destroyed.
     """
 
     __slots__ = ("_call", "_event", "_transport", "held_bytes")
@@ -94,17 +93,17 @@ class ServerCall:
 
     @property
     def deadline(self) -> float | None:
-        # The core keeps it on a monotonic clock and converts it to the wall clock of this moment.
+        # The core keeps the deadline on a monotonic clock, and converts it to the present wall clock.
         date: float = self._event.call_details.deadline
         return None if date > _NEVER_SECONDS else time.monotonic() + date - time.time()
 
     def give_up(self) -> None:
-        """The client does not take the answer."""
+        """Cancel the call, because the client does not read the answer."""
         self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), "the client has not read the answer in time")
 
     @abstractmethod
     def end_waiting(self, error: ServeError) -> None:
-        """Answer with an error while it waits for its client."""
+        """End the call with an error while it waits for its client."""
 
     @property
     def peer(self) -> str:
@@ -116,7 +115,7 @@ class ServerUnaryCall(ServerCall):
     __slots__ = ("_route", "_watchers", "message")
 
     def __init__(self, transport: GrpcServer, event: Event, route: UnaryRoute) -> None:
-        # Written out, not through super(): one is made for every request.
+        # Written without super(), because every request makes one of these.
         self._transport = transport
         self._event = event
         self._call = event.call
@@ -130,7 +129,7 @@ class ServerUnaryCall(ServerCall):
         since = waiting.since.pop(self, None)
         message = event.batch_operations[0].message()
         if message is None:
-            # Nothing was sent, or the call has failed below us (too large, cancelled) and this goes nowhere.
+            # The client sent nothing; or the core has ended the call (too large, cancelled), and drops this reply.
             self.reply_error(invalid_argument("expected one request message, got none"))
             return
         if waiting.counts_bytes:
@@ -168,7 +167,7 @@ class ServerUnaryCall(ServerCall):
     end_waiting = reply_error
 
     def _drop(self) -> None:
-        """Nothing is kept of its request any more."""
+        """Release the request's memory."""
         if self not in self._transport.sending:
             self._transport.memory.release(self)
 
@@ -203,7 +202,8 @@ class ServerUnaryCall(ServerCall):
         try:
             self._transport.live.remove(self)
         except KeyError:
-            # Answered: this is the usual end of a call. The watchers know the request, which knows this call.
+            # The usual end of a call: it has been answered. The watchers refer to the request, which refers to this
+            # call.
             self._watchers = []
             return
         watchers, self._watchers = self._watchers or (), _GONE
@@ -215,7 +215,7 @@ class ServerUnaryCall(ServerCall):
 
 
 class ServerStreamCall(ServerCall):
-    """Sends one answer at a time, as gRPC demands; the others wait in a backlog, which is bounded."""
+    """A stream. gRPC allows one send at a time; other messages wait in a bounded backlog."""
 
     is_stream = True
 
@@ -226,7 +226,7 @@ class ServerStreamCall(ServerCall):
         self._backlog: deque[bytes] = deque()
         self._sending = False
         self._sending_bytes = 0
-        """Of the bytes that are held; the others are the backlog's."""
+        """The part of `held_bytes` that is being sent; the rest is the backlog's."""
         self._metadata_sent = False
         self._status: Any = None
         self._finished = False
@@ -244,7 +244,7 @@ class ServerStreamCall(ServerCall):
         self._call.start_server_batch((_ReceiveClose(0),), self._on_close)
         self._read()
 
-    # Receiving
+    # Receiving.
 
     def request_next(self) -> None:
         self._unanswered = max(0, self._unanswered - 1)
@@ -254,7 +254,7 @@ class ServerStreamCall(ServerCall):
         self._read()
 
     def _read(self) -> None:
-        """Ask for the next message, if there is room for it and it has not been asked for yet."""
+        """Ask for the next message if there is room for it and none has been asked for."""
         if self._reading or self._finished or not self._input_open or self._transport.closed:
             return
         limits = self._transport.limits
@@ -291,10 +291,10 @@ class ServerStreamCall(ServerCall):
         self._transport.sending.pop(self, None)
         self._transport.waiting.close_stream(self)
         ended, self._finished = self._finished, True
-        # The end of what is being sent may yet come, and nothing is to follow it.
+        # A send may still be under way, and no status may follow it.
         self._status = None
         self._drop()
-        # Receiver and call know each other; this lets both go without the garbage collector.
+        # Receiver and call refer to each other; without the cycle both are freed without the garbage collector.
         receiver, self._receiver = self._receiver, None
         if ended or receiver is None:
             return
@@ -303,7 +303,7 @@ class ServerStreamCall(ServerCall):
         except Exception as error:
             self._transport.failures.report(f"{self.method}: a cancellation could not be passed on", error)
 
-    # Sending
+    # Sending.
 
     def send(self, message: bytes) -> None:
         if not isinstance(message, bytes):
@@ -319,7 +319,7 @@ class ServerStreamCall(ServerCall):
                 raise ServeError(StatusCode.RESOURCE_EXHAUSTED, text)
         except ServeError as refusal:
             self._drop()
-            # The client takes nothing, so a status in its turn would not reach it either.
+            # The client reads nothing, so a status behind the backlog would not reach it.
             self.end_waiting(refusal)
             return
         if self._sending:
@@ -344,7 +344,7 @@ class ServerStreamCall(ServerCall):
             self._start_sending(None, status)
 
     def end_waiting(self, error: ServeError) -> None:
-        """What waits to be sent is dropped: the client may not read."""
+        """Cancel the stream, and drop what waits to be sent, because the client may not read."""
         self._call.cancel(int(error.code), _status_text(error.text))
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:
@@ -377,7 +377,7 @@ class ServerStreamCall(ServerCall):
         if not event.success:
             self._drop()
             return
-        # No memory holds what has been sent any more.
+        # A message that has been sent holds no memory.
         self._transport.memory.release_answer(self, self._sending_bytes)
         self._sending_bytes = 0
         if self._backlog:
@@ -391,7 +391,7 @@ class ServerStreamCall(ServerCall):
         self._read()
 
     def _drop(self) -> None:
-        """Nothing more is sent."""
+        """Drop the backlog and release its memory."""
         self._backlog.clear()
         self._sending_bytes = 0
         self._transport.memory.release_answer(self)

@@ -1,5 +1,5 @@
-"""The routes of all methods of gRPC but inference, the health service among them: how they are served, how errors reach
-clients, who may call them."""
+"""Routes all gRPC methods but inference to their services, including the health service, checks who may call them, and
+sends errors to clients."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ SERVER_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health"
 
 @dataclass(eq=False)
 class HealthHandlers:
-    """The service "" is the server; any other name that is not one of our services is a model's. On the data plane's
-    thread."""
+    """Answers the health service. The service "" is the server. Any other name that is not one of the server's services
+    is a model's. On the data plane's thread."""
 
     _tables: ServingTableHolder
     _readiness: Readiness
@@ -67,14 +67,14 @@ class HealthHandlers:
             watch.send_change()
 
     def end(self) -> None:
-        """End all watches: the server is going."""
+        """End all watches, because the server ends."""
         for watch in list(self.watches):
             watch.finish(StatusCode.UNAVAILABLE, SERVER_EXITING)
 
 
 @dataclass(eq=False)
 class HealthWatch:
-    """One Watch call: a message for the state now, and one for each change of it."""
+    """One Watch call: sends the present state, and each change of it."""
 
     _call: StreamCall
     _handlers: HealthHandlers
@@ -110,12 +110,12 @@ class HealthWatch:
 
 
 class MethodRoutes:
-    """Makes the routes of methods, by full names."""
+    """Makes routes of methods, by full names."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, plane: PlaneLoop, memory: RequestMemory, log: logging.Logger
     ) -> None:
-        """`loop`: runs what takes long. `plane`: calls the routes."""
+        """`loop` runs slow methods. `plane` calls the routes."""
         self._loop = loop
         self._plane = plane
         self._memory = memory
@@ -123,12 +123,12 @@ class MethodRoutes:
         self._running: set[Future[None]] = set()
 
     def open(self, methods: Mapping[str, Method]) -> Mapping[str, Route]:
-        """For anybody."""
+        """Return unrestricted routes."""
         return {full_name(name): self._route(method) for name, method in methods.items()}
 
     def guarded(self, methods: Mapping[str, Method], health: HealthHandlers, access: Access) -> Mapping[str, Route]:
-        """Those of all methods of gRPC but ModelInfer and ModelStreamInfer, and of the health service, for those who
-        may call them."""
+        """Return the routes of all methods but ModelInfer and ModelStreamInfer, and of the health service. Each checks
+        first whether the client may call it."""
         found: dict[str, Route] = {
             "Check": self._quick(health.check),
             "Watch": StreamRoute(lambda call: HealthWatch(call, health)),
@@ -164,7 +164,8 @@ class MethodRoutes:
                 answer = await method.answer(parse_message(call.message, method.request))
                 self._plane.call_soon(partial(call.reply, answer.SerializeToString()))
             except Exception as error:
-                # Not in a variable: the error's traceback has this frame, and the two would keep each other alive.
+                # Passed on without a variable: the error's traceback has this frame, and frame and error would keep
+                # each other alive.
                 self._plane.call_soon(partial(self._fail, call, error))
             finally:
                 self._memory.release(holding)
@@ -183,7 +184,7 @@ class MethodRoutes:
         return UnaryRoute(hand_over)
 
     def _quick(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
-        """A handler that answers in place."""
+        """Return a handler that answers on the calling thread."""
 
         def handle(call: UnaryCall) -> None:
             try:

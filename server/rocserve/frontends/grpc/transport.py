@@ -1,7 +1,7 @@
-"""The interface between the gRPC service and what moves its bytes: calls, routes, limits.
+"""Defines the interface between gRPC's handlers and the transport: calls, routes, limits.
 
-Messages are bytes; nothing here knows protobuf. Handlers are called on the transport's own thread and must not
-block; what they ask of a call they ask on that thread.
+Messages are bytes; nothing here knows protobuf. The transport calls handlers on its own thread. Handlers must not
+block, and may use a call only on that thread.
 """
 
 from __future__ import annotations
@@ -21,85 +21,85 @@ from rocserve.services.access import Restriction
 from rocserve.settings import GrpcSettings, ServerSettings
 
 Metadata = Sequence[tuple[str, str | bytes]]
-"""Keys that end in "-bin" carry bytes, all others text."""
+"""If a key ends in "-bin" its value is bytes, else text."""
 
 _GRPC_SHARE = 2
-"""gRPC's connections are half of the files that a process may open. Its core counts nothing but them, so
-that the rest has to do for models, however many, and for HTTP."""
+"""gRPC's connections may take one half of the files that a process may open. gRPC's core counts only connections; the
+other half is for models, however many, and for HTTP."""
 
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 LEAST_READ_BYTES_PER_SECOND = 64 << 10
-"""A client that reads slower than half a megabit a second is taken for one that does not read."""
+"""A client that reads slower than half a megabit per second counts as one that does not read."""
 
 MOST_REQUESTS_PER_READ = 10_000
-"""That gRPC's core may begin out of what it has read of a connection at once; its limit of this number."""
+"""Requests that gRPC's core may begin from one read of a connection; the core accepts no higher limit."""
 
 RECEIVE_WINDOW_BYTES = 4 << 20
-"""That a client may send of a message before gRPC's core has said that it takes more. With less a message from far away
-takes many round trips; with more the core reads more in one go."""
+"""Bytes of a message that a client may send before gRPC's core accepts more. With fewer, a message from far away takes
+many round trips; with more, the core reads more without a pause."""
 
 LINGER_SECONDS = 1.0
-"""How long connections stay open after the last answer when the server shuts down."""
+"""Connections stay open for this time after the last answer when the server shuts down."""
 
 
 class _Call(Protocol):
-    """An RPC in flight; what comes after its end is dropped silently."""
+    """A call in flight. The transport silently drops what a handler sends after the call's end."""
 
     @property
     def method(self) -> str:
-        """The full name, "/package.Service/Method"."""
+        """ "/package.Service/Method"."""
 
     @property
     def metadata(self) -> Metadata: ...
 
     @property
     def deadline(self) -> float | None:
-        """time.monotonic() seconds after which the client no longer waits; None = it waits for ever."""
+        """time.monotonic() seconds after which the client no longer waits; None = no deadline."""
 
     @property
     def peer(self) -> str:
-        """Where the client is, in gRPC's notation ("ipv4:127.0.0.1:40000")."""
+        """The client's address in gRPC's notation ("ipv4:127.0.0.1:40000")."""
 
     def reply_error(self, error: ServeError) -> None:
-        """End with an error, a stream behind what is queued."""
+        """End the call with an error; on a stream, after the queued messages."""
 
 
 class UnaryCall(_Call, Protocol):
-    """`reply` or `reply_error` ends it."""
+    """A unary call. `reply` or `reply_error` ends it."""
 
     @property
     def message(self) -> Buffer: ...
 
     def reply(self, message: bytes) -> None:
-        """Answer with status OK. Raises: TypeError: the message is not bytes; the call stays open."""
+        """Answer with status OK. Raises TypeError if the message is not bytes; the call stays open then."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Call back once if the client cancels, vanishes, or lets its deadline pass before the call has ended.
 
-        Any number of callbacks. They run within this very call when the client is already known to be gone. It costs an
-        event a call, so ask only for calls that have to wait.
+        A call takes any number of callbacks. They run in this call if the client is known to be gone. Watching costs
+        one more event, so only calls that have to wait should be watched.
         """
 
 
 class StreamReceiver(Protocol):
-    """What a handler gives for a stream. All three are called on the transport's thread, in order."""
+    """Receives the messages of a stream. The transport calls all three methods on its thread, in order."""
 
     def on_message(self, message: bytes) -> None: ...
 
     def on_half_close(self) -> None:
-        """The client sends no more; it still reads.
+        """The client sends no more messages, but still reads.
 
-        gRPC shows a cancelled stream as half-closed a moment before it shows it as cancelled, so `on_cancel` may
-        follow at once, unless the stream has been finished here.
+        gRPC shows a cancelled stream as half-closed a moment before it shows it as cancelled. So `on_cancel` may follow
+        immediately, unless this method has finished the stream.
         """
 
     def on_cancel(self) -> None:
-        """The client cancelled, vanished or let its deadline pass before the stream had ended. Nothing follows."""
+        """The client cancelled, vanished or let its deadline pass before the stream had ended. No call follows."""
 
 
 class StreamCall(_Call, Protocol):
-    """One message in and many out (server streaming) is a case of it.
+    """A stream. A call with one message in and many out (server streaming) is a stream, too.
 
     Memory stays bounded: the next message is read only while fewer than `stream_unanswered_limit` messages are
     unanswered and fewer than `stream_backlog_bytes` wait to be sent.
@@ -109,24 +109,24 @@ class StreamCall(_Call, Protocol):
         """Queue a message for the client."""
 
     def request_next(self) -> None:
-        """One message given to `on_message` has been answered in full."""
+        """Note that one message given to `on_message` has been answered in full."""
 
     def finish(self, code: StatusCode, text: str) -> None:
-        """End the stream once all that is queued has been sent."""
+        """End the stream after all queued messages have been sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnaryRoute:
     handler: Callable[[Any], None]
-    """Takes a UnaryCall, or what `call_type` makes."""
+    """Takes a UnaryCall, or a call of `call_type`."""
     call_type: Callable[..., Any] | None = None
-    """Of its calls, which the handler gets: a kind of `ServerUnaryCall`; None: just that."""
+    """Makes the calls that the handler gets, a subclass of `ServerUnaryCall`; None = `ServerUnaryCall` itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRoute:
     handler: Callable[[StreamCall], StreamReceiver | None]
-    """None = the stream has been finished."""
+    """Returns None if it has finished the stream."""
 
 
 Route = UnaryRoute | StreamRoute
@@ -140,8 +140,8 @@ def full_name(method: str) -> str:
 
 
 def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> Routes:
-    """By full names, those that are restricted behind a check of the call's metadata. What anybody may call is left as
-    it is, so that it costs nothing."""
+    """Return routes by full names. A restricted route checks the call's metadata first; an unrestricted route stays as
+    it is, so it costs nothing."""
 
     def guarded(route: Route, restriction: Restriction) -> Route:
         handler: Callable[[Any], Any] = route.handler
@@ -160,32 +160,34 @@ def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> R
 
 
 def address_of(peer: str) -> str:
-    """From gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also in URL's escapes), "unix:/path"."""
+    """Return the address in gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also with URL escapes),
+    "unix:/path"."""
     kind, _, rest = peer.partition(":")
     return "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
 
 
 @dataclass(frozen=True, slots=True)
 class TransportLimits:
-    """Bounds of a transport, beside those of its settings."""
+    """The bounds of a transport, in addition to its settings."""
 
     handshake_timeout_ms: int = 10_000
-    """What a new connection has for TLS and for HTTP/2's first frames."""
+    """For a new connection's TLS and its first frames of HTTP/2."""
     write_timeout_seconds: float = 60.0
-    """An answer that its client has not taken by then is given up; a large one has longer, see `write_seconds`."""
+    """A call is cancelled if its client has not read the answer in this time; large answers have longer, see
+    `write_seconds`."""
     max_connections: int | None = None
-    """One more is closed at once; None = any number."""
+    """One more connection is closed immediately; None = any number."""
     max_concurrent_calls: int = 20_000
-    """Calls and streams in flight; one more is refused with UNAVAILABLE. Those that wait for their clients have bounds
-    of their own."""
+    """Calls and streams in flight; one more is refused with UNAVAILABLE. Calls that wait for their clients have
+    separate bounds."""
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
     stream_unanswered_limit: int = 1024
-    """Messages of one stream that may be unanswered before the next is read. Many: the next message may be what those
-    wait for, the end of the sequence that has their slot."""
+    """Unanswered messages of one stream at which the next is not read. Many, because the next message may end the
+    sequence for whose slot the earlier ones wait."""
     stream_backlog_bytes: int = 16 << 20
     """Unsent bytes of one stream at which no more of its messages are read."""
     stream_backlog_limit_bytes: int = 1 << 30
-    """Unsent bytes of one stream at which it is ended with RESOURCE_EXHAUSTED: its client does not read."""
+    """Unsent bytes of one stream at which the stream ends with RESOURCE_EXHAUSTED, because its client does not read."""
 
     @classmethod
     def of(cls, settings: ServerSettings) -> TransportLimits:
@@ -197,12 +199,12 @@ class TransportLimits:
         )
 
     def write_seconds(self, nbytes: int) -> float:
-        """The time for the client to take an answer of `nbytes`. gRPC does not report how far it has got."""
+        """Return the time in which the client must read an answer of `nbytes`. gRPC does not report its progress."""
         return self.write_timeout_seconds + nbytes / LEAST_READ_BYTES_PER_SECOND
 
 
 def transport_settings(settings: ServerSettings) -> GrpcSettings:
-    """gRPC's own, with the age that connections on all ports may have where it has none."""
+    """Return gRPC's settings; without a connection age they get the age for connections on all ports."""
     age_ms = settings.grpc.max_connection_age_ms or int(settings.max_connection_age_seconds * 1000)
     return replace(settings.grpc, max_connection_age_ms=age_ms)
 
@@ -212,19 +214,19 @@ def listen_address(settings: GrpcSettings) -> ListenAddress:
 
 
 def file_limit() -> int | None:
-    """How many files this process may have open; None = any number."""
+    """Return the limit of files that this process may have open; None = any number."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[tuple[str, int], ...]:
-    """Both under the names of gRPC's core (grpc/impl/channel_arg_names.h)."""
+    """Return settings and limits under the names of gRPC's core (grpc/impl/channel_arg_names.h)."""
     most_calls = limits.max_concurrent_calls + limits.waiting.total
     arguments = {
         "grpc.so_reuseport": int(settings.reuse_port),
-        # With more in one read the core has a thread of its own go on, which does not wake the loop (server.py).
+        # With more in one read, the core continues on its own thread, which does not wake the loop (server.py).
         "grpc.http2.max_requests_per_read": MOST_REQUESTS_PER_READ,
-        # Windows that grow with what is received have the core read 100 MiB of a connection in one go.
+        # With windows that grow, the core would read 100 MiB of a connection without a pause.
         "grpc.http2.bdp_probe": 0,
         "grpc.http2.lookahead_bytes": RECEIVE_WINDOW_BYTES,
         "grpc.max_receive_message_length": settings.max_message_bytes,
@@ -236,7 +238,8 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
         "grpc.http2.min_ping_interval_without_data_ms": settings.http2_min_recv_ping_interval_without_data_ms,
         "grpc.http2.max_ping_strikes": settings.http2_max_ping_strikes,
         "grpc.server_handshake_timeout_ms": limits.handshake_timeout_ms,
-        # Calls that wait for being asked for. The core's own limit of 1,000 would refuse a burst at random.
+        # Calls that the server has not requested yet. The core's own limit of 1,000 would refuse calls of a burst at
+        # random.
         "grpc.server.max_pending_requests": most_calls,
         "grpc.server.max_pending_requests_hard_limit": 2 * most_calls,
     }
@@ -251,7 +254,7 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
 
 
 def binding_error(where: ListenAddress, files: CertificateFiles | None) -> OSError:
-    """Why gRPC could not bind. It does not say, so a plain socket asks the system again."""
+    """Return why gRPC could not bind. gRPC does not say, so a plain socket asks the system again."""
     try:
         with where.bind() as probe:
             probe.listen()

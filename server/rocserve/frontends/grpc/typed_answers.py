@@ -1,5 +1,5 @@
-"""Answers with typed contents, for requests that came with such: all elements at once by protobuf, or, where there are
-many, some a step, as protobuf would write them."""
+"""Encodes responses with typed contents, for requests with typed contents. protobuf encodes all elements in one call;
+if there are many, this module encodes them step by step, with the same bytes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ _STEP_ELEMENTS = 8192
 _STEP_STRINGS = 1024
 _STEP_STRING_BYTES = 1 << 20
 _COPIED_LATER = 64 << 10
-"""Bytes of a string; a view on each of many short ones would be more to the garbage collector than their copy."""
+"""Bytes from which on a string is not copied but viewed. Views of many short strings would cost the garbage collector
+more than copies."""
 
 
 def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
-    """Raises: ServeError: UNIMPLEMENTED for a datatype without a field of its own."""
+    """Raises ServeError (UNIMPLEMENTED) if a datatype has no field in typed contents."""
     message = _without_outputs(response)
     for tensor in response.outputs:
         output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
@@ -50,7 +51,8 @@ def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
 
 
 def large_parts(response: InferResponse) -> Steps[list[Buffer]]:
-    """The pieces of the serialised answer, some elements a step. Raises: as `typed_answer`."""
+    """Return the pieces of the serialised response, some elements per step. Raises ServeError as `typed_answer`
+    does."""
     parts: list[Buffer] = [_without_outputs(response).SerializeToString()]
     for tensor in response.outputs:
         rest = pb.ModelInferResponse.InferOutputTensor(
@@ -96,7 +98,7 @@ def _contents(tensor: Tensor) -> Steps[list[Buffer]]:
             pieces.append(octets(as_written))
             yield
     nbytes = sum(map(len, pieces))
-    # As protobuf, which writes nothing of a field without elements.
+    # protobuf, too, writes nothing for a field without elements.
     return [length_prefix(_NUMBERS[field], nbytes), *pieces] if nbytes else []
 
 
@@ -116,7 +118,7 @@ def _strings(tensor: Tensor) -> Steps[list[Buffer]]:
                     raise _not_whole(tensor)
                 step.append(_SHORT[length] if length < len(_SHORT) else _STRING_TAG + varint(length))
                 if length > _COPIED_LATER:
-                    # By what joins the parts, a step at a time.
+                    # The caller copies it, step by step, when it joins the parts.
                     large = data[begin:position]
                 else:
                     step.append(data[begin:position])
@@ -138,7 +140,7 @@ def _not_whole(tensor: Tensor) -> ServeError:
 
 
 def _varints(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Integers as protobuf writes them: negative ones as those of 64 bits that have the same low bits."""
+    """Return integers as protobuf writes them: a negative integer as the one of 64 bits with the same low bits."""
     if numbers.dtype.kind == "b":
         bools: np.ndarray[Any, np.dtype[np.uint8]] = (numbers != 0).view(np.uint8)
         return bools

@@ -1,10 +1,10 @@
-"""Typed contents of requests, as raw bytes: what clients put into the field of their datatype. Those of large requests
-are decoded some elements a step. Protobuf takes a second for 16 million integers, in which nobody else would be
-answered.
+"""Decodes the typed contents of requests to raw bytes: elements in the field of their datatype. Contents of large
+requests are decoded some elements per step, because protobuf takes a second for 16 million integers, and nobody else
+would be answered in that time.
 
-The contents are cut out of the message; protobuf parses the rest. They may be packed, as clients write them, or not.
-What is written otherwise (contents in two pieces, of two datatypes, among a thousand unknown fields) is `Unusual`, and
-left to protobuf as a whole.
+The large contents are cut out of the message; protobuf parses the rest. Contents may be packed, as clients write them,
+or not packed. Other forms (contents in two pieces or of two datatypes, a thousand unknown fields) raise `Unusual`;
+protobuf then decodes the whole message.
 """
 
 from __future__ import annotations
@@ -46,22 +46,23 @@ DATATYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "fp64_contents": ("FP64",),
     "bytes_contents": ("BYTES",),
 }
-"""What each field may hold; the first is the one that error texts name."""
+"""The datatypes that each field may hold. Error texts name the first."""
 
 _AS_RAW = frozenset({"bool_contents", "fp32_contents", "fp64_contents"})
 
 _ARRAY_TYPES = {datatype.value: datatype.numpy_dtype for datatype in DataType}
 
 DECODED_AT_ONCE = 64 << 10
-"""Bytes of contents up to which protobuf decodes them in one go: some milliseconds."""
+"""Bytes of contents up to which protobuf decodes them in one call, in some milliseconds."""
 FIELDS = range(MOST_ENTRIES + 16)
-"""That a message may have before its tensors' bytes, and of these; no request with more is taken."""
+"""The most fields of a message: those before the tensors' bytes, and the tensors' bytes. Requests with more are
+refused."""
 
 _STEP_BYTES = 32 << 10
 _STEP_ELEMENTS = 1024
-"""Of BYTES."""
+"""Elements of BYTES in one step."""
 _TENSOR_FIELDS = range(64)
-"""That are looked at for contents."""
+"""The fields of an input in which contents are looked for."""
 _ID = pb.ModelInferRequest.ID_FIELD_NUMBER
 _INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER
 _RAW = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
@@ -78,16 +79,16 @@ _FIELDS_OF_CONTENTS: Mapping[int, tuple[str, int]] = {
     )
     for field in pb.InferTensorContents.DESCRIPTOR.fields
 }
-"""By number: the name, and the wire type of an element."""
+"""By number: the field's name, and the wire type of an element."""
 _WHAT = "typed contents"
-"""That there is no memory for, as an error says."""
+"""Names the contents in the error if there is no memory for them."""
 _Octets = np.ndarray[Any, np.dtype[np.uint8]]
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def raw_contents(contents: pb.InferTensorContents, datatype: str, input_name: str, model_name: str) -> bytes:
-    """The elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton. Raises:
-    ServeError: INVALID_ARGUMENT when the elements are in a field of another datatype, or in two fields."""
+    """Return the elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton. Raises
+    ServeError (INVALID_ARGUMENT) if the elements are in the field of another datatype, or in two fields."""
     raw = b""
     supplied = False
     for field, elements in contents.ListFields():
@@ -98,7 +99,7 @@ def raw_contents(contents: pb.InferTensorContents, datatype: str, input_name: st
         if datatype == "BYTES":
             raw = encode_bytes_elements(elements)
         elif field.name in _AS_RAW:
-            # On the wire they are as raw contents have them; unknown fields follow them.
+            # On the wire these elements look as in raw contents; unknown fields follow them.
             nbytes = len(elements) * _ARRAY_TYPES[datatype].itemsize
             start = len(length_prefix(field.number, nbytes))
             raw = contents.SerializeToString()[start : start + nbytes]
@@ -109,7 +110,7 @@ def raw_contents(contents: pb.InferTensorContents, datatype: str, input_name: st
 
 
 def refuse_field(field: str, datatype: str, input_name: str, model_name: str) -> None:
-    """Raises: ServeError: INVALID_ARGUMENT, it does not hold elements of the datatype."""
+    """Raise ServeError (INVALID_ARGUMENT) if the field does not hold elements of the datatype."""
     held = DATATYPES_OF_FIELDS[field]
     if datatype not in held:
         where = _where(input_name, model_name)
@@ -121,26 +122,25 @@ def _where(input_name: str, model_name: str) -> str:
 
 
 class Unusual(Exception):
-    """Contents are not written as they are decoded here."""
+    """Contents have a form that only protobuf decodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """Contents of an input."""
+    """The contents of one input, cut out of its message."""
 
     index: int
-    """The input's."""
+    """The index of the input."""
     start: int
-    """Of the input, in the message."""
+    """Where the input begins in the message."""
     field: str
-    """By name."""
     tag: int | None
-    """Before each element; None: they are packed."""
+    """The tag before each element; None = the elements are packed."""
     data: memoryview
 
     def decode(self, datatype: DataType, admit: Callable[[int], object]) -> Steps[Buffer]:
-        """The elements as raw bytes; integers wider than the datatype keep their low bytes. `admit`: takes the bytes
-        that are about to be used. Raises: WireError: they are no elements; Unusual; what `admit` does."""
+        """Return the elements as raw bytes; integers wider than the datatype keep their low bytes. `admit` takes the
+        bytes to be allocated next. Raises WireError if the contents are faulty, Unusual, and what `admit` raises."""
         if self.field == "bytes_contents":
             return (yield from self._strings(admit))
         dtype = datatype.numpy_dtype
@@ -149,7 +149,7 @@ class Cut:
                 return (yield from self._tagged(dtype.itemsize, admit))
             if len(self.data) % dtype.itemsize:
                 raise WireError(f"{self.field} end within an element")
-            # They are as raw contents have them.
+            # Packed elements look as in raw contents.
             return self.data
         return (yield from self._integers(dtype, admit))
 
@@ -181,7 +181,7 @@ class Cut:
         return octets(elements)
 
     def _tagged(self, itemsize: int, admit: Callable[[int], object]) -> Steps[Buffer]:
-        """Elements of a fixed size, each behind its tag."""
+        """Decode elements of a fixed size, each with a tag before it."""
         count, rest = divmod(len(self.data), 1 + itemsize)
         if rest:
             raise Unusual
@@ -199,7 +199,7 @@ class Cut:
     def _strings(self, admit: Callable[[int], object]) -> Steps[Buffer]:
         data, tag, pack = self.data, self.tag, _LENGTH.pack
         position, end = 0, len(data)
-        # An element has at least two bytes there, and four here. What is not touched takes no memory.
+        # A string has a prefix of at least two bytes in the message, and of four here. Untouched memory costs nothing.
         view = new_memory(2 * end, _WHAT)
         used = 0
         while position < end:
@@ -242,22 +242,23 @@ class LargeContents:
 
     message: bytes
     skeleton: bytes
-    """The message, with none in the place of what has been cut out; nor are raw contents there."""
+    """The message without raw contents, and with empty contents in place of those that were cut out."""
     cuts: tuple[Cut, ...]
     has_raw: bool
-    """Whether raw contents come with it."""
+    """The message has raw contents, too."""
 
     @classmethod
     def of(cls, message: bytes) -> LargeContents | None:
-        """None: it has none, or they are unusual, or it is no such message: `RequestDecoder.decode_request` takes
-        it. Raises: ServeError: INVALID_ARGUMENT, an input has too many dimensions to be parsed at all."""
+        """Return the large contents of a message. Returns None if there are none, if they are unusual, or if the
+        message is faulty: `RequestDecoder.decode_request` decodes these messages. Raises ServeError (INVALID_ARGUMENT)
+        if an input has too many dimensions to be parsed."""
         view = memoryview(message)
         parts: list[Buffer] = []
         cuts: list[Cut] = []
         has_raw = False
         index = end = 0
         try:
-            # The fields first: the last span of those that are too many is not taken and forgotten.
+            # FIELDS comes first in zip, so that no span beyond its end is taken and lost.
             for _, span in zip(FIELDS, field_spans(view), strict=False):
                 end = span.end
                 if span.number == _RAW:
@@ -280,14 +281,15 @@ class LargeContents:
 
 
 def _cut(message: memoryview, span: FieldSpan, index: int, parts: list[Buffer]) -> Cut | None:
-    """What an input has of large contents; the rest of it comes to the parts."""
+    """Cut the large contents out of an input, and append the rest of it to the parts. Returns None if there are
+    none."""
     tensor = message[span.content : span.end]
     found: FieldSpan | None = None
     end = 0
     for _, field in zip(_TENSOR_FIELDS, field_spans(tensor), strict=False):
         end = field.end
         if field.number == _SHAPE and field.wire_type == LENGTH_DELIMITED:
-            # Protobuf would take a quarter of a second for 16 million.
+            # protobuf would take a quarter of a second for 16 million dimensions.
             check_entries(int(np.count_nonzero(np.frombuffer(tensor, np.uint8)[field.content : field.end] < 0x80)))
         if field.number == _CONTENTS:
             if found is not None or field.wire_type != LENGTH_DELIMITED:
@@ -318,7 +320,8 @@ def _cut(message: memoryview, span: FieldSpan, index: int, parts: list[Buffer]) 
 
 
 def _whole_varints(source: _Octets) -> Iterator[_Octets]:
-    """Pieces of a sequence of varints, each of some. Raises: WireError: one is too long, or does not end."""
+    """Yield pieces of a sequence of varints that end with a whole varint. Raises WireError if a varint is too long or
+    does not end."""
     begin, end = 0, len(source)
     while begin < end:
         part = source[begin : begin + _STEP_BYTES]
@@ -331,7 +334,7 @@ def _whole_varints(source: _Octets) -> Iterator[_Octets]:
 
 
 def _varints(source: _Octets) -> _Octets | _Numbers:
-    """Their values. Raises: WireError: one is too long."""
+    """Return the values of varints. Raises WireError if one is too long."""
     if source.max() < 0x80:
         return source
     ends = np.flatnonzero(source < 0x80)

@@ -1,15 +1,15 @@
-"""Bounds calls that wait for their clients: how many there are, how long a message may take to come whole, and how much
-memory what has come of messages takes.
+"""Bounds the calls that wait for their clients: their number, the time until a message has come in full, and the memory
+of unfinished messages.
 
-A call waits for its client until its message has come; a stream does so whenever it has nothing to answer. Of its next
-message it may hold something at any time, so it is counted as long as it is open.
+A unary call waits for its client until its message has come; a stream waits whenever it has nothing to answer. A stream
+may hold a part of its next message at any time, so its bytes are counted as long as it is open.
 
-gRPC's core keeps what has come of a message to itself, but the kernel counts how many bytes have come on a connection.
-Let all calls of a connection that now wait for their messages have begun after some moment. What its unfinished
-messages hold is then at most what has come on it since, less the messages of calls begun since that have come whole.
-The moment moves on as the calls end that waited at it, so that frames, headers and what ended calls had sent do not add
-up. Connections without calls that have waited for a whole check are not counted. Which of a connection's calls holds
-how much is not known.
+gRPC's core hides how much of a message has come, but the kernel counts the bytes that have come on a connection. Take a
+moment before which no call began that still waits on the connection. The unfinished messages then hold at most the
+bytes that have come since that moment, less the complete messages of calls begun since. The moment moves on when the
+calls that waited at it have ended, so that the bytes of frames, headers and ended calls do not add up. A connection
+counts only if one of its calls has waited for a whole check interval. How much each call of a connection holds is not
+known.
 """
 
 from __future__ import annotations
@@ -35,57 +35,59 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 0.5
 CALLS_BETWEEN_CHECKS = 512
-"""That begin to wait: a check of all takes as long as some hundred calls' arrivals."""
+"""New waiting calls: a check of all calls takes as long as some hundred arrivals."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingLimits:
     connection: int = 4096
-    """Calls of one connection. HTTP/2 has a setting for it, but gRPC's clients lose calls to that which come before
-    they know it."""
+    """Waiting calls of one connection. HTTP/2's own setting would not do, because gRPC's clients lose calls that they
+    begin before they know the setting."""
     patience_seconds: float = 10.0
-    """What a call may wait while its connection has more than that: a burst of large requests takes some time to be
-    there, and shall lose none."""
+    """How long a call may wait while its connection has more than `connection` calls. A burst of large requests takes
+    some time to come, and must lose none."""
     total: int = 8192
-    """Of all connections, without patience; some 110 MB."""
+    """Waiting calls of all connections, without patience; they take about 110 MB."""
     message_seconds: float = 60.0
-    """From a unary call's beginning until its message is whole; 0 = any time. Streams may be opened ahead."""
+    """From the beginning of a unary call until its message has come; 0 = any time. Streams may be opened in advance."""
 
 
 class WaitingCalls:
-    """For one thread, but that calls of streams put themselves into `since` again from any."""
+    """Keeps the calls that wait. For one thread, except that calls of streams may add themselves to `since` from any
+    thread."""
 
     def __init__(self, limits: WaitingLimits, now: float, log: logging.Logger) -> None:
         self.unfinished: UnfinishedBytes | None = None
-        """None = what has come of messages is not counted."""
+        """None = unfinished bytes are not counted."""
         self.counts_bytes = False
-        """`came_whole` is to be called."""
+        """Calls must call `came_whole`."""
         self.streams: dict[ServerCall, float] = {}
-        """All that are open, with the time of the check before they were."""
+        """The open streams, each with the time of the check before it was opened."""
         self._limits = limits
         self._log = log
         self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
         self.since: dict[ServerCall, float] = {}
-        """In the order of their beginnings, with the time of the check before it. Calls put themselves in when they
-        begin to wait, and take themselves out."""
+        """The waiting calls in the order of their beginnings, with the time of the check before. Calls add themselves
+        when they begin to wait, and remove themselves."""
         self.checked_at = now
         self.check_from = CALLS_BETWEEN_CHECKS
-        """The number of calls at which the next check is due."""
+        """The number of waiting calls at which the next check is due."""
 
     def close_stream(self, call: ServerCall) -> None:
         self.streams.pop(call, None)
         self.since.pop(call, None)
 
     def came_whole(self, call: ServerCall, since: float | None, nbytes: int) -> None:
-        """A message has. `since` when a unary call has waited."""
+        """Count a complete message. `since`: when a unary call began to wait; None = the call is a stream, or did not
+        wait."""
         since = self.streams.get(call) if call.is_stream else since
         if self.unfinished is not None and since is not None:
             self.unfinished.came_whole(call.peer, since, nbytes)
 
     def check(self, now: float) -> None:
-        """End what is beyond the bounds. To be called every CHECK_SECONDS, and from `check_from` calls on. `now`:
-        time.monotonic() seconds."""
+        """End calls beyond the bounds. Must be called every CHECK_SECONDS, and when there are `check_from` calls.
+        `now`: time.monotonic() seconds."""
         self.checked_at = now
         seconds = self._limits.message_seconds
         late = ServeError(
@@ -99,7 +101,7 @@ class WaitingCalls:
             if not call.is_stream:
                 self._end(call, late)
         connections: dict[str, list[ServerCall]] = {}
-        # Copied in one step: other threads may add to it.
+        # Copied in one step, because other threads may add calls.
         for call in list(self.since):
             connections.setdefault(call.peer, []).append(call)
         limit, latest = self._limits.connection, now - self._limits.patience_seconds
@@ -110,7 +112,7 @@ class WaitingCalls:
                 del calls[: len(old)]
         self._end_beyond_total(connections.values())
         if self.unfinished is not None and self.unfinished.is_due(now):
-            # A stream may hold something of its next message at any time.
+            # A stream may hold a part of its next message at any time.
             waiting: dict[str, list[ServerCall]] = {}
             oldest: dict[str, float] = {}
             for call, since in list({**self.since, **self.streams}.items()):
@@ -128,11 +130,12 @@ class WaitingCalls:
                 self._end(call, error)
 
     def _end_beyond_total(self, connections: Iterable[list[ServerCall]]) -> None:
-        """The oldest of the connection that has the most, so that one client's many cost no other its few."""
+        """End the oldest calls of the connection with the most calls, so that one client's many calls cost no other
+        client its few."""
         excess = len(self.since) - self._limits.total
         if excess <= 0:
             return
-        # A little more than that, or the next call would need the next check.
+        # Some more are ended, or the next call would need another check.
         excess += self._limits.total // 16
         most = [(-len(calls), index, iter(calls)) for index, calls in enumerate(connections)]
         heapq.heapify(most)
@@ -163,7 +166,7 @@ class WaitingCalls:
 Peer = tuple[bytes, int]
 """Address and port."""
 ReceivedBytes = Mapping[Peer, Mapping[int, int]]
-"""By peers and the kernel's numbers of sockets: two addresses of the server may have the same peer."""
+"""By peer and by the kernel's number of the socket: one peer may be connected to two addresses of the server."""
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -177,18 +180,19 @@ _SOCKET_ID = struct.Struct("!HH16s16s")
 _NO_COOKIE = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
 _COOKIE_AT, _ATTRIBUTES_AT, _MESSAGE_AT = 44, 72, 16
 _BYTES_RECEIVED_AT = 128
-"""Of tcp_info."""
+"""The offset in tcp_info."""
 _ATTRIBUTE = struct.Struct("=HH")
 _COUNT = struct.Struct("=Q")
 _IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
 _SECONDS = 1.0
-"""The kernel answers at once."""
+"""The timeout; the kernel answers immediately."""
 _MOST_BYTES_AT_ONCE = 1 << 16
-"""More than the kernel gives."""
+"""More than the kernel sends in one message."""
 
 
 def peer_of(text: str) -> Peer | None:
-    """From gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also in URL's escapes); None = not of TCP."""
+    """Return the peer in gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also with URL escapes). Returns
+    None if it is not connected by TCP."""
     kind, _, rest = text.partition(":")
     address, _, port = unquote(rest).rpartition(":")
     if kind not in ("ipv4", "ipv6"):
@@ -197,7 +201,7 @@ def peer_of(text: str) -> Peer | None:
 
 
 def received_bytes(port: int) -> ReceivedBytes:
-    """Of all connections whose own port this is. Raises: OSError: the system does not count them."""
+    """Return the bytes received on all connections to this port. Raises OSError if the system does not count them."""
     found: dict[Peer, dict[int, int]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as link:
         link.settimeout(_SECONDS)
@@ -246,35 +250,37 @@ def _bytes_received(message: memoryview) -> int | None:
 
 
 _SHARE_OF_TIME = 100
-"""One part in a hundred is spent on asking the kernel: with thousands of connections it is asked less often."""
+"""One part in this many of the time may go to asking the kernel: with thousands of connections it is asked less
+often."""
 _CALL_BYTES = 256
-"""That a whole message may have taken beside itself: headers, frames, records of TLS."""
+"""The most that a complete message may have taken in addition to itself: headers, frames, records of TLS."""
 _OVERHEAD_SHIFT = 7
-"""And so much for its size: 1/128."""
+"""In addition, a message may have taken 1/128 of its size."""
 _QUIET_BYTES = 64
-"""That may come from one check to the next without being of a message: pings, window updates."""
+"""Bytes between two checks that may belong to no message: pings, window updates."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """What has come from a moment on."""
+    """The bytes that have come on a connection since a moment."""
 
     since: float
     before: Mapping[int, int]
-    """Bytes that had come by then, by sockets."""
+    """By socket: the bytes that had come at that moment."""
     whole_bytes: int = 0
-    """Of messages of calls that began later, and what they took beside."""
+    """The bytes of complete messages of calls that began later, with their overhead."""
 
     def unfinished(self, received: Mapping[int, int]) -> int:
         come = sum(count - self.before.get(number, 0) for number, count in received.items())
-        # Never more than has come, or later bytes would not be seen.
+        # If more were deducted than has come, later bytes would not be counted.
         self.whole_bytes = min(self.whole_bytes, come)
         return come - self.whole_bytes
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A holder of memory. `newer` takes the place of `older` once no call waits that began before it."""
+    """Holds the memory of a connection's unfinished messages. `newer` replaces `older` when no call waits that began
+    before `newer`."""
 
     older: _Count
     newer: _Count
@@ -292,24 +298,26 @@ class _Connection:
 
 @dataclass(eq=False)
 class UnfinishedBytes:
-    """For one thread."""
+    """Counts the unfinished bytes of connections against the memory. For one thread."""
 
     _memory: RequestMemory
     _received: Callable[[], ReceivedBytes] | None
     _next: float
     _log: logging.Logger
     connections: dict[str, _Connection] = field(default_factory=dict, init=False)
-    """Those that are counted. While there are none, `came_whole` need not be called."""
+    """The counted connections. If there are none, `came_whole` need not be called."""
 
     def __post_init__(self) -> None:
         self._earlier: deque[tuple[float, ReceivedBytes]] = deque([(self._next, {})], 2)
-        """What had come at the last two checks. A call that is counted for the first time began after the first."""
+        """The bytes received at the last two checks. A call that is counted for the first time began after the earlier
+        check."""
 
     def is_due(self, now: float) -> bool:
         return self._received is not None and now >= self._next
 
     def came_whole(self, peer: str, since: float, nbytes: int) -> None:
-        """A message of `nbytes` of a call that has waited since then: from now on its request counts."""
+        """Count a complete message of `nbytes`, of a call that has waited since `since`. From now on the request's own
+        count holds it."""
         connection = self.connections.get(peer)
         if connection is None:
             return
@@ -318,13 +326,13 @@ class UnfinishedBytes:
             if since >= count.since:
                 count.whole_bytes += taken
         if since < self._earlier[-1][0]:
-            # It was counted at the last check.
+            # The last check has counted it.
             self._memory.release_part(connection, taken)
 
     def check(self, now: float, oldest: Mapping[str, float]) -> dict[str, ServeError]:
-        """Count anew. The memory is left to the connections that hold least; by peers, why there is none for those that
-        hold most. All their calls that wait are to be ended, so that nothing is left to count. `oldest`: by peers,
-        since when the first of its calls has waited."""
+        """Count again. The connections that hold least get the memory. Returns, by peer, the errors of those for which
+        none is left; the caller must end all their waiting calls, so that nothing remains to be counted. `oldest`: by
+        peer, since when its first call has waited."""
         try:
             received = self._received() if self._received else {}
         except OSError as error:
@@ -364,7 +372,7 @@ class UnfinishedBytes:
         return refused
 
     def drop(self) -> None:
-        """No connection is counted."""
+        """Release the memory of all connections."""
         for connection in self.connections.values():
             self._memory.release_part(connection)
         self.connections = {}
