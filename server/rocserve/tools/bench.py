@@ -63,7 +63,8 @@ class BenchOptions:
         "auto", one_of(("auto", *ENGINES)), "the engine to time (default auto: as a server would choose)"
     )
     against: tuple[str, ...] = repeated(
-        Kind("ENGINE", str, (*ENGINES, "torch")), f"{', '.join(ENGINES)} or torch, a bare loop over the file in PyTorch"
+        Kind("ENGINE", str, (*ENGINES, "torch")),
+        f"an engine to compare with: {', '.join(ENGINES)} or torch (the file in a bare PyTorch loop)",
     )
     timing: Timing = part(Timing, "timing")
     json: bool = flag(False, SWITCH, "print JSON")
@@ -129,8 +130,8 @@ def _print(model: str, engines: Mapping[str, str], times: Sequence[EngineTimes],
 
 
 VERB = Verb(
-    "Time a model in its engine without a server, for each batch size; against other engines in turns with it, in the"
-    " same run.",
+    "Time a model in its engine for each batch size, without a server. Engines to compare with are timed in alternation"
+    " with it.",
     BenchOptions(),
     lambda options: run_on_model(options.model, lambda model, out, log: run_bench(model, options, out, log)),
     lambda options: options.model.model,

@@ -22,7 +22,7 @@ _COLUMNS = ("program", "model", "precision", "target", "MIGraphX", "batch", "siz
 _UNKNOWN = "-"
 
 
-_DIRECTORY_HELP = "the cache (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)"
+_DIRECTORY_HELP = "the cache's folder (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,17 @@ class PruneOptions:
     size: int | None = flag(
         None,
         Kind("BYTES", partial(byte_size, least=0, expected="a number of bytes such as 500M or 10G")),
-        "what the rest may take, e.g. 500M or 10G (default 20G)",
+        "how much the remaining programs may take, e.g. 500M or 10G (default 20G)",
         exclusive=True,
     )
-    all: bool = flag(False, SWITCH, "remove all programs, and try all files again", exclusive=True)
+    all: bool = flag(
+        False,
+        SWITCH,
+        "remove all programs, and forget which files crashed, so that they are loaded again",
+        exclusive=True,
+    )
     models: tuple[str, ...] = positional(
-        (), text("MODEL"), "remove all programs of these models, and no others", nargs="*", exclusive=True
+        (), text("MODEL"), "remove the programs of these models, and no others", nargs="*", exclusive=True
     )
 
 
@@ -222,18 +227,20 @@ def _age(seconds: float) -> str:
 
 
 VERB = Verb(
-    "List or remove the programs that MIGraphX has compiled. Those that a process is using stay.",
+    "List or remove the programs that MIGraphX has compiled. Programs in use are not removed.",
     actions={
         "list": (
-            "show what is kept, and which files are not tried again",
+            "show the programs, and the files that are not loaded again because they crashed",
             Verb(
-                "Show the programs that are kept, and the files that are not tried again.", ListOptions(), list_programs
+                "Show the programs in the cache, and the files that are not loaded again because they crashed.",
+                ListOptions(),
+                list_programs,
             ),
         ),
         "prune": (
-            "remove what was used least lately",
+            "remove the least recently used programs",
             Verb(
-                "Remove programs, those used least lately first, until the rest takes no more than the limit.",
+                "Remove programs, the least recently used ones first, until the rest takes no more than the limit.",
                 PruneOptions(),
                 prune_programs,
             ),

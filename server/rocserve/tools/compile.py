@@ -188,14 +188,14 @@ class CompileOptions:
     output: str = flag(
         "",
         text("FILE.mxr"),
-        "also write the program to this file; where there are several, {batch} in its name becomes the batch size",
+        "also write the program to this file; {batch} in its name becomes the batch size, which several programs need",
         exclusive=True,
     )
     compare: bool = flag(
         False,
         SWITCH,
-        "compile in each named precision (default fp32, fp16, bf16, with calibration data int8 and fp8), and report"
-        " the errors against fp32 and the speed",
+        "compile in each named precision (default fp32, fp16 and bf16, with calibration data int8 and fp8 too), and"
+        " report the errors against fp32 and the speed",
         exclusive=True,
     )
     timing: Timing = part(lambda: _COMPARED, "timing")

@@ -103,8 +103,8 @@ Describe = Callable[[ModelDefinition, int], Signature]
 @dataclass(frozen=True, slots=True)
 class ConfigOptions:
     model_folder: Path = positional(Path(), Kind("MODEL_DIR", Path), "the model's folder")
-    model_config_name: str = flag("", text("NAME"), "read configs/NAME.pbtxt instead, where it exists")
-    strict: bool = flag(False, SWITCH, "complete nothing from the model's file")
+    model_config_name: str = flag("", text("NAME"), "read configs/NAME.pbtxt instead of config.pbtxt, if it exists")
+    strict: bool = flag(False, SWITCH, "do not complete the configuration from the model's file")
     save: Path | None = flag(None, FOLDER, "write the models that the parameter `preprocess` makes into this folder")
 
 

@@ -43,13 +43,17 @@ def _input(text: str) -> InputConfig:
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
     archive: Path = positional(Path(), Kind("MODEL.mar", Path), "an archive of torch-model-archiver")
-    model_repository: Path = flag(Path(), Kind("DIR", Path), "write the model's folder there", required=True)
+    model_repository: Path = flag(
+        Path(), Kind("DIR", Path), "the repository to write the model's folder into", required=True
+    )
     inputs: tuple[InputConfig, ...] = repeated(
         Kind("NAME:DATATYPE:DIMS", _input),
         f"an input of a TorchScript program, without the batch dimension, e.g. {_PIXELS}",
         name="input",
     )
-    max_batch_size: int = flag(8, number("ROWS", 0), "of a TorchScript program; 0: its inputs have no batch dimension")
+    max_batch_size: int = flag(
+        8, number("ROWS", 0), "max_batch_size of a TorchScript program; 0 = its inputs have no batch dimension"
+    )
 
 
 def run(options: ConvertOptions) -> None:
@@ -151,8 +155,8 @@ def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) ->
 
 
 VERB = Verb(
-    "Write a model's folder from an archive of TorchServe: its program, TorchScript, of torch.export or ONNX, with a"
-    " configuration where the program needs one, and its labels. Handlers are not converted.",
+    "Write a model's folder from an archive of TorchServe: the program (TorchScript, torch.export or ONNX), a"
+    " configuration if the program needs one, and the labels. Handlers are not converted.",
     ConvertOptions(),
     run,
     lambda options: options.archive,

@@ -218,7 +218,7 @@ _SHOWN_OPERATORS = 40
 @dataclass(frozen=True, slots=True)
 class InspectOptions:
     model: ModelOptions = part(ModelOptions, "model")
-    text: bool = flag(False, SWITCH, "print MIGraphX's own print of the programs as well")
+    text: bool = flag(False, SWITCH, "also print the programs as MIGraphX prints them")
     json: bool = flag(False, SWITCH, "print JSON")
 
 
@@ -329,8 +329,8 @@ def _print_operators(program: ProgramFacts, place: str, out: Console) -> None:
 
 
 VERB = Verb(
-    "Show a model's inputs, outputs and memory, and its operators before and after MIGraphX has compiled it: which of"
-    " them it fused, and what is copied to and from a GPU.",
+    "Show a model's inputs, outputs and memory, and its operators before and after MIGraphX has compiled it: which"
+    " operators are fused, and how much is copied to and from a GPU.",
     InspectOptions(),
     lambda options: run_on_model(options.model, lambda model, out, log: inspect(model, options, out, log)),
     lambda options: options.model.model,

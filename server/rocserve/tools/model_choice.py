@@ -63,35 +63,39 @@ class ModelOptions:
         Path(), Kind("MODEL", Path), "a model's folder, or a .onnx, .pb, .graphdef, .mxr, .pt2 or .pt file"
     )
     config_name: str = flag(
-        "", text("NAME"), "read configs/NAME.pbtxt instead, where it exists", name="model-config-name"
+        "", text("NAME"), "read configs/NAME.pbtxt instead of config.pbtxt, if it exists", name="model-config-name"
     )
     target: str | None = flag(
-        None, one_of(("gpu", "cpu", "ref")), "what MIGraphX compiles for (default: gpu where there is one)"
+        None, one_of(("gpu", "cpu", "ref")), "the target that MIGraphX compiles for (default: gpu if there is one)"
     )
-    batch_sizes: tuple[int, ...] = flag((), COUNTS, "batch sizes, instead of the model's own")
+    batch_sizes: tuple[int, ...] = flag((), COUNTS, "batch sizes, in place of the model's")
     precision: tuple[str, ...] = flag(
         (),
         Kind("NAME", precisions),
-        f"{', '.join(_PRECISIONS[:-1])} or {_PRECISIONS[-1]}; several, with commas, for compile --compare",
+        f"{', '.join(_PRECISIONS[:-1])} or {_PRECISIONS[-1]}; compile --compare takes several, with commas between",
     )
     calibration_data: Path | None = flag(
-        None, Kind("PATH", Path), "inputs to calibrate int8 and fp8 by: an .npz file, or a folder of .npy or .jpg files"
+        None,
+        Kind("PATH", Path),
+        "inputs to calibrate int8 and fp8 with: an .npz file, or a folder of .npy or .jpg files",
     )
     input_shapes: str | None = flag(
-        None, text("TEXT"), 'shapes that the model leaves open, without the batch: "image: 3x224x224; mask: 224x224"'
+        None,
+        text("TEXT"),
+        'shapes of inputs that the model leaves open, without the batch dimension: "image: 3x224x224; mask: 224x224"',
     )
     fast_math: bool | None = flag(
         None, SWITCH, "let MIGraphX approximate some functions (default true; off: --fast-math=false)"
     )
-    exhaustive_tune: bool | None = flag(None, SWITCH, "have MIGraphX try all its kernels (default false)")
-    miopen_tuning: bool | None = flag(None, SWITCH, "have MIOpen search for the fastest kernels (default false)")
+    exhaustive_tune: bool | None = flag(None, SWITCH, "let MIGraphX try all its kernels (default false)")
+    miopen_tuning: bool | None = flag(None, SWITCH, "let MIOpen search for the fastest kernels (default false)")
     compile_timeout_secs: float | None = flag(
-        None, SECONDS, "how long compiling one program may take (default 3600; 0 = no limit)"
+        None, SECONDS, "time limit for compiling one program (default 3600; 0 = no limit)"
     )
     binding: str | None = flag(
         None,
         one_of(("auto", "c_api", "module")),
-        "how MIGraphX is called: its C API, or its Python module (default auto)",
+        "call MIGraphX through its C API or its Python module (default auto)",
     )
     engines: EngineSettings = part(engine_settings)
 

@@ -138,15 +138,15 @@ def header(text: str) -> tuple[str, str]:
 @dataclass(frozen=True, slots=True)
 class StatusOptions:
     url: str = flag("localhost:8001", text("URL"), "the server's gRPC address")
-    interval: float = flag(1.0, number("SECONDS", 0.1, float, _LONGEST_PAUSE_S), "the pause between two polls")
-    once: bool = flag(False, SWITCH, "print the table once, and end")
+    interval: float = flag(1.0, number("SECONDS", 0.1, float, _LONGEST_PAUSE_S), "seconds between two polls")
+    once: bool = flag(False, SWITCH, "print the table once and exit")
     header: tuple[tuple[str, str], ...] = repeated(
-        Kind("NAME=VALUE", header), "sent with each call, for servers with --grpc-restricted-protocol"
+        Kind("NAME=VALUE", header), "a header for each call, as a server with --grpc-restricted-protocol expects it"
     )
-    tls: bool = flag(False, SWITCH, "the server wants TLS; implied by the files below")
-    root_cert: Path | None = flag(None, FILE, "what the server's certificate is checked against")
-    client_cert: Path | None = flag(None, FILE, "the client's own certificate, for mutual TLS")
-    client_key: Path | None = flag(None, FILE, "the key of that certificate")
+    tls: bool = flag(False, SWITCH, "connect with TLS; implied by --root-cert, --client-cert and --client-key")
+    root_cert: Path | None = flag(None, FILE, "root certificates to check the server's certificate against")
+    client_cert: Path | None = flag(None, FILE, "the client's certificate, for mutual TLS")
+    client_key: Path | None = flag(None, FILE, "the private key of the client's certificate")
 
 
 def run(options: StatusOptions, console: Console | None = None) -> None:
@@ -241,8 +241,8 @@ def _unreachable(url: str, error: RocserveError) -> str:
 
 
 VERB = Verb(
-    "Show the models of a running server: state, requests, times, and why one is not served. Follows until Ctrl-C; into"
-    " a pipe the table is printed once.",
+    "Show the models of a running server: state, requests, times, and why a model is not served. The table is updated"
+    " until Ctrl-C; into a pipe it is printed once.",
     StatusOptions(),
     run,
 )

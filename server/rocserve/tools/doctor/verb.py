@@ -139,7 +139,7 @@ _SHOWN = {
 @dataclass(frozen=True, slots=True)
 class DoctorOptions:
     engines: EngineSettings = part(engine_settings)
-    timeout_secs: float = flag(120.0, number("S", 0, float), "how long each trial may take; 0 = no limit")
+    timeout_secs: float = flag(120.0, number("S", 0, float), "time limit of each trial; 0 = no limit")
     json: bool = flag(False, SWITCH, "print JSON")
 
 

@@ -75,8 +75,8 @@ class GetOptions:
         SWITCH,
         "build the same networks with random weights, without a download: their speed is real, their answers are not",
     )
-    model_repository: Path = flag(Path("model_repository"), FOLDER, "the repository to put them into")
-    force: bool = flag(False, SWITCH, "replace a file that is there")
+    model_repository: Path = flag(Path("model_repository"), FOLDER, "the repository to put the models into")
+    force: bool = flag(False, SWITCH, "replace existing files")
     source: str = flag(
         "", text("URL"), "a mirror: a folder with the files under their published names (default $ROCSERVE_GET_SOURCE)"
     )
@@ -199,9 +199,9 @@ def _part(folder: Path, kind: str = "") -> Path:
 
 
 VERB = Verb(
-    "Download published models into a repository, which is made where there is none, check them, and go on where an"
-    " earlier download stopped. Configurations, labels, pipelines and ensembles come along. A running server takes them"
-    " up.",
+    "Download published models into a repository, which is created if it does not exist. Each file is checked, and an"
+    " interrupted download is resumed. Configurations, labels, pipelines and ensembles are included. A server that"
+    " follows the repository loads the models.",
     GetOptions(),
     run,
 )

@@ -125,8 +125,8 @@ def findings_table(findings: Sequence[Finding[Detection]], most: int) -> Table:
 @dataclass(frozen=True, slots=True)
 class DetectOptions:
     ask: AskOptions = part(AskOptions)
-    out: Path | None = flag(None, FOLDER, "draw what was found into PNGs in this folder")
-    rows: int = flag(10, POSITIVE, "how many objects of each image are printed")
+    out: Path | None = flag(None, FOLDER, "draw the objects into PNGs in this folder")
+    rows: int = flag(10, POSITIVE, "how many objects of each image are printed at most")
 
 
 def run(options: DetectOptions) -> int:

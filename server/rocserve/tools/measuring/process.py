@@ -233,9 +233,9 @@ _ROUNDS = 5
 class Timing:
     """Holds how long to measure."""
 
-    warm_up: int = flag(3, AMOUNT, "runs before those that are timed")
-    repeats: int = flag(10, POSITIVE, "timed runs, at least")
-    seconds: float = flag(2.0, number("S", 0, float), "how long each setting is timed, at least")
+    warm_up: int = flag(3, AMOUNT, "runs before the timed ones")
+    repeats: int = flag(10, POSITIVE, "least number of timed runs")
+    seconds: float = flag(2.0, number("S", 0, float), "least time for which each setting is timed")
 
 
 def time_interleaved(

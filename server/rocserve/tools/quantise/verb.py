@@ -46,17 +46,19 @@ METHODS = ("dynamic", "static", "qat")
 @dataclass(frozen=True, slots=True)
 class QuantiseOptions:
     model: Path = positional(Path(), Kind("MODEL.pt2", Path), "a program that torch.export.save has written")
-    method: str = flag("", one_of(METHODS), "see above", required=True)
+    method: str = flag("", one_of(METHODS), "the method of quantisation, as described above", required=True)
     data: Path = flag(
         Path(),
         Kind("FILES", Path),
         "samples of the inputs: an .npz file, an .npy file, or a folder of .npy files or images",
         required=True,
     )
-    out: Path = flag(Path(), FILE, "where the result is written, as .pt2 or .onnx", required=True)
-    samples: int = flag(128, POSITIVE, "how many samples of the data are used")
-    pipeline: Path | None = flag(None, Kind("FILE.json", Path), "the rocAL pipeline that reads images")
-    train: Path | None = flag(None, Kind("FILE.py", Path), "for qat: its function train(network) trains the network")
+    out: Path = flag(Path(), FILE, "the file to write, .pt2 or .onnx", required=True)
+    samples: int = flag(128, POSITIVE, "how many samples of the data are used at most")
+    pipeline: Path | None = flag(None, Kind("FILE.json", Path), "the rocAL pipeline that makes inputs of the images")
+    train: Path | None = flag(
+        None, Kind("FILE.py", Path), "for qat: a file whose function train(network) trains the network"
+    )
 
 
 def run(options: QuantiseOptions) -> None:
@@ -219,8 +221,8 @@ def _compare(original: Program, written: Run, runs: Sequence[Mapping[str, Array]
 
 VERB = Verb(
     "Quantise a program of torch.export with torchao, and compare it with the original on the data. dynamic: linear"
-    " layers, each row of their inputs with its own scale; static: layers and operations between them, scaled by the"
-    " data; qat: as static, after the network has been trained to be so.",
+    " layers, each row of their inputs with its own scale; static: layers and operations between them, with scales from"
+    " the data; qat: like static, after the network has been trained with quantised layers.",
     QuantiseOptions(),
     run,
     lambda options: options.model,

@@ -155,9 +155,9 @@ class TuneOptions:
     latency_budget_ms: float | None = flag(
         None,
         number("MS", 0.001, float),
-        "recommend the highest throughput whose p95 latency is within it (default: the knee of the curve)",
+        "recommend the highest throughput with a p95 latency of at most MS (default: the knee of the curve)",
     )
-    plot: Path | None = flag(None, Kind("FILE.png", Path), "draw the curve of throughput over latency")
+    plot: Path | None = flag(None, Kind("FILE.png", Path), "draw throughput over latency into this file")
     write: bool = flag(False, SWITCH, "write the recommendation into the model's config.pbtxt")
     timing: Timing = part(Timing, "timing")
     json: bool = flag(False, SWITCH, "print JSON")
