@@ -1,5 +1,5 @@
-"""The command `rocserve`. Only the module of the requested verb is imported, so that the supervisor stays small and the
-zygote starts before gRPC."""
+"""The command `rocserve`. Imports only the requested verb's module, so that the supervisor stays small and the zygote
+starts before gRPC."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class SupervisorLink:
             self.leave()
 
     def settings(self, settings: ServerSettings) -> ServerSettings:
-        """Adapt the settings for a replacement: it keeps the ports, reloads the models that clients had loaded, and
-        serves even if a model is broken."""
+        """Adapt the settings for a replacement: it keeps the ports, reloads what clients had loaded, and serves in
+        spite of broken models."""
         if not self.takes_place_of:
             return settings
         parts: dict[str, Any] = {

@@ -255,8 +255,8 @@ class Server:
         }
 
     def _reload(self) -> None:
-        """Scan the repositories. Certificates need nothing, because they are read at each connection; the log line
-        reopens a log file that was moved away."""
+        """Scan the repositories. Certificates are read at each connection anyway, and the log line reopens a moved log
+        file."""
         self._log.info("SIGHUP: scanning the model repositories")
         self._repository.scan_soon()
 
@@ -315,8 +315,8 @@ class Server:
             self._supervisor.note_loaded(self._repository.wanted_models())
 
     async def _drain(self, front_ends: FrontEnds, ending: Ending, drain_seconds: float) -> None:
-        """Drain in order: report not ready and load no more models, while all requests are served; then finish the work
-        in flight; then end the workers. The exit timeout begins when the drain period ends."""
+        """Drain: report not ready and load no more models, still serving; then finish the work in flight; then end the
+        workers. The exit timeout begins when the drain period ends."""
         await ending.end("the health service", _call(front_ends.begin_drain))
         await ending.end("the loads of models", _call(self._repository.begin_stop))
         await ending.end("the drain", asyncio.sleep(drain_seconds))
@@ -341,9 +341,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Ends each part: an error or a timeout of one part is logged, and the next part follows. The first signal asks for
-    the end. A second signal cuts short the current part and all later parts. A third ends the supervisor, and with it
-    this process immediately."""
+    """Ends each part; errors and timeouts are logged, and the next part follows. The first signal asks for the end. A
+    second cuts short the current part and all later ones. A third ends the supervisor, and with it this process."""
 
     _log: logging.Logger
     _drain_seconds: float

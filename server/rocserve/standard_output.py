@@ -11,8 +11,8 @@ from typing import TextIO
 
 
 class Printed(io.TextIOWrapper):
-    """Collects text for `stream`. It claims to be the stream's kind, so that tables look the same, and escapes
-    characters that the stream's encoding lacks."""
+    """Collects text for `stream`. Claims to be a terminal if the stream is one, so that tables look the same, and
+    escapes characters that the stream's encoding lacks."""
 
     def __init__(self, stream: TextIO) -> None:
         self._is_terminal = stream.isatty()
@@ -69,9 +69,8 @@ class PatientWriter:
 
 
 def _opened_anew(descriptor: int) -> int:
-    """Open a separate, non-blocking descriptor if possible, because the flag would affect everyone who shares the pipe
-    or terminal, for example the shell. A file is duplicated instead, because a new descriptor would have a separate
-    position."""
+    """Open a separate, non-blocking descriptor if possible, because the flag would affect all who share the pipe or
+    terminal, such as the shell. A file is duplicated instead, to share its position."""
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

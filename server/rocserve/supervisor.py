@@ -40,7 +40,6 @@ class Post(NamedTuple):
     left: bytes
     """What the previous server left; empty = this is the first."""
     descriptors: tuple[int, ...]
-    """Descriptors that the previous server left."""
     end: str
     """How the previous server ended, in words."""
 
@@ -54,7 +53,6 @@ class Supervisor:
         os.fchmod(self._parent_pipe, 0o444)
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._connection: socket.socket | None = None
-        """Connection to the running server."""
         self._serves = False
         """Whether the running server has left something for the next one."""
         self._left = b""

@@ -10,8 +10,8 @@ from rocserve.core.errors import unavailable
 
 
 def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
-    """Return 64 hexadecimal digits over a file's bytes, as sha256sum prints them; with `more`, over those files too, in
-    their order. Names and folders do not count. Raises ServeError (UNAVAILABLE) if a file cannot be read."""
+    """Return a file's SHA-256 in hexadecimal, as sha256sum prints it, or one over it and `more`, in their order. Names
+    and folders do not count. Raises ServeError (UNAVAILABLE) if a file cannot be read."""
     digests = [_digest(file) for file in (path, *more)]
     if len(digests) == 1:
         return digests[0]
@@ -19,9 +19,8 @@ def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
 
 
 def folder_digest(path: Path) -> str:
-    """Return 64 hexadecimal digits over the names and bytes of all files in a folder and its subfolders; for a file,
-    its digest. Hidden files do not count. Raises ServeError (UNAVAILABLE) if a file cannot be read or there are no
-    files."""
+    """Return a SHA-256 over names and bytes of all files below a folder, except hidden ones; for a file, its own.
+    Raises ServeError (UNAVAILABLE) if a file cannot be read or there are no files."""
     if path.is_file():
         return file_digest(path)
     listing = folder_listing(path)
@@ -31,8 +30,8 @@ def folder_digest(path: Path) -> str:
 
 
 def folder_listing(path: Path) -> bytes:
-    """Return the digests and names of a folder's files, one line each as sha256sum writes them. Hidden files do not
-    count. Raises ServeError (UNAVAILABLE) if a file cannot be read."""
+    """Return the digests and names of all files below a folder, except hidden ones, as sha256sum writes them. Raises
+    ServeError (UNAVAILABLE) if a file cannot be read."""
     names = sorted(
         name
         for name in (file.relative_to(path) for file in path.rglob("*") if file.is_file())

@@ -113,8 +113,8 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its parents for this user alone (mode 0700), or check an existing folder. Raises ServeError
-    (UNAVAILABLE) if other users could have written to it, OSError if it cannot be created."""
+    """Create a folder and its parents for this user alone (mode 0700), or check it. Raises ServeError (UNAVAILABLE) if
+    other users could have written to it, OSError if it cannot be created."""
     make_folder(folder, 0o700)
     check_private(folder)
 
@@ -211,7 +211,6 @@ class FolderCache:
     _limit_bytes: int
     """If the folders take more, the least recently used ones are removed."""
     _warn: Callable[[str], None]
-    """Takes the text of a warning."""
     _is_known: Callable[[Path], bool] = lambda folder: True
     """Whether this version of rocserve can use a folder's files; if not, the folder counts as damaged."""
 
@@ -224,8 +223,8 @@ class FolderCache:
         return None
 
     def find_or_make(self, name: str, make: Callable[[Path], None], waiting: Callable[[], None]) -> CachedFolder:
-        """Return a folder. If it is missing or damaged, `make` fills an empty one, in one process at a time, and least
-        recently used folders are removed if the cache is too large. A process that waits for another calls `waiting`
+        """Return a folder. If it is missing or damaged, `make` fills an empty one, in one process at a time, and
+        least recently used ones go if the cache is too large. A process that waits for another calls `waiting`
         repeatedly. Exceptions of both pass through, except that an OSError counts as the place's fault. Raises
         UnusablePlaceError."""
         if (found := self.find(name)) is not None:
@@ -266,7 +265,7 @@ class FolderCache:
         return names
 
     def remove(self, name: str) -> bool:
-        """Remove a folder unless a process fills or uses it. Returns whether it is gone. Raises ServeError
+        """Remove a folder unless a process fills or uses it, and return whether it is gone. Raises ServeError
         (UNAVAILABLE) if the place cannot be written."""
         hidden = [self._hidden(name, suffix) for suffix in (_LOCK, _NEW)]
         if not any(map(os.path.lexists, (self.place / name, *hidden))):
@@ -288,8 +287,8 @@ class FolderCache:
         return True
 
     def prune(self, limit_bytes: int) -> Sequence[FolderEntry]:
-        """Remove least recently used folders until the others fit the limit, and remains of killed processes. Returns
-        the removed folders. Raises ServeError (UNAVAILABLE), after removing all others, if one could not be removed."""
+        """Remove least recently used folders until the others fit the limit, and remains of killed processes; return
+        the removed. Raises ServeError (UNAVAILABLE) at the end if one could not be removed."""
         failures: list[ServeError] = []
 
         def try_to_remove(name: str) -> bool:

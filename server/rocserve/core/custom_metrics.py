@@ -20,8 +20,7 @@ RESERVED_PREFIXES = ("nv_", "rocserve_")
 """Prefixes of the server's own metrics."""
 
 _MOST_SERIES = 10_000
-"""Limit per model version: a scrape prints all series, and a label that holds request ids would add series without
-end."""
+"""Limit per model version: scrapes print all series, and a label with request ids would add series without end."""
 _MOST_BUCKETS = 1_000
 LONGEST_TEXT = 1_024
 """Characters of a metric's name, a help text, a label's name or a label's value."""
@@ -40,8 +39,8 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """A time series' change since its last report. A worker reports changes because several workers have the same
-    series, and because a restarted worker begins at 0."""
+    """A time series' change since its last report, because several workers have the series, and a new worker begins at
+    0."""
 
     family: str
     kind: MetricKind
@@ -103,8 +102,8 @@ class CustomMetrics:
         """Number of series per owner."""
 
     def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
-        """Add a worker's report for its model version, the owner. Returns the metrics that are left out, in whole or in
-        part, with the reasons."""
+        """Add a worker's report for its model version, the owner. Returns the left-out metrics, each with the
+        reason."""
         left_out: dict[str, str] = {}
         with self._lock:
             for change in changes.changes:

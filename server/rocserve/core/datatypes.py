@@ -46,8 +46,8 @@ class DataType(enum.Enum):
 
 
 def datatype_of(array: np.ndarray[Any, Any]) -> DataType:
-    """Return the KServe datatype of a numpy array; strings and objects are BYTES. Raises ValueError if there is none
-    (complex, datetime, records)."""
+    """Return an array's datatype; strings and objects are BYTES. Raises ValueError if there is none (complex,
+    datetime)."""
     if array.dtype.kind in "OSU":
         return DataType.BYTES
     for datatype in DataType:

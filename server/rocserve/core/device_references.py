@@ -55,7 +55,7 @@ class DeviceReference:
 
 
 def references_of(tensor: Tensor) -> list[DeviceReference]:
-    """Parse the references of a tensor whose data are References. Raises ServeError (INTERNAL) if they are damaged."""
+    """Parse the references in a tensor's data. Raises ServeError (INTERNAL) if they are damaged."""
     found: list[DeviceReference] = []
     try:
         rest = memoryview(tensor.data)
@@ -78,8 +78,8 @@ def referring(name: str, references: list[DeviceReference]) -> Tensor:
 
 
 def referred(tensor: Tensor, batching: bool) -> Tensor:
-    """Return the tensor on the GPU that a BYTES tensor stands for, with References as its data. `batching`: each
-    reference is a row. Raises ServeError (INTERNAL) if the references are damaged."""
+    """Return the tensor that a BYTES tensor stands for, with References as its data. `batching`: each reference is a
+    row. Raises ServeError (INTERNAL) if the references are damaged."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")
@@ -89,8 +89,7 @@ def referred(tensor: Tensor, batching: bool) -> Tensor:
 
 
 def in_rows(tensor: Tensor) -> Tensor:
-    """Turn references that each cover several rows into one reference per row. Raises ServeError (INTERNAL) if they are
-    damaged."""
+    """Turn references to several rows into one reference per row. Raises ServeError (INTERNAL) for damaged ones."""
     rows: list[DeviceReference] = []
     for whole in references_of(tensor):
         count, *shape = whole.shape or (0,)
@@ -100,8 +99,8 @@ def in_rows(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor that all references of `tensor` make when joined along the first dimension, with References as
-    its data. Raises ServeError (INTERNAL) if the references are damaged."""
+    """Join all references of `tensor` along the first dimension, to a tensor with References as its data. Raises
+    ServeError (INTERNAL) if the references are damaged."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")

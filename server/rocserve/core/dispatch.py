@@ -1,5 +1,5 @@
-"""Finds the version that a request names and gives it the request, after copying inputs and counting BYTES elements.
-Requests that a traced request causes (steps of an ensemble, calls by a model) get a child trace."""
+"""Gives requests to the versions that they name, after copying inputs and counting BYTES elements. Requests that a
+traced request causes (steps of an ensemble, calls by a model) get a child trace."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
 
 _COUNTED_APART = 4 * COUNTED_AT_ONCE
-"""Bytes of a BYTES input. A shorter one has at most COUNTED_AT_ONCE elements, so validation may count them in one
-step."""
+"""Bytes. A shorter BYTES input has at most COUNTED_AT_ONCE elements, so validation may count them in one step."""
 
 
 @dataclass(eq=False)
 class Dispatcher:
-    """Schedules requests on the data plane's thread. Versions are closed there too, so none ends between look-up and
-    request."""
+    """Schedules requests. Versions are closed on the same thread, the data plane's, so none ends after its look-up."""
 
     tables: ServingTableHolder
     work_off: Callable[[Steps[None]], object]
@@ -35,9 +33,9 @@ class Dispatcher:
     """Delays the requests of a sequence while an earlier request of it is being prepared."""
 
     def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps[None]] = ()) -> None:
-        """Schedule a request with the version that it names. All errors go to the responder. `copying`, which copies
-        the request's inputs, runs first, and so does the count of BYTES elements if there may be many: one step per
-        turn of the loop. The requests of a sequence stay in order meanwhile."""
+        """Schedule a request with the version that it names. All errors go to the responder. First `copying` copies its
+        inputs, and BYTES elements are counted if there may be many, one step per turn; the requests of a sequence stay
+        in order."""
         head = request.head
         if not (copying or head.has_strings or self._order.held):
             # The same as _hand_over, but without the call, because every request comes through here.

@@ -16,8 +16,8 @@ import signal
 
 
 def exit_with_parent(descriptor: int) -> int:
-    """End this process, or its process group if it leads one, when no process holds the pipe's writing end any more.
-    `descriptor` is the pipe's reading end. The returned descriptor must stay open."""
+    """End this process, or the process group that it leads, when no process holds the pipe's writing end any more.
+    `descriptor` is the reading end. The returned descriptor must stay open."""
     # Owner and signal belong to an open file description, which processes share; opening the pipe again makes a
     # separate one.
     own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,9 +1,7 @@
-"""Makes glibc keep freed memory for the next request, and gives it back to the system later.
-
-By default glibc does neither (mallopt(3), malloc_trim(3)). It returns memory that is freed at the end of a heap
-immediately, so each large message pays for the page faults of new memory: 3,700 faults, 9 of 15 ms of CPU time, for a
-message of 4 MiB both ways. It keeps memory that is freed elsewhere, even hundreds of megabytes that nobody uses.
-"""
+"""Makes glibc keep freed memory for the next request, and gives it back to the system later. By default glibc does
+neither (mallopt(3), malloc_trim(3)). It returns memory that is freed at the end of a heap immediately, so each large
+message pays for the page faults of new memory: 3,700 faults, 9 of 15 ms of CPU time, for a message of 4 MiB both ways.
+It keeps memory that is freed elsewhere, even hundreds of megabytes that nobody uses."""
 
 from __future__ import annotations
 
@@ -44,8 +42,8 @@ class _Counts(ctypes.Structure):
 
 
 class FreedMemory:
-    """Gives the memory that glibc keeps back to the system. Doing it in one call takes 70 ms of CPU time per GiB, more
-    if the pages are scattered, and no other thread can allocate meanwhile."""
+    """Gives the memory that glibc keeps back to the system. One call for all takes 70 ms of CPU time per GiB, more if
+    the pages are scattered, and no other thread can allocate meanwhile."""
 
     def __init__(self, libc: ctypes.CDLL) -> None:
         self._libc = libc
@@ -54,8 +52,8 @@ class FreedMemory:
         libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
     def pieces(self) -> Iterator[int]:
-        """Give back the pages of free memory, a block per step: each block is allocated, its pages are dropped, and the
-        last step frees all blocks. The last step also gives back what is free in smaller pieces."""
+        """Give back the pages of free memory, a block per step. The blocks stay allocated until the last step, which
+        also gives back smaller free pieces."""
         libc, held = self._libc, list[int]()
         try:
             # Before glibc 2.33 only mallinfo exists, whose counts end at 2 GiB.
@@ -82,9 +80,9 @@ def _nothing() -> Iterator[int]:
 
 
 def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
-    """Make glibc keep all freed memory, unless the operator set these options. Returns a function that gives the memory
-    back in steps. With another C library nothing happens, and there are no steps. `of_any_size`: glibc keeps larger
-    blocks too, and uses a single heap, because each further heap of a thread reserves 64 MiB."""
+    """Make glibc keep freed memory, unless the operator set its options. Returns a function that gives it back in
+    steps; without glibc, in none. `of_any_size`: also keep blocks above 32 MiB, in a single heap, because each further
+    thread's heap reserves 64 MiB."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return _nothing
@@ -99,8 +97,8 @@ def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
 
 
 class KeptMemory:
-    """Keeps what a worker frees for its next batch, and gives it back when the worker is idle. Otherwise a batch of 64
-    images pays for 2,400 page faults each time it becomes one array: 110 of 180 us of CPU time per image."""
+    """Keeps what a worker frees for its next batch, and gives it back when it is idle. Otherwise a batch of 64 images
+    pays for 2,400 page faults each time it becomes one array: 110 of 180 us of CPU time per image."""
 
     def __init__(self) -> None:
         self._pieces = keep_freed_memory()
@@ -111,8 +109,8 @@ class KeptMemory:
         self.give_back(lambda: False)
 
     def give_back(self, is_wanted: Callable[[], bool]) -> None:
-        """Give free memory back in steps until `is_wanted()`. Safe on any thread; returns immediately if another thread
-        is at it."""
+        """Give free memory back until `is_wanted()`. Safe on any thread; returns immediately if another thread is at
+        it."""
         # Reading /proc fails without a free descriptor. The next call may succeed.
         with suppress(OSError):
             if private_bytes() - self._left < WORTH_BYTES or not self._lock.acquire(blocking=False):

@@ -17,8 +17,8 @@ _QUIET_CHECKS = 3
 _LITTLE = 1 / 16
 """Part of the process's growth: if requests hold less, they are not what has grown."""
 _REPEAT_CHECKS = 15
-"""Checks between a trim and its repetition without new growth: memory that was in use then may be free now. With 250
-MiB free in 12,500 places the first trim takes 31 ms, a repetition 7."""
+"""Checks until a trim is repeated without new growth, because memory in use then may be free now. With 250 MiB free in
+12,500 places the first trim takes 31 ms, a repetition 7."""
 
 
 @dataclass(eq=False)
@@ -56,11 +56,9 @@ class HeapTrim:
         return self._quiet >= _QUIET_CHECKS and (private - self._left >= WORTH_BYTES or self._checks_to_repeat <= 0)
 
     def trim(self) -> None:
-        """Trim in one call, on the caller's thread."""
         deque(self.steps(), 0)
 
     def steps(self) -> Steps[None]:
-        """Trim in steps."""
         for _ in self._trim():
             yield
         self._left = self._private()

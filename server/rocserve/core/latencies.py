@@ -1,5 +1,5 @@
-"""Keeps distributions of a model version's latencies next to their sums, if --metrics-config asks for them: histograms
-with fixed buckets since the start, and summaries, which are quantiles of the last minute."""
+"""Keeps distributions of a model version's latencies, if --metrics-config asks for them: histograms with fixed buckets
+since the start, and summaries, which are quantiles of the last minute."""
 
 from __future__ import annotations
 
@@ -76,16 +76,15 @@ class Histogram:
 @dataclass(frozen=True, slots=True)
 class SummaryReading:
     quantiles: tuple[tuple[float, float], ...]
-    """Pairs of quantile and value; NaN if the window has no values."""
+    """Quantile and value; NaN if the window has no values."""
     count: int
     """Count and sum cover all values since the start."""
     total: int
 
 
 class SlidingSummary:
-    """Computes quantiles of the last minute's values, and count and sum of all values. Not thread-safe. It counts
-    values in buckets whose width grows with the value, with separate buckets for each fifth of the minute: the memory
-    does not grow with the number of values."""
+    """Computes quantiles of the last minute's values, and count and sum of all. Not thread-safe. Counts values in
+    buckets whose width grows with the value, separately for each fifth of the minute, so its memory does not grow."""
 
     __slots__ = ("_count", "_sections", "_total")
 
@@ -159,8 +158,7 @@ class LatencyReadings:
 
 
 class LatencyDistributions:
-    """Latency distributions of a model version. Not thread-safe: the caller holds a lock. Times are
-    time.monotonic_ns()."""
+    """The latency distributions of a model version. The caller holds a lock. Times are time.monotonic_ns()."""
 
     def __init__(self, options: LatencyOptions, config: ModelConfig) -> None:
         self._quantiles = options.quantiles

@@ -19,7 +19,6 @@ class Memo(dict[Key, Value]):
         self._most = most
 
     def keep(self, key: Key, value: Value) -> Value:
-        """Store a value and return it."""
         if len(self) >= self._most:
             self.clear()
         self[key] = value

@@ -1,8 +1,6 @@
-"""A model's configuration as plain data, for the server and the workers.
-
-`rocserve.config` keeps Triton's whole ModelConfig message, as clients see it. Here are the parts that rocserve acts on,
-checked and completed. Durations are microseconds, as in config.pbtxt.
-"""
+"""A model's configuration as plain data, for the server and the workers. `rocserve.config` keeps Triton's whole
+ModelConfig message, as clients see it. Here are the parts that rocserve acts on, checked and completed. Durations are
+microseconds, as in config.pbtxt."""
 
 from __future__ import annotations
 
@@ -336,7 +334,7 @@ def state_inputs(batching: SequenceBatching) -> tuple[InputConfig, ...]:
 
 def with_sequence_tensors(config: ModelConfig) -> ModelConfig:
     """Return the configuration as the model sees it: controls and states are ordinary inputs and outputs. Empty inputs
-    or outputs, which are completed from the model later, stay empty."""
+    or outputs, which come from the model later, stay empty."""
     batching = config.sequence_batching
     if batching is None:
         return config

@@ -1,7 +1,5 @@
-"""Names of models when models of different repositories may have equal names (--model-namespacing).
-
-A model's key within the server is then its repository and its name. Clients know only the name.
-"""
+"""Resolves names of models of several repositories (--model-namespacing). A model's key in the server is then its
+repository and its name; clients may know only the name."""
 
 from __future__ import annotations
 
@@ -31,7 +29,6 @@ class ModelNames:
     """Maps between model names and the keys of models in several repositories."""
 
     def __init__(self, namespaces: Iterable[str] = ()) -> None:
-        """Without namespaces a model's key is its name."""
         self.namespaces = tuple(namespaces)
 
     def bare(self, key: ModelKey) -> str:
@@ -42,7 +39,6 @@ class ModelNames:
         return key
 
     def keys(self, name: str, known: Iterable[ModelKey]) -> list[ModelKey]:
-        """Return the keys of all known models with this name."""
         if not self.namespaces:
             key = ModelKey(name)
             return [key] if key in known else []
@@ -51,9 +47,9 @@ class ModelNames:
     def resolve(
         self, models: Mapping[ModelKey, Model], known: Iterable[ModelKey]
     ) -> tuple[Mapping[str, Model], Mapping[str, int]]:
-        """Return the models by every name that identifies them, and for each ambiguous name how many models have it. A
-        bare name identifies a model if no other known model has the name. A name with a namespace also finds the only
-        model of that name in another namespace."""
+        """Return the models by every name that identifies them, and how many models have each ambiguous name. A bare
+        name identifies a model if no other has it. With a namespace it also finds the only model of that name in
+        another."""
         named: defaultdict[str, list[ModelKey]] = defaultdict(list)
         for key in known:
             named[self.bare(key)].append(key)

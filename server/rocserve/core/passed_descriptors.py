@@ -1,8 +1,6 @@
-"""Passes file descriptors between processes over a socket, with a message.
-
-`socket.send_fds` and `socket.recv_fds` of Python 3.11 ignore their flags: they block in spite of MSG_DONTWAIT, and
-every child process of a model would inherit the received descriptors.
-"""
+"""Passes file descriptors between processes over a socket, with a message. `socket.send_fds` and `socket.recv_fds` of
+Python 3.11 ignore their flags: they block in spite of MSG_DONTWAIT, and every child process of a model would inherit
+the received descriptors."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ def send_with_descriptors(
 def receive_with_descriptors(
     connection: socket.socket, most_bytes: int, most_descriptors: int, flags: int = 0
 ) -> tuple[bytes, list[int]]:
-    """Receive a message and its descriptors, which no child process inherits. No bytes mean that the other end is
-    closed. Raises OSError; BlockingIOError if MSG_DONTWAIT is set and there is no message."""
+    """Receive a message and descriptors, which no child process inherits. No bytes mean that the other end is closed.
+    Raises OSError; BlockingIOError if MSG_DONTWAIT is set and there is no message."""
     room = socket.CMSG_LEN(most_descriptors * _DESCRIPTOR.size)
     message, rights, _, _ = connection.recvmsg(most_bytes, room, int(flags) | _CLOSE_ON_EXEC)
     return message, descriptors_of(rights)

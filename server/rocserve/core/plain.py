@@ -1,8 +1,6 @@
-"""Converts dataclasses to JSON and back, by their type hints.
-
-Supported are dataclasses, named tuples (as lists), enums (by value), tuples, frozensets, mappings, unions of plain
-values, None. Unlike pickle, reading a message never executes or imports anything.
-"""
+"""Converts dataclasses to JSON and back, by their type hints. Supported are dataclasses, named tuples (as lists), enums
+(by value), tuples, frozensets, mappings, unions of plain values, None. Unlike pickle, reading a message never executes
+or imports anything."""
 
 from __future__ import annotations
 
@@ -22,7 +20,6 @@ _Reader = Callable[[Any], Any]
 
 
 def to_json(value: object) -> bytes:
-    """Return a dataclass as JSON text."""
     return json.dumps(_to_plain(value), separators=(",", ":")).encode()
 
 

@@ -1,7 +1,5 @@
-"""Batches requests of different shapes: joins their inputs, computes batch inputs, splits outputs.
-
-The arithmetic is the same as in Triton's backend library. Shapes are as the model sees them, with the batch dimension.
-"""
+"""Batches requests of different shapes: joins their inputs, computes batch inputs, splits outputs. The arithmetic is
+the same as in Triton's backend library. Shapes are as the model sees them, with the batch dimension."""
 
 from __future__ import annotations
 
@@ -32,15 +30,15 @@ class RaggedBatching:
             for entry in config.batch_outputs
             for name in entry.target_names
         }
-        """Outputs of which each request gets as many elements as its own shape asks for -> the input with that shape,
-        and the output's dims, with -1 for the size of the input's dimension at the same index."""
+        """Outputs whose size per request follows from an input's shape -> that input, and the output's dims, with -1
+        for the input's dimension at the same index."""
 
     def __bool__(self) -> bool:
         return bool(self.inputs or self._made or self._scattered)
 
     def parts(self, shapes: Mapping[str, Sequence[Shape]]) -> tuple[list[Tensor], dict[str, Sequence[Shape]]]:
-        """Return a batch's computed inputs, and the shapes of each scattered output's parts. `shapes`: of each input,
-        per request."""
+        """Return a batch's computed inputs, and the shapes of each scattered output's parts. `shapes`: of an input, per
+        request."""
         made = [tensor for entry in self._made for tensor in made_tensors(entry, shapes[entry.source_inputs[0]])]
         cuts: dict[str, Sequence[Shape]] = {
             name: [

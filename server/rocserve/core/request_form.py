@@ -1,5 +1,4 @@
-"""The form of requests for their worker, shared by all with the same head, with the places of their inputs in a
-slot."""
+"""The form of requests: what all with the same head share, and the places of their inputs in a slot."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from rocserve.core.tensors import Buffer, TensorHead
 
 @dataclass(frozen=True, slots=True)
 class RequestLayout:
-    """A request without id, sequence and data. It travels to the worker as JSON, once for all requests with the same
-    layout."""
+    """A request without id, sequence and data. It travels to the worker as JSON, once per layout."""
 
     inputs: tuple[TensorHead, ...]
     requested_outputs: tuple[str, ...]
@@ -26,7 +24,7 @@ class RequestLayout:
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     """Only the client's own parameters."""
     references: tuple[TensorHead, ...] = ()
-    """The heads of inputs that are References as the model sees them; `inputs` has them as they travel, as BYTES."""
+    """The heads of inputs that are References as the model sees them; `inputs` has them as BYTES."""
     may_stay: tuple[str, ...] = ()
     """The outputs that may be References."""
 
@@ -42,12 +40,12 @@ class RequestForm:
 
 
 Member = tuple[RequestForm, Sequence[Buffer], int, bytes]
-"""A request of a batch: its form; its inputs' data in the form's order, as views of bytes; and, if the model sees
-single requests, its number and its details (`workers/entries.py`)."""
+"""A request of a batch: its form, its inputs' data as views of bytes, and, if the model sees single requests, its
+number and its details (`workers/entries.py`)."""
 
 
 def client_parameters(head: RequestHead) -> dict[str, bool | int | float | str]:
-    """Return the parameters of a head that mean nothing to the server, only to the model."""
+    """Return the client's own parameters, which only the model reads."""
     return {
         name: value
         for name, value in head.parameters.items()

@@ -85,8 +85,7 @@ def table_bytes(processes: int) -> int:
 
 
 class RequestMemory:
-    """Counts and limits memory. Safe on any thread, because the event loop receives bodies and sends responses over
-    HTTP."""
+    """Counts and limits memory. Safe on any thread, because the event loop handles the bodies of HTTP messages."""
 
     def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes
@@ -191,8 +190,7 @@ class RequestMemory:
             raise self._full("answer", nbytes, used - nbytes)
 
     def exchange(self, holder: Holder, nbytes: int) -> None:
-        """Replace a request's bytes by those of its response. Raises MemoryFull, with nothing noted, if the response
-        has no room."""
+        """Replace a request's bytes by its response's. Raises MemoryFull, with nothing noted, if there is no room."""
         self._lock.acquire()
         self._table[self._requests] -= holder.held_bytes
         self._table[self._answers] += nbytes
@@ -212,9 +210,8 @@ class RequestMemory:
         self._lock.release()
 
     def admit_step(self, holder: Holder, nbytes: int) -> None:
-        """Note `nbytes` more bytes between the steps of an ensemble; negative if a step's outputs are smaller than
-        its inputs. Only the server runs ensembles. Raises MemoryFull if there is no room for them; then nothing is
-        noted."""
+        """Note bytes between the steps of an ensemble, negative if a step's outputs are smaller than its inputs. Only
+        the server runs ensembles. Raises MemoryFull, with nothing noted, if there is no room."""
         share = self.limit_bytes // 2
         self._add(holder, nbytes, self._answers, self._steps)
         steps, used = self._table[self._steps], sum(self._all_answers)

@@ -58,8 +58,7 @@ def check_request_parameters(parameters: Mapping[str, bool | int | float | str])
 
 
 def class_count(parameters: Mapping[str, bool | int | float | str]) -> int:
-    """Return how many classes of an output are asked for; 0 = the tensor itself. Raises ServeError
-    (INVALID_ARGUMENT)."""
+    """Return the number of classes to return; 0 = the tensor itself. Raises ServeError (INVALID_ARGUMENT)."""
     value = parameters.get("classification")
     if value is None:
         return 0

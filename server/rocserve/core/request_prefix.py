@@ -1,5 +1,5 @@
-"""Builds the prefix of log lines about requests, and knows which requests a model is working on: each line that the
-model logs meanwhile starts with their ids, and in a process with several models with the model's name."""
+"""Builds the prefix of log lines. Lines that a model logs while it works on requests begin with their ids, and in a
+process with several models with the model's name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _MODEL: ContextVar[str] = ContextVar("model", default="")
 
 
 def request_prefix(ids: Sequence[str]) -> str:
-    """Return Triton's `[request id: ...] ` with the ids of a batch's requests; "" stands for a request without an
-    id."""
+    """Return Triton's `[request id: ...] ` for the requests of a batch; "" stands for a request without an id."""
     return f"[request id: {', '.join(request_id or _UNKNOWN_ID for request_id in ids)}] "
 
 

@@ -58,9 +58,8 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestHead:
-    """A request without its id and its data. Clients repeat their heads, so a front end may use one object for many
-    requests, and computed values may be cached by the head's identity. For that reason heads are not compared by their
-    fields."""
+    """A request without id and data. Clients repeat their heads, so a front end may use one object for many requests,
+    and values may be cached by the head's identity; heads are not compared by their fields."""
 
     model_name: str
     model_version: str
@@ -80,8 +79,7 @@ class RequestHead:
     has_strings: bool = field(init=False)
     """Whether an input claims to be BYTES."""
     is_small: bool = field(init=False)
-    """Whether the head, and values computed from it, may be cached: a client may send thousands of different large
-    heads."""
+    """Whether the head and values computed from it may be cached: a client may send thousands of large heads."""
 
     def __post_init__(self) -> None:
         given = [*(entry.parameters for entry in self.inputs), *(output.parameters for output in self.outputs)]
@@ -99,8 +97,7 @@ class InferRequest:
     head: RequestHead
     id: str
     data: Sequence[Buffer]
-    """The bytes of `head.inputs`, in their order, on the client's message; empty for shared memory until it is
-    copied."""
+    """The bytes of `head.inputs`, on the client's message; empty for shared memory until it is copied."""
     deadline: float | None = None
     """time.monotonic() seconds after which the client no longer waits."""
     in_turn: bool = False
@@ -123,7 +120,6 @@ class InferRequest:
 
     # The scheduler sets the fields below.
     responder: Responder = field(init=False)
-    """Receives the answer."""
     queue_start_ns: int = field(init=False)
     """time.monotonic_ns() when the scheduler queued the request."""
     expires_at: float | None = field(default=None, init=False)
@@ -150,8 +146,6 @@ class ResponseHead(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class InferResponse:
-    """The response to one request."""
-
     head: ResponseHead
     id: str
     data: Sequence[Buffer]
@@ -177,7 +171,6 @@ class InferResponse:
         outputs: Iterable[Tensor],
         parameters: Parameters = NO_PARAMETERS,
     ) -> InferResponse:
-        """Return a response with these outputs."""
         tensors = list(outputs)
         heads = heads_of(tensors)
         data = [each.data for each in tensors]
@@ -211,8 +204,7 @@ class Signature:
     """Whether the first dimension of every input and output may have any size."""
     optional_inputs: frozenset[str] = frozenset()
     max_batch_size: int | None = None
-    """The model's maximum, or the size that a model asks for that answers requests, if the configuration sets none;
-    None = the backend's default."""
+    """The model's limit, or the size that it asks for, if the configuration sets none; None = the backend's default."""
     dynamic_batching: bool = False
     """Whether the model asks for a dynamic batcher."""
     decoupled: bool = False

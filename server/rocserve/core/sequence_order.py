@@ -17,8 +17,7 @@ class SequenceOrder:
 
     def __init__(self) -> None:
         self.held: dict[_Key | None, deque[Callable[[], None]]] = {}
-        """Sequences with a held request -> the starts of the requests behind it. Callers test first whether it is
-        empty, because every request comes through there."""
+        """Sequences with a held request -> the starts of the requests behind it. Callers test first if it is empty."""
 
     def waits(self, request: InferRequest, begin: Callable[[], None]) -> bool:
         """Return whether an earlier request of the sequence is held. Then `begin` is called in the request's turn."""

@@ -1,7 +1,5 @@
-"""The serving table, which requests read, and the protocols of a served version and a responder.
-
-The control plane (repository) builds a new table and publishes it by one assignment. The data plane only reads it.
-"""
+"""The serving table, which requests read, and the protocols of a served version and a responder. The control plane
+(repository) builds a new table and publishes it by one assignment. The data plane only reads it."""
 
 from __future__ import annotations
 
@@ -55,8 +53,7 @@ class EndingResponder(ForwardingResponder):
 
 _HIGHEST_VERSION = 2**63 - 1
 _MOST_DIGITS = 20
-"""Digits after leading zeros. Longer numbers are above the highest version, and Python refuses to parse thousands of
-digits."""
+"""Digits after leading zeros. Longer numbers are too high, and Python refuses to parse thousands of digits."""
 _MOST_HINTED = 100
 """With more models, the error for an unknown one lists no names: comparing all would delay the data plane's thread."""
 
@@ -65,12 +62,12 @@ class Responder(Protocol):
     """Receives a request's answers, on the data plane's thread. Exactly one call ends the request."""
 
     def expect_many(self) -> None:
-        """Announce any number of responses: the model is decoupled. Called before all other methods. Raises ServeError
-        (UNIMPLEMENTED) if the client can take only one response; then the request has not been touched."""
+        """Announce any number of responses, because the model is decoupled. Called first. Raises ServeError
+        (UNIMPLEMENTED), with the request untouched, if the client can take only one."""
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        """Send one answer. `final`: it is the last; False only from decoupled models. A response's tensors are valid
-        only until this call returns. A response that the wire format cannot express becomes an error."""
+        """Send one answer. `final` is False only if a decoupled model may send more. A response's tensors are valid
+        until this call returns. A response that the wire format cannot express becomes an error."""
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Call back, at most once and on the data plane's thread, when the client no longer waits."""
@@ -117,8 +114,6 @@ class ServedVersion(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model in the serving table."""
-
     name: str
     versions: Mapping[int, ServedVersion]
     """Ready versions only."""
@@ -139,8 +134,8 @@ class ServingTable:
     ambiguous: Mapping[str, int] = field(default_factory=dict)
     """Name -> number of models, for a name in several namespaces."""
     is_returning: bool = False
-    """The server has replaced another one and is still loading its models: a request for a missing model gets
-    UNAVAILABLE, so that its client retries."""
+    """The server has replaced another and is still loading its models: errors for missing models ask clients to
+    retry."""
     by_head: Memo[RequestHead, ServedVersion] = field(default_factory=Memo, init=False, compare=False, repr=False)
     """Results of `find` for recent request heads."""
     members: Memo[object, tuple[weakref.ref[ServedVersion], ...]] = field(
@@ -150,7 +145,6 @@ class ServingTable:
 
     @property
     def all_models(self) -> Iterable[ServedModel]:
-        """Return each model once."""
         return self.models.values() if self.listed is None else self.listed
 
     def named_by(self, head: RequestHead) -> ServedVersion:
@@ -159,8 +153,8 @@ class ServingTable:
         return self.by_head.keep(head, found) if head.is_small else found
 
     def find(self, name: str, version: str) -> ServedVersion:
-        """Return the version that a request names. Texts and codes are Triton's. Raises ServeError: NOT_FOUND or
-        UNAVAILABLE if no such version is ready, INVALID_ARGUMENT for a malformed version or an ambiguous name."""
+        """Return the version that a request names, with Triton's texts and codes. Raises ServeError: NOT_FOUND or
+        UNAVAILABLE if it is not ready, INVALID_ARGUMENT for a malformed version or an ambiguous name."""
         number = parse_version(version) if version else None
         model = self.models.get(name)
         if model is None:
@@ -218,6 +212,4 @@ class IndexEntry:
     """UNKNOWN, LOADING, READY, UNLOADING or UNAVAILABLE."""
     reason: str = ""
     served: ServedVersion | None = field(default=None, compare=False, repr=False)
-    """The version, if it is loaded."""
     namespace: str = ""
-    """The model's namespace; "" without namespaces."""

@@ -1,8 +1,6 @@
-"""Counts what one model version does, as the statistics extension of KServe v2 (Triton's) reports it.
-
-All durations are nanoseconds. Each request of a batch is charged the whole batch's phases. A failure counts in `fail`
-only. A batch counts as one execution however many requests it has.
-"""
+"""Counts what one model version does, as the statistics extension of KServe v2 (Triton's) reports it. All durations are
+nanoseconds. Each request of a batch is charged the whole batch's phases. A failure counts in `fail` only. A batch
+counts as one execution however many requests it has."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ from rocserve.core.latencies import (
 
 _COUNTED_AT_ONCE = 256
 _MOST_PLACES = 1000
-"""The responses to a request are counted by index up to this number, and the rest together with the last index: a
-stream may never end, and each report contains all counters."""
+"""Limit of counters: responses are counted by index, from this one on together, because a stream may never end."""
 _FAILURES_KEPT = 20
 _LONGEST_FAILURE = 500
 """Characters."""
@@ -235,8 +232,8 @@ class ModelStatistics:
     def record_ensemble(
         self, started_ns: int, begun_ns: int, ended_ns: int, batch_size: int, phases: PhaseTotals
     ) -> None:
-        """Count a request that an ensemble answered. `begun_ns`: when its first steps were sent to their members.
-        `batch_size`: the request's rows. `phases`: the sums over the members, which also count for themselves."""
+        """Count a request that an ensemble answered. `begun_ns`: when its first steps were sent. `batch_size`: its
+        rows. `phases`: the sums over its members, which also count for themselves."""
         with self._lock:
             self._numbers.last_inference_ms = time.time_ns() // 1_000_000
             self._numbers.execution_count += 1
@@ -272,9 +269,8 @@ class ModelStatistics:
                 self._latencies.summarise(CACHE_MISS_SUMMARY, ns, time.monotonic_ns())
 
     def record_response(self, index: int, started_ns: int, made_ns: int, sent_ns: int, failed: bool = False) -> None:
-        """Count a decoupled model's response. `index`: its place among the responses to its request. Times: the model
-        could begin with it (at the request or the previous response), had made it, the client had been sent it.
-        `failed`: the response is an error."""
+        """Count a response of a decoupled model, or an error. Times: the model could begin with it (at the request or
+        the previous response), had made it, the client had been sent it."""
         with self._lock:
             place = self._numbers.responses[min(index, _MOST_PLACES - 1)]
             place.compute_infer.add(made_ns - started_ns)
@@ -301,8 +297,8 @@ class ModelStatistics:
             self._numbers.backend_failures += by_backend
 
     def record_refusal(self, error: ServeError, started_ns: int, ended_ns: int) -> None:
-        """Count a request that was not run, as a failure, and separately as cancelled (CANCELLED: its client had gone)
-        or refused (full queue, timeout). A refusal's error is noted."""
+        """Count a request that was not run as failed, and as cancelled (CANCELLED: its client had gone) or refused
+        (full queue, timeout). A refusal's error is noted."""
         is_cancelled = error.code is StatusCode.CANCELLED
         with self._lock:
             self._numbers.fail.add(ended_ns - started_ns)
@@ -320,8 +316,8 @@ class ModelStatistics:
         return tuple(self._failures.copy())
 
     def quantiles(self, quantiles: Sequence[float]) -> SummaryReading:
-        """Return latency quantiles of the last minute, in microseconds. Latencies are recorded from the first call
-        until a minute without calls, so they cost nothing while nobody reads them."""
+        """Return latency quantiles of the last minute in microseconds. Latencies are recorded from the first call until
+        a minute without calls, so they cost nothing while nobody reads them."""
         now = time.monotonic_ns()
         with self._lock:
             self._watched_ns = now

@@ -48,8 +48,8 @@ def padded(parts: Iterable[Buffer]) -> list[Buffer]:
 
 
 class TensorPlaces:
-    """The places of tensors with these heads. Data after them begin at a multiple of 64 too. If a size does not follow
-    from its shape, as with BYTES, a table of all sizes (u64 each) precedes the tensors."""
+    """The places of tensors. Data after them begin at a multiple of 64 too. If a size does not follow from its shape,
+    as with BYTES, a table of all sizes (u64 each) precedes the tensors."""
 
     __slots__ = ("_is_dense", "_sizes_struct", "bounds", "end", "heads", "sizes")
 
@@ -66,8 +66,7 @@ class TensorPlaces:
             self._is_dense = sum(self.sizes) == self.end
 
     def packed(self, data: Sequence[Buffer]) -> Sequence[Buffer] | None:
-        """Return the buffers that fill the first `end` bytes of a slot; None if the sizes are not those of the
-        heads."""
+        """Return the buffers that fill the first `end` bytes of a slot; None if their sizes are not the heads'."""
         if type(data) is PackedTensors or type(data) is PlacedTensors:
             return (data.block,) if data.sizes == self.sizes else None
         if [*map(len, data)] != self.sizes:
@@ -75,8 +74,8 @@ class TensorPlaces:
         return data if self._is_dense else padded(data)
 
     def pieces(self, data: Sequence[Buffer], what: str = "input") -> tuple[Sequence[Buffer], int]:
-        """Return the buffers for a slot, and their total bytes. `what` names the tensors in an error text. Raises
-        ServeError (INTERNAL) if a tensor has more or fewer bytes than its shape needs."""
+        """Return the buffers for a slot and their total bytes. `what` names the tensors in errors. Raises ServeError
+        (INTERNAL) if a tensor has more or fewer bytes than its shape needs."""
         packed = self.packed(data)
         if packed is not None:
             return packed, self.end
@@ -143,8 +142,8 @@ class PlacedTensors(PackedTensors):
         offset: int,
         kept: object,
     ) -> None:
-        """`view`: returns the memory at an offset, of so many bytes. `heap`: compared by identity. `kept`: while it
-        lives the memory is not reused. Raises ValueError if `nbytes` is wrong, or the tensors need a table of sizes."""
+        """`view` returns memory by offset and length. `heap` is compared by identity. While `kept` lives, the memory is
+        not reused. Raises ValueError if `nbytes` is wrong, or the tensors need a table of sizes."""
         # Written out instead of calling super(), because one is created for every request of a front end as a process,
         # where only the workers look at the memory.
         if places.sizes is None or nbytes != places.end:
@@ -160,7 +159,6 @@ class PlacedTensors(PackedTensors):
 
     @property
     def block(self) -> memoryview:  # type: ignore[override]
-        """Return the memory of all tensors."""
         if self._block is None:
             self._block = self._view(self.offset, self._nbytes)
         return self._block

@@ -35,9 +35,9 @@ class TensorHead(NamedTuple):
 
 @dataclass(slots=True)
 class Tensor:
-    """A named tensor. `data` is C-ordered and little-endian. BYTES elements follow each other, each after its length as
-    an unsigned 32-bit little-endian integer (KServe's binary form). A view is valid only as long as its owner says;
-    copy the tensor to keep it longer. Mutable, because one is created for each input of each request."""
+    """A named tensor. `data` is C-ordered and little-endian. Each BYTES element follows its length, an unsigned 32-bit
+    little-endian integer (KServe's binary form). A view is valid only as long as its owner says; copy the tensor to
+    keep it longer. Mutable, because one is created for each input of each request."""
 
     name: str
     datatype: DataType
@@ -60,7 +60,6 @@ class Tensor:
         return np.frombuffer(self.data, dtype=self.datatype.numpy_dtype).reshape(self.shape)
 
     def copied(self) -> Tensor:
-        """Return the tensor with a copy of its data."""
         return Tensor(self.name, self.datatype, self.shape, bytes(self.data))
 
 
@@ -111,8 +110,8 @@ def encode_bytes_elements(elements: Iterable[bytes | str | memoryview]) -> bytes
 
 
 def count_elements(data: Buffer, expected: int) -> Steps[str]:
-    """Count BYTES elements by their lengths, in steps, because there may be millions. The result is the error text if
-    there are not `expected` elements, with {where} to fill in the input; "" = no error."""
+    """Count BYTES elements in steps, because there may be millions. The result is the error text, with {where} for the
+    input, if there are not `expected` elements, else ""."""
     unpack = _LENGTH.unpack_from
     begin = position = 0
     end = len(data)
@@ -155,8 +154,7 @@ def element_fault(data: Buffer, expected: int) -> str:
 
 
 def bytes_elements(data: Buffer, expected: int, name: str) -> list[memoryview]:
-    """Return views on a BYTES tensor's elements. Raises ServeError (INVALID_ARGUMENT) if the data end within an element
-    or there are not `expected` elements."""
+    """Return views on BYTES elements. Raises ServeError (INVALID_ARGUMENT) if there are not exactly `expected`."""
     if fault := element_fault(data, expected):
         raise invalid_argument(fault.format(where=f"inference input '{name}'"))
     view = memoryview(data)

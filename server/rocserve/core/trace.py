@@ -26,15 +26,12 @@ TENSOR_BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
 
 
 class TraceLevel(enum.IntFlag):
-    """What a trace records."""
-
     OFF = 0
     TIMESTAMPS = 1
     TENSORS = 2
 
     @classmethod
     def of(cls, parts: Iterable[TraceLevel]) -> TraceLevel:
-        """Return all levels combined."""
         return reduce(or_, parts, cls.OFF)
 
 
@@ -61,8 +58,7 @@ class Moment:
 
 
 class TraceGroup:
-    """A client's request and the requests that it caused, on the data plane's thread. `on_done` gets the group after
-    its last trace has ended."""
+    """A client's request and the requests that it caused. `on_done` gets the group after the end of its last trace."""
 
     def __init__(
         self,
@@ -72,8 +68,7 @@ class TraceGroup:
         parent: SpanContext | None = None,
         makes_spans: bool = False,
     ) -> None:
-        """`numbers` numbers all traces of the server. `parent`: the client's span. `makes_spans`: traces also have span
-        ids."""
+        """`numbers` numbers all traces. `parent`: the client's span. `makes_spans`: traces also have span ids."""
         self.level = level
         self.parent = parent
         self.makes_spans = makes_spans
@@ -157,7 +152,6 @@ class Trace:
             self.moments.append(Moment(activity, now_ns, tensor.copied()))
 
     def note_front_end(self, activity: str, ns: int) -> None:
-        """Record an activity of the front end."""
         if self._notes_times:
             self._group.front_end.append(Moment(activity, ns))
 

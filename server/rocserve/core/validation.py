@@ -57,8 +57,7 @@ class RequestPlan:
     inputs: tuple[InputPlan, ...]
     """In the order of the request's data."""
     batch_key: tuple[tuple[str, DataType, tuple[int, ...]], ...]
-    """Equal for requests that may share a batch: names, datatypes and shapes, without the batch dimension and ragged
-    shapes."""
+    """Equal for requests that may share a batch: names, datatypes, shapes without batch dimension and ragged shapes."""
     outputs: tuple[str, ...]
     """The requested outputs, each once."""
     classifications: Mapping[str, int]
@@ -85,7 +84,6 @@ class RequestPlan:
 
     @cached_property
     def form(self) -> RequestForm:
-        """Return the form of the request for a worker."""
         heads = tuple(entry.head for entry in self.inputs)
         references = tuple(
             TensorHead(entry.name, entry.datatype, entry.shape) for entry in self.inputs if entry.is_reference
@@ -100,8 +98,8 @@ class RequestPlan:
 
 
 class RequestValidator:
-    """Turns request heads into plans and caches them, because clients repeat their heads. If several inputs are faulty,
-    the error is about the last, and inputs are listed from the last, because Triton keeps them in that order."""
+    """Turns request heads into plans and caches them, because clients repeat their heads. Of several faulty inputs the
+    last is reported, and errors list inputs from the last, as Triton does."""
 
     def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:
         """`sees_requests`: the model sees single requests, with the client's own parameters."""

@@ -33,8 +33,8 @@ class FieldSpan:
 
 
 def read_varint(data: Buffer, position: int, longest: int = _LONGEST_LENGTH) -> tuple[int, int]:
-    """Read a varint. Returns the value and the position after it. Raises IndexError if the data end within it,
-    WireError if it has more than `longest` bytes."""
+    """Return a varint and the position after it. Raises IndexError if the data end within it, WireError if it is too
+    long."""
     value = 0
     for shift in range(0, 7 * longest, 7):
         byte = data[position]
@@ -61,8 +61,7 @@ def length_prefix(number: int, length: int) -> bytes:
 
 
 def field_spans(data: Buffer) -> Iterator[FieldSpan]:
-    """Yield a serialised message's top-level fields, up to the first group. Raises WireError if a field has an invalid
-    tag or does not end within the data."""
+    """Yield a message's top-level fields, up to the first group. Raises WireError for an invalid tag or length."""
     position, end = 0, len(data)
     while position < end:
         start = position

@@ -1,9 +1,7 @@
-"""The child process of a job: `python -P -m rocserve.jobs.child MODULE JOB REPLIES PARENT_PIPE`.
-
-MODULE and JOB name the job's class; REPLIES and PARENT_PIPE are descriptors. The JobOrder comes on standard input. The
-parent reads what the engine writes to standard output and error. The process leads a process group, to which the
-engine's compilers belong, and the kernel kills the group when the parent ends.
-"""
+"""The child process of a job: `python -P -m rocserve.jobs.child MODULE JOB REPLIES PARENT_PIPE`. MODULE and JOB name
+the job's class; REPLIES and PARENT_PIPE are descriptors. The JobOrder comes on standard input. The parent reads what
+the engine writes to standard output and error. The process leads a process group, to which the engine's compilers
+belong, and the kernel kills the group when the parent ends."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Limits how many programs are compiled at a time on a machine, by all servers and commands together.
-
-A compiler uses gigabytes and all processors for minutes to hours. Fifty new models in a repository must not start fifty
-compilers.
-"""
+"""Limits how many programs are compiled at a time on a machine, by all servers and commands together. A compiler uses
+gigabytes and all processors for minutes to hours. Fifty new models in a repository must not start fifty compilers."""
 
 from __future__ import annotations
 
@@ -36,9 +33,8 @@ class CompileSemaphore:
 
     @contextmanager
     def acquired(self, low_priority: bool, waiting: Callable[[], None]) -> Iterator[None]:
-        """Wait for a slot and hold it. Does not wait if files cannot be locked. `low_priority`: the compile is for a
-        model that serves already. `waiting` is called repeatedly while all slots are taken; an exception from it ends
-        the wait."""
+        """Wait for a slot and hold it; do not wait if files cannot be locked. `low_priority`: the model serves already.
+        `waiting` is called repeatedly while all slots are taken; an exception from it ends the wait."""
         with ExitStack() as at_the_end:
             if lock := self._wait(_BESIDE if low_priority else self._names, waiting):
                 at_the_end.callback(lock.release)

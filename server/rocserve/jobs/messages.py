@@ -1,8 +1,6 @@
-"""The order to a job's child process, and its replies.
-
-The child reads a JobOrder from its standard input and writes JobReplies to a pipe, one line of JSON each. The last
-reply has the result or the failure; a child that ends without it has crashed.
-"""
+"""The order to a job's child process, and its replies. The child reads a JobOrder from its standard input and writes
+JobReplies to a pipe, one line of JSON each. The last reply has the result or the failure; a child that ends without it
+has crashed."""
 
 from __future__ import annotations
 
@@ -37,7 +35,6 @@ class JobError(ServeError):
 @dataclass(frozen=True, slots=True)
 class JobOrder:
     context: str
-    """JobEngine's context."""
     job: str
     """As JSON."""
     low_priority: bool

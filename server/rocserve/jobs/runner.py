@@ -1,8 +1,6 @@
-"""Runs a job in a child process, watches it, and kills it after a timeout.
-
-Compiling, loading a program from a file and running it for the first time may take hours, abort, or hang. A process
-that answers requests does none of these before a child process has.
-"""
+"""Runs a job in a child process, watches it, and kills it after a timeout. Compiling, loading a program from a file and
+running it for the first time may take hours, abort, or hang. A process that answers requests does none of these before
+a child process has."""
 
 from __future__ import annotations
 
@@ -82,8 +80,8 @@ class JobProcess:
     """A child process; leaving the context kills it. Used on one thread, except `kill`."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], order: bytes | None = None) -> None:
-        """The descriptors of replies and parent pipe are appended to `command`. `order`: the child's standard input;
-        None = it reads what `send` writes. Raises OSError if the process cannot be started."""
+        """Appends the descriptors of replies and parent pipe to `command`. `order`: the child's standard input; None =
+        it reads what `send` writes. Raises OSError if the process cannot be started."""
         self._begun = b""
         self._status: int | None = None
         self._lock = threading.Lock()
@@ -164,8 +162,8 @@ class JobProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the child's end, which is near, and kill what remains of its process group. Returns the exit status,
-        or the negative number of the signal that killed the child."""
+        """Wait for the child's near end and kill the rest of its process group. Returns the exit status, or the
+        negative number of the signal that killed it."""
         deadline = time.monotonic() + _END_SECONDS
         pid = self._process.pid
         while self._status is None:
@@ -186,8 +184,8 @@ _LONGEST_WORDS = 600
 
 
 def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: str) -> str:
-    """Describe the end of a child without a last reply, worded to follow "while compiling: ". `status`: the exit
-    status, or the signal's negative number. `who`: the subject of a death by signal."""
+    """Describe the end of a child without a last reply, to follow "while compiling: ". `status`: the exit status, or
+    the signal's negative number. `who` died by the signal."""
     message = "; ".join(line.strip() for line in [*last_lines][-_MESSAGE_LINES:])
     if len(message) > _LONGEST_WORDS:
         message = "..." + message[-_LONGEST_WORDS:]
@@ -248,7 +246,6 @@ class JobWatch:
         self.report_when_due()
 
     def takes_lines(self, lines: Sequence[str]) -> None:
-        """Log lines of the engine's output."""
         for line in lines:
             self._message = line.strip()
             self._lines_left -= 1
@@ -299,7 +296,6 @@ class JobEngine:
     context: str = ""
     """JSON of what the module opens before it runs a job."""
     with_hint: Callable[[str], str] = with_hint
-    """Adds remedies to the engine's message."""
 
 
 class JobRunner:
@@ -326,9 +322,9 @@ class JobRunner:
         remedy: str = "",
         report: Callable[[str], None] | None = None,
     ) -> Result:
-        """Run a job and return the result of its `perform`. `timeout_seconds`: 0 = no timeout. `environment` extends
-        this process's. `limit_name`: the operator's name for the timeout. `remedy`: an alternative to raising it.
-        `report` replaces the runner's. Raises JobError."""
+        """Run a job and return its result. `timeout_seconds`: 0 = no timeout; `limit_name`: the operator's name for it;
+        `remedy`: an alternative to raising it. `environment` extends this process's. `report` replaces the runner's.
+        Raises JobError."""
         watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
         failed = f"{job.title} failed while"
         with self._start(job, low_priority, environment) as process:
@@ -388,8 +384,7 @@ class JobRunner:
 
 
 def _follow(process: JobProcess, watch: JobWatch, timeout_seconds: float) -> tuple[JobReply | None, int]:
-    """Wait for the child's last reply. Returns it with the child's peak memory. The reply is None if the child took too
-    long and was killed."""
+    """Return the child's last reply and its peak memory. The reply is None if it took too long and was killed."""
     last, peak_bytes = JobReply(), 0
     poll = select.poll()
     poll.register(process.replies, select.POLLIN)

@@ -18,8 +18,8 @@ from rocserve.core.private_paths import PrivatePaths
 
 
 class Allowance:
-    """Limits a rate: allows `burst` immediately, and then `per_second`. With a burst of 1 a message is logged
-    immediately, and then at most once in 1 / `per_second` seconds. Used on one thread."""
+    """Limits a rate: allows `burst` immediately, and then `per_second`. Used on one thread. With a burst of 1 a message
+    is logged immediately, and then at most once in 1 / `per_second` seconds."""
 
     __slots__ = ("_burst", "_clock", "_counted_at", "_left", "_per_second")
 
@@ -41,7 +41,6 @@ class Allowance:
 
     @property
     def is_full(self) -> bool:
-        """Whether the allowance is full."""
         return self._refilled() == self._burst
 
     def _refilled(self) -> float:
@@ -56,8 +55,8 @@ _SECONDS_BETWEEN_TRACEBACKS = 10.0
 
 
 class RequestFailures:
-    """Reports unexpected exceptions: a traceback for the first at each line of code, then one in ten seconds, with the
-    number of exceptions left out. Safe on any thread."""
+    """Logs a traceback of the first exception at each line of code, then one in ten seconds with the number of others.
+    Safe on any thread."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -94,8 +93,8 @@ _SECONDS_BETWEEN_ERRORS = 10.0
 
 
 class LoopErrors:
-    """Handles exceptions of asyncio's loops. Logs in one line, now and then, that connections cannot be accepted:
-    asyncio reports that every second for each waiting connection, with a traceback."""
+    """Logs exceptions of asyncio's loops, and in one line, now and then, that connections cannot be accepted: asyncio
+    reports that every second for each waiting connection, with a traceback."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

@@ -20,12 +20,12 @@ ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
 
 class ServerLog:
-    """The log and its settings, which any thread may change. The loggers of all parts are below `logger`; loggers of
-    other libraries are not touched."""
+    """The log and its settings, which any thread may change. All parts' loggers are below `logger`; others are not
+    touched."""
 
     def __init__(self, settings: LogSettings, environment: Mapping[str, str] = os.environ) -> None:
-        """TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 in `environment` turns off the quoting of messages. Raises OSError if the
-        log file cannot be opened."""
+        """TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 turns the quoting of messages off. Raises OSError if the file cannot be
+        opened."""
         handler = _LogFile(settings.file) if settings.file else logging.StreamHandler()
         handler.addFilter(self._is_wanted)
         self._formatter = _LineFormatter(escapes=environment.get(ESCAPE_VARIABLE) != "0")
@@ -66,8 +66,8 @@ class ServerLog:
 
 
 class _LogFile(WatchedFileHandler):
-    """Reopens a file that was moved away, for example by logrotate. A line that cannot be written, because the folder
-    is gone or the disk is full, goes to standard error: logging never fails."""
+    """Reopens a file that was moved away, for example by logrotate. A line that cannot be written (missing folder, full
+    disk) goes to standard error: logging never fails."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

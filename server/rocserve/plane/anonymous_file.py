@@ -1,8 +1,6 @@
-"""Anonymous files are memory that processes share: the creator hands out descriptors to write or only to read.
-
-They are not in /dev/shm, so a container's small /dev/shm does not limit them, and nothing remains after the last user.
-Their size is sealed, so that no reader gets SIGBUS beyond the end of the file.
-"""
+"""Anonymous files are memory that processes share: the creator hands out descriptors to write or only to read. They are
+not in /dev/shm, so a container's small /dev/shm does not limit them, and nothing remains after the last user. Their
+size is sealed, so that no reader gets SIGBUS beyond the end of the file."""
 
 from __future__ import annotations
 
@@ -58,23 +56,20 @@ def open_for_writing(descriptor: int) -> int:
 
 
 def unmap(address: int, nbytes: int) -> None:
-    """Unmap whole pages."""
     _libc.munmap(address, nbytes)
 
 
 def map_to_write(
     descriptor: int, size: int | None = None, offset: int = 0, on_unused: Callable[[int, int], None] = unmap
 ) -> memoryview:
-    """Map all of a file, or a part. It stays mapped while a view of it exists, and does not need the descriptor, of
-    which `mmap.mmap` keeps a copy before Python 3.13. `on_unused` gets the address and the bytes after the last view,
-    and must unmap them."""
+    """Map a file, or a part, while a view of it exists, and without the descriptor, of which `mmap.mmap` keeps a copy
+    before Python 3.13. `on_unused` gets address and bytes after the last view, and must unmap them."""
     return _map(descriptor, size, offset, mmap.PROT_READ | mmap.PROT_WRITE, on_unused)
 
 
 def map_to_read(
     descriptor: int, size: int | None = None, offset: int = 0, on_unused: Callable[[int, int], None] = unmap
 ) -> memoryview:
-    """Map as `map_to_write` does, for reading."""
     return _map(descriptor, size, offset, mmap.PROT_READ, on_unused)
 
 

@@ -1,9 +1,7 @@
-"""Doorbell wakes a sleeping process, with a system call only if the process sleeps.
-
-A process polls its links in a loop, and sleeps only after some polls without mail. It first marks itself asleep in a
-word of shared memory, polls once more, and then waits. A writer posts an entry, reads that word, and rings if the
-process is asleep. Both write before they read, with a fence between, so at least one of them sees the other's write.
-"""
+"""Doorbell wakes a sleeping process, with a system call only if the process sleeps. A process polls its links in a
+loop, and sleeps only after some polls without mail. It first marks itself asleep in a word of shared memory, polls once
+more, and then waits. A writer posts an entry, reads that word, and rings if the process is asleep. Both write before
+they read, with a fence between, so at least one of them sees the other's write."""
 
 from __future__ import annotations
 
@@ -27,9 +25,9 @@ _lock = threading.Lock()
 
 
 def fence() -> None:
-    """Complete earlier stores before later loads and stores. Taking a lock is a compare-and-swap, a full fence on x86.
-    On Arm, releasing the lock orders all earlier accesses, taking it again all later ones, and the two are never
-    reordered (store-release, load-acquire)."""
+    """Complete earlier stores before later loads and stores. Taking a lock is a compare-and-swap, a full fence on
+    x86. On Arm, releasing it orders all earlier accesses, taking it again all later ones, and the two are never
+    reordered."""
     _lock.acquire()
     _lock.release()
     if not KEEPS_STORE_ORDER:
@@ -42,8 +40,7 @@ class Doorbell:
 
     def __init__(self, name: str) -> None:
         self.sleeps = anonymous_file.create(name, mmap.PAGESIZE)
-        """File of one page, for all processes whose descriptors wake the loop. Its word counts sleeps and wake-ups:
-        even = awake, odd = asleep."""
+        """A page for all processes whose descriptors wake the loop. Its word counts: even = awake, odd = asleep."""
         self._word = anonymous_file.map_to_write(self.sleeps).cast("Q")
         self._rung = 0
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -58,8 +55,8 @@ class Doorbell:
         self._epoll.unregister(descriptor)
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Sleep until a ring, a readable descriptor, or the timeout (None = no timeout); return immediately if there is
-        mail. Returns whether something came."""
+        """Sleep until a ring, a readable descriptor or the timeout (None = none), and not if there is mail. Returns
+        whether anything came."""
         word = self._word
         word[0] += 1
         fence()
@@ -94,8 +91,8 @@ def sleep_word(sleeps: int) -> memoryview:
 
 
 class SocketRinger:
-    """Rings the thread that sleeps on the other end of a socket. A socket per worker, instead of one eventfd for all,
-    keeps a worker from taking another's rings, and shows when the other end is closed."""
+    """Rings the thread that sleeps on the other end of a socket. A socket per worker, not one eventfd for all, keeps
+    workers from taking each other's rings, and shows when the other end is closed."""
 
     def __init__(self, sleep_word: memoryview, connection: socket.socket) -> None:
         """`sleep_word`: the other end's, to read."""
@@ -130,8 +127,8 @@ class SocketSleeper:
         self._is_rung = False
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Sleep until a ring or the timeout; return immediately if there is mail. Returns False if the other end was
-        already closed when the sleep began."""
+        """Sleep until a ring or the timeout, and not if there is mail. Returns False if the other end was closed
+        before."""
         word = self._word
         word[0] += 1
         fence()

@@ -119,7 +119,6 @@ class GuardedFile:
         return self._view[offset : offset + nbytes]
 
     def leave(self) -> None:
-        """Drop the pages from this process's resident memory until it touches them again."""
         anonymous_file.leave(self.mapping.begin, self.mapping.end - self.mapping.begin)
 
     @property

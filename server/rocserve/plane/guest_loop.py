@@ -1,10 +1,7 @@
-"""GuestLoop runs asyncio's callbacks on the data plane's thread, in the turns of its loop.
-
-The asyncio code of HTTP connections thus runs on the thread that schedules requests, and no thread has to wake another.
-The plane's loop sleeps for both. It watches the descriptors that asyncio reads and runs their callbacks itself, which
-saves a turn of asyncio's loop per request. It watches the guest's epoll for writable descriptors, and its timers wake
-it for the guest's.
-"""
+"""GuestLoop runs asyncio's callbacks on the data plane's thread, in the turns of its loop. The asyncio code of HTTP
+connections thus runs on the thread that schedules requests, and no thread has to wake another. The plane's loop sleeps
+for both. It watches the descriptors that asyncio reads and runs their callbacks itself, which saves a turn of asyncio's
+loop per request. It watches the guest's epoll for writable descriptors, and its timers wake it for the guest's."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 class GuestLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop inside the plane's loop. All calls come on the plane's thread, except `run` and calls that
-    asyncio allows on other threads. Callbacks may run between the guest's turns, when asyncio has no running loop."""
+    """An asyncio loop in the plane's loop. All calls come on the plane's thread, except `run` and those that asyncio
+    allows on others. Callbacks may run between its turns, when asyncio has no running loop."""
 
     _ssock: socket.socket
     """asyncio's own socket, with which other threads wake it."""
@@ -80,7 +77,6 @@ class GuestLoop(asyncio.SelectorEventLoop):
         return True
 
     def close(self) -> None:
-        """Cancel all tasks and close the loop."""
         for task in asyncio.all_tasks(self):
             task.cancel()
         self._turn()
@@ -117,8 +113,8 @@ class GuestLoop(asyncio.SelectorEventLoop):
 
 
 async def worked_off(plane: PlaneLoop, steps: Steps[_Result]) -> _Result:
-    """Run steps between the plane's other work and return their result. The first steps run immediately. A cancelled
-    task runs no further steps. On the plane's thread."""
+    """Run steps on the plane's thread, between its other work, and return their result. The first ones run immediately.
+    A cancelled task runs no further steps."""
     outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
 
     def taken() -> Steps[None]:

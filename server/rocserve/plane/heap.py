@@ -33,8 +33,7 @@ _FIRST_OF_PAGES = (mmap.PAGESIZE // SMALLEST_SLOT).bit_length() - 1
 """Index of the size class with slots of one page."""
 
 _CHECKED_FROM = 64 << 10
-"""Bytes. From this size on a reader checks that the owner has written the tensor, because reading an untouched page
-allocates memory on the reader's account."""
+"""Bytes. Readers check that larger tensors were written, because reading an untouched page would allocate it."""
 
 COPIED_IN_PLACE = 64 << 10
 """Bytes up to which a copy takes less time than releasing the GIL for it."""
@@ -43,7 +42,7 @@ COPIED_AT_ONCE = 1 << 20
 """Bytes that the data plane copies in one step: up to 4 ms in fresh memory."""
 
 MOST_KEPT_BYTES = 64 << 20
-"""Bytes of a heap's slots that its reader may keep for long: far less than a worker leaves to be read before it waits
+"""Bytes of slots that a reader may keep: far less than workers leave to be read before they wait
 (workers.worker_end)."""
 
 _UNMAPPED = memoryview(b"")
@@ -68,8 +67,7 @@ def copy_in_steps(view: memoryview, start: int, data: Buffer) -> Steps[None]:
 
 
 def fill(view: memoryview, pieces: Iterable[Buffer], at_once: int = sys.maxsize) -> list[tuple[int, Buffer]]:
-    """Fill memory with consecutive buffers, except those that end after `at_once` bytes: returns them with their
-    offsets."""
+    """Fill memory with consecutive buffers, except those that end after `at_once` bytes: returns these with offsets."""
     left_out: list[tuple[int, Buffer]] = []
     if len(view) <= COPIED_IN_PLACE:
         view[:] = b"".join(pieces)
@@ -96,8 +94,7 @@ def copied(data: Sequence[Buffer]) -> Steps[list[Buffer]]:
 
 
 def new_memory(nbytes: int, what: str = "an answer") -> memoryview:
-    """Return writable memory outside heaps, not zeroed. Raises ServeError (RESOURCE_EXHAUSTED) without memory for
-    `what`."""
+    """Return writable memory, not zeroed. Raises ServeError (RESOURCE_EXHAUSTED) if there is none for `what`."""
     try:
         view: memoryview = np.empty(nbytes, np.uint8).data
     except MemoryError:
@@ -141,15 +138,15 @@ class Heap:
     """The owner's side of a heap. One thread allocates; any thread may free."""
 
     def __init__(self, name: str, limit: int, shares: int = 1, later: Later | None = None) -> None:
-        """`limit`: bytes in use in slots of one size; rounded up to a power of two. `shares`: the file contains so many
-        heaps, and this is the first (SharedHeap). `later`: runs the steps that release the memory after the heap is
-        closed and its last slot and view are gone; None: the memory is released in one call."""
+        """`limit`: bytes in slots of one size, rounded up to a power of two. `shares`: heaps in the file, of which this
+        is the first (SharedHeap). `later`: runs the steps that release the memory after `close` and the last slot and
+        view; None: it is released in one call."""
         self._own(create_file(name, limit, shares), 0, shares, later, True)
 
     @classmethod
     def of_file(cls, descriptor: int, share: int = 0, shares: int = 1, later: Later | None = None) -> Heap:
-        """Create a heap in a file that another process created for this one (`create_file`). Takes over the descriptor.
-        `later`: runs the steps that unmap the file; its memory is the other process's to release."""
+        """Create a heap in a file of another process (`create_file`). Takes over the descriptor. `later`: runs the
+        steps that unmap the file; its memory is the other process's to release."""
         heap = cls.__new__(cls)
         heap._own(descriptor, share, shares, later, False)
         return heap
@@ -198,7 +195,6 @@ class Heap:
         return offset, self._parts[index][start : start + nbytes]
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Return a writable view of a slot."""
         start = offset & self._mask
         return self._parts[(offset >> self._shift) - self._first_part][start : start + nbytes]
 
@@ -212,9 +208,8 @@ class Heap:
         self._classes[(offset >> self._shift) - self._first_part].free.append(offset)
 
     def trim(self) -> bool:
-        """Give the memory of slots that were not needed since the last round back to the system, a piece per call.
-        Slots smaller than a page keep their memory. Returns False at the end of the round; the next call begins
-        another."""
+        """Give the memory of slots that were not needed since the last round back to the system, a piece per call,
+        except of slots smaller than a page. Returns False at the end of the round; the next call begins another."""
         if self._trimming is None:
             self._trimming = self._trim_round()
         if next(self._trimming, None) is None:
@@ -243,7 +238,7 @@ class Heap:
         return anonymous_file.open_for_reading(self._descriptor)
 
     def close(self) -> None:
-        """Release the file; slots can still be freed. Memory remains until the last reader and view. May be called
+        """Release the file; slots can still be freed. Memory stays until the last reader and view. May be called
         twice."""
         if self._descriptor >= 0:
             if self._has_made_file:
@@ -300,8 +295,8 @@ class HeapReader:
     """Reads a heap that another process owns."""
 
     def __init__(self, descriptor: int, shares: int = 1, later: Later | None = None) -> None:
-        """Takes over a descriptor from `Heap.open_for_reading`. `later`: runs the steps that unmap the file after the
-        reader is closed and its last slot and view are gone; None: it is unmapped in one call."""
+        """Takes over a descriptor from `Heap.open_for_reading`. `later`: runs the steps that unmap the file after
+        `close` and the last slot and view; None: it is unmapped in one call."""
         self.remains = Remains(later)
         """The slots that this reader reads hold it."""
         self._descriptor = descriptor
@@ -320,8 +315,8 @@ class HeapReader:
         """Callbacks for the reader's end, by arbitrary keys."""
 
     def keep(self, slot: Slot) -> bool:
-        """Return whether a slot of this heap, which has no shares, may be held for an unlimited time; False if its
-        owner would run out of room. Called on one thread; slots may die on any."""
+        """Return whether a slot may be held for an unlimited time, instead of its owner running out of room. Not for
+        heaps with shares. Called on one thread; slots may die on any."""
         if weakref.ref(slot) in self._kept:
             return True
         while self._forgotten:
@@ -366,8 +361,8 @@ class HeapReader:
         return os.dup(self._descriptor)
 
     def close(self, is_last: bool = False) -> None:
-        """Release the file; existing views stay valid. May be called twice. `is_last`: the owner has ended, and this
-        process has created the file, so its memory is released with the mappings."""
+        """Release the file; views stay valid. May be called twice. `is_last`: the owner has ended, and this process
+        created the file, so its memory is released with the mappings."""
         if self._descriptor >= 0:
             if is_last:
                 # Without a free descriptor the memory is released with the last mapping, in one call.
@@ -400,9 +395,9 @@ SHARES = 64
 
 
 class SharedHeap(Heap):
-    """A heap whose file has shares: ranges that other processes write as heaps. A reader of the file reads all of them
-    through one descriptor. A share is lent until nobody in this process holds its HeapShare. This is the lender's side,
-    which uses the first share itself. One thread."""
+    """A heap whose file has shares: ranges that other processes write as heaps, and that one reader reads through one
+    descriptor. A share is lent until this process's last reference to its HeapShare. This is the lender, who uses the
+    first share. One thread."""
 
     def __init__(self, name: str, limit: int, later: Later | None = None) -> None:
         """`limit`: as in Heap, for each share."""
@@ -440,8 +435,7 @@ class SharedHeap(Heap):
             self.reader.close()
 
     def _clear(self, share: int, descriptor: int, remains: Remains) -> Steps[None]:
-        """Give a share's memory back, a piece per step, before it can be lent again. `remains` keeps the descriptor
-        open if the heap is closed meanwhile."""
+        """Give a share's memory back in steps, before it can be lent again. `remains` keeps the descriptor open."""
         nbytes = heap_bytes(self.limit)
         yield from anonymous_file.give_back_pieces(descriptor, share * nbytes, (share + 1) * nbytes, GIVEN_BACK_AT_ONCE)
         self._free_shares.append(share)

@@ -69,8 +69,8 @@ class RingWriter:
         return (self._size - under_way) // ENTRY_BYTES
 
     def post(self, entries: bytes) -> None:
-        """Write whole entries, which the other end sees together. A writer that limits its entries in flight need not
-        ask for `room`."""
+        """Write whole entries, which the other end sees together. A writer that limits its entries need not ask for
+        `room`."""
         size, start = len(entries), self.posted % self._size
         end = start + size
         if end <= self._size:
@@ -94,7 +94,7 @@ class RingReader:
         self._ring = ring
         self._size = len(ring)
         self.taken = 0
-        """Bytes since the beginning. While `other_words[posted_at]` differs there is mail; a loop compares without a
+        """Bytes since the beginning. There is mail while `other_words[posted_at]` differs, which loops test without a
         call."""
 
     def has_mail(self) -> bool:

@@ -33,8 +33,8 @@ _FEW = 64
 
 
 class TimerDescriptor:
-    """A timerfd on the monotonic clock: it has microseconds, and epoll's timeout only milliseconds. Calls libc, because
-    Python has timerfd only from 3.13 on."""
+    """A timerfd on the monotonic clock, because epoll's timeout has only milliseconds, and Python has none before
+    3.13."""
 
     def __init__(self) -> None:
         # PyDLL keeps the GIL: the calls take less time than releasing it would.
@@ -64,8 +64,6 @@ class TimerDescriptor:
 
 
 class TimerHandle:
-    """A timer that can be cancelled."""
-
     __slots__ = ("_queue", "callback", "when")
 
     def __init__(self, queue: TimerQueue, when: float, callback: Callable[[], None]) -> None:
@@ -121,8 +119,8 @@ _CPUS_TO_SPARE = 4
 
 
 def default_spin(cpus: int) -> int:
-    """Return after how many empty turns a loop sleeps, by the number of its CPUs. Sleeping and waking takes longer than
-    many worker's answers, but a polling loop must not occupy a CPU that a worker needs."""
+    """Return after how many empty turns a loop sleeps. Sleeping and waking takes longer than many workers' answers, but
+    polling must not occupy a CPU that a worker needs."""
     if cpus == 1:
         return 0
     return 22 if cpus < _CPUS_TO_SPARE else 100
@@ -138,8 +136,8 @@ _STEPS_SECONDS = 0.001
 _SHORTEST_SLEEP_SECONDS = 0.001
 """For the sake of a source whose descriptor does not show all its work: see `_sleep`."""
 _TURNS_BETWEEN_READS = 4
-"""Under load HTTP connections wait for some milliseconds. Workers' messages do not wait, because they come through
-links: a worker's socket only wakes the loop, and shows when the worker has ended."""
+"""Under load HTTP connections wait for some milliseconds. Workers' messages come through links and do not wait: their
+sockets only wake the loop, and show when a worker has ended."""
 
 
 class Source(Protocol):
@@ -150,8 +148,8 @@ class Source(Protocol):
 
     @property
     def longest_sleep_seconds(self) -> float:
-        """Return after how many seconds the source needs a poll, whatever the descriptor shows, or sooner while there
-        is traffic; NEVER = the descriptor is enough."""
+        """Return after how many seconds the source needs a poll even without its descriptor; NEVER = the descriptor is
+        enough."""
 
     @property
     def looks(self) -> int:
@@ -213,7 +211,6 @@ class PlaneLoop:
         self.doorbell.ring()
 
     def wake(self) -> None:
-        """Wake the loop, because a source has work."""
         self.doorbell.ring()
 
     def register(self, descriptor: int, on_readable: Callback) -> None:
@@ -242,7 +239,7 @@ class PlaneLoop:
         self._ends[callback] = None
 
     def work_off(self, steps: Iterator[None]) -> None:
-        """Run steps of some milliseconds, some per turn, alternating with other long work; the first ones
+        """Run steps of some milliseconds, some per turn, alternating with other long work, the first ones
         immediately."""
         until = time.monotonic() + _STEPS_SECONDS
         try:

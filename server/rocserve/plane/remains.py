@@ -1,8 +1,6 @@
-"""Remains release a shared file in steps: its memory, and this process's mappings of it.
-
-Unmapping a tensor of 1 GiB takes 40 to 80 ms of CPU time, freeing its pages another 150. If requests wait for the
-thread meanwhile, it does some megabytes at a time.
-"""
+"""Remains release a shared file in steps: its memory, and this process's mappings of it. Unmapping a tensor of 1 GiB
+takes 40 to 80 ms of CPU time, freeing its pages another 150. If requests wait for the thread meanwhile, it does some
+megabytes at a time."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ Later = Callable[[Steps[None]], object]
 
 
 class Remains:
-    """The mappings, and perhaps the descriptor, of a file to release after its last use. All users hold the object: the
-    heap or reader that opened the file, and its slots and views. It releases the file when it dies."""
+    """Releases the mappings, and perhaps the memory, of a file when it dies. All users of the file hold it: the heap or
+    reader that opened it, and its slots and views."""
 
     def __init__(self, later: Later | None) -> None:
         """`later` runs the steps; None: everything is released in one call."""
@@ -54,7 +52,6 @@ NOTHING_LEFT = Remains(None)
 
 
 def _pieces(descriptor: int, mappings: list[tuple[int, int]]) -> Steps[None]:
-    """Release a file, a piece per step."""
     try:
         if descriptor >= 0:
             # This removes the pages from the mappings too, so that unmapping takes no time.

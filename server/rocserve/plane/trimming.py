@@ -23,7 +23,6 @@ class HeapTrimmer:
         self._plane = plane
         self._used: dict[Heap, _Use] = {}
         self._to_trim: list[Heap] = []
-        """The heaps that this round has not finished."""
         self._is_set = False
 
     def trim_later(self, heap: Heap, take_returns: Callable[[], None] | None = None) -> None:
@@ -74,8 +73,6 @@ class HeapTrimmer:
 
 @dataclass(slots=True)
 class _Use:
-    """A heap's use since it was last trimmed."""
-
     take_returns: Callable[[], None] | None
     rounds: int = _ROUNDS
     """Rounds to come."""

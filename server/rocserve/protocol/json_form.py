@@ -1,8 +1,5 @@
-"""Converts messages to plain values for JSON, in Triton's style.
-
-Field names are those of the .proto. Unset fields have their defaults, except messages. 64-bit integers are numbers; in
-protobuf's own JSON they are strings.
-"""
+"""Converts messages to plain values for JSON, in Triton's style. Field names are those of the .proto. Unset fields have
+their defaults, except messages. 64-bit integers are numbers; in protobuf's own JSON they are strings."""
 
 from __future__ import annotations
 

@@ -82,9 +82,8 @@ def read_sequence(parameters: Mapping[str, InferParameter]) -> SequenceTag | Non
 
 
 def cut_sequence(head: bytes) -> tuple[bytes, SequenceTag] | None:
-    """Split a request's serialised head into the head without sequence parameters, and the sequence. Returns None if
-    there are none, or if the head is not written as clients' libraries write it. Raises ServeError (INVALID_ARGUMENT)
-    if a sequence parameter has a wrong type or is malformed."""
+    """Split a request's serialised head into the head without its sequence parameters, and the sequence. None if there
+    are none, or not as clients' libraries write them. Raises ServeError (INVALID_ARGUMENT) if they are invalid."""
     kept: list[bytes] = []
     cut: list[bytes] = []
     try:

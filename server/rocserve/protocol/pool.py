@@ -1,8 +1,5 @@
-"""The private descriptor pool of the messages, and their classes.
-
-Uses only public functions of the protobuf runtime: no generated code that is tied to a runtime version, and no names in
-the default pool or symbol database.
-"""
+"""The private descriptor pool of the messages, and their classes. Uses only public functions of the protobuf runtime:
+no generated code that is tied to a runtime version, and no names in the default pool or symbol database."""
 
 from __future__ import annotations
 

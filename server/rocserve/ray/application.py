@@ -132,7 +132,7 @@ _OF_A_HOP = frozenset(
 )
 """HTTP headers that are not forwarded; each end makes its own."""
 _FORWARDED_FOR = "x-forwarded-for"
-"""Requests with this header do not count as local ones, so Serve's clients cannot use local clients' privileges."""
+"""Makes requests count as remote, so that Serve's clients do not get local clients' privileges."""
 
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
@@ -141,9 +141,9 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def application(words: list[str], models_per_replica: int = 0) -> serve.Application:
-    """Return an application with one deployment, `Server`, whose options a configuration may set. `words`: those after
+    """Return an application with one deployment, `Server`, whose options a configuration may set. `words` follow
     `rocserve serve`, without addresses and ports, which the replica chooses. `models_per_replica`: the most models that
-    are loaded on demand, by Serve's multiplexed model ids; 0 = the models that the words name."""
+    Serve's multiplexed model ids load; 0 = the models that the words name."""
     deployment = serve.deployment(
         name="Server",
         max_ongoing_requests=256,
@@ -229,7 +229,6 @@ class Replica:
             return starlette.responses.Response(await answer.read(), answer.status, headers)
 
     async def unary(self, name: str, message: bytes, context: RayServegRPCContext) -> Answer:
-        """Forward a unary gRPC call."""
         try:
             await self._have_model()
             return Answer(await self._channel.unary_unary(_path(name))(message, metadata=_metadata(context)))

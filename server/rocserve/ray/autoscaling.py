@@ -12,8 +12,8 @@ QUEUED = "queued"
 
 
 class QueuePolicy:
-    """Asks for so many replicas that on average at most `queued` requests wait in each, and for no fewer than Serve's
-    own policy. Serve counts calls, a stream as one; servers count requests that no instance has begun."""
+    """Asks for so many replicas that at most `queued` requests wait in each on average, and for no fewer than Serve's
+    policy. Serve counts calls, a stream as one; servers count requests that no instance has begun."""
 
     def __init__(self, queued: float) -> None:
         """`queued`: mean number of requests that may wait in a server."""

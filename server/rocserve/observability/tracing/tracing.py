@@ -154,8 +154,8 @@ def _spans(config: TraceConfig, environment: Mapping[str, str]) -> tuple[SpanOpt
 
 @dataclass(eq=False)
 class TraceSetting:
-    """The trace settings of one model, or of all models without their own. Replaced by a new object when they change.
-    Used on the data plane's thread, except `has_all`."""
+    """The trace settings of one model, or of all without their own, until a change replaces the object. Used on the
+    data plane's thread, except `has_all`."""
 
     given: TraceValues
     specified: frozenset[str] = frozenset()
@@ -177,7 +177,6 @@ class TraceSetting:
 
     @property
     def is_on(self) -> bool:
-        """Return whether these settings may trace requests."""
         return self.given.level is not TraceLevel.OFF
 
     @property
@@ -190,7 +189,7 @@ class TraceSetting:
         return self._remaining == 0 and self.finished >= self._begun
 
     def choose(self, forced: bool = False) -> bool:
-        """Return whether to trace a new request. `forced`: its client traces it, so rate and count do not apply."""
+        """Return whether to trace a request. `forced`: its client traces it, so rate and count do not apply."""
         rate, is_due = self.given.rate, False
         if rate and (forced or (self._remaining and not self.fault)):
             self._seen += 1
@@ -224,7 +223,6 @@ class Tracing:
     def __init__(self, options: TraceOptions, sink: TraceSink) -> None:
         self.options = options
         self.is_on = False
-        """Whether any request may be traced."""
         self.on_switched: Callable[[], None] | None = None
         """Called when `is_on` has changed."""
         self._sink = sink
@@ -239,9 +237,8 @@ class Tracing:
         return self._setting(model_name).values
 
     def change(self, model_name: str, change: TraceChange) -> None:
-        """Change the settings of one model, or ("") of all. A model inherits changes for all, except in fields that
-        were set for it. Raises ServeError (INVALID_ARGUMENT), with nothing changed, if the new settings of any model
-        could trace nothing."""
+        """Change the settings of one model, or ("") of all, which models inherit in fields that were not set for them.
+        Raises ServeError (INVALID_ARGUMENT), with nothing changed, if any model's new settings could trace nothing."""
         above, models = self._global, self._models
         if model_name:
             models = {**models, model_name: self._changed(models.get(model_name), above, change)}
@@ -258,7 +255,7 @@ class Tracing:
         self._switch()
 
     def begin(self, model_name: str, headers: Mapping[str, str]) -> TraceGroup | None:
-        """Begin the trace of a request; None if it is not chosen. The names of `headers` are in lower case."""
+        """Begin the trace of a request; None if it is not chosen. Names of `headers` are in lower case."""
         setting = self._setting(model_name)
         if not setting.is_on:
             return None
@@ -312,7 +309,7 @@ _TRACE_PARENT = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]
 
 
 def client_context(headers: Mapping[str, str]) -> SpanContext | None:
-    """Return the client's span from `traceparent` and `tracestate`, names in lower case; None if there is none."""
+    """Return the span of `traceparent` and `tracestate`, names in lower case; None if there is none."""
     found = _TRACE_PARENT.fullmatch(headers.get("traceparent", "").strip())
     if found is None:
         return None
@@ -332,8 +329,8 @@ NEEDS_EXTRA = (
 def create_tracing(
     config: TraceConfig, service_name: str, log: logging.Logger, environment: Mapping[str, str] = os.environ
 ) -> Tracing:
-    """Create the tracing that the settings ask for. `service_name`: the default service.name of spans. Raises
-    ValueError for invalid settings, or for OpenTelemetry without its packages."""
+    """Create the tracing of these settings. `service_name`: the default service.name of spans. Raises ValueError for
+    invalid settings, or for OpenTelemetry without its packages."""
     options = trace_options(config, environment)
     if options.mode == "triton":
         if options.values.level is not TraceLevel.OFF and not options.file:
