@@ -1,7 +1,6 @@
-"""Notices a worker that owes an answer and gives none.
+"""Detects workers that do not answer, by comparing what each instance has in flight at two checks.
 
-The worker does nothing for it, and requests do not pay for it: each check of its instances compares what they owe with
-the check before.
+Neither the worker nor a request pays anything for it.
 """
 
 from __future__ import annotations
@@ -19,38 +18,38 @@ if TYPE_CHECKING:
     from rocserve.workers.instance import Instance
 
 _POLL_SECONDS = 1.0
-"""Between two checks, at the most."""
+"""The longest time between two checks."""
 _SHORTEST_POLL_SECONDS = 0.05
-"""Whatever limit a model asks for, its watch takes next to nothing of the loop."""
+"""Bounds the loop's load, however short a limit a model asks for."""
 _CHECKS_WITHIN_LIMIT = 5
 _REPORTED_AFTER_SECONDS = 10.0
-"""Without an answer; sooner where the limit is so short that half of it has passed."""
+"""A silence is reported after this time, or after half of the shortest limit if that is less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What an instance owes at a moment."""
+    """A snapshot of the answers that an instance must still give."""
 
     batch: int = 0
-    """The number of the batch that it is to answer first; 0 = it has none."""
+    """Number of the batch that must be answered first; 0 = none."""
     requests: int = 0
-    """Requests that are open beside their batches."""
+    """Open requests, which are answered by separate messages and not with a batch."""
     calls: int = 0
-    """Calls of other models that it waits for itself."""
+    """Calls of other models that the instance waits for."""
     said: int = 0
-    """How often it has said something beside its batches."""
+    """Messages so far that were not results of batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
     is_stopped: bool = False
-    """By SIGSTOP: it can do nothing."""
+    """Stopped by SIGSTOP, so it can do nothing."""
     is_traced: bool = False
-    """A debugger has it."""
+    """Held by a debugger."""
 
 
 class Silence:
-    """How long one instance has owed an answer and given none, by the checks of it."""
+    """Measures how long one instance has had work in flight without any message."""
 
     def __init__(self, limits: TimeLimits) -> None:
         self._limits = limits
@@ -58,8 +57,8 @@ class Silence:
         self.seconds = 0.0
 
     def check(self, owed: Owed, process: ProcessState, passed: float) -> None:
-        """`passed`: seconds since the last check."""
-        # A model that waits for another is due again when that has answered, unless it can do nothing with the answer.
+        """Compare with the last check, `passed` seconds ago."""
+        # While a model waits for another, no answer is due, unless its process is stopped: it could not use the answer.
         waits = owed.calls > 0 and not process.is_stopped
         is_due = (owed.batch or owed.requests) and not waits and not process.is_traced
         self.seconds = self.seconds + passed if is_due and self._last == (owed, process) else 0.0
@@ -67,11 +66,11 @@ class Silence:
 
     @property
     def excess(self) -> str:
-        """The limit that has passed; "" = none."""
+        """Why the worker must be ended: the limit that has passed; "" = none."""
         limits, seconds, (owed, process) = self._limits, self.seconds, self._last
         if limits.request_timeout_seconds and seconds >= limits.request_timeout_seconds:
             return f"it had not answered for {limits.request_timeout_seconds:g} s (request_timeout_secs)"
-        # Requests that a model holds open may be about what comes once a day; a batch keeps its loop waiting.
+        # An open request may wait for an event that comes once a day, but a batch always blocks its model.
         if not limits.hang_timeout_seconds or seconds < limits.hang_timeout_seconds:
             return ""
         if process.is_stopped:
@@ -80,19 +79,19 @@ class Silence:
 
     @property
     def is_reported(self) -> bool:
-        """Whether it is to be shown beside the model."""
+        """Whether the silence is long enough to be shown in the repository index."""
         owed, process = self._last
         is_stuck = owed.batch > 0 or process.is_stopped
         return is_stuck and self.seconds >= min(_REPORTED_AFTER_SECONDS, shortest_limit(self._limits) / 2)
 
 
 def shortest_limit(limits: TimeLimits) -> float:
-    """Of those for answers, in seconds; infinite where there is none."""
+    """Return the shorter limit for answers, in seconds; infinite if there is none."""
     return min(filter(None, (limits.request_timeout_seconds, limits.hang_timeout_seconds)), default=math.inf)
 
 
 class AnswerWatch:
-    """Of one worker. Lives on the asyncio loop."""
+    """Checks the instances of one worker for silence. Lives on the asyncio loop."""
 
     def __init__(
         self,
@@ -102,8 +101,8 @@ class AnswerWatch:
         on_silence: Callable[[Sequence[float]], None],
         on_hang: Callable[[str], None],
     ) -> None:
-        """`on_silence`: takes the seconds for which each instance that is to be reported has been silent, whenever they
-        change. `on_hang`: takes, once, the reason for which the worker is to be ended."""
+        """`on_silence`: called with the seconds of silence of each instance that is reported, whenever they change.
+        `on_hang`: called once, with the reason why the worker must be ended."""
         self._instances = [(instance, Silence(limits)) for instance in instances]
         self._process_state = process_state
         self._on_silence = on_silence
@@ -119,12 +118,12 @@ class AnswerWatch:
         self._report([])
 
     def _next_check(self) -> asyncio.TimerHandle:
-        # All workers are checked in the same moments: one wake-up of the loop for all of them.
+        # All workers are checked at the same moments, so that the loop wakes once for all of them.
         return self._loop.call_at((self._loop.time() // self._pause + 1) * self._pause, self._check)
 
     def _check(self) -> None:
         now = self._loop.time()
-        # When the server itself was stopped, workers may have answered and nobody has read it yet.
+        # If the server itself was stopped, workers may have answered, and the server has not read the answers yet.
         passed = min(now - self._checked_at, 2 * self._pause)
         self._checked_at = now
         self._timer = self._next_check()
@@ -147,7 +146,7 @@ class AnswerWatch:
 
 
 def process_state(pid: int) -> ProcessState:
-    """What the kernel says of a process (proc(5), status)."""
+    """Read the state of a process from the kernel (proc(5), status)."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,5 +1,5 @@
-"""What passes beside the batches of an instance in its worker: calls of other models and their answers, responses to
-single requests, cancellations."""
+"""Carries the messages of a worker's instance that do not belong to a batch: calls of other models and their answers,
+responses to single requests, cancellations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ OnAnswer = Callable[[Result | None, bool], None]
 class BackChannel:
     """Implements request_model.ModelCalls.
 
-    It reads on a thread of its own: an answer to a call must arrive while the model's thread waits for it in `execute`.
+    A separate thread reads the channel, because an answer to a call must arrive while the model's thread waits for it
+    in `execute`.
     """
 
     def __init__(self, end: WorkerEnd, log: logging.Logger) -> None:
@@ -39,27 +40,28 @@ class BackChannel:
         self.renew(end)
 
     def renew(self, end: WorkerEnd) -> None:
-        """Talk by this end, from `start` on. The numbers of requests are each server's own; what answers those of
-        another keeps to that one's end."""
+        """Use another server's link, from the next `start` on. Request numbers belong to one server, so responders of
+        the earlier server keep its link."""
         self._end = end
         self._is_over = False
         """The server is gone."""
         self._requests: dict[int, BatchedResponder] = {}
         self._left_early: dict[int, bool] = {}
-        """Requests that were cancelled before they came up here, and some that had ended."""
+        """Requests that were cancelled before `open_request`, and some that had already ended."""
 
     def start(self) -> None:
         self._reader = threading.Thread(target=self._read, name="back channel", daemon=True)
         self._reader.start()
 
     def stop(self) -> None:
-        """The server is gone: nobody waits for the answers that the model still owes, and none comes to its calls."""
+        """End the channel after the server is gone: all open requests count as cancelled, and calls get no more
+        answers."""
         for responder in list(self._requests.values()):
             responder.is_cancelled = True
         self._reader.join()
 
     def call(self, call: ModelCall, on_answer: OnAnswer) -> None:
-        """See request_model.ModelCalls. Raises: ServeError: INVALID_ARGUMENT, the call cannot be sent."""
+        """See request_model.ModelCalls. Raises ServeError (INVALID_ARGUMENT) if the call cannot be sent."""
         number = next(self._numbers)
         try:
             layout, place, nbytes = self._end.sender.put(call.inputs, to_json(replace(call, inputs=())))
@@ -71,7 +73,7 @@ class BackChannel:
             self._drop_calls()
 
     def open_request(self, number: int) -> BatchedResponder:
-        """Answers the request that the server gave this number."""
+        """Return the responder for a request, by the server's number."""
         responder = self._requests[number] = BatchedResponder(self._end, number, self._requests)
         if self._left_early.pop(number, False):
             responder.is_cancelled = True
@@ -97,23 +99,24 @@ class BackChannel:
                     self._left_early[a] = True
                     if len(self._left_early) > _REMEMBERED_CANCELLATIONS:
                         del self._left_early[next(iter(self._left_early))]
-                    # Looked up only now: `open_request` does the two in the other order.
+                    # Looked up after the note above, because `open_request` registers the request before it reads the
+                    # notes: one of the two threads sees the other's entry.
                     if (responder := self._requests.get(a)) is not None:
                         responder.is_cancelled = True
             is_open = sleeper.sleep(None, end.back.has_mail)
-        # Before what is under way is looked at: `call` does the two in the other order.
+        # Set before the calls are dropped, because `call` registers a call before it reads the mark.
         self._is_over = True
         self._drop_calls()
 
     def _drop_calls(self) -> None:
-        with suppress(KeyError):  # Until there is none.
+        with suppress(KeyError):  # Raised when no call is left.
             while True:
                 self._hand_on(self._calls.popitem()[1], unavailable("the server is gone"), True)
 
     def _take_answer(self, number: int, answer: Result | None, references: int, place: int, final: bool) -> None:
-        """`references`: how many of the first tensors are that."""
+        """`references`: how many of the first tensors are references."""
         if isinstance(answer, ModelResponse):
-            # On memory of its own, which its model may write to.
+            # Copied, because the model may keep the tensors and write to them.
             for tensor in answer.outputs:
                 tensor.data = bytearray(tensor.data)
             answer.outputs = [*map(whole, answer.outputs[:references]), *answer.outputs[references:]]
@@ -121,7 +124,7 @@ class BackChannel:
         if on_answer is not None:
             self._hand_on(on_answer, answer, final)
         if answer is not None and answer is not RESCHEDULED:
-            # Only now: what references lead to has been taken.
+            # Returned only now, because the model has copied by now what the references lead to.
             self._end.post(entries.return_entries([place]))
 
     def _hand_on(self, on_answer: OnAnswer, answer: Result | None, final: bool) -> None:
@@ -132,12 +135,13 @@ class BackChannel:
 
 
 class BatchedResponder:
-    """Implements request_model.RequestResponder; an answer that need not go beside its batch goes with it instead."""
+    """Implements request_model.RequestResponder. The final answer goes with the batch if the model has sent nothing
+    before."""
 
     __slots__ = ("_end", "_ended", "_lock", "_open", "_spoken", "is_cancelled", "number")
 
     def __init__(self, end: WorkerEnd, number: int, requests: dict[int, BatchedResponder]) -> None:
-        """`requests`: the open ones, by their numbers; it is among them until it has been answered."""
+        """`requests`: the open requests by number; this responder is one of them until the request is answered."""
         self._end = end
         self.number = number
         self._open = requests
@@ -147,13 +151,13 @@ class BatchedResponder:
         self.is_cancelled = False
 
     def send(self, answer: Result | None, final: bool) -> None:
-        """See request_model.RequestResponder; and that the request is to come again."""
+        """See request_model.RequestResponder; `answer` may also be RESCHEDULED."""
         with self._lock:
             if self._ended:
                 raise RuntimeError("the final response to this request has been sent before")
             if answer is None and not final:
                 return
-            # Under the lock: nothing may overtake the last.
+            # Sent under the lock, because no response may overtake the final one.
             self._end.respond(self.number, answer, final)
             self._spoken = True
             if final:
@@ -161,8 +165,7 @@ class BatchedResponder:
                 self._open.pop(self.number, None)
 
     def claim(self) -> bool:
-        """Take the request back, for an answer that goes with its batch; False when it has been responded to beside
-        it."""
+        """Close the request, whose answer goes with its batch. Returns False if a response has been sent already."""
         with self._lock:
             if self._spoken or self._ended:
                 return False
@@ -171,13 +174,14 @@ class BatchedResponder:
             return True
 
     def settle(self, answer: Result | None) -> Answer | None:
-        """What the model has given for the request in the end: that of it which goes with the batch. None: the request
-        is answered beside it, or has been."""
+        """Return the part of `execute`'s answer that goes with the batch; None if the request is answered by
+        messages."""
         if answer is None:
             return None
         if answer is not RESCHEDULED and self.claim():
             return answer
-        # Behind what the model has said to the request there, unless that was its last word.
+        # Earlier responses went as messages, so this one must follow them. Ignored if the model has already sent the
+        # final one.
         with suppress(RuntimeError):
             try:
                 self.send(answer, True)

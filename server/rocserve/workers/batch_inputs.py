@@ -1,4 +1,4 @@
-"""Inputs of a batch in the worker: looked at where they lie, or gathered one behind the other."""
+"""Makes batches of received requests in the worker: inputs are used in place, or gathered one after the other."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from rocserve.plane.heap import HeapReader, fill
 from rocserve.workers.worker_end import ReceivedRequest, WorkerEnd
 
 _REMEMBERED = 256
-"""Batches of a kind."""
+"""Entries of each memo."""
 _VALUES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64))
-"""Of inputs that a client may change while a model reads them. What engines take for places, once they have checked
-it, is none of these."""
+"""Datatypes of inputs that a model may read in a client's file, although the client may change them meanwhile. Engines
+use no value of these types as an index after checking it."""
 
 _Gathered = tuple[Batch, Sequence[memoryview]]
-"""A batch of so many requests of one form, and for each of its inputs the memory to which they are copied each time."""
+"""A batch of a number of requests of one form, and for each input the memory that the requests' data is copied to."""
 
 
 def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -> list[memoryview]:
-    """The bytes of a request's inputs where they lie. `source`: the heap, or the client's file."""
+    """Return the bytes of a request's inputs, in place. `source`: the heap, or the client's file."""
     places = request.form.places
     if places.sizes is not None:
         bounds, size = places.bounds, places.end
@@ -44,8 +44,7 @@ def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -
 
 
 class BatchGatherer:
-    """Of one lane, whose batches follow each other on the same memory. One of shapes that came before is the same Batch
-    object."""
+    """Makes the batches of one lane, which reuse one memory. Batches of the same shapes are the same Batch object."""
 
     def __init__(
         self,
@@ -65,10 +64,10 @@ class BatchGatherer:
         self._single: Memo[tuple[RequestForm, int], Batch] = Memo(_REMEMBERED)
         self._gathered: Memo[tuple[RequestForm, int], _Gathered] = Memo(_REMEMBERED)
         self._memory = memoryview(bytearray())
-        """Where one batch after the other is gathered for an engine that lends none: as much as the largest took."""
+        """The memory of gathered batches if the engine lends none; as large as the largest batch so far."""
 
     def batch(self, requests: Sequence[ReceivedRequest]) -> Batch:
-        """The requests as one batch. Its inputs are valid until the batch is done, or the next is asked for."""
+        """Join the requests to one batch. Its inputs are valid until the batch is done or the next is asked for."""
         form = requests[0].form
         alike = len(requests) == 1 or not any(request.form is not form for request in requests)
         if form.places.sizes is None or self._is_ragged or not alike:
@@ -81,8 +80,8 @@ class BatchGatherer:
             and form.places.end > COPIED_SOONER
             and not self._lent(form.layout.rows)
         ):
-            # Small ones lie in many places: a copy costs less than a batch for each. An output that is one
-            # of them is copied before the next comes.
+            # Small inputs come in many places, so a copy costs less than a Batch for each place. An output that shares
+            # this memory is copied before the next batch is gathered.
             return self._alone(requests[0])
         if gathered is None:
             gathered = self._gathered.keep(key, self._room(form, len(requests)))
@@ -109,7 +108,7 @@ class BatchGatherer:
         return batch
 
     def _inputs(self, request: ReceivedRequest) -> Sequence[Buffer]:
-        """A request's inputs where they lie; copies of those in a client's file, unless the model may read that."""
+        """Return a request's inputs in place, or copies if they are in a client's file that the model may not read."""
         data, heads = request_inputs(request, self._files[request.file]), request.form.layout.inputs
         if not request.file or (self._reads_files and all(head.datatype in _VALUES for head in heads)):
             return data
@@ -121,7 +120,7 @@ class BatchGatherer:
         columns: list[memoryview] = []
         lent, begin = self._lent(layout.rows * count), 0
         if not lent and len(self._memory) < form.places.end * count:
-            # What is remembered is of the memory before.
+            # Remembered batches refer to the old memory.
             self._gathered.clear()
             self._memory = memoryview(bytearray(form.places.end * count))
         for head in layout.inputs:
@@ -134,11 +133,12 @@ class BatchGatherer:
         return batch, columns
 
     def _lent(self, rows: int) -> Mapping[str, memoryview]:
-        """The engine's memory for a number of rows."""
+        """Return the memory that the engine lends for this number of rows."""
         return self._input_memory(rows) if self._batching and not self._is_ragged else {}
 
     def _mixed(self, requests: Sequence[ReceivedRequest]) -> Batch:
-        """Of requests that name inputs in another order, want other outputs, or have parts of different lengths."""
+        """Join requests that name inputs in different orders, want different outputs, or have parts of different
+        lengths."""
         rows = tuple([one.form.layout.rows for one in requests])
         lent = self._lent(sum(rows))
         parts: dict[str, list[Buffer]] = {head.name: [] for head in requests[0].form.layout.inputs}
@@ -150,7 +150,7 @@ class BatchGatherer:
         inputs: dict[str, Tensor] = {}
         for head in requests[0].form.layout.inputs:
             name = head.name
-            # References lie where the values of their input would not.
+            # References are not put into the memory that the engine lends for the values of their input.
             memory = lent.get(name) if head.datatype is not DataType.BYTES else None
             data = _joined(parts[name], memory)
             inputs[name] = Tensor(name, head.datatype, self._shape(name, shapes[name]), data)
@@ -164,7 +164,7 @@ class BatchGatherer:
         may_stay = requests[0].form.layout.may_stay
         if any(one.form.layout.may_stay != may_stay for one in requests):
             may_stay = ()
-        # All outputs that any of them wants.
+        # The outputs that at least one request wants.
         requested = requests[0].form.layout.requested_outputs
         wanted = {name for request in requests for name in request.form.layout.requested_outputs}
         if len(wanted) != len(requested):
@@ -180,7 +180,7 @@ class BatchGatherer:
 
 
 def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
-    """Inputs of requests as one: of one where it lies, else in the engine's memory, if it lends any."""
+    """Return the parts as one buffer: a single part in place, else joined, in the engine's memory if it lends any."""
     if len(parts) == 1:
         return parts[0]
     if memory is None:
@@ -191,8 +191,8 @@ def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
 
 
 def separate(batch: Batch) -> list[dict[str, Tensor]]:
-    """The inputs of each request of a sample, on memory of their own that may be kept and written to. Raises:
-    ServeError: INVALID_ARGUMENT, strings of several requests are damaged."""
+    """Split a warm-up sample into the inputs of each request, copied, so that a model may keep and change them. Raises
+    ServeError (INVALID_ARGUMENT) if the strings of several requests are damaged."""
     requests: list[dict[str, Tensor]] = [{} for _ in batch.request_sizes]
     for name, tensor in batch.inputs.items():
         parts = [tensor]

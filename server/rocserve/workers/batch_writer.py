@@ -1,4 +1,4 @@
-"""Batches on their way to a worker: where their requests' inputs go, and what is said of them (`entries.py`)."""
+"""Writes batches for a worker: copies their requests' inputs and makes the messages (`entries.py`)."""
 
 from __future__ import annotations
 
@@ -24,47 +24,48 @@ from rocserve.workers.results import BatchOutcome
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
-    """A batch that a worker has, or is about to have."""
+    """A batch that a worker has, or will have."""
 
     id: int
     entry: bytes
     """The message to the worker."""
     sizes: tuple[int, ...]
-    """Of its requests, in rows."""
+    """Rows of each request."""
     on_outcome: Callable[[BatchOutcome], None]
     slot: Slot
-    """Of its table, and of inputs; the heap has it back when this goes."""
+    """Holds the batch's table and inputs; the heap gets it back when this object is deleted."""
     placed: Sequence[PlacedTensors]
     """Inputs that lie elsewhere in the heap, in clients' files, or in another worker's heap."""
     view: memoryview
-    """The slot."""
+    """The slot's memory."""
     large: Sequence[tuple[int, Buffer]]
-    """Parts that are still to be copied into it, and where."""
+    """Parts that must still be copied into the slot, with their offsets."""
     posted: int = 0
-    """Where the ring of batches was behind it; 0: it has not been posted."""
+    """The work ring's count of posted entries after this batch; 0 = not posted yet."""
     sent_ns: int = field(default_factory=time.monotonic_ns)
 
 
 class BatchWriter:
-    """Writes the batches of one instance. One thread."""
+    """Writes the batches of one instance. On one thread."""
 
     def __init__(self, inputs: SharedHeap, files: GivenFiles | None) -> None:
-        """`files`: None: the worker is given none."""
+        """`files`: None = the worker may read no clients' files."""
         self._inputs = inputs
         self._files = files
         self._forms: dict[RequestForm, int] = {}
-        """Of the forms of requests that the worker knows, the numbers."""
+        """Layout numbers of the request forms that the worker knows."""
         self._texts = Memo[bytes, int](entries.REMEMBERED_LAYOUTS)
-        """Of the last layouts that it was sent, written out. Heads that differ, of which clients name an output or
-        not, may come to equal layouts: to the worker these are one form, and a batch of one form is gathered faster."""
+        """Numbers of the last layouts sent, by their text. Heads that differ (only some name their outputs) may have
+        equal layouts. The worker sees one form then, and gathers a batch of one form faster."""
         self._numbers = itertools.count()
         self._batch_ids = itertools.count(1)
 
     def write(
         self, members: Sequence[Member], is_grouped: bool, on_outcome: Callable[[BatchOutcome], None]
     ) -> SentBatch:
-        """A batch whose large inputs are still to be copied. `is_grouped`: its requests run one by one. Raises:
-        ServeError: INTERNAL, the inputs are not what their shapes say; RESOURCE_EXHAUSTED, no room for them."""
+        """Write a batch, except for its large inputs, which are still to be copied. `is_grouped`: its requests run one
+        by one. Raises ServeError: INTERNAL if the inputs do not fit their shapes, RESOURCE_EXHAUSTED if the heap has no
+        room."""
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
         fresh: dict[RequestForm, int] = {}
         texts: dict[bytes, int] = {}
@@ -82,7 +83,7 @@ class BatchWriter:
         table: list[bytes] = []
         pieces: list[Buffer] = []
         placed: list[PlacedTensors] = []
-        # Two entries take as much as tensors are aligned to.
+        # Two entries are as long as a tensor's alignment.
         end = (count + count % 2) * ENTRY_BYTES
         for text, number in texts.items():
             table.append(pack(entries.LAYOUT, 0, 0, number, end, len(text), 0))
@@ -112,7 +113,7 @@ class BatchWriter:
                 end += aligned(len(details))
         slot, view = inputs.place(end)
         if fresh:
-            # Only now: of a batch that cannot be sent the worker hears nothing.
+            # Recorded only now, because the worker gets no layout of a batch that cannot be sent.
             kept = {text: number for text, number in texts.items() if len(text) <= entries.LARGEST_REMEMBERED_LAYOUT}
             unkept = {*texts.values()}.difference(kept.values())
             self._forms = {form: number for form, number in forms.items() if number not in unkept} if unkept else forms

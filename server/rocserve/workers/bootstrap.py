@@ -1,8 +1,8 @@
 """Starts a module of rocserve in any Python: `python bootstrap.py MODULE ARGUMENT...` calls its `main(arguments)`.
 
-A model may bring an interpreter with packages of its own. It gets rocserve from here, by its place, and nothing else of
-the server's packages: no PYTHONPATH, no site-packages of the server's. Runs before rocserve can be imported, and is
-written so that Pythons of long ago can read it: one that is too old is to say so.
+A model may bring an interpreter with its own packages. That interpreter imports rocserve by its path, and none of the
+server's other packages: it gets no PYTHONPATH and no site-packages of the server. This file runs before rocserve can be
+imported. Old Pythons can read it too, so that one that is too old can say so.
 """
 
 import gc
@@ -23,15 +23,15 @@ def _import_rocserve_from(folder: Path) -> None:
 
 
 if __name__ == "__mp_main__":
-    # A child that a model has spawned by multiprocessing runs the parent's main file under this name. It needs rocserve
-    # for what the model's file imports.
+    # A child that a model spawns by multiprocessing runs its parent's main file under this name. The model's file may
+    # import rocserve there.
     _import_rocserve_from(Path(__file__).resolve().parent.parent)
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    # Python puts a script's own folder first; its modules' names are no top-level names.
+    # Python puts a script's folder first in the path, but the modules here are not top-level modules.
     sys.path[:] = [entry for entry in sys.path if entry != str(here)]
-    # What an interpreter that a model brings lacks is said before an import fails in some module of ours.
+    # Checked first, because otherwise an import would fail inside some module.
     if sys.version_info < (3, 11):  # noqa: UP036, any Python may have been named.
         sys.exit(f"{sys.executable} is Python {sys.version.split()[0]}, a worker needs at least 3.11")
     if importlib.util.find_spec("numpy") is None:
@@ -39,7 +39,7 @@ if __name__ == "__main__":
             f"{sys.executable} has no numpy, which a worker needs; install it: {sys.executable} -m pip install numpy"
         )
     _import_rocserve_from(here.parent)
-    # What is imported stays: the collector would look at all of it again and again, an eighth of the time.
+    # Imported objects stay, so garbage collections during the imports would waste an eighth of the time.
     gc.disable()
     module = importlib.import_module(sys.argv[1])
     gc.enable()

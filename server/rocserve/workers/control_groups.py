@@ -1,8 +1,8 @@
-"""Has the kernel keep workers within their bounds, by cgroups (version 2), where the server's own is delegated to it.
+"""Bounds workers by cgroups (version 2), if the server's own cgroup is delegated to it.
 
-A cgroup that hands memory and tasks on to others may hold no process itself, so the server moves into one below it
-first, and each worker with a bound gets one beside that: it enters before its program begins, and all that it starts
-belongs to it.
+A cgroup that passes memory and tasks on to children may hold no process itself. So the server first moves into a child
+cgroup, and each worker with a bound gets another child. The worker enters it before its program begins, and all
+processes that it starts belong to it.
 """
 
 from __future__ import annotations
@@ -16,74 +16,74 @@ from pathlib import Path, PurePosixPath
 
 _CONTROLLERS = frozenset({"memory", "pids"})
 _DELEGATION_MARKS = ("trusted.delegate", "user.delegate")
-"""The attributes by which systemd marks a cgroup that it leaves to its service. The rights of the files are no mark:
-root may write all of them."""
+"""The attributes by which systemd marks a delegated cgroup. The files' permissions show nothing, because root may write
+all of them."""
 _PROCESSES, _KILL, _CHILDREN = "cgroup.procs", "cgroup.kill", "cgroup.subtree_control"
 _SERVER_GROUP = "server"
 _SELF = "0"
-"""In cgroup.procs: the process that writes it."""
+"""In cgroup.procs: the writing process."""
 
 
 class NotDelegated(Exception):
-    """Why the server may make no cgroups, in words."""
+    """The server may make no cgroups; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """The cgroup of one worker; 0 = no bound."""
+    """The cgroup of one worker. A bound of 0 means none."""
 
     folder: Path
     memory_bytes: int
     tasks: int
 
     def excess(self) -> str:
-        """By which bound the worker wanted too much, in words; "" = by none."""
+        """Return which bound the worker exceeded, in words; "" = none."""
         if self.memory_bytes:
             events = _counts(self.folder / "memory.events")
-            # Its processes may also have been killed for a limit around it, which counts nothing as its own "oom".
+            # "oom_kill" alone may also come from a limit of a cgroup above, which does not raise "oom" here.
             if events.get("oom") and (events.get("oom_kill") or events.get("oom_group_kill")):
                 return f"memory limit of {self.memory_bytes} bytes exceeded"
-        # Before Linux 6.11 a limit around it counts here, too.
+        # Before Linux 6.11, limits of cgroups above count here too.
         if self.tasks and self.was_refused_tasks() and _number(self.folder / "pids.current") >= self.tasks:
             return f"limit of {self.tasks} tasks exceeded"
         return ""
 
     def was_refused_tasks(self) -> bool:
-        """Whether one of its processes could not start another, or a thread."""
+        """Return whether the kernel refused the worker a new process or thread."""
         return bool(self.tasks and _counts(self.folder / "pids.events").get("max"))
 
     def kill(self) -> None:
-        """End all its processes, in whatever session they are."""
+        """Kill all its processes, even those in other sessions."""
         with suppress(OSError):
             _write(self.folder / _KILL, "1")
 
     def remove(self) -> bool:
-        """False: there are still processes in it."""
+        """Remove the cgroup. Returns False if processes are still in it."""
         with suppress(OSError):
             self.folder.rmdir()
         return not self.folder.exists()
 
 
 class ControlGroups:
-    """Those of a server's workers."""
+    """Makes the cgroups of a server's workers."""
 
     def __init__(self, folder: Path) -> None:
-        """Use `take_delegation`."""
+        """Called by `take_delegation`."""
         self.folder = folder
         self._numbers = itertools.count(1)
 
     def create(self, memory_bytes: int, tasks: int) -> ControlGroup:
-        """A cgroup with these bounds, 0 = none, and no process yet. Raises: OSError: the kernel refuses."""
-        # The process id: a server that was killed may have left some.
+        """Make an empty cgroup with these bounds; 0 = no bound. Raises OSError if the kernel refuses."""
+        # The process id distinguishes these cgroups from those that a killed server has left.
         folder = self.folder / f"worker-{os.getpid()}-{next(self._numbers)}"
         folder.mkdir()
         try:
             if memory_bytes:
                 _write(folder / "memory.max", str(memory_bytes))
-                # Else what it has too much would be swapped. A kernel without swap has no such file.
+                # Otherwise memory above the bound would be swapped. A kernel without swap has no such file.
                 with suppress(FileNotFoundError):
                     _write(folder / "memory.swap.max", "0")
-                # Not one process of several, the others waiting for it.
+                # Kill all processes together: if one of several is killed, the others may wait for it forever.
                 _write(folder / "memory.oom.group", "1")
             if tasks:
                 _write(folder / "pids.max", str(tasks))
@@ -93,25 +93,25 @@ class ControlGroups:
         return ControlGroup(folder, memory_bytes, tasks)
 
     def left(self) -> list[ControlGroup]:
-        """Those that other servers have made."""
+        """Return the cgroups that other servers made."""
         own = f"worker-{os.getpid()}-"
         return [ControlGroup(each, 0, 0) for each in self.folder.glob("worker-*") if not each.name.startswith(own)]
 
 
 def enter(folder: str) -> None:
-    """Move this process into a cgroup. Raises: OSError: the kernel refuses."""
+    """Move this process into a cgroup. Raises OSError if the kernel refuses."""
     _write(Path(folder, _PROCESSES), _SELF)
 
 
 def _move(folder: Path, processes: Set[int]) -> None:
-    """This process, and others."""
+    """Move this process, and others."""
     for process in (_SELF, *map(str, processes - {os.getpid()})):
         _write(folder / _PROCESSES, process)
 
 
 def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
-    """Move this process, which is to have no children yet, and its supervisor to where workers' cgroups can be made
-    beside them. Raises: NotDelegated: its cgroup is not left to it; nothing has changed."""
+    """Move this process, which must have no children yet, and its supervisor into a child cgroup. Workers' cgroups can
+    be made next to it then. Raises NotDelegated if the cgroup is not delegated; nothing has changed then."""
     folder = _own_folder(processes)
     for name in _DELEGATION_MARKS:
         with suppress(OSError):
@@ -145,7 +145,7 @@ def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
 
 
 def _own_folder(processes: Path) -> Path:
-    """Of this process' cgroup. Raises: NotDelegated: there is none to be seen."""
+    """Return the folder of this process' cgroup. Raises NotDelegated if none is visible."""
     try:
         groups = (processes / "self/cgroup").read_text().splitlines()
         mounts = (processes / "self/mountinfo").read_text().splitlines()
@@ -153,7 +153,7 @@ def _own_folder(processes: Path) -> Path:
         raise NotDelegated(f"cgroups are not to be seen here: {error}") from None
     group = next((line.removeprefix("0::") for line in groups if line.startswith("0::")), "")
     for words in map(str.split, mounts):
-        # proc(5): the root within the file system, the mount point; behind a dash the file system's type.
+        # proc(5): the root within the file system, the mount point, and after a dash the file system's type.
         path, root = PurePosixPath(group), words[3]
         if words[words.index("-") + 1] == "cgroup2" and path.is_relative_to(root) and ".." not in path.parts:
             folder = Path(words[4]) / path.relative_to(root)
@@ -171,7 +171,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _counts(file: Path) -> Mapping[str, int]:
-    """Of lines "name 3"; empty where there are none."""
+    """Read lines such as "name 3"; empty if the file cannot be read."""
     with suppress(OSError):
         return {name: int(count) for name, count in map(str.split, file.read_text().splitlines())}
     return {}

@@ -1,49 +1,50 @@
-"""Messages between the server and a worker's instance: entries of 32 bytes, in rings and in tables of a heap.
+"""Defines the messages between the server and a worker's instance: entries of 32 bytes, in rings and in tables of a
+heap.
 
-An entry is kind, flags (u8 each), count (u16), number (u32), and three numbers (u64 each) that depend on the kind.
-Tensors and texts lie in slots of the sender's heap; (place) is a slot's offset. All of a batch lies in one
-slot: a table of entries first, then what these name; (start) is a byte of that slot.
+An entry is: kind, flags (u8 each), count (u16), number (u32), and three numbers a, b, c (u64 each) that depend on the
+kind. Tensors and texts lie in slots of the sender's heap. A place is a slot's offset in the heap. All of a batch lies
+in one slot: a table of entries first, then the data. A start is an offset in that slot.
 
-Tensors of one layout always lie as core.tensor_places has it, and behind them as many bytes of details as the entry
-says: what belongs to the message beside them. Entries that name tensors have their layout as number, their request or
-call as a, their place as b, and the bytes of their details as c.
+Tensors of one layout lie as core.tensor_places defines. They are followed by details, as many bytes as the entry says:
+the part of the message that is not in tensors. An entry that names tensors has: number = their layout, a = their
+request or call, b = their place, c = bytes of their details.
 
-From either end:
+From both ends:
 
 - LAYOUT: number; a = place (in a table: start), b = bytes of the layout in JSON: a RequestLayout in a table of
-  requests, the tensors' heads elsewhere. It stands for that number from here on.
-- RESPONSE: of layout number; to request or call a, at b, with c bytes of details: its parameters in JSON. flags FINAL;
-  NONE: the request ends without one more; ERROR: count = a status code, c = bytes of its text; AGAIN, from the worker:
-  the request ends here, and is to be sent again in a later batch; from the server: the call is to be sent again without
-  references. Else count = how many of the first tensors are references to tensors on a GPU, which stay until the place
-  is given back. The receiver gives the place back by RETURN.
-- RETURN: count = how many of a, b and c are places in the other's heap that have been read.
+  requests, else the tensors' heads. The number means this layout from then on.
+- RESPONSE: of layout number; to request or call a, at b, with c bytes of details: its parameters in JSON. Flags: FINAL;
+  NONE: the request ends without another response; ERROR: count = a status code, c = bytes of its text; AGAIN, from the
+  worker: the request ends here and must be sent again in a later batch; AGAIN, from the server: the call must be sent
+  again without references. If none of these: count = how many of the first tensors are references to tensors on a GPU,
+  which stay valid until the place is returned. The receiver returns the place by RETURN.
+- RETURN: count = how many of a, b and c are places in the receiver's heap that the sender has read.
 
 From the server, on the ring WORK:
 
-- BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. flags GROUPED: the requests travel
-  together, and run one by one. The server keeps the slot until the batch is DONE.
-- REQUEST: of layout number; its own number a; b = start of its inputs, with flags PLACED a place of the heap that the
-  server keeps too, with IN_FILE one of the client's file, or the other worker's heap, of number a (`given_files.py`);
-  c = bytes of its details (RequestDetails), and in the upper half their start.
-- FORGET: number = a file's, of which no request comes any more.
+- BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. Flag GROUPED: the requests travel
+  together and run one by one. The server keeps the slot until the batch is DONE.
+- REQUEST: of layout number; a = its number; b = start of its inputs; c = bytes of its details (RequestDetails), and in
+  the upper half their start. Flag PLACED: b is a place in the heap that the server keeps too. Flag IN_FILE: b is an
+  offset in a client's file or another worker's heap, which has the number a (`given_files.py`).
+- FORGET: number = a file that no further request uses.
 
-On the ring BACK, of models that see each request for itself, LAYOUT, RESPONSE to calls, and:
+On the ring BACK, for models that see each request separately, LAYOUT, RESPONSE to calls, and:
 
-- CANCELLED: a = a request's number. Nobody waits for its answer any more.
+- CANCELLED: a = number of a request whose client no longer waits for the answer.
 
 On the ring RETURNS: RETURN.
 
-From the worker, beside LAYOUT and RETURN:
+From the worker, in addition to LAYOUT and RETURN:
 
-- DONE: number = a batch's id; a, b, c = time.monotonic_ns() when its inputs were there, its engine ended, its outputs
-  were there. It is followed by RESULTS.
+- DONE: number = a batch's id; a, b, c = time.monotonic_ns() when its inputs were ready, its engine ended, and its
+  outputs were ready. The next entry is RESULTS.
 - RESULTS: a = place, b = entries of its table, all RESULT, c = bytes of the slot.
-- RESULT: of layout number; a = the number of requests that have such a result, one behind the other; 0 = it is that of
-  all requests together, to be cut by their rows; b = start, c = bytes of details, and flags ERROR as of RESPONSE. OPEN:
-  the a requests are answered by RESPONSE.
+- RESULT: of layout number; a = how many requests have such a result, one after the other; 0 = one result for all
+  requests, to be cut by their rows; b = start, c = bytes of details. Flag ERROR: as in RESPONSE. Flag OPEN: a requests
+  are answered by RESPONSE.
 - RESPONSE to requests, at any time.
-- CALL: of layout number; its own number a, at b, with c bytes of details: a ModelCall in JSON, without its inputs.
+- CALL: of layout number; a = its number, at b, with c bytes of details: a ModelCall in JSON, without its inputs.
 """
 
 from __future__ import annotations
@@ -56,20 +57,20 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
 
 ATTACH = struct.Struct("<I")
-"""What the server says over an instance's socket: how often the worker looks for a batch before it sleeps. With it
-come, as descriptors, the worker's ring and the server's, the worker's heap, the heap of the version's inputs, the page
-where the server says that it sleeps, and the socket of its back channel where the model sees each request for itself.
-From then on the sockets are the doorbells of both."""
+"""The message that opens an instance's socket: how often the worker polls for a batch before it sleeps. It carries
+descriptors: the worker's ring, the server's ring, the worker's heap, the heap of the version's inputs, the page in
+which the server notes that it sleeps, and, if the model sees each request separately, the socket of the back channel.
+From then on both sockets are doorbells."""
 
 ENTRY = struct.Struct("<BBHIQQQ")
 """Kind, flags, count, number, a, b, c."""
 NO_ENTRY = bytes(ENTRY.size)
-"""Fills up a table of an odd number of entries: two take as much as tensors are aligned to."""
+"""Fills up a table of an odd number of entries: two entries are as long as a tensor's alignment."""
 
 WORK, BACK, RETURNS = range(3)
-"""The server's rings."""
+"""Indices of the server's rings."""
 SERVER_RINGS = (128, 1024, 1024)
-"""Their entries: there are only a few batches at a time."""
+"""Entries of each ring; few batches are in flight at a time."""
 WORKER_RINGS = (1024,)
 
 BATCH, LAYOUT, REQUEST, RESPONSE, CANCELLED, RETURN, FORGET = range(1, 8)
@@ -80,23 +81,23 @@ IN_FILE = 2
 FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32
 
 LONGEST_TEXT_BYTES = 1 << 20
-"""Of a layout, or of details: little enough to be read between two requests."""
+"""Of a layout or of details: short enough to be parsed between two requests."""
 LARGEST_REMEMBERED_LAYOUT = 32 << 10
-"""Bytes of a layout in a table of requests. A larger one, with thousands of a client's parameters say, stands for its
-number in that batch only."""
+"""Bytes of a layout in a table of requests. A larger layout (for example with thousands of a client's parameters) keeps
+its number for that batch only."""
 REMEMBERED_LAYOUTS = 256
-"""A sender refers to its last ones, this many, and the other end keeps twice as many, for what one thread posts while
-another defines more. Numbers are not used again."""
+"""Layouts that a sender may refer to: its last ones. The receiver keeps twice as many, because one thread may post
+while another defines layouts. Numbers are not reused."""
 
 
 def returned_places(entries: bytes) -> Iterator[int]:
-    """Those that RETURNs name."""
+    """Yield the places that RETURN entries name."""
     for _, _, count, _, *places in ENTRY.iter_unpack(entries):
         yield from places[:count]
 
 
 def return_entries(places: list[int]) -> bytes:
-    """RETURNs for places."""
+    """Make the RETURN entries for places."""
     entries = b""
     for start in range(0, len(places), 3):
         three = places[start : start + 3]
@@ -108,19 +109,19 @@ _START = struct.Struct("<QBII")
 
 
 class RequestDetails(NamedTuple):
-    """What a request says of itself alone, on its way to a model that sees each request for itself.
+    """The part of a request that is neither layout nor inputs, for a model that sees each request separately.
 
-    It stands behind the request's inputs: the number of its sequence (u64), its flags (u8), the lengths of its id and
-    of the text that names its sequence (u32 each), these two and the trace context, in UTF-8. Little-endian. A request
-    that says nothing has none of it. A tuple, for one is made of each request.
+    It follows the inputs, little-endian: the number of the request's sequence (u64), its flags (u8), the lengths of its
+    id and of its sequence's text id (u32 each), these two texts and the trace context, in UTF-8. It is empty if all
+    fields have their defaults. It is a tuple, because one is made for each request and tuples are fast.
     """
 
     request_id: str = ""
     correlation_id: SequenceId = 0
     flags: int = 0
-    """Of a sequence."""
+    """Sequence flags."""
     trace_context: str = ""
-    """W3C's, in JSON."""
+    """The W3C trace context, in JSON."""
 
 
 NO_DETAILS = RequestDetails()
@@ -142,7 +143,7 @@ def write_details(request: InferRequest) -> bytes:
 
 
 def read_details(data: bytes) -> RequestDetails:
-    """Raises: ValueError: it ends too early."""
+    """Parse the details of a request. Raises ValueError if they are too short."""
     if not data:
         return NO_DETAILS
     if len(data) < _START.size:

@@ -1,8 +1,7 @@
-"""Files of clients, and heaps of other workers, parts of which a worker reads where they lie: how it is given them, for
-each instance.
+"""Passes clients' files and other workers' heaps to an instance's worker, which reads inputs there in place.
 
-A file goes once, as a descriptor to read, behind the instance's rings on their socket, with its size, which is 0 of a
-heap; both ends number files as they go.
+Each file is passed once, as a read-only descriptor with its size, through the socket that also carries the doorbell
+rings; the size of a heap is sent as 0. Both ends number the files in their order.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from rocserve.plane.heap import HeapReader
 
 _SIZE = struct.Struct("<Q")
 _MOST_FILES = 256
-"""Of an instance at a time: each takes a descriptor and a mapping in its worker."""
+"""Bound for each instance, because each file takes a descriptor and a mapping in the worker."""
 _MOST_BYTES = 4096
-"""Taken at once: rings, a byte each, and a size."""
+"""Most bytes of one receive: rings of one byte each, and a size."""
 _MOST_RESIDENT = 256 << 20
-"""Bytes of clients' files that count as an instance's memory, beside those of one batch."""
+"""Bytes of clients' files that may count as an instance's memory, in addition to those of one batch."""
 _ROOM = socket.CMSG_LEN(4)
-"""Bytes of one descriptor."""
+"""Ancillary bytes of one descriptor."""
 _CLOSE_ON_EXEC, _WAS_CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
-"""Plain numbers: enum's operators take microseconds."""
+"""As int, because the enum's operators take microseconds."""
 
 
 class GivenFiles:
-    """The server's end. On the data plane's thread."""
+    """The server's end: passes files to the worker. On the data plane's thread."""
 
     def __init__(self, connection: socket.socket, on_gone: Callable[[int], None]) -> None:
-        """`on_gone`: takes, on any thread, the number of a file that nobody holds here any more."""
+        """`on_gone`: called on any thread, with the number of a file that the server no longer holds."""
         self._connection = connection
         self._on_gone = on_gone
         self._numbers: dict[weakref.ref[GuardedFile | HeapReader], int] = {}
         self._given = 0
 
     def number(self, file: GuardedFile | HeapReader) -> int:
-        """By which the worker knows the file; 0: it cannot be given it now."""
+        """Return the worker's number for the file, after passing the file if needed; 0 = it cannot be passed now."""
         number = self._numbers.get(weakref.ref(file), 0)
         if not number and len(self._numbers) < _MOST_FILES:
             try:
@@ -59,20 +58,19 @@ class GivenFiles:
         return number
 
     def _file_gone(self, reference: weakref.ref[GuardedFile | HeapReader]) -> None:
-        # `close` may have been here on the other thread.
+        # `close` may have cleared the table on another thread.
         if number := self._numbers.pop(reference, 0):
             self._on_gone(number)
 
     def close(self) -> None:
-        """The worker has ended."""
-        # Its references to files and `_on_gone` are cycles, which only a garbage collection would end.
+        """Forget all files after the worker has ended."""
+        # The weak references and `_on_gone` are cycles, which otherwise only a garbage collection would free.
         self._numbers.clear()
         self._on_gone = lambda number: None
 
 
 class TakenFiles(dict[int, HeapReader | GuardedFile]):
-    """The worker's end: what inputs lie in, the files by their numbers, 0 = the version's heap. On the instance's
-    thread."""
+    """The worker's end: the sources of inputs by number; 0 = the version's heap. On the instance's thread."""
 
     def __init__(self, heap: HeapReader, guard: FaultGuard) -> None:
         super().__init__({0: heap})
@@ -81,21 +79,21 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
         self._resident = 0
 
     def take(self, connection: socket.socket, flags: int = socket.MSG_DONTWAIT) -> bool:
-        """Take the rings that are there, and a file behind them. `flags`: 0: wait for one of them. Returns: False: the
-        other end is gone. Raises: OSError: a file has come and cannot be opened or mapped."""
+        """Receive rings, and a file if one follows. `flags`: 0 = wait for the next message. Returns False if the server
+        is gone. Raises OSError if a file has come that cannot be opened or mapped."""
         try:
-            # Written out: it runs for each lone request.
+            # Not in a function, because it runs for each lone request.
             data, rights, state, _ = connection.recvmsg(_MOST_BYTES, _ROOM, int(flags) | _CLOSE_ON_EXEC)
         except BlockingIOError:
             return True
         except OSError:
             return False
         if state & _WAS_CUT:
-            # The kernel has dropped the descriptor, and later files would have the numbers of others.
+            # The kernel has dropped a descriptor, so the numbers of later files would be wrong.
             raise OSError(errno.EMFILE, "a client's file was lost: this process has as many files open as it may")
         for descriptor in descriptors_of(rights) if rights else ():
             self._taken += 1
-            # The kernel ends what is read at once behind a descriptor's message.
+            # The kernel ends a receive after a message with a descriptor, so the size comes last.
             (size,) = _SIZE.unpack(data[-_SIZE.size :])
             if size:
                 self[self._taken] = GuardedFile(self._guard, descriptor, size, to_write=False)
@@ -109,8 +107,8 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
             file.close()
 
     def read(self, nbytes: int) -> None:
-        """Bytes of a file are about to be read. What has been read counts as the worker's memory, which may be bounded,
-        until it is left; to read it again takes longer then."""
+        """Note that `nbytes` of a file will be read. What was read counts as the worker's memory, which may be bounded,
+        until GuardedFile.leave; reading it again is slower then."""
         self._resident += nbytes
         if self._resident > _MOST_RESIDENT:
             self._resident = nbytes
