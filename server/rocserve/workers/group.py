@@ -1,4 +1,4 @@
-"""All workers of one version of a model, each kept alive by a supervisor."""
+"""Loads, supervises and stops all workers of one model version."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ from rocserve.workers.process import WorkerProcess, WorkerSession
 _Result = TypeVar("_Result")
 
 _MEASURE = re.compile(r"[0-9][0-9.:]* ?(?:%|(?:ms|s|min|h|[KMGT]?i?B)\b)")
-"""Times, shares, sizes."""
+"""Matches times, shares and sizes."""
 _BURST_LINES = 100
 _LINES_A_SECOND = 10
-"""Of progress in the log; an engine has a handful of phases."""
+"""Bounds lines of progress in the log; an engine has a handful of phases."""
 _MOST_PARTS = 2
-"""Of the line that says what all workers are at."""
+"""Bounds the line that says what all workers are doing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How long to wait before a worker that ended is started again. Never gives up."""
+    """The delays between a worker's end and its restart. Restarts never stop."""
 
     first_delay_seconds: float = 0.1
-    """Before the second restart in a row; the first is immediate, each further delay is twice the last."""
+    """Delay before the second restart in a row. The first is immediate, and each further delay is twice the one
+    before."""
     longest_delay_seconds: float = 30.0
     healthy_seconds: float = 60.0
-    """A worker that served this long, or answered a batch, starts the count anew."""
+    """A worker that served this long, or answered a batch, resets the count of failures."""
 
     def delay(self, failures: int) -> float:
-        """Seconds before the restart that follows the `failures`th failure in a row."""
+        """Return the seconds before the restart after this many failures in a row."""
         if failures <= 1:
             return 0.0
         return min(self.first_delay_seconds * 2.0 ** min(failures - 2, 60), self.longest_delay_seconds)
@@ -62,35 +63,35 @@ DEFAULT_POLICY = RestartPolicy()
 
 
 class WorkerGroupEvents:
-    """What a group reports, all on the asyncio loop; what a subclass leaves out is ignored."""
+    """Takes a group's events, all on the asyncio loop. A subclass overrides the events that it needs."""
 
     def instance_opened(self, instance: Instance) -> None:
-        """An instance takes batches."""
+        """The instance takes batches from now on."""
 
     def instance_lost(self, instance: Instance) -> None:
-        """Its worker has ended; the batches in it are failed by themselves, right after this call."""
+        """The instance's worker has ended. The group fails the batches in it right after this call."""
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
-        """A worker has ended, or could not be restarted; it is started after the delay."""
+        """A worker has ended, or could not be restarted. It is started after the delay."""
 
     def recovered(self) -> None:
         """All workers serve again."""
 
     def progress(self, text: str) -> None:
-        """What the workers' engines are at, in one line, from the load on; "" = nothing beside serving."""
+        """What the workers' engines are doing, in one line; "" = nothing. Also called during the load."""
 
     def silent(self, text: str) -> None:
-        """Which instances owe an answer and have given none for a while, in one line; "" = none."""
+        """Which instances have not answered for a while, in one line; "" = none."""
 
     def described(self, properties: Mapping[str, str]) -> None:
         """How an engine runs the model."""
 
     def measured(self, changes: MetricChanges) -> None:
-        """What has become of the metrics that the model defines."""
+        """How the metrics that the model defines have changed."""
 
 
 class WorkerGroup:
-    """Loads, warms up, supervises and ends the workers of one model version. Lives on the asyncio loop."""
+    """Manages the workers of one model version. Lives on the asyncio loop."""
 
     def __init__(
         self,
@@ -107,10 +108,10 @@ class WorkerGroup:
         limits: TimeLimits = NO_TIME_LIMITS,
         content: str = "",
     ) -> None:
-        """`load`: what all workers load, each by its plan. `options`: how they are started; a worker on a GPU is never
-        forked, and may use its devices. `start_call`: of a backend that answers requests; runs what its models call, on
-        the data plane's thread. `content`: a digest of the files that are loaded; "" = the workers are not kept for
-        another server."""
+        """`load`: the same for all workers, except for their plans. `options`: how workers are started; a worker on a
+        GPU is never forked, and may also use its devices. `start_call`: runs the model's calls, on the data plane's
+        thread; only for a backend that answers requests. `content`: digest of the loaded files; "" = the workers are
+        not kept for the next server."""
         self.events = events
         self.launcher = launcher
         self.mail = mail
@@ -121,9 +122,9 @@ class WorkerGroup:
         self.content = content
         self.name = f"model '{load.model_name}' version {load.version}"
         self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES, mail.plane.work_off_later)
-        """Where the inputs of requests are put for all workers."""
+        """The inputs of requests, for all workers."""
         self.restarts = 0
-        """How often a worker had to be started again."""
+        """Number of times that a worker had to be started again."""
         self._down: set[int] = set()
         self._progress: dict[int, str] = {}
         self._silent: dict[int, Sequence[float]] = {}
@@ -134,38 +135,38 @@ class WorkerGroup:
 
     @property
     def _workers(self) -> Sequence[WorkerSession]:
-        # Also asked by other threads: one that is there may be gone the next moment.
+        # Other threads call this too, so a worker may end at any moment.
         return [worker for worker in [supervisor.worker for supervisor in self._supervisors] if worker is not None]
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """All instances that take batches now; none before `warm_up`."""
+        """Instances that take batches now; none before `warm_up`."""
         return [instance for worker in self._workers for instance in worker.instances if not instance.closed]
 
     @property
     def models_of_workers(self) -> Mapping[int, int]:
-        """How many models are in each worker, by its process id; one that has ended has none."""
+        """Number of models in each worker, by process id, without processes that have ended."""
         processes = (worker.process for worker in self._workers)
         return {process.pid: len(process.sessions) for process in processes if process.sessions}
 
     async def load(self) -> Signature:
-        """Start all workers beside each other. After a failure, or when cancelled, none is left running. Raises:
-        ServeError: the first failure's reason."""
+        """Start all workers at the same time. If one fails or the call is cancelled, all are ended. Raises ServeError
+        with the first failure's reason."""
         signatures = await self._all_or_none([supervisor.load() for supervisor in self._supervisors])
         return signatures[0]
 
     async def warm_up(self, config: ModelConfig, config_json: str = "") -> None:
-        """Warm all workers up with the completed config; their instances open as they are ready. After a failure, or
-        when cancelled, none is left running. `config_json`: for backends that answer requests. Raises: ServeError: the
-        first failure's reason."""
+        """Warm up all workers with the completed config; each instance opens when its worker is ready. If one fails or
+        the call is cancelled, all are ended. `config_json`: for backends that answer requests. Raises ServeError with
+        the first failure's reason."""
         message = WarmUp(config, config_json)
         await self._all_or_none([supervisor.warm_up(message) for supervisor in self._supervisors])
 
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
-        """End all workers after the batches that they have; kill those that take longer than `grace_seconds`.
-        `reason`: the error of the requests that are then inside."""
+        """End all workers after the batches in flight; kill those that take longer than `grace_seconds`. `reason`: the
+        error of the requests that are in them then."""
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
-        # They know the group: this way all of it goes at once, without the garbage collector.
+        # The supervisors and the group refer to each other. Without these references no garbage collection is needed.
         self._supervisors.clear()
         self.events, self.start_call = WorkerGroupEvents(), None
         self.mail.let_go(self.inputs)
@@ -183,21 +184,21 @@ class WorkerGroup:
             raise
 
     def worker_down(self, index: int, reason: str, delay_seconds: float) -> None:
-        """A worker has to be started again."""
+        """Count and report a worker that must be started again."""
         self.restarts += index not in self._down
         self._down.add(index)
         self.events.restarting(reason, delay_seconds)
 
     def worker_up(self, index: int) -> None:
-        """A worker that was down serves again."""
+        """Report the recovery when the last worker that was down serves again."""
         self._down.discard(index)
         if not self._down:
             self.events.recovered()
 
     def worker_progress(self, index: int, text: str) -> None:
-        """What a worker's engine is at now."""
+        """Report what a worker's engine is doing now."""
         before = self._progress_line()
-        # The log has a line for each thing that goes on, not for each second of it.
+        # The log gets a line for each new phase, not for each change of its numbers.
         phases = {_MEASURE.sub("", line) for line in self._progress.values()}
         self._progress[index] = text
         if text and _MEASURE.sub("", text) not in phases and self._log_allowance.take():
@@ -207,7 +208,7 @@ class WorkerGroup:
             self.events.progress(line)
 
     def worker_silent(self, index: int, seconds: Sequence[float]) -> None:
-        """For how long each silent instance of a worker has been so."""
+        """Report for how many seconds each silent instance of a worker has not answered."""
         self._silent[index] = seconds
         silent = [one for each in self._silent.values() for one in each]
         if not silent:
@@ -219,7 +220,7 @@ class WorkerGroup:
         )
 
     def _progress_line(self) -> str:
-        """Workers that do the same are named together."""
+        """Return one line for all workers; those that do the same share a part of it."""
         by_text: dict[str, list[int]] = {}
         for index, text in sorted(self._progress.items()):
             if text:
@@ -235,26 +236,27 @@ class WorkerGroup:
 
 
 _TAKE_OVER_SECONDS = 10.0
-"""A worker that the server before has left may still be at what that has sent it; with a longer batch it is ended."""
+"""A worker of the previous server may still run a batch of that server; if the batch takes longer, the worker is
+ended."""
 
 
 class LoadLimit:
-    """Bounds the time that a worker takes to load its model and to warm it up.
+    """Bounds the time in which a worker loads and warms up its model.
 
-    Not counted is the time in which the engine says that it compiles: that has limits of its own.
+    Time in which the engine reports that it compiles is not counted, because compiling has separate limits.
     """
 
     def __init__(self, seconds: float) -> None:
         """`seconds`: 0 = no limit."""
         self._left = seconds or math.inf
         self._timeout: asyncio.Timeout | None = None
-        """Of the part that goes on."""
+        """The timeout of the part of the load that is running."""
         self._compiles = False
         self._counted_from: float | None = None
 
     @contextlib.asynccontextmanager
     async def bounding(self) -> AsyncIterator[None]:
-        """A part of the load. Raises: TimeoutError, the time is over; so it is for what follows."""
+        """Bound a part of the load. Raises TimeoutError if the time is over; later parts fail immediately then."""
         async with asyncio.timeout(None) as self._timeout:
             self._count(not self._compiles)
             try:
@@ -264,12 +266,12 @@ class LoadLimit:
                 self._timeout = None
 
     def note(self, doing: str) -> None:
-        """The engine says what it is at; "" = nothing that takes long."""
+        """Note the engine's report; "" = it does nothing that takes long."""
         self._compiles = bool(doing)
         self._count(not self._compiles)
 
     def _count(self, counts: bool) -> None:
-        """Whether the time from now on is counted."""
+        """Count the time from now on, or stop counting."""
         if self._timeout is None:
             return
         now = asyncio.get_running_loop().time()
@@ -281,18 +283,18 @@ class LoadLimit:
 
 
 class WorkerSupervisor:
-    """One worker: started, watched and restarted until it is stopped."""
+    """Starts, watches and restarts one worker until it is stopped."""
 
     def __init__(self, group: WorkerGroup, index: int, plan: WorkerPlan, load: Load, options: LaunchOptions) -> None:
-        """`group`: takes all that happens to this worker of it, the one with this index."""
+        """`index`: of this worker in the group."""
         self._group = group
         self._index = index
         self._load = dataclasses.replace(load, plan=plan, model_file=plan.model_file or load.model_file)
-        # A GPU library looks at the variable when it is loaded, so the device is chosen before the process starts.
+        # A GPU library reads the variable when it is loaded, so the device is chosen before the process starts.
         has_gpus = plan.device is not None or plan.kind is InstanceKind.MODEL
         self._options = options.on_gpus(plan.device) if has_gpus else options
         self._key = ""
-        """Two workers with the same key have loaded the same in the same way; "" = it is not kept."""
+        """Equal for workers that have loaded the same in the same way; "" = the worker is not kept."""
         if group.content:
             parts = (to_json(self._load), to_json(self._options), group.content.encode())
             self._key = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
@@ -304,8 +306,8 @@ class WorkerSupervisor:
         self._supervision: asyncio.Task[None] | None = None
 
     async def load(self) -> Signature:
-        """Start the worker and load the model, or take over one that has loaded it; after a failure or a cancellation
-        nothing is left. Raises: ServeError: the reason why it cannot be loaded."""
+        """Start the worker and load the model, or take over a worker that has loaded it. After a failure or a
+        cancellation nothing is left. Raises ServeError with the reason why the model cannot be loaded."""
         try:
             async with asyncio.timeout(_TAKE_OVER_SECONDS):
                 is_held = self._key and not self._options.shared_worker
@@ -318,7 +320,7 @@ class WorkerSupervisor:
         return await self._load_by()
 
     async def _load_by(self, process: WorkerProcess | None = None) -> Signature:
-        """`process`: None: another one is started."""
+        """`process`: None = start a new one."""
         instances: list[Instance] = []
         self._load_limit = LoadLimit(self._group.limits.load_timeout_seconds)
         group, plan = self._group, self._load.plan
@@ -372,8 +374,8 @@ class WorkerSupervisor:
             self._group.events.described(progress.properties)
 
     async def warm_up(self, message: WarmUp) -> None:
-        """Warm the model up; from then on the worker serves, and is restarted when it ends. Raises: ServeError: the
-        reason why it cannot be warmed up; the worker has been ended."""
+        """Warm up the model. From then on the worker serves, and is restarted when it ends. Raises ServeError with the
+        reason why the model cannot be warmed up; the worker has been ended then."""
         await self._warm_up(message)
         self._load = dataclasses.replace(self._load, config=message.config)
         self._supervision = self._loop.create_task(self._supervise(message))
@@ -394,7 +396,7 @@ class WorkerSupervisor:
             self.worker = None
 
     async def kill(self) -> None:
-        """End the worker at once."""
+        """Kill the worker immediately."""
         await self._stop_supervision()
         self._discard()
 
@@ -417,7 +419,7 @@ class WorkerSupervisor:
 
     @contextlib.asynccontextmanager
     async def _limited_load(self, worker: WorkerSession) -> AsyncIterator[None]:
-        """A part of the load within its time; the worker is ended when it fails."""
+        """Run a part of the load within its time limit; end the worker if it fails."""
         try:
             async with self._load_limit.bounding():
                 yield
@@ -456,7 +458,7 @@ class WorkerSupervisor:
                         await self.load()
                         await self._warm_up(message)
                     except Exception as error:
-                        # Not only what the engine says: descriptors or memory may be short, and come back.
+                        # Any exception, because descriptors or memory may be short for a while.
                         self._discard()
                         reason = str(error)
                         self._log.error("%s could not be restarted: %s", self._name, reason)
@@ -466,7 +468,7 @@ class WorkerSupervisor:
             self._log.critical("%s is no longer supervised", self._name, exc_info=True)
 
     async def _watch(self, worker: WorkerSession) -> None:
-        """Until it has ended; one that hangs is ended, and with its process all else that this serves."""
+        """Wait until the worker has ended. A worker that hangs is killed, with all models that share its process."""
         process, name = worker.process, f"{self._name}: " if self._options.shared_worker else ""
         watch = AnswerWatch(
             worker.instances,
@@ -481,7 +483,7 @@ class WorkerSupervisor:
             watch.stop()
 
     def _lose(self, worker: WorkerSession) -> str:
-        """Why."""
+        """Clean up after a worker that has ended. Returns why it ended."""
         text = f"{worker.process.title} of {self._name} {worker.process.fate}"
         self._log.error("%s; it is being restarted", text)
         self.worker = None
@@ -497,7 +499,7 @@ class WorkerSupervisor:
             self._group.mail.plane.call_soon(functools.partial(instance.end, unavailable(text)))
 
     def _instance_broken(self, instance: Instance, reason: str) -> None:
-        """On the data plane's thread."""
+        """Report the broken instance. On the data plane's thread."""
 
         def report() -> None:
             if self.worker is not None and instance in self.worker.instances:

@@ -1,7 +1,7 @@
-"""The server's end of one instance of a model in a worker: batches go out, what the model says comes back.
+"""Connects the server to one instance of a model in a worker: sends batches, and takes their results.
 
-Requests' inputs lie in a heap of the model version, outputs in one of the instance's own; `entries.py` has the
-messages. All calls are made on the data plane's thread, unless said otherwise.
+Inputs of requests lie in a heap of the model version, outputs in the instance's heap. `entries.py` defines the
+messages. All calls come on the data plane's thread, unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ from rocserve.workers.messages import LONGEST_TEXT
 from rocserve.workers.results import BatchOutcome, ResultReader
 
 HEAP_BYTES = 1 << 32
-"""Of slots of one size, in an instance's heap and in a version's; gRPC's messages have half as many at most."""
+"""For slots of one size, in an instance's heap and in a version's heap. gRPC messages take at most half of it."""
 _RETURNED_TOGETHER = 15
-"""Places of slots smaller than a page: five messages full."""
+"""Places of slots smaller than a page that are returned together: five full messages."""
 _MOST_UNRETURNED = 1 << 16
-"""Places that a worker may leave to be taken back; it takes all that there are whenever it needs memory."""
+"""Places that a worker may leave unread in the ring of returned places. A worker reads all of them whenever it needs
+memory."""
 
 
 class WorkerGone(ServeError):
-    """The worker has ended; nothing of the batch ran, so it may be queued elsewhere."""
+    """The worker has ended before it ran any request of the batch, so the batch may run elsewhere."""
 
     def __init__(self, text: str) -> None:
         super().__init__(StatusCode.UNAVAILABLE, text)
 
 
 class Instance:
-    """Takes batches for one instance, and what it says of them."""
+    """Sends batches to one instance, and reads its messages."""
 
     def __init__(
         self,
@@ -67,13 +68,13 @@ class Instance:
         """From any thread.
 
         Args:
-            mail: looks after what instances post.
-            inputs: the heap of the version, which its workers map to read.
-            on_broken: called, at most once, when the worker's end is gone or talks nonsense; its owner then sees to the
-                worker's end and calls `end`.
-            start_call: runs what the model calls, where it sees each request for itself; None for the other kind.
-            device: the number of the GPU that the instance is on, None on the CPU.
-            rate_limiter: what the instance holds while it runs, for those who limit it.
+            mail: reads the instances' messages.
+            inputs: the version's heap, which its workers map for reading.
+            on_broken: called at most once, if the worker closes its socket or sends invalid messages. The owner then
+            ends the worker and calls `end`.
+            start_call: runs the model's calls, if the model sees each request separately; else None.
+            device: number of the instance's GPU; None = CPU.
+            rate_limiter: the resources that the instance holds while it runs.
         """
         self._model_name = model_name
         self.device = device
@@ -84,36 +85,36 @@ class Instance:
         self._on_broken = on_broken
         self._log = log
         self.closed = False
-        """It takes no new batches."""
+        """No new batches are taken."""
         self.has_ended = False
-        """Nothing more is said to the worker."""
+        """Nothing more is sent to the worker."""
         self.batches_at_once = 1
-        """That its engine may have; those behind them wait in the worker."""
+        """Batches that the engine may run at the same time; further ones wait in the worker."""
         self.has_answered = False
-        """Whether a batch of it has come back."""
+        """Whether a batch has come back."""
         self._gone_text = f"the worker of model '{model_name}' has ended"
         self._listening = False
         self._sent: dict[int, SentBatch] = {}
-        """In the order of sending, which is that of running."""
+        """In the order of sending, which is also the order of running."""
         self._unposted: deque[SentBatch] = deque()
-        """Those of them whose inputs, or those of one before them, are still being copied: one may name the forms of
-        another."""
+        """Batches that wait for the copy of their inputs, or for an earlier batch in this queue: a batch may use
+        layouts that an earlier one defines."""
         self._to_return: list[int] = []
         self.requests: InstanceRequests | None = None
-        """Where the model sees each request for itself."""
+        """Only if the model sees each request separately."""
         self._to_forget: deque[int] = deque()
-        """Files that the worker is still to let go of."""
+        """Files that the worker must still release."""
         self._attach(start_call)
         self._files = GivenFiles(self._socket, self._file_gone)
-        # A model that brings code of its own sees nothing of clients' memory but the tensors of its requests.
+        # A model that brings its own code must see nothing of a client's memory except the tensors of its requests.
         self._writer = BatchWriter(inputs, self._files if start_call is None else None)
         if self.requests is not None:
-            # A model may call others while it is warmed up.
+            # The model may call others during its warm-up.
             self.open()
             self.plane.call_soon(self._listen)
 
     def _attach(self, start_call: CallStarter | None) -> None:
-        """Make what the two share, and put the worker's part of it on the socket."""
+        """Make the memory and sockets that both ends share, and send the worker its part through the socket."""
         name = f"rocserve:{self._model_name}"
         reading = anonymous_file.open_for_reading
         with contextlib.ExitStack() as opened:
@@ -125,7 +126,7 @@ class Instance:
             own = kept(link.create_file(name, entries.SERVER_RINGS))
             workers = kept(link.create_file(name, entries.WORKER_RINGS))
             outputs = kept(heap.create_file(name, HEAP_BYTES))
-            # The worker's end is for the one who hands it over and closes it.
+            # The worker's end is closed by the owner, who passes it on.
             self._socket, self.peer = socket.socketpair()
             back = socket.socketpair() if start_call is not None else None
             files = [
@@ -162,9 +163,9 @@ class Instance:
     # Batches
 
     def execute(self, is_grouped: bool, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]) -> None:
-        """Put a batch's inputs where the worker reads them, and start it. `is_grouped`: its requests travel together
-        and run one by one. Raises: WorkerGone: the worker has ended and nothing ran; ServeError: INTERNAL, the inputs
-        are not what their shapes say; RESOURCE_EXHAUSTED, no room for them."""
+        """Write a batch's inputs where the worker reads them, and start the batch. `is_grouped`: its requests travel
+        together and run one by one. Raises WorkerGone if the worker has ended and nothing ran; ServeError: INTERNAL if
+        the inputs do not fit their shapes, RESOURCE_EXHAUSTED if the heap has no room."""
         has_room = self.room(self._work) > len(self._unposted)
         if self.closed:
             raise WorkerGone(self._gone_text)
@@ -180,7 +181,7 @@ class Instance:
             self._post_written()
 
     def _write_large(self, batch: SentBatch) -> Steps[None]:
-        """Copies the large parts of a batch a step at a time."""
+        """Copy the large parts of a batch step by step."""
         for begin, part in batch.large:
             yield from copy_in_steps(batch.view, begin, part)
         batch.large = ()
@@ -194,13 +195,13 @@ class Instance:
             batch = unposted.popleft()
             work.post(batch.entry)
             batch.posted = work.posted
-        # All batches whose requests lay in these files are done.
+        # All batches with requests in these files are done.
         while self._to_forget and self.room(work):
             work.post(ENTRY.pack(entries.FORGET, 0, 0, self._to_forget.popleft(), 0, 0, 0))
         self._ring()
 
     def room(self, ring: RingWriter) -> int:
-        """Entries that may be posted; none where the worker's end makes no sense, which breaks it off."""
+        """Return how many entries may be posted; 0 if the worker's counters are invalid, which breaks the link off."""
         try:
             return ring.room
         except LinkBroken as error:
@@ -208,7 +209,7 @@ class Instance:
             return 0
 
     def _file_gone(self, number: int) -> None:
-        """Nobody holds a file any more. From any thread."""
+        """Tell the worker to release a file that the server no longer holds. From any thread."""
 
         def forget() -> None:
             self._to_forget.append(number)
@@ -220,18 +221,18 @@ class Instance:
 
     def _on_ring(self) -> None:
         is_open = drain_rings(self._socket)
-        # What it had posted before its end is still there.
+        # Messages that the worker posted before its end are still there.
         self.take_mail()
         if not is_open:
             self.break_off("it closed its socket")
 
     @property
     def is_expected(self) -> bool:
-        """It has something to answer."""
+        """Whether the worker has something to answer."""
         return bool(self._sent) or (self.requests is not None and self.requests.is_expected)
 
     def take_mail(self) -> None:
-        """Handle what has come."""
+        """Handle the messages that have come."""
         if not self._listening:
             return
         requests = self.requests
@@ -260,7 +261,7 @@ class Instance:
             self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
 
     def _take_done(self, batch_id: int, times: tuple[int, int, int], following: tuple[int, ...] | None) -> None:
-        """A batch has ended; `following`: the next entry, its results."""
+        """Handle the end of a batch. `following`: the next entry, its results."""
         batch = self._sent.get(batch_id)
         if batch is None or not batch.posted:
             raise ValueError(f"an answer to batch {batch_id}, which it does not have")
@@ -277,11 +278,11 @@ class Instance:
         self.guarded(batch.on_outcome, outcome)
 
     def slot(self, place: int) -> Slot:
-        """A slot that the worker has back when nobody holds this any more."""
+        """Return a slot of the worker's heap, which is returned to the worker when this object is deleted."""
         return Slot(self.give_place, place, self._reader, self._reader.remains)
 
     def guarded(self, callback: Callable[..., None], *arguments: object) -> None:
-        """Call back, and log what that raises."""
+        """Call back, and log an exception."""
         try:
             callback(*arguments)
         except Exception:
@@ -290,29 +291,30 @@ class Instance:
     # What has been read
 
     def give_place(self, place: int) -> None:
-        """A slot of the worker's has been read. Small ones are returned several at once, for it has more."""
+        """Return a slot to the worker after it was read. Small slots are returned together, because the worker has more
+        of them."""
         self._to_return.append(place)
         if place >= self._reader.pages_from or len(self._to_return) >= _RETURNED_TOGETHER:
-            # At the end of this round.
+            # Posted at the end of this poll.
             self._mail.returning[self] = None
 
     def return_places(self) -> None:
-        """Return slots that have been read to the worker."""
+        """Post the places of slots that have been read."""
         if self._to_return and not self.has_ended:
             count = min(self.room(self._returns), -(-len(self._to_return) // 3))
             self._returns.post(entries.return_entries(self._to_return[: 3 * count]))
-            # Before it posts more, the worker takes these: the rest follows then.
+            # The worker reads these before it posts more, and the rest follows then.
             del self._to_return[: 3 * count]
 
     # Its watch; from any thread
 
     def owed(self) -> Owed:
-        """What it owes now."""
+        """Return what the instance must answer now."""
         requests, batch = self.requests, next(iter(list(self._sent)), 0)
         return requests.owed(batch) if requests is not None else Owed(batch)
 
     def has_unread(self) -> bool:
-        """Whether it has said what the server has not read yet."""
+        """Return whether the server has not yet read all of the worker's messages."""
         return not self.has_ended and self.inbox.has_mail()
 
     # The end
@@ -321,13 +323,13 @@ class Instance:
         self.closed = self.has_ended = True
 
     def break_off(self, reason: str) -> None:
-        """The worker talks nonsense, or takes nothing."""
+        """Stop talking to a worker that sends invalid messages, or reads none."""
         self._end_talk()
         if self._stop_listening():
             self._on_broken(self, reason)
 
     def _stop_listening(self) -> bool:
-        """Whether it was listening until now."""
+        """Returns whether the instance was listening."""
         listening, self._listening = self._listening, False
         if listening:
             self.plane.unregister(self._socket.fileno())
@@ -339,9 +341,9 @@ class Instance:
         self.closed = True
 
     def end(self, error: ServeError) -> None:
-        """Once the worker has ended: the batches that it had answered are reported as they are, those that were in the
-        engine with `error`, those behind them with WorkerGone. Open requests get `error` as well, calls are cancelled;
-        all that the instance holds is given back as its outcomes are released."""
+        """Finish all work after the worker has ended. Answered batches are reported as usual. Batches that were in the
+        engine fail with `error`, batches behind them with WorkerGone. Open requests also fail with `error`, and calls
+        are cancelled. Memory is freed as the outcomes are released."""
         self.take_mail()
         self._stop_listening()
         self._end_talk()
@@ -351,13 +353,13 @@ class Instance:
         if self._back_socket is not None:
             self._back_socket.close()
         sent, self._sent = self._sent, {}
-        # It begins and answers batches in their order: only the first that it has taken can have been in the engine.
+        # The worker begins and answers batches in their order, so only the first ones can have been in the engine.
         for place, batch in enumerate(sent.values()):
             now = time.monotonic_ns()
             was_inside = place < self.batches_at_once and batch.posted and self._work.is_taken(batch.posted)
             reason = error if was_inside else WorkerGone(self._gone_text)
             self.guarded(batch.on_outcome, BatchOutcome(reason, (now, now, now)))
-        # They know the instance: left in it, they would keep it until the garbage collector comes by.
+        # The requests refer to the instance and would keep it until a garbage collection.
         requests, self.requests = self.requests, None
         if requests is not None:
             requests.end(error)
@@ -365,31 +367,32 @@ class Instance:
 
 
 _POLLS_BETWEEN_OTHERS = 32
-"""Polling those that seldom speak then costs a turn little where there are hundreds, and none waits long
-while the loop is awake."""
+"""Polls between two checks of instances that seldom send. With hundreds of them the checks stay cheap, and while the
+loop is awake a message waits only for this many polls."""
 
 
 class InstanceMail:
-    """Implements plane.loop.Source. A worker that posts while the loop sleeps rings by its socket."""
+    """Polls the instances' messages. Implements plane.loop.Source. A worker that posts while the loop sleeps rings
+    through its socket."""
 
     wake_descriptor: int | None = None
     longest_sleep_seconds = math.inf
     looks = 1
 
     def __init__(self, plane: PlaneLoop, looks: int = 0) -> None:
-        """`looks`: that a worker looks for a batch before it sleeps."""
+        """`looks`: how often a worker polls for a batch before it sleeps."""
         self.looks_of_workers = looks
         self.plane = plane
         self.expected: dict[Instance, RingReader] = {}
-        """Those that have something to answer, and where they post it."""
+        """Instances that must answer, with the rings that they post to."""
         self._others: dict[Instance, RingReader] = {}
-        """Of those that may speak unasked, and do so rarely."""
+        """Instances that may send at any time, but seldom do."""
         self._polls = 0
         self.returning: dict[Instance, None] = {}
         self.trimmer = HeapTrimmer(plane)
 
     def listen(self, instance: Instance) -> None:
-        """It may speak unasked; for that too it does not ring while the loop is awake."""
+        """Also poll an instance that may send at any time: it does not ring while the loop is awake."""
         self._others[instance] = instance.inbox
 
     def forget(self, instance: Instance) -> None:
@@ -420,7 +423,7 @@ class InstanceMail:
     def has_mail(self) -> bool:
         if self._others:
             self._check_others()
-        # Written out: it runs before each sleep.
+        # A loop instead of any(), because it runs before each sleep.
         for inbox in self.expected.values():  # noqa: SIM110
             if inbox.has_mail():
                 return True
@@ -431,7 +434,7 @@ class InstanceMail:
             self.expected[instance] = instance.inbox
 
     def let_go(self, heap: Heap) -> None:
-        """Close a heap once what has been asked of the data plane is done. From any thread."""
+        """Close a heap after the calls that the data plane already has. From any thread."""
 
         def close() -> None:
             self.trimmer.forget(heap)

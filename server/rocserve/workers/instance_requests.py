@@ -1,7 +1,7 @@
-"""The server's side of what passes beside the batches of an instance whose model sees each request for itself:
-responses to requests that are open, calls of other models and their answers, cancellations.
+"""Handles, in the server, the messages of an instance that do not belong to a batch, if its model sees each request
+separately: responses to open requests, calls of other models and their answers, cancellations.
 
-All calls are made on the data plane's thread, unless said otherwise.
+All calls come on the data plane's thread, unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from rocserve.workers.instance import Instance
 
 STALL_SECONDS = 60.0
-"""A worker that takes nothing for this long is broken: its model holds Python's lock for good."""
+"""A worker that reads nothing for this long is broken: its model never releases Python's lock."""
 MOST_WAITING = 16384
-"""Messages that may wait for a worker to take them, beside one that its client has gone for each open request."""
+"""Messages that may wait until a worker reads them, in addition to one cancellation for each open request."""
 MOST_CALLS = 4096
-"""That a worker may have under way: they wait in the queues of other models, beside clients' requests."""
+"""Calls that a worker may have in flight; they wait in other models' queues, among clients' requests."""
 _RETRY_SECONDS = 0.002
-"""After a ring was full."""
+"""Delay after the ring was full."""
 
 OnAnswer = Callable[[Result | None, bool], None]
-"""Takes a response, an error or nothing, or that the request is to be sent again; and whether it is the last."""
+"""Takes a response, an error, None (no further response) or RESCHEDULED, and whether it is the last."""
 
 
 class RequestLost(ServeError):
@@ -49,12 +49,13 @@ class RequestLost(ServeError):
 
 
 class InstanceRequests:
-    """The requests of one instance that are open, and the calls that its model has under way."""
+    """Tracks the open requests of one instance, and its model's calls in flight."""
 
     def __init__(
         self, instance: Instance, start_call: CallStarter, writer: RingWriter, ring: Callable[[], None]
     ) -> None:
-        """`start_call`: runs what the model calls. `writer`: of the ring to the worker; `ring` wakes its reader."""
+        """`start_call`: runs the model's calls. `writer`: of the ring to the worker. `ring`: wakes the ring's
+        reader."""
         self._instance = instance
         self._start_call = start_call
         self._writer = writer
@@ -63,48 +64,50 @@ class InstanceRequests:
         self._open: dict[int, OnAnswer] = {}
         self._calls: dict[int, OpenCall] = {}
         self.traces: dict[int, Trace] = {}
-        """Of the open requests that are traced, by their numbers: calls that a model makes for them belong to them."""
+        """Traces of open requests by number; calls that a model makes for a request belong to its trace."""
         self.said = 0
-        """How many messages there were."""
+        """Number of messages so far."""
         self._sender = TensorSender(self._allocate, self._send)
-        """Of the answers to calls."""
+        """Sends the answers to calls."""
         self._unread: dict[int, object] = {}
-        """By place, what the worker has not read yet: answers and layouts, and what references in them lead to."""
+        """By place, what must stay until the worker has read it: the slots of answers and layouts, and what references
+        in them lead to."""
         self._waiting: deque[bytes] = deque()
-        """Messages that are still to be posted."""
+        """Messages that must still be posted."""
         self._waiting_since = 0.0
         self._retry: TimerHandle | None = None
 
     def owed(self, batch: int) -> Owed:
-        """See Instance. `batch`: as of Owed."""
+        """See Instance. `batch`: see Owed."""
         return Owed(batch, len(self._open), len(self._calls), self.said)
 
     @property
     def is_expected(self) -> bool:
-        """The worker has something to say."""
+        """Whether the worker must still send something."""
         return bool(self._open or self._calls or self._unread)
 
     def open_request(self, on_answer: OnAnswer) -> int:
-        """The number of a request that is about to be sent to the worker; what the model responds to it comes to
-        `on_answer`, until a last answer, `close_requests`, or the worker's end."""
+        """Return the number for a request that will be sent to the worker. The model's responses go to `on_answer`,
+        until the last one, `close_requests`, or the worker's end."""
         number = next(self._numbers)
         self._open[number] = on_answer
         return number
 
     def close_requests(self, numbers: Iterable[int]) -> None:
-        """They have been answered."""
+        """Forget requests that have been answered."""
         for number in numbers:
             self._open.pop(number, None)
             if self.traces:
                 self.traces.pop(number, None)
 
     def cancel(self, number: int) -> None:
-        """Let the model know that nobody waits for a request any more."""
+        """Tell the model that nobody waits for a request."""
         if number in self._open:
             self._send(ENTRY.pack(CANCELLED, 0, 0, 0, number, 0, 0))
 
     def answer_call(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> None:
-        """Tensors are copied before it returns. `references`: how many of the first ones are references."""
+        """Send the answer to a call; tensors are copied before this returns. `references`: how many of the first
+        tensors are references."""
         if self._instance.has_ended:
             return
         if final and self._calls.pop(number, None) is None:
@@ -120,7 +123,7 @@ class InstanceRequests:
         self._send(entry)
 
     def _allocate(self, nbytes: int) -> tuple[int, memoryview]:
-        """A slot that is the worker's until it has read it. Raises: HeapFull."""
+        """Return a slot that stays until the worker has read it. Raises HeapFull."""
         slot, view = self._instance.inputs.place(nbytes)
         self._unread[slot.offset] = slot
         return slot.offset, view
@@ -135,7 +138,7 @@ class InstanceRequests:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        """Post as many messages as find room; the others are tried again."""
+        """Post as many messages as the ring has room for, and try again later with the rest."""
         self._retry = None
         waiting, now = self._waiting, time.monotonic()
         count = min(len(waiting), self._instance.room(self._writer))
@@ -153,7 +156,7 @@ class InstanceRequests:
     # What the worker says
 
     def take_response(self, flags: int, code: int, layout: int, request: int, place: int, nbytes: int) -> None:
-        """RESPONSE. Raises: ValueError."""
+        """Handle RESPONSE. Raises ValueError."""
         self.said += 1
         final = bool(flags & (FINAL | AGAIN))
         on_answer = self._open.get(request)
@@ -168,7 +171,7 @@ class InstanceRequests:
             self._instance.guarded(on_answer, answer, final)
 
     def take_call(self, layout: int, number: int, place: int, nbytes: int) -> None:
-        """CALL. Raises: ValueError."""
+        """Handle CALL. Raises ValueError."""
         if number in self._calls:
             raise ValueError(f"two calls of the number {number}")
         self.said += 1
@@ -181,16 +184,16 @@ class InstanceRequests:
         try:
             self._start_call(call, opened)
         except Exception as error:
-            # A call says what its model likes; what it asks for may not even be a request.
+            # The model chooses the call's content, which may not even be a valid request.
             opened.send(invalid_argument(f"the call cannot be run: {error}"))
 
     def take_returns(self, places: tuple[int, ...]) -> None:
-        """RETURN: the worker has read these answers."""
+        """Handle RETURN: the worker has read these answers."""
         for place in places:
             self._unread.pop(place, None)
 
     def end(self, error: ServeError) -> None:
-        """The worker has ended: open requests get the error, calls are cancelled."""
+        """Finish after the worker has ended: open requests get the error, calls are cancelled."""
         if self._retry is not None:
             self._retry.cancel()
         lost = RequestLost(error.code, error.text)
@@ -201,13 +204,13 @@ class InstanceRequests:
         for opened in calls.values():
             self._instance.guarded(opened.cancelled)
         self._unread.clear()
-        # It knows these requests, and would keep them until the garbage collector comes by.
+        # The sender refers to these requests and would keep them until a garbage collection.
         del self._sender
 
 
 class OpenCall:
-    """A call that a model has made, as its server sees it. Implements core.serving.Responder: after the worker's end
-    answers are dropped."""
+    """A call that a model has made, as the server sees it. Implements core.serving.Responder; answers after the
+    worker's end are dropped."""
 
     def __init__(self, requests: InstanceRequests, number: int, slot: Slot) -> None:
         """`slot`: of the call's tensors."""
@@ -215,14 +218,14 @@ class OpenCall:
         self._number = number
         self.slot: Slot | None = slot
         self.may_stay: frozenset[str] = frozenset()
-        """The outputs that may be References."""
+        """Outputs that may be References."""
         self.in_rows = False
-        """Each of these is one to a row."""
+        """The References have one element for each row."""
         self._is_cancelled = False
         self._on_cancel: list[Callable[[], None]] = []
 
     def send_again(self) -> None:
-        """Have the caller send it once more, without references."""
+        """Make the caller send the call again, without references."""
         self.requests.answer_call(self._number, RESCHEDULED, True)
         self.slot = None
 
@@ -243,7 +246,7 @@ class OpenCall:
             self.slot = None
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """See Responder: called back when the worker has ended."""
+        """See Responder. Called when the worker has ended."""
         if self._is_cancelled:
             callback()
         else:
@@ -257,4 +260,4 @@ class OpenCall:
 
 
 CallStarter = Callable[[ModelCall, OpenCall], None]
-"""Starts a call of a model, which is answered now or later; never blocks (rocserve.scheduling.model_calls)."""
+"""Starts a model's call, which is answered now or later. Never blocks (rocserve.scheduling.model_calls)."""

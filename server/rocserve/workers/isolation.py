@@ -1,7 +1,7 @@
-"""What a worker process may do: its environment, its user, its rights, and bounds that the kernel keeps.
+"""Confines worker processes: their environment, their user, their rights, and bounds that the kernel enforces.
 
-The server says who a worker may run as, in the order of preference (`candidates`). The zygote, which alone may change
-users, takes the first who may do what the model needs (`choose`), and the new process becomes that user for good before
+The server lists the users that a worker may run as, preferred first (`candidates`). The zygote, which alone may change
+users, takes the first that may do what the model needs (`choose`). The new process becomes that user permanently before
 any of the model's code runs (`confine`).
 """
 
@@ -21,26 +21,26 @@ from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers.control_groups import enter
 
 _UNPRIVILEGED = "nobody"
-"""Who workers run as where nothing is said and the server is root."""
+"""The workers' user if the settings name none and the server is root."""
 _ROOT = 0
 _LARGEST_ID = (1 << 32) - 2
-"""Of a user or a group: the next number has the kernel leave it as it is (setresuid(2))."""
+"""The largest user or group id: the next number means "do not change" (setresuid(2))."""
 _GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 _MOST_OPEN_FILES = 65_536
-"""Of a worker: far more than engines and loaders of data need, far less than the kernel has."""
+"""Bound for one worker: far more than engines and data loaders need, far less than the kernel has."""
 
 # fmt: off
 _PASSED_ON = frozenset(
     {
-        # Of processes in general.
+        # Processes in general.
         "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM", "HOSTNAME",
         "LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES",
-        # Of virtual environments, and where programs keep what they make.
+        # Virtual environments, and the folders in which programs keep their data.
         "VIRTUAL_ENV", "CONDA_PREFIX", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
         "XDG_RUNTIME_DIR",
-        # Certificates that others are checked against.
+        # Certificates to check others against.
         "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
-        # Not all that begins with NVIDIA_ and ROCSERVE_: some are secrets.
+        # Named one by one, because some variables that begin with NVIDIA_ and ROCSERVE_ are secrets.
         "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE",
         "ROCSERVE_MIGRAPHX_ROOT",
     }
@@ -55,7 +55,7 @@ _PASSED_ON_PREFIXES = (
 _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 4, 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION = 0x20080522
-"""The third, with 64 bits for each set (capset(2))."""
+"""Version 3, with 64 bits for each set (capset(2))."""
 _MOST_CAPABILITIES = 64
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -70,28 +70,28 @@ class Identity:
     gid: int
     groups: tuple[int, ...]
     home: str = ""
-    """"" = that of the server's environment."""
+    """"" = the home of the server's environment."""
     keeps_capabilities: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What the zygote keeps a new worker to."""
+    """The limits that the zygote sets for a new worker."""
 
     candidates: tuple[Identity, ...] = ()
-    """In the order of preference; empty = the zygote's own user."""
+    """Preferred first; empty = the zygote's user."""
     core_dumps: bool = False
     largest_file_bytes: int = 0
     """0 = no bound."""
     control_group: str = ""
-    """The folder of the cgroup that is made for it; "" = that of the zygote."""
+    """Folder of the worker's cgroup; "" = the zygote's cgroup."""
 
 
 def worker_environment(
     environment: Mapping[str, str], settings: WorkerSettings, model_name: str = ""
 ) -> Mapping[str, str]:
-    """What of the server's environment all workers get, the zygote among them; with a model's name, what only the
-    workers of that model get."""
+    """Return the part of the server's environment that all workers get, and the zygote; with a model's name, the part
+    that only this model's workers get."""
     passed_on = {name for model, name in settings.environment if model == model_name}
     if not model_name:
         passed_on |= {name for name in environment if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)}
@@ -102,15 +102,15 @@ def worker_environment(
 
 
 def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
-    """Whom workers may run as, in the order of preference; none where they can only be the server's own user. Raises:
-    ValueError: there is no such user, or only root could start processes as that user."""
+    """Return the users that workers may run as, preferred first; empty if workers can only run as the server's user.
+    Raises ValueError if there is no such user, or if only root could start processes as that user."""
     name = settings.user
     if os.geteuid() != _ROOT:
         if name not in ("", KEEP_USER) and find_user(name).uid != os.geteuid():
             raise ValueError(f"only a server that runs as root can start workers as user '{name}'")
         return ()
     root = Identity("root", _ROOT, os.getegid(), tuple(os.getgroups()))
-    # A model whose files only their owner may read was served to root with its capabilities, and goes on being so.
+    # Models whose files only their owner may read were always served to root with its capabilities, and must still be.
     as_root = (root, replace(root, keeps_capabilities=True))
     if name in (KEEP_USER, "root", str(_ROOT)):
         return as_root
@@ -122,15 +122,15 @@ def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
 
 
 def find_user(text: str) -> Identity:
-    """The user of this name or number, with those groups beside the user's own that GPUs belong to; `user:group` for
-    another primary group. Raises: ValueError: there is no such user or group."""
+    """Find a user by name or number; `user:group` sets another primary group. The groups that GPUs belong to are added
+    to the user's own. Raises ValueError if there is no such user or group."""
     user, _, group = text.partition(":")
     try:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
     except KeyError:
         if not user.isdecimal() or int(user) > _LARGEST_ID:
             raise ValueError(f"there is no user '{user}'") from None
-        # Containers run as users that no file knows.
+        # In containers, users need not be in any file.
         entry = pwd.struct_passwd((user, "x", int(user), int(user), "", "", ""))
     gid = entry.pw_gid
     if group:
@@ -149,7 +149,7 @@ def find_user(text: str) -> Identity:
 
 
 def gpu_devices() -> tuple[str, ...]:
-    """What a worker on a GPU reads and writes, as far as it is there."""
+    """Return the devices that a worker on a GPU reads and writes, if they exist."""
     return tuple(str(device) for device in _gpu_files() if device.name == "kfd" or device.name.startswith("renderD"))
 
 
@@ -167,20 +167,26 @@ def _gpu_files() -> Iterator[Path]:
 def choose(
     confinement: Confinement, readable: Sequence[str], writable: Sequence[str], program: Sequence[str]
 ) -> tuple[Identity | None, str]:
-    """The first candidate that may do what the model needs, and, in words, who it is where it is not the first of all
-    and why not; None = there is none to choose. `readable`: files, and folders with all that is in them, which the
-    worker reads. `writable`: folders, to be made where they are not there, and devices. `program`: further files and
-    folders that it reads, without their contents. Raises: PermissionError: none of them may."""
+    """Return the first candidate that may do what the model needs (None = the settings leave no choice). If it is not
+    the first of all, also return in words who it is and why.
+
+    Args:
+        readable: files, and folders with all their contents, that the worker reads.
+        writable: devices, and folders, which are made if they do not exist.
+        program: further files and folders that it reads, without their contents.
+
+    Raises PermissionError if no candidate may.
+    """
     if not confinement.candidates:
         return None, ""
-    # Found as root, who sees all files.
+    # Listed as root, who sees all files.
     needs = [_need(path, os.R_OK) for path in map(Path, program) if path.exists()]
     for path in map(Path, readable):
         entries = [Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files)]
-        # Links may lead nowhere.
+        # Links may be broken.
         needs += [_need(entry, os.R_OK) for entry in (path, *entries) if entry.exists()]
     for path in map(Path, writable):
-        # The nearest folder that is there, in which it would be made.
+        # The nearest existing folder, in which the path would be made.
         while not path.exists() and path != path.parent:
             path = path.parent
         needs.append(_need(path, os.R_OK | os.W_OK))
@@ -209,13 +215,13 @@ def _titled(identity: Identity) -> str:
 
 
 def _need(path: Path, mode: int) -> tuple[Path, int]:
-    """Rights that are needed; a folder that may be read and not entered is as good as none."""
+    """Return the rights that are needed; a folder that may be read but not entered is useless."""
     return path, mode | os.X_OK if path.is_dir() else mode
 
 
 @contextmanager
 def _acting_as(identity: Identity) -> Iterator[None]:
-    """Access is decided as for this user meanwhile. For root, in a process with one thread."""
+    """Check access rights as this user meanwhile. Only for root, in a process with one thread."""
     groups, (effective, permitted) = os.getgroups(), _capabilities()
     try:
         if identity.uid == _ROOT:
@@ -240,8 +246,8 @@ def _acting_as(identity: Identity) -> Iterator[None]:
 
 
 def confine(identity: Identity | None, confinement: Confinement) -> None:
-    """Be that user for good, without capabilities and without a way to more rights, within the bounds. Raises: OSError:
-    the kernel refuses."""
+    """Become this user permanently, without capabilities or a way to more rights, within the bounds. Runs in the new
+    process, before any of the model's code. Raises OSError if the kernel refuses."""
     if confinement.control_group:
         enter(confinement.control_group)
     if not confinement.core_dumps:
@@ -255,8 +261,8 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     keeps = identity is not None and identity.keeps_capabilities
     if not keeps:
-        # No program that is started later brings them back. That needs one itself, without which there is nothing to be
-        # brought back but for programs of root.
+        # Later programs cannot get the capabilities back. Dropping them needs a capability itself; a process without it
+        # could get some back only through programs of root.
         for number in range(_MOST_CAPABILITIES):
             if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
                 break
@@ -271,12 +277,13 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         _set_capabilities(0, 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    # A change of the user has made /proc/self root's own, where the worker is yet to write its name.
+    # The change of user has made /proc/self root's, but the worker must still write its name there.
     _prctl(_PR_SET_DUMPABLE, 1)
 
 
 def hide_memory() -> None:
-    """Let no process of the same user look into this one (ptrace, /proc), unless core dumps are wanted."""
+    """Hide this process's memory from other processes of the same user (ptrace, /proc), unless core dumps are
+    wanted."""
     if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
         _prctl(_PR_SET_DUMPABLE, 0)
 
@@ -286,14 +293,14 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _capabilities() -> tuple[int, int]:
-    """The effective ones of this process and those that it is permitted, as bits."""
+    """Return this process's effective and permitted capabilities, as bits."""
     data = (ctypes.c_uint32 * 6)()
     _check(_libc.capget((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), data))
     return data[0] | data[3] << 32, data[1] | data[4] << 32
 
 
 def _set_capabilities(effective: int, permitted: int) -> None:
-    """None can be inherited."""
+    """Set this process's capabilities; none can be inherited."""
     low, high = (1 << 32) - 1, 32
     data = (effective & low, permitted & low, 0, effective >> high, permitted >> high, 0)
     _check(_libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)(*data)))

@@ -1,4 +1,4 @@
-"""Starts workers through the zygote, and another zygote when one ends or does not answer."""
+"""Starts workers through the zygote, and starts another zygote when it ends or does not answer."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from rocserve.workers.worker_output import WorkerOutput
 
 _MESSAGE_BYTES = 64 * 1024
 _MOST_DESCRIPTORS = 3
-"""That come with Spawned."""
+"""Descriptors that come with Spawned."""
 _SEND_BUFFER_BYTES = 1024 * 1024
 """Launches queue here while the zygote imports."""
 _HEALTHY_SECONDS = 5.0
 _FULL_SECONDS = 0.05
-"""Between two attempts to send to a zygote that takes no further messages."""
+"""Time between two attempts to send to a zygote that reads no further messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZygoteProcess:
-    """As servers see it: the one that started it, and those that come after that."""
+    """A zygote, as the server sees it that started it or that took it over."""
 
     pid: int
     connection: socket.socket
     process: subprocess.Popen[bytes] | None = None
-    """None: another server has started it."""
+    """None = another server has started it."""
 
     @classmethod
     def start(cls, preload: Sequence[str], parent_pipe: int, environment: Mapping[str, str]) -> ZygoteProcess:
-        """One that imports the modules ahead, where they are installed, and ends when the pipe breaks."""
+        """Start a zygote, which imports the installed ones of these modules and ends when the pipe breaks."""
         connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         with other:
@@ -61,13 +61,13 @@ class ZygoteProcess:
                 [sys.executable, str(bootstrap), "rocserve.workers.zygote", *map(str, descriptors), *preload],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
-                # ONNX Runtime's own builds report usage over the network, with a thread that a zygote must not have.
+                # ONNX Runtime's official builds report usage over the network, on a thread that a zygote must not have.
                 env={"ORT_DISABLE_TELEMETRY": "1", **environment},
             )
         return cls(process.pid, connection, process)
 
     def end(self) -> str:
-        """Kill it; how it has ended."""
+        """Kill the zygote. Returns how it ended."""
         with self.connection:
             if self.process is not None:
                 self.process.kill()
@@ -75,25 +75,25 @@ class ZygoteProcess:
             poll = select.poll()
             poll.register(self.connection, 0)
             if not poll.poll(0):
-                # Its number is still its own: nobody else has the other end.
+                # The number still belongs to the zygote, because its end of the connection is open.
                 os.kill(self.pid, signal.SIGKILL)
         return "its exit status is not known"
 
 
 _LAUNCH_ATTEMPTS = 3
 _ANSWER_SECONDS = 60.0
-"""How long the zygote may say nothing while a worker is waited for. It takes milliseconds for one; its imports, which
-come first, take seconds, many on a machine that has much else to do."""
+"""How long the zygote may be silent while a launch waits for it. A worker takes it milliseconds; its imports, which
+come first, take seconds, and many more on a busy machine."""
 
 
 class WorkerLauncher:
     """Keeps a zygote and starts workers through it.
 
-    `start` needs no asyncio loop and is to be called before grpc is imported, so that the zygote gets the machine to
-    itself while the server imports the rest; everything else runs on the loop. Should the zygote die, workers go on,
-    and the next launch starts another. One that does not answer is killed.
+    `start` needs no asyncio loop. It must be called before grpc is imported, so that the zygote has the machine to
+    itself while the server imports the rest. Everything else runs on the loop. If the zygote dies, workers go on, and
+    the next launch starts another zygote. A zygote that does not answer is killed.
 
-    Zygote and workers outlive the server where somebody else holds their pipe, and the zygote's connection.
+    Zygote and workers outlive the server if another process holds their pipe and the zygote's connection.
     """
 
     def __init__(
@@ -107,21 +107,22 @@ class WorkerLauncher:
         zygote: ZygoteProcess | None = None,
         on_zygote: Callable[[ZygoteProcess], None] = lambda zygote: None,
     ) -> None:
-        """`preload`: the modules that the zygote imports ahead, where they are installed. `settings`: None = workers
-        run as this process' own user. `groups`: None = this process may make no cgroups. `parent_pipe`: all end when
-        this pipe breaks; None = with this process. `zygote`: of the server before, with the workers that it has kept.
-        `on_zygote`: takes each that is started. Raises: ValueError: the user that the settings name cannot be had."""
+        """`preload`: modules that the zygote imports if they are installed. `settings`: None = workers run as this
+        process' user. `groups`: None = this process may make no cgroups. `parent_pipe`: zygote and workers end when it
+        breaks; None = a pipe of this process. `zygote`: the previous server's, with the workers that it has kept.
+        `on_zygote`: called with each zygote that is started. Raises ValueError if workers cannot run as the user in the
+        settings."""
         self._log = log
         self.settings = settings or WorkerSettings(user=KEEP_USER)
         self._candidates = candidates(self.settings)
         self._groups = groups
         self._watch = ResourceWatch()
         self._warned_of_user: set[str] = set()
-        """The models whose workers do not run as the user that is meant for them."""
+        """Models whose workers do not run as the preferred user."""
         self._parent_pipe_writer: int | None = None
         if parent_pipe is None:
             parent_pipe, self._parent_pipe_writer = os.pipe2(os.O_CLOEXEC)
-            # Workers open it anew, other users' as well (core/exit_with_parent.py).
+            # Workers, also those of other users, open the pipe a second time (core/exit_with_parent.py).
             os.fchmod(parent_pipe, 0o444)
         self._parent_pipe = parent_pipe
         self._preload = preload
@@ -129,25 +130,26 @@ class WorkerLauncher:
         self._on_zygote = on_zygote
         self.zygote = zygote
         self._started_at = self._heard_at = time.monotonic()
-        """When the zygote last said something; before `_started_at` while it has not."""
+        """When the zygote last sent something; less than `_started_at` if it has sent nothing yet."""
         self._attached = False
         self._asked: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
-        """For what the zygote is to reply a worker, in the order of its replies."""
+        """The launches that wait for the zygote's replies, in their order."""
         self._is_in_turn = zygote is None
-        """What comes is for this server, no longer for the one before."""
+        """Replies are for this server; until then they are for the previous one."""
         self._may_take_over = zygote is not None
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}
-        """The last of each group of models that share one."""
+        """The last process of each group of models that share one."""
         self._starting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def groups_folder(self) -> str:
-        """Where the cgroups of workers are; "" = it makes none."""
+        """The folder of workers' cgroups; "" = this server makes none."""
         return str(self._groups.folder) if self._groups is not None else ""
 
     def start(self) -> None:
-        """Start the zygote, unless there is one. It imports the modules on its own; a launch meanwhile waits for it."""
+        """Start the zygote, or greet the previous server's. It imports the modules by itself; a launch waits for the
+        imports."""
         if self.zygote is not None:
             self._tell(messages.NewServer())
         else:
@@ -156,9 +158,9 @@ class WorkerLauncher:
     async def launch(
         self, options: messages.LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
     ) -> WorkerSession:
-        """A session with these instances in a process of its own, which is started, or in that of its group, which may
-        have kept it; what the process writes goes to `log`. `key`: as of WorkerSession.open. Raises: ServeError:
-        INTERNAL, it cannot be started; OSError: no descriptor, or no cgroup, can be had for it."""
+        """Open a session with these instances, in a new process, or in the process of its group, which may come from
+        the previous server. The process's output goes to `log`. `key`: see WorkerSession.open. Raises ServeError
+        (INTERNAL) if the process cannot be started, OSError if no descriptor or no cgroup is free."""
         name = options.shared_worker
         async with self._starting[name] if name else nullcontext():
             process = self._shared.get(name)
@@ -175,7 +177,7 @@ class WorkerLauncher:
                 raise
 
     async def _start(self, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess:
-        """A process without a session. Raises: as `launch`."""
+        """Start a process without a session. Raises as `launch`."""
         settings, folder = self._bounded(options), ""
         if self._groups is not None and (settings.memory_bytes or settings.tasks):
             folder = str(self._groups.create(settings.memory_bytes, settings.tasks).folder)
@@ -195,14 +197,14 @@ class WorkerLauncher:
             raise
 
     async def take_over(self, key: str, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess | None:
-        """The worker of the server before that is held by this key; None: there is none."""
+        """Take over the worker that the previous server kept under this key. Returns None if there is none."""
         if self._may_take_over:
             with suppress(OSError, ServeError):
                 return await self._ask(messages.TakeOver(key), options, log)
         return None
 
     def _bounded(self, options: messages.LaunchOptions) -> WorkerSettings:
-        """The settings with the model's own bounds."""
+        """Return the settings with the model's own bounds."""
         bounds: Mapping[str, Any] = options.bounds
         return replace(self.settings, **bounds)
 
@@ -213,7 +215,7 @@ class WorkerLauncher:
         options: messages.LaunchOptions,
         log: logging.Logger,
     ) -> WorkerProcess:
-        """A worker that runs, kept within its bounds from now on."""
+        """Register a running worker, which is watched for its bounds from now on."""
         reception, output, *pidfds = descriptors
         settings = self._bounded(options)
         group: ControlGroup | None = None
@@ -232,7 +234,8 @@ class WorkerLauncher:
         else:
             self._watch.add(worker, settings.memory_bytes, settings.tasks)
         if spawned.user_problem and options.model_name not in self._warned_of_user:
-            # "root: user 'nobody' cannot ..."; once with what to do, and then a line for each further model.
+            # The text is "root: user 'nobody' cannot ...". The first model gets a warning with advice, each further
+            # model a line.
             text = f"the workers of model '{options.model_name}' run as {spawned.user_problem}"
             if self._warned_of_user:
                 self._log.info("%s", text)
@@ -246,13 +249,13 @@ class WorkerLauncher:
         return worker
 
     def keep(self, worker: WorkerProcess, key: str) -> None:
-        """Have a worker that serves held for the server that may come after this one."""
-        # What the zygote does not hear of is loaded anew then.
+        """Keep a serving worker for the next server."""
+        # If the message is lost, the next server loads the model again.
         self._tell(messages.Keep(worker.pid, key))
 
     def end_kept(self) -> None:
-        """Workers and sessions of the server before that have not been taken over by now are ended: their models are
-        gone, or others. With them go the cgroups that it has left."""
+        """End the previous server's workers and sessions that have not been taken over by now, because their models are
+        gone or have changed. Also remove the cgroups that it left."""
         if not self._may_take_over:
             return
         self._may_take_over = False
@@ -266,13 +269,13 @@ class WorkerLauncher:
                 self._watch.add_grouped(group, None)
 
     def set_verbose(self, verbose: bool) -> None:
-        """Have all workers write details to the log, or none, from now on."""
+        """Switch the details in all workers' logs on or off."""
         for worker in self._workers.values():
             for session in worker.sessions:
                 session.send(messages.Verbosity(verbose))
 
     async def close(self) -> None:
-        """End the zygote; the workers are to have been stopped."""
+        """End the zygote. All workers must have been stopped."""
         await self._watch.close()
         self._end_zygote()
         if self._parent_pipe_writer is not None:
@@ -289,7 +292,7 @@ class WorkerLauncher:
         return self.zygote
 
     def _tell(self, message: Any) -> None:
-        """Lost where there is no zygote, or it takes nothing now."""
+        """Send a message; it is lost if there is no zygote or the zygote's queue is full."""
         if self.zygote is not None:
             with suppress(OSError):
                 self.zygote.connection.send(messages.encode_message(message), socket.MSG_DONTWAIT)
@@ -297,9 +300,9 @@ class WorkerLauncher:
     async def _ask(
         self, message: messages.Spawn | messages.TakeOver, options: messages.LaunchOptions, log: logging.Logger
     ) -> WorkerProcess:
-        """The worker that the zygote replies with. When cancelled, none is left. Raises: ConnectionResetError: the
-        zygote has ended; ServeError: INTERNAL, the worker could not be started; OSError: its descriptors had no
-        place."""
+        """Return the worker that the zygote replies with; if cancelled, end it. Raises ConnectionResetError if the
+        zygote has ended, ServeError (INTERNAL) if the worker could not be started, OSError if no descriptors are
+        free."""
         answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         try:
             await self._send(messages.encode_message(message))
@@ -325,7 +328,7 @@ class WorkerLauncher:
                 self._attached = True
                 asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
             try:
-                # A zygote that stands still must not keep the loop waiting.
+                # A zygote that stands still must not block the loop.
                 connection.send(message, socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
@@ -337,18 +340,18 @@ class WorkerLauncher:
                 self._gone()
 
     def _give_up(self) -> None:
-        """It has not answered in time."""
+        """Kill a zygote that has not answered in time."""
         self._log.error(
             "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
             self._answer_seconds,
         )
         if self._heard_at < self._started_at:
-            # It may be an import that does not end.
+            # The zygote may hang in an import.
             self._do_without_preload()
         self._gone()
 
     def _end_zygote(self) -> str:
-        """Kill it; how it has ended."""
+        """Kill the zygote. Returns how it ended."""
         zygote, self.zygote = self.zygote, None
         if zygote is None:
             return ""
@@ -382,7 +385,7 @@ class WorkerLauncher:
                 answer.set_exception(internal(reply.reason))
                 return
             if len(descriptors) > 1:
-                # Now, for the next message may be that it has exited.
+                # Added immediately, because the next message may report its exit.
                 answer.set_result(self._add(reply, descriptors, options, log))
                 return
             answer.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
@@ -408,7 +411,7 @@ class WorkerLauncher:
         for answer, *_ in asked:
             if not answer.done():
                 answer.set_exception(ConnectionResetError("the zygote has ended"))
-        # Workers that it has held have noticed, and end.
+        # Workers that the zygote held have noticed its end, and end too.
         self.end_kept()
         workers, self._workers = self._workers, {}
         for worker in workers.values():

@@ -1,4 +1,4 @@
-"""Layouts of tensors on their way between the server and a worker: each is sent once, and is a number from then on."""
+"""Sends tensors between the server and a worker. Each layout is sent once, and named by a number from then on."""
 
 from __future__ import annotations
 
@@ -24,44 +24,45 @@ from rocserve.workers.messages import LONGEST_TEXT, status_code
 
 _PARAMETERS: Any = Parameters
 _MOST_COMMAS = 1 << 15
-"""Of a layout in JSON, between its tensors, what is said of each, and their sizes. As many tensors as a model may have,
-of 29 dimensions each, have no more; they are read in a tenth of a second, in which the server does nothing else."""
+"""Commas in a layout's JSON. A layout of the most tensors that a model may have, with 29 dimensions each, has no more.
+It is parsed in a tenth of a second, in which the server does nothing else."""
 _MOST_DIMENSIONS = 64
-"""Of one tensor: numpy knows no more."""
+"""Of one tensor; numpy supports no more."""
 
 
 class Layout:
-    """A layout as its sender keeps it."""
+    """A layout, as its sender keeps it."""
 
     __slots__ = ("number", "places", "text")
 
     def __init__(self, heads: tuple[TensorHead, ...]) -> None:
-        """Raises: ServeError: INTERNAL, its names and shapes are too long, or too many."""
+        """Raises ServeError (INTERNAL) if the names and shapes are too long, or too many."""
         self.places = TensorPlaces(heads)
         self.text = checked(to_json(heads))
         if self.text.count(b",") > _MOST_COMMAS:
             raise internal(f"{len(heads)} tensors with all their sizes are more than can be sent")
         self.number = -entries.REMEMBERED_LAYOUTS
-        """The last that it was sent by."""
+        """The number by which the layout was last sent."""
 
 
 class TensorSender:
-    """One end's way to send tensors. From any thread."""
+    """Sends tensors from one end. From any thread."""
 
     def __init__(self, allocate: Callable[[int], tuple[int, memoryview]], post: Callable[[bytes], None]) -> None:
-        """`allocate`: gives the place and the memory of a slot of that size, which the other end returns. `post`: posts
-        an entry."""
+        """`allocate`: returns the place and memory of a slot of that size, which the other end returns after reading.
+        `post`: posts an entry."""
         self._allocate = allocate
         self._post = post
         self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(
             entries.REMEMBERED_LAYOUTS
         )
         self._defined = 0
-        # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
+        # Re-entrant, because a garbage collection may run anywhere, and may answer a request that its model has
+        # dropped.
         self._lock = threading.RLock()
 
     def of(self, tensors: Sequence[Tensor]) -> Layout:
-        """Raises: ServeError: as Layout."""
+        """Return the layout of tensors. Raises ServeError as Layout."""
         key = tuple([(each.name, each.datatype, each.shape) for each in tensors])
         layout = self._layouts.get(key)
         if layout is None:
@@ -69,7 +70,8 @@ class TensorSender:
         return layout
 
     def number(self, layout: Layout) -> int:
-        """The number by which the other end knows a layout; one that it does not know, or no more, is sent."""
+        """Return the layout's number at the other end, after sending the layout if the other end does not know it or
+        may have forgotten it."""
         if layout.number <= self._defined - entries.REMEMBERED_LAYOUTS:
             with self._lock:
                 self._defined += 1
@@ -79,9 +81,9 @@ class TensorSender:
         return layout.number
 
     def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, int, int]:
-        """Tensors in a slot: the number of their layout, the place, and the bytes of the details. Raises: ServeError:
-        INTERNAL, what stands beside the tensors is too long, or one's bytes are not those of its shape; or no slot can
-        be had."""
+        """Write tensors to a slot. Returns the number of their layout, the place, and the bytes of the details. Raises
+        ServeError: INTERNAL if the details are too long or a tensor's bytes do not fit its shape; or if no slot is
+        free."""
         checked(details)
         layout = self.of(tensors)
         pieces, nbytes = layout.places.pieces([each.data for each in tensors], "tensor")
@@ -91,14 +93,14 @@ class TensorSender:
         return number, place, len(details)
 
     def put_text(self, text: bytes) -> int:
-        """The place of a text. Raises: ServeError: no slot can be had."""
+        """Write a text to a slot and return its place. Raises ServeError if no slot is free."""
         place, view = self._allocate(len(text))
         view[:] = text
         return place
 
     def response(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> bytes:
-        """RESPONSE to the request or call of that number. `references`: how many of the first tensors are references.
-        Raises: ServeError: as `put`."""
+        """Make a RESPONSE entry for the request or call of that number. `references`: how many of the first tensors are
+        references. Raises ServeError as `put`."""
         flags = entries.FINAL if final else 0
         code = layout = place = nbytes = 0
         if answer is None:
@@ -115,9 +117,9 @@ class TensorSender:
 
 
 class TensorReader:
-    """One end's way to read the tensors that the other sends, by the layouts that it has defined. Bounded memory.
+    """Reads the tensors that the other end sends, by the layouts that it has defined. Memory is bounded.
 
-    All that raises ValueError does so because what the other end sent does not make sense.
+    Methods raise ValueError if the other end's messages are invalid.
     """
 
     def __init__(self, heap: HeapReader) -> None:
@@ -125,7 +127,7 @@ class TensorReader:
         self._places: dict[int, TensorPlaces] = {}
 
     def define(self, number: int, place: int, nbytes: int) -> None:
-        """LAYOUT. Raises: ValueError."""
+        """Handle LAYOUT. Raises ValueError."""
         if len(self._places) >= 2 * entries.REMEMBERED_LAYOUTS:
             del self._places[next(iter(self._places))]
         text = self.text(place, nbytes)
@@ -141,18 +143,18 @@ class TensorReader:
         self._places[number] = TensorPlaces(heads)
 
     def get(self, number: int) -> TensorPlaces:
-        """Raises: ValueError."""
+        """Raises ValueError."""
         places = self._places.get(number)
         if places is None:
             raise ValueError(f"tensors of layout {number}, which it has not defined")
         return places
 
     def text(self, place: int, nbytes: int) -> bytes:
-        """Of a slot of its own. Raises: ValueError."""
+        """Read a slot that holds only a text. Raises ValueError."""
         return bytes(self._heap.checked(place, text_length(nbytes)))
 
     def read(self, number: int, place: int, details: int) -> tuple[list[Tensor], bytes]:
-        """The tensors of a slot, as views of it, and the details behind them. Raises: ValueError."""
+        """Return the tensors of a slot, as views, and the details behind them. Raises ValueError."""
         places = self.get(number)
         bounds, end = bounds_of(places, self._heap.checked(place, places.table_bytes))
         view = self._heap.checked(place, end + text_length(details))
@@ -160,7 +162,7 @@ class TensorReader:
         return tensors, bytes(view[end:])
 
     def response(self, flags: int, code: int, number: int, place: int, nbytes: int) -> Result | None:
-        """RESPONSE. Raises: ValueError."""
+        """Read a RESPONSE. Raises ValueError."""
         if flags & entries.AGAIN:
             return RESCHEDULED
         if flags & entries.NONE:
@@ -172,7 +174,7 @@ class TensorReader:
 
 
 def bounds_of(places: TensorPlaces, table: memoryview) -> tuple[Bounds, int]:
-    """As TensorPlaces.of, of a sender that may lie. Raises: ValueError."""
+    """Compute as TensorPlaces.of, but do not trust the sender. Raises ValueError."""
     if places.sizes is not None:
         return places.bounds, places.end
     if len(table) < places.table_bytes:
@@ -185,7 +187,7 @@ def bounds_of(places: TensorPlaces, table: memoryview) -> tuple[Bounds, int]:
 
 
 def checked(text: bytes) -> bytes:
-    """A text that is to be sent. Raises: ServeError: INTERNAL, it is longer than the other end reads."""
+    """Return a text that will be sent. Raises ServeError (INTERNAL) if it is longer than the other end accepts."""
     if len(text) > entries.LONGEST_TEXT_BYTES:
         raise internal(
             f"what stands beside the tensors (names, shapes, parameters) takes {len(text)} bytes, at most"
@@ -195,24 +197,25 @@ def checked(text: bytes) -> bytes:
 
 
 def text_length(nbytes: int) -> int:
-    """Raises: ValueError: no text is that long."""
+    """Return the length. Raises ValueError if it is longer than any text may be."""
     if nbytes > entries.LONGEST_TEXT_BYTES:
         raise ValueError(f"a text of {nbytes} bytes, expected at most {entries.LONGEST_TEXT_BYTES}")
     return nbytes
 
 
 def parameters_text(parameters: Parameters) -> bytes:
-    """The parameters of a response as its details. Raises: ServeError: INTERNAL, they are more than a request's."""
+    """Write a response's parameters as details. Raises ServeError (INTERNAL) if they are more than a request may
+    have."""
     if len(parameters) > MOST_ENTRIES:
         raise internal(f"a response has {len(parameters)} parameters, at most {MOST_ENTRIES} can be sent")
     return to_json(parameters) if parameters else b""
 
 
 def read_parameters(text: bytes) -> Parameters:
-    """Raises: ValueError."""
+    """Parse a response's parameters. Raises ValueError."""
     if not text:
         return NO_PARAMETERS
-    # Each has this between its name and its value; a text among the values may have it as well.
+    # Each parameter has this text between its name and value, but a value may contain the text too.
     if text.count(b'":') > MOST_ENTRIES:
         try:
             count = len(json.loads(text))
