@@ -118,7 +118,7 @@ class AnswerWatch:
         self._report([])
 
     def _next_check(self) -> asyncio.TimerHandle:
-        # All workers are checked at the same moments, so that the loop wakes once for all of them.
+        # Every worker is checked at the same moments, so that the loop wakes once for all of them.
         return self._loop.call_at((self._loop.time() // self._pause + 1) * self._pause, self._check)
 
     def _check(self) -> None:

@@ -68,7 +68,7 @@ class ControlGroups:
     """Makes the cgroups of a server's workers."""
 
     def __init__(self, folder: Path) -> None:
-        """Called by `take_delegation`."""
+        """Use `take_delegation` instead."""
         self.folder = folder
         self._numbers = itertools.count(1)
 

@@ -217,7 +217,7 @@ class Instance:
 
         self.plane.call_soon(forget)
 
-    # What comes
+    # Messages from the worker
 
     def _on_ring(self) -> None:
         is_open = drain_rings(self._socket)
@@ -288,7 +288,7 @@ class Instance:
         except Exception:
             self._log.exception("an answer of model '%s' could not be handled", self._model_name)
 
-    # What has been read
+    # Returns of slots
 
     def give_place(self, place: int) -> None:
         """Return a slot to the worker after it was read. Small slots are returned together, because the worker has more
@@ -306,7 +306,7 @@ class Instance:
             # The worker reads these before it posts more, and the rest follows then.
             del self._to_return[: 3 * count]
 
-    # Its watch; from any thread
+    # Called by the AnswerWatch, from any thread
 
     def owed(self) -> Owed:
         """Return what the instance must answer now."""

@@ -153,7 +153,7 @@ class InstanceRequests:
         elif waiting:
             self._retry = self._instance.plane.call_at(now + _RETRY_SECONDS, self._send_waiting)
 
-    # What the worker says
+    # Messages from the worker
 
     def take_response(self, flags: int, code: int, layout: int, request: int, place: int, nbytes: int) -> None:
         """Handle RESPONSE. Raises ValueError."""

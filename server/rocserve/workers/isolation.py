@@ -98,7 +98,7 @@ def worker_environment(
     return {name: value for name, value in environment.items() if name in passed_on}
 
 
-# Who
+# Users
 
 
 def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:

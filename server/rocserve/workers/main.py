@@ -1,14 +1,14 @@
-"""A worker process: a version of a model on one device, or small ones of several that share it.
+"""Runs a worker process, which serves a version of a model on one device, or small models that share the process.
 
-Over its reception it gets the sockets of a session for each version: one to control it, and one for each instance. A
-session's thread talks on the control socket and loads and warms up the model; then each instance has a thread that
-takes batches and answers them (engines release the GIL while they compute, or have one instance only). With a model
-that sees each request for itself it is the other way round, see RequestService.
+Through its reception the process gets the sockets of a session for each version: one to control it, and one for each
+instance. A session's thread reads the control socket, and loads and warms up the model. Then each instance has a thread
+that takes batches and answers them, because engines release the GIL while they compute, or have only one instance. If a
+model sees each request separately, the roles of the threads are swapped; see RequestService.
 
-The session of a process that has one runs on the main thread, and the process ends with it. Of a process that is shared
-the main thread waits for further sessions until the process is ended. Should the server die sessions stay, with their
-models: what was under way is dropped, and the next server hands over new sockets, for the zygote holds the other end of
-the reception meanwhile.
+If the process has one session, that session runs on the main thread, and the process ends with it. In a shared process
+the main thread waits for further sessions until the process is ended. If the server dies, sessions stay, with their
+models: work in flight is dropped, and the next server passes new sockets, because the zygote keeps the other end of the
+reception open meanwhile.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from rocserve.workers.worker_end import error_text
 
 _LOG = logging.getLogger("rocserve.worker")
 _SERVER_LOG = "rocserve"
-"""The logger above all of the server's own."""
+"""The parent of all loggers of the server's code."""
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_REPORT = 500
-"""Characters: it is one line of the index."""
+"""Characters; a report is one line of the repository index."""
 _OOM_SCORE = 300
-"""When memory is short, the kernel is to end a worker rather than the server (proc(5), oom_score_adj)."""
+"""If memory is short, the kernel should end a worker rather than the server (proc(5), oom_score_adj)."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be a worker until the server says so, or is gone and no other comes; the exit status. Arguments: the title, the
-    parent's pipe, the reception."""
+    """Be a worker until the server ends it, or is gone and no other server comes. Returns the exit status. Arguments:
+    the title, the parent's pipe, the reception."""
     title, parent_pipe, reception = arguments[0], *map(int, arguments[1:])
     for descriptor in (parent_pipe, reception):
         os.set_inheritable(descriptor, False)
     _become(title)
     kept = exit_with_parent(parent_pipe)
-    # Python's own standard streams lead to the server's log, line by line.
+    # Python's standard streams lead to the server's log, line by line.
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     _open_log()
@@ -74,18 +74,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Worker:
-    """Takes the messages of its reception."""
+    """Handles the messages of a process's reception."""
 
     def __init__(self, reception: socket.socket) -> None:
         self._reception = reception
         self.guard = FaultGuard()
         self._sessions: set[Session] = set()
-        """Of a process that is shared."""
+        """Only in a shared process."""
         self._quiet_levels: dict[str, int] = {}
-        """By logger, while the log is verbose: what it was before."""
+        """The level of each logger before the log became verbose; empty while it is not."""
 
     def run(self) -> int:
-        """Raises: EOFError, OSError: the server is gone, and no other has come."""
+        """Handle messages until the end; return the exit status. Raises EOFError or OSError if the server is gone and
+        no other has come."""
         kind, sockets = self.receive()
         if kind == messages.ALONE:
             session = Session(self, sockets, kind)
@@ -107,20 +108,20 @@ class Worker:
         session = Session(self, sockets, kind)
         self._sessions.add(session)
         try:
-            # The server has ended a session whose control socket is closed.
+            # The control socket closes when the server ends the session.
             with suppress(EOFError, ConnectionError):
                 session.run()
         finally:
             self._sessions.discard(session)
             session.close()
-            # What it had goes back to the system now: the process goes on.
+            # Freed memory goes back to the system immediately, because the process goes on.
             del session
             gc.collect()
             if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
                 trim(0)
 
     def receive(self) -> tuple[bytes, list[socket.socket]]:
-        """What the server says, and the sockets of a session. Raises: EOFError, OSError."""
+        """Receive a message, and the sockets of a session. Raises EOFError or OSError."""
         kind, descriptors = receive_with_descriptors(self._reception, messages.LONGEST_RECEPTION, messages.MOST_SOCKETS)
         if not kind:
             end_group()
@@ -131,7 +132,7 @@ class Worker:
         for name in ("", _SERVER_LOG):
             logger = logging.getLogger(name)
             if verbose:
-                # A model may have set a level of its own, which is to come back.
+                # A model may have set its own level, which must be restored later.
                 self._quiet_levels.setdefault(name, logger.level)
                 logger.setLevel(logging.DEBUG)
             else:
@@ -139,27 +140,27 @@ class Worker:
 
 
 class Session:
-    """The worker's side of one model version."""
+    """Runs the worker's side of one model version."""
 
     def __init__(self, worker: Worker, sockets: Sequence[socket.socket], kind: bytes) -> None:
-        """`kind`: what has come with the sockets; a session that other servers may have is found by it."""
+        """`kind`: the message that came with the sockets; the next server finds a kept session by it."""
         self._worker = worker
         self._kind = kind
         self._is_shared = kind != messages.ALONE
         self._is_left = False
-        """Its server is gone, ..."""
+        """The server is gone."""
         self._waits = False
-        """... and with it what was under way."""
+        """The server is gone, work in flight is dropped, and the session waits for the next server."""
         self._handed: SimpleQueue[Sequence[socket.socket]] = SimpleQueue()
-        """The sockets of the next server; none = no server wants it."""
+        """The sockets of the next server; empty = no server wants the model."""
         self._control = ControlSocket(sockets[0])
         self._instances = sockets[1:]
         self._service: ModelService | None = None
         self._reported: messages.Progress | None = None
 
     def run(self) -> int:
-        """The exit status of a process that has one session alone. Raises: EOFError, OSError: the server is gone, and
-        no other has come; or it has closed the control socket of a process that is shared."""
+        """Serve until the end. Returns the exit status for a process with only this session. Raises EOFError or OSError
+        if the server is gone and no other has come, or, in a shared process, if it has closed the control socket."""
         load = self._receive()
         if not isinstance(load, messages.Load):
             raise ValueError(f"expected messages.Load, got {type(load).__name__}")
@@ -167,7 +168,7 @@ class Session:
             begin_model(f"{load.model_name}:{load.version}: ")
         try:
             if load.plan.cores:
-                # Before the engine starts its threads, which inherit it.
+                # Set before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.plan.cores)
             service = self._service = (
                 RequestService(load, self._instances[0], self._report, _LOG, self._worker.guard, self._send_metrics)
@@ -190,16 +191,16 @@ class Session:
             ):
                 self._wait_for_server(service, loaded)
                 if self._reported is not None:
-                    # For a server that has not heard it.
+                    # The new server has not received the last report.
                     self._control.send_later(self._reported)
         return 0
 
     def _properties(self) -> dict[str, str]:
-        """How the engine runs the model; none before it is loaded."""
+        """Return how the engine runs the model; empty before the load."""
         return dict(model_properties(self._service.model)) if self._service is not None else {}
 
     def _report(self, text: str) -> None:
-        """What the engine says while it works, on its way to the server; see backends.base.ModelSource."""
+        """Send an engine's report to the server; see backends.base.ModelSource."""
         line = " ".join(text.split())
         if len(line) > _LONGEST_REPORT:
             line = f"{line[: _LONGEST_REPORT - 3]}..."
@@ -209,7 +210,7 @@ class Session:
             self._control.send_later(progress)
 
     def close(self) -> None:
-        """Let go of the model, and close the sockets, by which the server knows."""
+        """Unload the model and close the sockets, which tells the server that the session has ended."""
         try:
             if self._service is not None:
                 self._service.model.close()
@@ -219,7 +220,7 @@ class Session:
             self._control.close()
 
     def _wait(self) -> bool:
-        """Until the end. False: the server is gone."""
+        """Wait for the end. Returns False if the server is gone."""
         try:
             self._receive(ends_without=False)
         except (EOFError, ConnectionError):
@@ -228,7 +229,8 @@ class Session:
         return True
 
     def renew(self, kind: bytes, sockets: Sequence[socket.socket]) -> bool:
-        """A server opens a session of this kind; whether this one goes on as that. On the main thread."""
+        """Go on as the session of this kind that a new server opens. Returns False if this is another session. On the
+        main thread."""
         if not self._waits or kind != self._kind:
             return False
         self._is_left = self._waits = False
@@ -236,14 +238,14 @@ class Session:
         return True
 
     def end_if_left(self) -> None:
-        """The next server is there, and has what it wants. On the main thread."""
+        """End a session that the next server did not take over. On the main thread."""
         if self._is_left:
             self._waits = False
             self._handed.put(())
 
     def _wait_for_server(self, service: ModelService, loaded: messages.Loaded) -> None:
-        """Take what a new server shares with its workers, and report to it as to the one before. Raises: EOFError,
-        OSError."""
+        """Wait for the next server's sockets, and report the loaded model to it as to the one before. Raises EOFError
+        or OSError."""
         if self._is_shared:
             self._waits = True
             sockets = self._handed.get()
@@ -254,19 +256,19 @@ class Session:
         control, *instances = sockets
         self._control.close()
         self._control = ControlSocket(control)
-        self._receive()  # messages.Load: it is loaded.
+        self._receive()  # messages.Load: the model is already loaded.
         service.renew(instances)
         self._control.send(replace(loaded, properties=self._properties(), was_kept=True))
-        self._receive()  # messages.WarmUp: it is warm.
+        self._receive()  # messages.WarmUp: the model is already warm.
 
     def _send_metrics(self, changes: MetricChanges) -> None:
-        """While there is no server they are for nobody."""
+        """Send changes of metrics; they are dropped while there is no server."""
         with suppress(OSError):
             self._control.send(changes)
 
     def _receive(self, ends_without: bool = True) -> messages.Message:
-        """The next message that is not about the log. `ends_without`: a process that is not shared ends where the
-        server is gone. Raises: EOFError, OSError."""
+        """Return the next message that is not Verbosity. `ends_without`: without a server, a process that is not shared
+        ends. Raises EOFError or OSError."""
         try:
             while isinstance(message := self._control.receive(), messages.Verbosity):
                 self._worker.set_verbose(message.verbose)
@@ -282,11 +284,11 @@ class Session:
             and isinstance(error.filename, str)
             and Path(error.filename).is_relative_to(load.model_folder)
         ):
-            # That a file goes while it is loaded is no fault of the engine's code.
+            # A file that vanishes during the load is no fault of the engine's code.
             error = invalid_argument(f"{error.filename} cannot be read: {error.strerror}")
         if isinstance(error, ServeError):
-            # Its text is the reason, which the server logs. Where an exception of the engine's or the model's led to
-            # it, that has the places.
+            # The server logs the text as the reason. If an exception of the engine or model caused the error, its
+            # traceback is logged here.
             level = logging.ERROR if error.__cause__ is not None else logging.DEBUG
             _LOG.log(level, "the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
             self._control.send(messages.LoadFailed(int(error.code), error.text[: messages.LONGEST_TEXT]))
@@ -297,25 +299,26 @@ class Session:
 
 
 class ControlSocket:
-    """Messages to the server from any thread, messages from it on one."""
+    """Sends messages to the server from any thread, and receives on one."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._rest = b""
-        """Of a frame whose beginning has been sent."""
+        """The rest of a frame whose beginning has been sent."""
         self._waiting = b""
-        """The newest Progress that found no room; older ones are of no interest any more."""
+        """The newest Progress that has not been sent; older ones no longer matter."""
 
     def send(self, message: messages.Message) -> None:
-        """Wait until it is on its way, behind all that was sent before. Raises: OSError: the server is gone."""
+        """Send a message behind all earlier ones; waits until it is in the socket. Raises OSError if the server is
+        gone."""
         with self._lock:
             self._connection.sendall(self._rest + self._waiting + messages.encode_frame(message))
             self._rest = self._waiting = b""
 
     def send_later(self, progress: messages.Progress) -> None:
-        """Never waits for the server: what there is no room for goes with the next message, unless that is a newer
-        Progress. Without a server it is for nobody."""
+        """Send a report without waiting for the server. If the socket is full, the report goes with the next message,
+        unless a newer report replaces it. It is dropped if there is no server."""
         with self._lock, suppress(OSError):
             self._waiting = messages.encode_frame(progress)
             self._rest = self._rest[self._connection.send(self._rest, socket.MSG_DONTWAIT) :]
@@ -328,7 +331,7 @@ class ControlSocket:
             self._connection.close()
 
     def receive(self) -> messages.Message:
-        """The next message. Raises: EOFError, ConnectionError: the server is gone."""
+        """Return the next message. Raises EOFError or ConnectionError if the server is gone."""
         (length,) = messages.FRAME_LENGTH.unpack(self._receive_exactly(messages.FRAME_LENGTH.size))
         return messages.decode_message(self._receive_exactly(length))
 
@@ -343,35 +346,36 @@ class ControlSocket:
 
 
 def end_group() -> None:
-    """The server is gone. The broken pipe ends this group, with all that a model has started; but who leaves it before
-    the signal comes would leave the others behind."""
+    """End this process group, because the server is gone. The broken pipe ends it too, with all processes that a model
+    has started. But if this process left before that signal came, the others would stay behind."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
 
 
 def _become(title: str) -> None:
-    # They may go to the whole process group (Ctrl-C, systemd); the server ends its workers itself, after their batches.
-    # Not SIG_IGN: what a model starts would ignore them as well, and could not be terminated.
+    # These signals may go to the whole process group (Ctrl-C, systemd), but the server ends its workers, after their
+    # batches. They are not set to SIG_IGN, because processes that a model starts would inherit that, and could not be
+    # terminated.
     for number in _PASSED_OVER:
         signal.signal(number, _pass_over)
         signal.siginterrupt(number, False)
-    # Held back in a fork, so that none is lost before the child takes them.
+    # Blocked during a fork, so that no signal is lost before the child takes signals.
     hold, release = (
         partial(signal.pthread_sigmask, how, _PASSED_OVER) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
     )
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=_take_signals)
     for path, text in (("/proc/self/comm", title), ("/proc/self/oom_score_adj", str(_OOM_SCORE))):
-        with suppress(OSError):  # Neither the name nor the score is needed to serve.
+        with suppress(OSError):  # The process can serve without the name and the score.
             Path(path).write_text(text)
     hide_memory()
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """A signal that is not for workers."""
+    """Ignore a signal that is not for workers."""
 
 
 def _take_signals() -> None:
-    """In a process that a model has forked, where the model has no handlers of its own."""
+    """Restore the default signals in a process that a model has forked, except for the model's handlers."""
     for number in _PASSED_OVER:
         if signal.getsignal(number) is _pass_over:
             signal.signal(number, signal.SIG_DFL)
@@ -379,9 +383,9 @@ def _take_signals() -> None:
 
 
 def _open_log() -> None:
-    """Lines with levels, by which the server's log sorts them. The server's own lines go by a stream, a handler and a
-    level of their own: models close the standard streams and configure logging for themselves. There, too, Python
-    writes the line of a crash (a signal such as SIGSEGV)."""
+    """Write log lines with levels, by which the server's log sorts them. The loggers of the server's code have a
+    separate stream, handler and level, because models close the standard streams and configure logging. Python also
+    writes the line of a crash (a signal such as SIGSEGV) to that stream."""
     stream = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     faulthandler.enable(stream, all_threads=False)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)

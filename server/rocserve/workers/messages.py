@@ -1,12 +1,13 @@
-"""The messages between the server, the zygote and the workers, but for batches and their results (`entries.py`).
+"""Defines the messages between the server, the zygote and the workers, except for batches and their results
+(`entries.py`).
 
-Control messages go over the control socket of a session, one at a time: Load -> Loaded | LoadFailed,
-WarmUp -> WarmedUp | LoadFailed, Unload -> (the session ends). Progress and MetricChanges come from the worker in
-between. Spawn and TakeOver go to the zygote, and their answers come from it in the same order; so do Keep, NewServer
-and EndLeft. Exited comes from it at any time.
+Control messages go through the control socket of a session, one at a time: Load -> Loaded | LoadFailed, WarmUp ->
+WarmedUp | LoadFailed, Unload -> (the session ends). Progress and MetricChanges come from the worker in between. Spawn
+and TakeOver go to the zygote, which answers in the same order; Keep, NewServer and EndLeft go to it too. Exited comes
+from it at any time.
 
-Each is its name and JSON; on a control socket, a stream, it stands behind its length. No pickle: nothing is executed or
-imported because of what a message says.
+A message is its name and JSON; on a control socket, a stream, its length comes first. Pickle is not used, so that no
+message can make the receiver run or import code.
 """
 
 from __future__ import annotations
@@ -25,46 +26,46 @@ from rocserve.settings import EngineSettings
 from rocserve.workers.isolation import Confinement, gpu_devices
 
 ALONE, SHARED, LEFT_END = b"1", b"+", b"-"
-"""What a server says over a worker's reception. The first two come with the sockets of a session: a control socket, and
-one for each instance. The process has one session alone, or those of other models beside it: then the session's key
-follows. LEFT_END comes without: sessions that are still left from the server before are to end."""
+"""The messages of a worker's reception. ALONE and SHARED come with the sockets of a session: a control socket, and
+one for each instance. ALONE: the process has only this session. SHARED: it has sessions of other models too, and the
+session's key follows. LEFT_END comes without sockets: the previous server's sessions that were not taken over must
+end."""
 LONGEST_RECEPTION = 64
 """Bytes."""
 MOST_SOCKETS = 253
 """Of a session: Linux passes no more descriptors in one message."""
 LONGEST_TEXT = 8192
-"""Characters of one text in a message: an error, or a fault of what came."""
+"""Characters of one text in a message: an error, or a fault in a received message."""
 FRAME_LENGTH = struct.Struct("<I")
 LONGEST_FRAME = 4 * 1024 * 1024
-"""Bytes of what a worker says: room for some ten thousand tensors' names, and little enough to be parsed between two
-requests."""
+"""Bytes of a worker's message: room for some ten thousand tensors' names, and parsed between two requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """One worker of a model version."""
+    """The plan of one worker of a model version."""
 
     kind: InstanceKind
-    """CPU or GPU; MODEL where its model says itself what is where."""
+    """CPU or GPU; MODEL if the model itself chooses its devices."""
     device: int | None
-    """The GPU's number, or None on the CPU, and of KIND_MODEL."""
+    """The GPU's number; None = CPU or KIND_MODEL."""
     instance_count: int
-    """How many instances it has, each with a thread of its own."""
+    """Number of instances; each has a thread."""
     instance_name: str = ""
-    """Triton's: <group>_<instance>; of a worker with one instance."""
+    """Triton's name, <group>_<instance>; only for a worker with one instance."""
     rate_limiter: InstanceRateLimiter = NO_LIMITS
-    """What each of its instances holds while it runs."""
+    """The resources that each instance holds while it runs."""
     cores: tuple[int, ...] = ()
-    """The CPU cores that it is kept to; empty = any."""
+    """The CPU cores that the worker is bound to; empty = any."""
     architecture: str = ""
-    """Of its GPU, e.g. "gfx90a"; "" where it is not known."""
+    """The GPU's architecture, such as "gfx90a"; "" = not known."""
     model_file: str = ""
-    """Where this worker loads another file than the others."""
+    """The file that only this worker loads; "" = the same as the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a model version. The config may lack inputs and outputs, to be completed from the signature."""
+    """Load a model version. The config may lack inputs and outputs, which the signature then completes."""
 
     model_name: str
     version: int
@@ -72,29 +73,29 @@ class Load:
     version_folder: str
     model_file: str
     engine: str
-    """The engine's module."""
+    """The name of the engine's module."""
     config: ModelConfig
     plan: WorkerPlan = field(default_factory=lambda: WorkerPlan(InstanceKind.CPU, None, 1))
     answers_requests: bool = False
-    """The engine is of the kind of `backends/request_model.py`; the fields that follow are for it."""
+    """The engine implements `backends/request_model.py`. Only then config_json has a value."""
     config_json: str = ""
-    """The configuration as it is before completion, as Triton writes it in JSON."""
+    """The configuration before completion, in Triton's JSON."""
     settings: EngineSettings = field(default_factory=EngineSettings)
     memory_bytes: int = 0
-    """That the worker may have; 0 = no bound."""
+    """The worker's bound; 0 = none."""
     shares_process: bool = False
-    """Whether other models are in the worker's process."""
+    """Other models are in the same process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     signature: Signature
     properties: Mapping[str, str] = field(default_factory=dict)
-    """How the engine runs the model, for its metadata."""
+    """How the engine runs the model; shown in its metadata."""
     batches_at_once: int = 1
-    """That an instance may have in its engine."""
+    """Batches that an instance may have in its engine at the same time."""
     was_kept: bool = False
-    """Since a server before."""
+    """The model has been loaded since an earlier server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,69 +108,70 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the engine is at; comes at any time after Load, and after Loaded of what goes on beside the model."""
+    """A report of what the engine is doing. Comes at any time after Load, and after Loaded while work goes on in the background."""
 
     text: str
-    """One line; "" = nothing any more."""
+    """One line; "" = nothing."""
     properties: Mapping[str, str] = field(default_factory=dict)
-    """Those of Loaded as they are now; empty before it."""
+    """The current value of Loaded.properties; empty before Loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Run the config's warm-up samples (or, without any, what the engine chooses); the config is now complete."""
+    """Run the config's warm-up samples, or the engine's choice if there are none. The config is now complete."""
 
     config: ModelConfig
     config_json: str = ""
-    """All of it, as Triton writes it, where the engine wants that."""
+    """The complete configuration in Triton's JSON, if the engine needs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmedUp:
-    """Its instances take batches."""
+    """The instances take batches now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """End, after the batches in flight."""
+    """End after the batches in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verbosity:
-    """Write details to the log from now on, or none. May come at any time; nothing answers it."""
+    """Switch the details in the worker's log on or off. Comes at any time, and is not answered."""
 
     verbose: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How a worker is started."""
+    """The settings by which a worker is started."""
 
     title: str
-    """What ps shows; Linux keeps 15 bytes."""
+    """Shown by ps; Linux keeps 15 bytes."""
     forked: bool
-    """Fork the zygote, with the CPU engines that it has imported; else start Python afresh."""
+    """Fork the zygote, which has imported the CPU engines; else start a new Python."""
     interpreter: str = ""
-    """The Python of a worker that is not forked; empty = the server's own."""
+    """The Python of a worker that is not forked; "" = the server's."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of what all workers get."""
+    """Added to the variables that all workers get."""
     loader: tuple[str, ...] = ()
-    """The words of the command that stand before the interpreter: another C library's program loader."""
+    """Words in the command before the interpreter: the program loader of another C library."""
     output_prefix: str = ""
-    """Stands in the log before each line that the worker writes."""
+    """Printed in the log before each line that the worker writes."""
     readable: tuple[str, ...] = ()
-    """The files and folders that the worker reads beside its program."""
+    """Files and folders that the worker reads, in addition to its program."""
     writable: tuple[str, ...] = ()
-    """The folders and devices that it writes to."""
+    """Folders and devices that the worker writes to."""
     model_name: str = ""
     shared_worker: str = ""
-    """The group of models that are in one process; "" = a process of its own. The first of them that is launched says
-    all else."""
+    """The group of models that share one process; "" = the process has one model. All other options come from the first
+    model that is launched."""
     bounds: Mapping[str, int] = field(default_factory=dict)
-    """The model's own, by the fields of WorkerSettings; the settings' hold for the others."""
+    """The model's own bounds, by fields of WorkerSettings. All other bounds come from the settings."""
 
     def on_gpus(self, device: int | None) -> LaunchOptions:
-        """Those of a worker on a GPU, or for None on all that the server may use; it is never forked."""
+        """Return the options of a worker on a GPU; None = on all GPUs that the server may use. Such a worker is never
+        forked."""
         own = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
         return replace(
             self,
@@ -189,14 +191,14 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """The worker runs. The server's end of its reception and the reading end of its output pipe come along, and a
-    pidfd where the kernel has them (Linux 5.3)."""
+    """The worker runs. Comes with the server's end of its reception, the reading end of its output pipe and, if the
+    kernel has pidfds (Linux 5.3), a pidfd."""
 
     pid: int
     user_problem: str = ""
-    """Why it does not run as the user that comes first; "" = it does."""
+    """Why the worker does not run as the preferred user; "" = it does."""
     control_group: str = ""
-    """The folder of its cgroup; "" = it has none of its own."""
+    """Folder of the worker's cgroup; "" = it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,34 +210,34 @@ class SpawnFailed:
 class Exited:
     pid: int
     wait_status: int
-    """As os.waitpid gives it."""
+    """As os.waitpid returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """This worker serves: should the server die, hold it for the next one."""
+    """Keep this serving worker for the next server if this server dies."""
 
     pid: int
     key: str
-    """Equal for workers that have loaded the same in the same way; of one that models share the group's name."""
+    """Equal for workers that have loaded the same in the same way. For a shared process, the name of the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewServer:
-    """Another server is there, and this comes back to it: what came before was for the server before. Workers that are
-    not held for it are ended."""
+    """Another server is here. The zygote sends the message back: replies before it were for the previous server.
+    Workers that are not kept for the new server are ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Have a worker that is held from the server before."""
+    """Take over a worker that is kept from the previous server."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndLeft:
-    """End the workers that are still held from the server before."""
+    """End the workers that are still kept from the previous server."""
 
 
 Message = (
@@ -251,7 +253,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def decode_message(data: bytes) -> Message:
-    """Raises: ValueError."""
+    """Raises ValueError."""
     name, _, body = data.partition(b" ")
     kind = _NAMED.get(name.decode("ascii", "replace"))
     if kind is None:
@@ -261,7 +263,7 @@ def decode_message(data: bytes) -> Message:
 
 
 def status_code(code: int) -> StatusCode:
-    """A code as a worker sends it; one that does not exist is INTERNAL."""
+    """Return the status code that a worker has sent; INTERNAL if it does not exist."""
     try:
         return StatusCode(code)
     except ValueError:
@@ -269,6 +271,6 @@ def status_code(code: int) -> StatusCode:
 
 
 def encode_frame(message: Message) -> bytes:
-    """A control message behind its length, as it stands on the stream."""
+    """Return a control message with its length in front."""
     data = encode_message(message)
     return FRAME_LENGTH.pack(len(data)) + data

@@ -1,4 +1,4 @@
-"""Services of a worker: what it does with a model, from the load on."""
+"""Serves a model in a worker: loads it, warms it up and runs its batches."""
 
 from __future__ import annotations
 
@@ -59,33 +59,33 @@ from rocserve.workers.worker_end import (
 
 
 class ModelService(ABC):
-    """A loaded model and what serves it. All calls come on its session's thread."""
+    """A loaded model and the code that serves it. All calls come on the session's thread."""
 
     batches_at_once = 1
     """See Loaded."""
     model: LoadedModel | RequestModel
 
     def __init__(self, load: Load, log: logging.Logger, guard: FaultGuard) -> None:
-        """`guard`: the process's."""
+        """`guard`: one for the process."""
         self._load = load
         self._log = log
         self._guard = guard
 
     @abstractmethod
     def warm_up(self, message: WarmUp) -> None:
-        """Raises: ServeError or any exception: the model cannot be served."""
+        """Warm the model up. Raises ServeError or any exception if the model cannot be served."""
 
     @abstractmethod
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
-        """Say `ready` once batches are taken, and take them until `wait_for_end` returns; then end those in flight, or,
-        where it returns False, drop them. Returns what it returned."""
+        """Call `ready` when batches are taken, and serve until `wait_for_end` returns. Then end the batches in flight,
+        or drop them if it returned False. Returns its result."""
 
     @abstractmethod
     def renew(self, instances: Sequence[socket.socket]) -> None:
-        """Serve on other sockets from now on; before `serve`."""
+        """Use other sockets, from the next `serve` on."""
 
     def _source(self, report: Callable[[str], None]) -> ModelSource:
-        """The model as it is described to the engine. `report`: see ModelSource."""
+        """Describe the model to the engine. `report`: see ModelSource."""
         load = self._load
         return ModelSource(
             name=load.model_name,
@@ -108,20 +108,20 @@ class ModelService(ABC):
 
     @contextmanager
     def _running_instance(self) -> Iterator[None]:
-        """Batches are taken until the server closes the connection, or the end is stopped."""
+        """Run an instance until the server closes the connection or stops it. Any other exception ends the process."""
         try:
             yield
         except ServerGone:
             pass
         except BaseException:
-            # An instance that cannot go on must not look as if it could: the server restarts the worker.
+            # An instance that cannot go on must not look healthy; the server restarts the worker.
             self._log.exception("an instance failed")
             os._exit(70)
 
 
 def serve_error(error: BaseException, log: logging.Logger) -> ServeError:
-    """The error of a batch that failed. SystemExit is such an error as well: a model that calls sys.exit() fails its
-    batch, it does not take the worker along."""
+    """Return the error of a failed batch. SystemExit counts too: a model that calls sys.exit() fails its batch, and
+    does not end the worker."""
     if isinstance(error, ServeError):
         return error
     log.error("the model failed to run a batch", exc_info=error)
@@ -129,7 +129,7 @@ def serve_error(error: BaseException, log: logging.Logger) -> ServeError:
 
 
 class TensorService(ModelService):
-    """A model that computes on tensors. Each instance has a thread; they share the model."""
+    """Serves a model that computes on tensors. Each instance has a thread, and all share the model."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class TensorService(ModelService):
         log: logging.Logger,
         guard: FaultGuard,
     ) -> None:
-        """`report`: see backends.base.ModelSource. Raises: ServeError or any exception: the model cannot be loaded."""
+        """`report`: see backends.base.ModelSource. Raises ServeError or any exception if the model cannot be loaded."""
         super().__init__(load, log, guard)
         self._instances = instances
         self.model: LoadedModel = importlib.import_module(load.engine).load(self._source(report))
@@ -184,21 +184,21 @@ class TensorService(ModelService):
 
 
 class TensorExecutor:
-    """Takes the batches of one instance, has the engine run them, and sends the results. One thread."""
+    """Runs the batches of one instance on the engine and sends the results. On one thread."""
 
     def __init__(self, end: WorkerEnd, model: LoadedModel, config: ModelConfig, log: logging.Logger) -> None:
         self._end = end
         self._log = log
         self._free = deque(BatchLane(end, model, config, execution, log) for execution in model_executions(model))
         self._running: deque[BatchLane] = deque()
-        """In the order of their batches, in which these are answered."""
+        """In the order of their batches, which are also answered in this order."""
         self._engine_free_ns = 0
-        """When the engine ended its last batch."""
+        """time.monotonic_ns() when the engine ended its last batch."""
 
     def run(self) -> None:
-        """Until the server closes the connection, or `stop`. Raises: ServerGone."""
+        """Run batches until the server closes the connection or the link's `stop`. Raises ServerGone."""
         try:
-            # A batch that is done when it has been started is answered before the next is asked for.
+            # With one lane, each batch is answered right after it has started.
             work_on = self._work_on if len(self._free) > 1 else None
             for batch in self._end.batches(work_on):
                 if batch.is_grouped:
@@ -212,7 +212,7 @@ class TensorExecutor:
                 while not self._free:
                     self._finish_first()
         finally:
-            # The memory is the engine's until then.
+            # The engine uses the lanes' memory until its batches end.
             for lane in self._running:
                 lane.drop()
 
@@ -229,7 +229,7 @@ class TensorExecutor:
         self._engine_free_ns = lane.finish(self._engine_free_ns)
 
     def _run_each(self, received: ReceivedBatch) -> None:
-        """Each request for itself: one that fails leaves the others alone."""
+        """Run each request separately, so that a failure affects only one."""
         results: list[OutgoingResult] = []
         kept: list[object] = []
         for request in received.requests:
@@ -241,7 +241,8 @@ class TensorExecutor:
 
 
 class BatchLane:
-    """Takes one batch after the other from its inputs to its result, beside other lanes of the instance."""
+    """Takes batches from their inputs to their results, one after the other. Other lanes of the instance may have
+    batches in flight at the same time."""
 
     def __init__(
         self,
@@ -262,7 +263,7 @@ class BatchLane:
         self._error: BaseException | None = None
 
     def start(self, received: ReceivedBatch) -> None:
-        """Have the engine begin with a batch."""
+        """Make the engine begin with a batch."""
         self._received, self._error = received, None
         self._input_end = received.taken_ns
         try:
@@ -275,12 +276,12 @@ class BatchLane:
 
     @property
     def is_done(self) -> bool:
-        """Whether `finish` would not wait."""
+        """Whether `finish` would return without waiting."""
         return self._error is not None or self._execution.is_done
 
     def finish(self, engine_free_ns: int) -> int:
-        """Wait for the batch and send its result; when the engine ended it, by time.monotonic_ns(). `engine_free_ns`:
-        when it ended the one before."""
+        """Wait for the batch and send its result. Returns time.monotonic_ns() when the engine ended it.
+        `engine_free_ns`: when the engine ended the batch before."""
         writer, end = self._writer, self._end
         input_end = output_start = max(self._input_end, engine_free_ns)
         try:
@@ -300,31 +301,32 @@ class BatchLane:
         return output_start
 
     def run_one(self, request: ReceivedRequest, results: list[OutgoingResult]) -> Sequence[object]:
-        """Add the result of a request of a group; what it keeps (see BatchResult)."""
+        """Add the result of one request of a group. Returns the objects to keep (see BatchResult)."""
         batch = self._gatherer.batch([request])
         batch.room = NO_ROOM
         self._execution.start(batch)
         result = self._execution.result()
         count, begin = len(results), len(results[-1].contents) if results else 0
         self._writer.write(results, batch, result)
-        # The next request lies where this one does, and so may what the engine makes of it.
+        # The next request uses the same memory for its inputs, and the engine may use the same for its outputs.
         contents = results[-1].contents
         begin = begin if len(results) == count else 0
         contents[begin:] = map(bytes, contents[begin:])
         return result.kept
 
     def drop(self) -> None:
-        """Wait for the batch; its result is nobody's."""
+        """Wait for the batch and drop its result."""
         with suppress(Exception):
             self._execution.result()
         self._writer.give_up_room()
 
 
 class RequestService(ModelService):
-    """A model that sees each request for itself: one instance, all of it on the worker's main thread.
+    """Serves a model that sees each request separately: one instance, on the worker's main thread.
 
-    Users' models may load what works only on the thread that loaded it, or on the main thread, so initialize, execute
-    and finalize all run there. A second thread waits for the end on the control socket, a third reads the back channel.
+    Users' models may use libraries that work only on the thread that loaded them, or only on the main thread. So
+    initialize, execute and finalize all run there. A second thread waits for the end on the control socket, and a third
+    reads the back channel.
     """
 
     def __init__(
@@ -337,7 +339,7 @@ class RequestService(ModelService):
         send_metrics: Callable[[MetricChanges], None],
     ) -> None:
         """`report`: see backends.base.ModelSource. `send_metrics`: see backends.request_model.RequestModelSource.
-        Raises: ServeError or any exception: the model cannot be loaded."""
+        Raises ServeError or any exception if the model cannot be loaded."""
         super().__init__(load, log, guard)
         self._end = WorkerEnd(connection, guard)
         self._back = BackChannel(self._end, log)
@@ -356,7 +358,8 @@ class RequestService(ModelService):
                 for inputs, responder in zip(separate(batch), responders, strict=True)
             ]
             with _of_samples([name]):
-                # The last answer to each counts; one that is wanted again has run for once.
+                # The last answer to each request counts. RESCHEDULED counts as success, because the sample has run
+                # once.
                 for answer, responder in zip(self.model.execute(requests), responders, strict=True):
                     last = answer if answer is not None else responder.ended.result()
                     if isinstance(last, ServeError):
@@ -377,7 +380,7 @@ class RequestService(ModelService):
         with self._running_instance():
             for batch in self._end.batches():
                 self._run_batch(batch)
-        # Where the server is gone, the connection may have closed first.
+        # If the server is gone, this connection may close before the control socket.
         control.join()
         return is_wanted
 
@@ -407,8 +410,8 @@ class RequestService(ModelService):
         self._end.finish(received, (input_end, output_start), results, kept)
 
     def _request(self, received: ReceivedRequest, responders: list[BatchedResponder]) -> ModelRequest:
-        """A request on memory of its own, which may be kept and written to. What answers it is appended to
-        `responders`, also where this fails."""
+        """Return a request on separate memory, so that the model may keep and change it. Its responder is appended to
+        `responders`, even if the rest fails."""
         responder = self._back.open_request(received.number)
         responders.append(responder)
         layout, heap = received.form.layout, self._end.inputs
@@ -437,14 +440,15 @@ class RequestService(ModelService):
         )
 
     def _run_alone(self, request: ModelRequest) -> Result | None:
-        """What the model gives for a request of a group, on memory of its own: it may use the same for the next."""
+        """Run one request of a group. The answer is copied, because the model may reuse its memory for the next
+        request."""
         (answer,) = self._run([request])
         if isinstance(answer, ModelResponse):
             return replace(answer, outputs=[tensor.copied() for tensor in answer.outputs])
         return answer
 
     def _run(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
-        """What the model gives, an error for each request where it raises."""
+        """Return the model's answers; if it raises, an error for each request."""
         token = begin_requests(tuple([request.id for request in requests]))
         try:
             answers = self.model.execute(requests)
@@ -459,12 +463,12 @@ class RequestService(ModelService):
 
 @contextmanager
 def _of_samples(names: Iterable[str]) -> Iterator[None]:
-    """Around runs of these warm-up samples: says in their error which they are. With no names none of them has run."""
+    """Name these warm-up samples in errors of the runs inside. Without names, errors pass unchanged."""
     try:
         yield
     except Exception as error:
         which = " or ".join(f"'{name}'" for name in dict.fromkeys(names))
-        # What a file of the model's lacks is told by its own name.
+        # The error of a missing file already names the file.
         if not which or isinstance(error, OSError):
             raise
         fault = error if isinstance(error, ServeError) else ServeError(StatusCode.INTERNAL, error_text(error))
@@ -484,7 +488,7 @@ class _SampleResponder:
     def send(self, answer: Answer | None, final: bool) -> None:
         if self.ended.done():
             raise RuntimeError("the final response to this request has been sent before")
-        # An error is what counts, wherever it stands among the responses.
+        # An error counts, at whatever position among the responses.
         if not isinstance(self._answer, ServeError):
             self._answer = answer
         if final:

@@ -1,5 +1,5 @@
-"""The server's side of a worker process: its end, and why. Its sessions, one for each model version in it: messages
-on their control sockets, and their instances."""
+"""Watches worker processes in the server: when and why each ends, and its sessions, one for each model version in it,
+with their control messages and instances."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from rocserve.workers.instance import Instance
 from rocserve.workers.worker_output import WorkerOutput
 
 _STATUS_WAIT_SECONDS = 1.0
-"""A worker that has closed its socket is about to end; if it does not, it is ended."""
+"""A worker that has closed its socket should end within this time; otherwise it is killed."""
 
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """Serves one model version, or those of a group that share it. Lives on the asyncio loop."""
+    """A process that serves one model version, or those of a group that share it. Lives on the asyncio loop."""
 
     pid: int
     _pidfd: int | None
     reception: socket.socket
-    """By it the process gets the sockets of its sessions."""
+    """The socket by which the process gets the sockets of its sessions."""
     _output: WorkerOutput
     group: ControlGroup | None = None
-    """Its cgroup, where it has one of its own."""
+    """The process's cgroup, if it has a separate one."""
     group_name: str = ""
-    """Of the models that share it."""
+    """The group of models that share the process; "" = the process has one model."""
 
     def __post_init__(self) -> None:
         self.sessions: list[WorkerSession] = []
         self.opening = 0
-        """Sessions that it is about to have."""
+        """Sessions that are being opened."""
         self._loop = asyncio.get_running_loop()
         self.exited = asyncio.Event()
         self._is_killed = False
@@ -53,22 +53,22 @@ class WorkerProcess:
 
     @property
     def title(self) -> str:
-        """Its name in errors and in the log."""
+        """The name in errors and in the log."""
         return f"shared worker '{self.group_name}'" if self.group_name else "worker"
 
     @property
     def reason(self) -> str:
-        """How it ended, "killed by signal 9", "exited with status 3", and, where that is known, why."""
+        """How the process ended ("killed by signal 9", "exited with status 3"), and why, if known."""
         return f"{self._broken}; {self._end}" if self._broken else self._end
 
     @property
     def fate(self) -> str:
-        """Its end, for errors and the log."""
+        """The end of the process, in the words of errors and the log."""
         return f"was killed: {self._fault}" if self._fault else f"ended unexpectedly ({self.reason})"
 
     @property
     def last_words(self) -> str:
-        """What it wrote last, to stand behind the reason of its end."""
+        """The last line of the process's output, to be appended to the reason of its end."""
         line = self._output.last_line
         return f"; it last wrote: {line}" if line else ""
 
@@ -78,29 +78,29 @@ class WorkerProcess:
 
     @property
     def takes_sessions(self) -> bool:
-        """Whether it goes on."""
+        """Whether the process has neither ended nor been killed."""
         return not self._is_killed and not self.exited.is_set()
 
     def kill(self) -> None:
-        """SIGKILL, unless it has ended."""
+        """Kill the process by SIGKILL, unless it has ended."""
         if self.exited.is_set():
             return
         self._is_killed = True
         kill(self.pid, self._pidfd)
 
     def end_for(self, reason: str) -> None:
-        """It does what it may not, or not what it should: kill it."""
+        """Kill the process because it hangs or exceeds a bound."""
         self._fault = reason
         self.break_off(reason)
 
     def break_off(self, reason: str) -> None:
-        """It talks nonsense, or not at all: kill it."""
+        """Kill the process because it sends invalid messages or none."""
         self._broken = reason
         self.kill()
         self._status_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def zygote_gone(self) -> None:
-        """Nobody will report its end any more, nor end what it leaves behind: watch for it."""
+        """Watch the process directly, because no zygote reports its end any more, or ends its process group."""
         if self.exited.is_set():
             return
         if self._pidfd is None:
@@ -110,14 +110,14 @@ class WorkerProcess:
             self._loop.add_reader(self._pidfd, self._exited_alone)
 
     def _exited_alone(self) -> None:
-        """Without the zygote, which would have ended its process group. The group's number is no other's as long as one
-        of its processes is left."""
+        """End the process group, as the zygote would have done. The group's number is not reused as long as one of its
+        processes is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.has_exited(None)
 
     def has_exited(self, wait_status: int | None) -> None:
-        """It is gone; None = nobody knows how."""
+        """Record the end of the process; `wait_status`: None = not known."""
         if self.exited.is_set():
             return
         self._end = "its exit status is not known"
@@ -125,7 +125,7 @@ class WorkerProcess:
             code = os.waitstatus_to_exitcode(wait_status)
             self._end = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
         if self.group is not None:
-            # What the kernel has ended it for; and what it leaves behind ends.
+            # The reason is the bound by which the kernel ended it, if any. Processes that it started end too.
             if not self._fault and (excess := self.group.excess()):
                 self._fault = self._broken = excess
             elif not self._fault and self.group.was_refused_tasks():
@@ -145,7 +145,7 @@ class WorkerProcess:
 
 
 def kill(pid: int, pidfd: int | None) -> None:
-    """Kills a worker whose end the zygote has not yet reported; by its pidfd where there is one."""
+    """Kill a worker whose end the zygote has not reported yet, by its pidfd if there is one."""
     with contextlib.suppress(ProcessLookupError):
         if pidfd is not None:
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -154,16 +154,16 @@ def kill(pid: int, pidfd: int | None) -> None:
 
 
 _TURN_SECONDS = 0.005
-"""A worker whose messages took longer than this waits before more are read, ..."""
+"""A worker whose messages took longer than this to handle must wait."""
 _WAIT_PER_TURN = 9
-"""... this many times what they took: it has at most a tenth of the loop."""
+"""Times that the handling took, as the wait before more messages are read: a worker gets at most a tenth of the
+loop."""
 
 _Reply = TypeVar("_Reply", messages.Loaded, messages.WarmedUp)
 
 
 class WorkerSession:
-    """A process that has one session ends with it; of one that several share, with the last. Lives on the asyncio
-    loop."""
+    """One model version in a process. The process ends with its last session. Lives on the asyncio loop."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class WorkerSession:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Use `open`."""
+        """Use `open` instead."""
         self.process = process
         self.instances = instances
         self._writer = writer
@@ -180,7 +180,7 @@ class WorkerSession:
         self.ended = asyncio.Event()
         self._on_progress: Callable[[messages.Progress | MetricChanges], None] | None = None
         self._reply: asyncio.Future[messages.Message] | None = None
-        """Of the message that is under way."""
+        """The reply that the last message waits for."""
         self._is_unloading = False
         self._kill_timer: asyncio.TimerHandle | None = None
         self._reading = self._loop.create_task(self._read(reader))
@@ -190,14 +190,14 @@ class WorkerSession:
 
     @classmethod
     async def open(cls, process: WorkerProcess, instances: Sequence[Instance], key: str = "") -> WorkerSession:
-        """Hands the sockets over by the process' reception. `key`: of a session that a process that is shared keeps for
-        the next server; "" = none. Raises: ServeError: INTERNAL, these are more instances than can be handed over;
-        OSError: no descriptor can be had."""
+        """Pass the session's sockets through the process' reception. `key`: the name under which a shared process keeps
+        the session for the next server; "" = not kept. Raises ServeError (INTERNAL) if the instances are too many for
+        one message, OSError if no descriptor is free."""
         if len(instances) >= messages.MOST_SOCKETS:
             raise internal(f"a worker can have {messages.MOST_SOCKETS - 1} instances, not {len(instances)}")
         control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         peers = [peer, *(instance.peer for instance in instances)]
-        # A process that has ended takes nothing; its control socket is closed then.
+        # A process that has ended takes nothing, and its control socket closes then.
         with contextlib.suppress(OSError):
             files = [each.fileno() for each in peers]
             kind = messages.SHARED + key.encode() if process.group_name else messages.ALONE
@@ -220,19 +220,19 @@ class WorkerSession:
     async def load(
         self, message: messages.Load, on_progress: Callable[[messages.Progress | MetricChanges], None]
     ) -> messages.Loaded:
-        """`on_progress` is called with all that the engine and the model report, now and as long as the session lives.
-        Raises: ServeError: the reason why it cannot be loaded, in the engine's words."""
+        """Load the model. `on_progress` is called with all reports of the engine and the model, now and as long as the
+        session lives. Raises ServeError with the engine's reason if the model cannot be loaded."""
         self._on_progress = on_progress
         return await self._ask(message, "loading", messages.Loaded)
 
     async def warm_up(self, message: messages.WarmUp) -> None:
-        """Its instances take batches afterwards. Raises: ServeError, as `load`."""
+        """Warm up the model and open the instances. Raises ServeError as `load`."""
         await self._ask(message, "warming up", messages.WarmedUp)
         for instance in self.instances:
             instance.open()
 
     async def unload(self, grace_seconds: float) -> bool:
-        """End it after the batches that it has; `kill` it after `grace_seconds`. False: that was needed."""
+        """End the session after its batches; `kill` it after `grace_seconds`. Returns False if it had to be killed."""
         self._is_unloading = True
         for instance in self.instances:
             instance.stop_taking()
@@ -247,12 +247,12 @@ class WorkerSession:
             try:
                 await asyncio.wait_for(self.process.exited.wait(), _STATUS_WAIT_SECONDS)
             except TimeoutError:
-                self.process.has_exited(None)  # Nothing survives SIGKILL; it is the zygote that is stuck.
+                self.process.has_exited(None)  # Nothing survives SIGKILL, so the zygote is stuck.
         return has_ended
 
     async def _ask(self, message: messages.Message, doing: str, expected: type[_Reply]) -> _Reply:
-        """The worker's reply to a message. Raises: ServeError: INTERNAL, it ended without one; or its reason why it
-        failed."""
+        """Send a message and return the worker's reply. Raises ServeError: INTERNAL if the worker ended without one, or
+        the worker's reason."""
         self._reply = self._loop.create_future()
         if self._reading.done():
             self._reply.set_exception(EOFError())
@@ -273,11 +273,11 @@ class WorkerSession:
         return answer
 
     def send(self, message: messages.Message) -> None:
-        """Never waits for the worker."""
+        """Send a message without waiting for the worker."""
         self._writer.write(messages.encode_frame(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Take what the worker sends, until it closes its control socket."""
+        """Handle the worker's messages until it closes its control socket."""
         took = 0.0
         try:
             while True:
@@ -307,7 +307,7 @@ class WorkerSession:
             self.end()
 
     def _received(self, message: messages.Message) -> None:
-        """Raises: ValueError: it is none of a worker's."""
+        """Handle a message. Raises ValueError if workers may not send it."""
         if isinstance(message, messages.Progress):
             message = replace(message, text=message.text[: messages.LONGEST_TEXT])
         if isinstance(message, messages.Progress | MetricChanges):
@@ -319,27 +319,26 @@ class WorkerSession:
             self._reply.set_result(message)
 
     def kill(self) -> None:
-        """End it at once. A process that others share goes on, and lets go of the model when it is done with the batch
-        in flight."""
+        """End the session immediately. A shared process goes on, and unloads the model after the batch in flight."""
         if self.process.group_name:
-            # Else the session would wait for another server.
+            # Otherwise the session would wait for another server.
             self.send(messages.Unload())
             self.end()
         if self.process.sessions in ([], [self]) and not self.process.opening:
             self.process.kill()
 
     def instance_broken(self, reason: str) -> None:
-        """An instance has ended without the worker's end being known (yet)."""
+        """Kill the process soon, because an instance is broken, unless the process's end is reported before."""
         if not self.ended.is_set() and not self._is_unloading and self._kill_timer is None:
             self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.process.break_off, reason)
 
     def end(self) -> None:
-        """Its process has ended, or nobody wants it any more."""
+        """Finish after the process has ended, or when no server needs the session."""
         if self.ended.is_set():
             return
         self.ended.set()
         if self._kill_timer is not None:
             self._kill_timer.cancel()
         self.process.sessions.remove(self)
-        # What a process has sent before its end is read yet.
+        # Messages that the process has sent before its end can still be read.
         self._loop.call_later(_STATUS_WAIT_SECONDS * self.process.has_ended, self._writer.transport.abort)

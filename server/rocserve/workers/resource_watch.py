@@ -1,9 +1,9 @@
-"""Keeps workers within their memory and their number of tasks: checks the processes of each, and ends a worker that
-has more, with all that it has started.
+"""Keeps workers within their bounds of memory and tasks: checks the processes of each worker, and ends a worker that
+exceeds a bound, with all processes that it has started.
 
-The kernel does this by itself only for a cgroup, which few servers may make (control_groups.py); there a check is only
-for what it has refused. Its limits of a process (RLIMIT_AS) count what engines reserve, and those of a user
-(RLIMIT_NPROC) what other models have.
+The kernel enforces such bounds only for a cgroup, which few servers may make (control_groups.py); a check then only
+reads what the kernel refused. The kernel's limits for a process (RLIMIT_AS) count memory that engines only reserve, and
+those for a user (RLIMIT_NPROC) count other models' processes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rocserve.workers.control_groups import ControlGroup
 from rocserve.workers.process import WorkerProcess
 
 _POLL_SECONDS = 0.1
-"""Between two checks: memory grows by some hundred megabytes meanwhile, processes by some hundred."""
+"""Between two checks, memory grows by some hundred megabytes, and processes by some hundred."""
 _WAIT_PER_CHECK = 20
-"""A check that took long, among thousands of processes, is followed by this many times its time of rest."""
+"""After a check that took long, because there are thousands of processes, the pause is this many times as long."""
 _LAST_CHECKS = 10
-"""At the end of the server: what was killed takes a moment to end."""
+"""Checks at the end of the server, because killed processes take a moment to end."""
 _LONGEST_STAT = 1024
 """Bytes of /proc/PID/stat: some fifty numbers."""
 
@@ -37,9 +37,9 @@ class Process:
     parent: int
     group: int
     tasks: int
-    """Processes and threads: one for each of its threads."""
+    """Threads; a process with one thread counts as one."""
     started: int
-    """With the number, it distinguishes a process from a later one of the same number."""
+    """Start time, which distinguishes the process from a later one with the same number."""
     is_zombie: bool
 
 
@@ -49,17 +49,19 @@ class _Watched:
     memory_bytes: int
     tasks: int
     known: set[tuple[int, int]] = field(default_factory=set)
-    """Its processes at the last check, by number and start: they stay its own when their parents end."""
+    """The worker's processes at the last check, by number and start time. They remain its own when their parents
+    end."""
     is_over: bool = False
 
 
 class ResourceWatch:
-    """All workers of a server that have bounds. Lives on the asyncio loop, costs nothing while there are none."""
+    """Checks all workers of a server that have bounds. Lives on the asyncio loop, and does nothing while there are
+    none."""
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
         self._grouped: dict[ControlGroup, WorkerProcess | None] = {}
-        """Workers that the kernel keeps within their bounds; None: nobody waits for it any more."""
+        """Workers whose bounds the kernel enforces; None = the server no longer waits for the worker."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, worker: WorkerProcess, memory_bytes: int, tasks: int) -> None:
@@ -69,12 +71,12 @@ class ResourceWatch:
             self._check_later()
 
     def add_grouped(self, group: ControlGroup, worker: WorkerProcess | None) -> None:
-        """Watch a worker in a cgroup of its own until it ends, and remove that; None = end its processes now."""
+        """Watch a worker in its cgroup until it ends, then remove the cgroup; None = end its processes now."""
         self._grouped[group] = worker
         self._check_later()
 
     async def close(self) -> None:
-        """The workers are to have been stopped."""
+        """End the watch. All workers must have been stopped."""
         self._watched.clear()
         self._grouped = dict.fromkeys(self._grouped)
         for _ in range(_LAST_CHECKS):
@@ -94,7 +96,7 @@ class ResourceWatch:
         self._timer = None
         self._check_groups()
         if self._watched:
-            # A server without a free descriptor cannot check; it may have one again the next time.
+            # A server without a free descriptor cannot check now, but perhaps the next time.
             with suppress(OSError):
                 processes = read_processes()
                 self._watched = [watched for watched in self._watched if self._goes_on(watched, processes)]
@@ -108,13 +110,13 @@ class ResourceWatch:
                     continue
                 worker.end_for(excess)
                 self._grouped[group] = None
-            # Each time: what was about to enter may be in it only now.
+            # Killed at each check, because a process may enter the cgroup late.
             group.kill()
             if group.remove():
                 del self._grouped[group]
 
     def _goes_on(self, watched: _Watched, processes: Sequence[Process]) -> bool:
-        """Whether a worker is to be checked again."""
+        """Check a worker. Returns whether it must be checked again."""
         worker = watched.worker
         if worker.has_ended and not watched.is_over:
             return False
@@ -130,10 +132,10 @@ class ResourceWatch:
 
 
 def _stop(watched: _Watched) -> None:
-    """Stops a worker and all that it has started, until a check finds no new process: a fork between the check and the
-    kill has a session of its own perhaps, no parent any more, and could not be distinguished from other processes. The
-    worker's group is stopped as one, which no fork escapes: one that lives on in ever new processes is ahead of a
-    check."""
+    """Stop a worker and all processes that it has started, until a check finds no new one. A process that is forked
+    between the check and the kill may have a new session and no parent left; nothing would show whose it is. The
+    worker's group is stopped by one call, which no fork escapes: a process that forks and ends all the time is always
+    ahead of a check."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(watched.worker.pid, signal.SIGSTOP)
     stopped: set[tuple[int, int]] = set()
@@ -150,7 +152,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
-    """Note the worker's processes: itself, its group, what it was seen to have, and all that these have started."""
+    """Find the worker's processes: itself, its group, those that were seen before, and all that these have started."""
     children: Mapping[int, list[Process]] = defaultdict(list)
     for process in processes:
         children[process.parent].append(process)
@@ -171,7 +173,7 @@ def _own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
 
 
 def _excess(watched: _Watched, own: Sequence[Process]) -> str:
-    """By which bound a worker has too much, in words; "" = by none."""
+    """Return which bound a worker exceeds, in words; "" = none."""
     tasks = sum(process.tasks for process in own)
     if watched.tasks and tasks > watched.tasks:
         return f"limit of {watched.tasks} tasks exceeded (it had {tasks} processes and threads)"
@@ -179,7 +181,7 @@ def _excess(watched: _Watched, own: Sequence[Process]) -> str:
         pids = [process.pid for process in own]
         used = sum(map(memory_bytes, pids))
         if used > watched.memory_bytes and len(pids) > 1:
-            # What a fork shares with its parent has been counted for each. The true shares take longer to find.
+            # Memory that a fork shares with its parent was counted twice. To find the true shares takes longer.
             used = sum(map(share_bytes, pids))
         if used > watched.memory_bytes:
             return f"memory limit of {watched.memory_bytes} bytes exceeded (it had {used})"
@@ -187,18 +189,19 @@ def _excess(watched: _Watched, own: Sequence[Process]) -> str:
 
 
 def memory_bytes(pid: int) -> int:
-    """What a process has of memory and of swap, files left out; 0 when it has ended."""
+    """Return a process's memory and swap in bytes, without files; 0 if it has ended."""
     return _sum(pid, "status", ("RssAnon:", "RssShmem:", "VmSwap:")) or 0
 
 
 def share_bytes(pid: int) -> int:
-    """The same with pages that several processes have divided between them; without, where only root may see that."""
+    """Return the same, but divide pages between the processes that share them; if only root may see that, without the
+    division."""
     shares = _sum(pid, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
     return memory_bytes(pid) if shares is None else shares
 
 
 def _sum(pid: int, file: str, names: tuple[str, ...]) -> int | None:
-    """In bytes, of lines "Name:   123 kB"; None = they cannot be seen."""
+    """Return the sum, in bytes, of lines such as "Name:   123 kB"; None = the file cannot be read."""
     with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         lines = Path(f"/proc/{pid}/{file}").read_text(errors="replace").splitlines()
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))
@@ -206,19 +209,20 @@ def _sum(pid: int, file: str, names: tuple[str, ...]) -> int | None:
 
 
 def read_processes() -> Sequence[Process]:
-    """All that this machine, or this container, shows."""
+    """Return all visible processes of this machine or container."""
     found: list[Process] = []
     with os.scandir("/proc") as entries:
         for name in (entry.name for entry in entries if entry.name.isdecimal()):
-            # It may have ended meanwhile, or be none of ours to see.
+            # The process may have ended, or belong to another user.
             with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                # Not by pathlib: there may be thousands.
+                # Without pathlib, which is slow for thousands of processes.
                 descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     line = os.read(descriptor, _LONGEST_STAT)
                 finally:
                     os.close(descriptor)
-                # Behind the bracket that ends the name, which may hold anything, stand proc(5)'s fields from the third.
+                # The name, which may contain anything, ends with the last bracket. Then come proc(5)'s fields from the
+                # third on.
                 state, parent, group, *rest = line[line.rindex(b")") + 1 :].split()
                 found.append(
                     Process(int(name), int(parent), int(group), int(rest[14]), int(rest[16]), is_zombie=state == b"Z")

@@ -1,4 +1,4 @@
-"""What a worker's model gives on its way to the server: responses to requests, results of batches."""
+"""Prepares a model's outputs for the server, as results of batches or of single requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 _FAILURE_TEXTS = 64 * 1024
-"""Characters that the texts of one batch's failures share."""
+"""Characters that the error texts of one batch's requests share."""
 _REMEMBERED = 256
 _TO_BYTES = methodcaller("tobytes")
 _SHAPE_AND_DTYPE = attrgetter("shape", "dtype")
@@ -34,8 +34,8 @@ NO_ROOM: Mapping[str, Array] = {}
 
 
 def answer_results(sender: TensorSender, answers: Sequence[Answer | None]) -> list[OutgoingResult]:
-    """For the requests of a batch that is done, one for those in a row that are alike; None: a request is answered
-    beside the batch."""
+    """Return results for the requests of a batch; consecutive alike ones are one result. None = the request is answered
+    by separate messages."""
     results: list[OutgoingResult] = []
     for answer in answers:
         if answer is None:
@@ -53,8 +53,8 @@ def answer_results(sender: TensorSender, answers: Sequence[Answer | None]) -> li
 def _add_result(
     sender: TensorSender, results: list[OutgoingResult], outputs: Sequence[Tensor], parameters: Parameters
 ) -> None:
-    """The next request's result, with that of the request before where the two differ in nothing but their bytes.
-    Raises: ServeError: INTERNAL, it cannot be sent."""
+    """Add the next request's result, to the previous result if both differ only in their bytes. Raises ServeError
+    (INTERNAL) if it cannot be sent."""
     layout, data = sender.of(outputs), [each.data for each in outputs]
     if not parameters and results and results[-1].layout is layout:
         packed = layout.places.packed(data)
@@ -71,7 +71,7 @@ def _add_result(
 
 
 class _Plan:
-    """Where the outputs of results of known shapes go in a slot."""
+    """Assigns outputs of known shapes to parts of a slot."""
 
     __slots__ = ("_rooms", "layout")
 
@@ -80,7 +80,7 @@ class _Plan:
         self._rooms: Memo[int, Mapping[str, Array]] = Memo(_REMEMBERED)
 
     def room(self, place: int, view: memoryview) -> Mapping[str, Array]:
-        """The outputs' places in a slot, as arrays. A slot that comes again has the same."""
+        """Return arrays on the outputs' parts of a slot; the same ones each time for the same slot."""
         room = self._rooms.get(place)
         if room is None:
             places = self.layout.places
@@ -93,20 +93,21 @@ class _Plan:
 
 
 class ResultWriter:
-    """Writes the results of one instance's batches. What goes where is worked out once for each set of shapes."""
+    """Writes the results of one instance's batches. For each set of shapes, the outputs' parts of a slot are computed
+    once."""
 
     def __init__(self, end: WorkerEnd, signature: Signature, batching: bool) -> None:
-        """`batching`: whether outputs have the batch's rows."""
+        """`batching`: outputs have the batch's rows."""
         self._end = end
         self._datatypes = {spec.name: spec.datatype for spec in signature.outputs}
         self._batching = batching
         self._plans: Memo[object, _Plan] = Memo(_REMEMBERED)
         self._last: Memo[tuple[int, ...], _Plan] = Memo(_REMEMBERED)
-        """By the rows of a batch's requests, the plan of the latest result."""
+        """The plan of the latest result, by the rows of a batch's requests."""
         self._reserved: tuple[_Plan, int, memoryview] | None = None
 
     def make_room(self, batch: Batch) -> None:
-        """Give the batch room for outputs as they were the last time, unless these are copied sooner."""
+        """Reserve memory for outputs as large as the last ones, unless copying them is faster."""
         plan = self._last.get(batch.request_sizes)
         if plan is not None and plan.layout.places.end > COPIED_SOONER:
             self._reserved = (plan, *self._end.reserve(plan.layout.places.end))
@@ -115,14 +116,14 @@ class ResultWriter:
             batch.room = NO_ROOM
 
     def give_up_room(self) -> None:
-        """The batch has failed, or its results are others."""
+        """Free the reserved memory if the results do not use it."""
         if self._reserved is not None:
             self._end.give_up(self._reserved[1])
             self._reserved = None
 
     def write(self, results: list[OutgoingResult], batch: Batch, result: BatchResult) -> None:
-        """The outputs on their way to the server, behind those of the requests before where requests run one by one.
-        Raises: ServeError: INTERNAL, the outputs are not what was asked for, or not of the batch's rows."""
+        """Add the results of a batch, or of one request of a group. Raises ServeError (INTERNAL) if the outputs are not
+        the requested ones, or not of the batch's rows."""
         outputs = result.outputs
         names = batch.requested_outputs or tuple(outputs)
         try:
@@ -134,7 +135,7 @@ class ResultWriter:
             try:
                 arrays = tuple(map(_SHAPE_AND_DTYPE, values))
             except AttributeError:
-                pass  # A Tensor is among them.
+                pass  # The values include a Tensor.
             else:
                 key = (sum(batch.request_sizes), names, arrays)
                 plan = self._plans.get(key)
@@ -155,7 +156,7 @@ class ResultWriter:
                     np.copyto(destination, value)  # type: ignore[arg-type]
             contents: list[Buffer] = []
         else:
-            # What lies in the room for another plan goes to the server before that is given up.
+            # Outputs in memory that was reserved for another plan are sent before it is freed.
             data: list[Buffer] = list(map(_TO_BYTES if layout.places.end <= COPIED_SOONER else _octets, values))
             contents, place = [*layout.places.pieces(data)[0]], None
             if results and results[-1].layout is layout:
@@ -188,7 +189,7 @@ class ResultWriter:
                 raise internal(
                     f"output '{name}' has the shape {list(value.shape)}, expected the batch's {sum(sizes)} rows"
                 )
-        # The server cuts by rows of one size; all else is cut here.
+        # The server cuts rows of one size; everything else is cut here.
         is_text = any(self._datatype(name, value) is DataType.BYTES for name, value in values.items())
         if failures or (len(sizes) > 1 and (is_text or batch.cuts)):
             results += answer_results(self._end.sender, self._split(batch, values, failures))
@@ -204,7 +205,7 @@ class ResultWriter:
     def _split(
         self, batch: Batch, values: Mapping[str, Array | Tensor], failures: Mapping[int, ServeError]
     ) -> list[Answer]:
-        """The answer to each request of several."""
+        """Return the answer to each of several requests."""
         columns = [
             self._cut(name, value, batch.cuts.get(name) or [(size, *value.shape[1:]) for size in batch.request_sizes])
             for name, value in values.items()
@@ -218,7 +219,7 @@ class ResultWriter:
         ]
 
     def _cut(self, name: str, value: Array | Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-        """An output as tensors of these shapes, one behind the other. Raises: ServeError: INTERNAL, it is damaged."""
+        """Cut an output into consecutive tensors of these shapes. Raises ServeError (INTERNAL) if it is damaged."""
         datatype, counts = self._datatype(name, value), list(accumulate(map(math.prod, shapes), initial=0))
         if isinstance(value, Tensor):
             data, bounds = flat_octets(value.data), _ends(value, counts)
@@ -229,7 +230,7 @@ class ResultWriter:
         return [Tensor(name, datatype, tuple(shape), part) for shape, part in zip(shapes, parts, strict=True)]
 
     def _datatype(self, name: str, value: Array | Tensor) -> DataType:
-        """As it is declared, where an array may be of that datatype."""
+        """Return the declared datatype if the array can have it, else the array's own."""
         if isinstance(value, Tensor):
             return value.datatype
         declared = self._datatypes.get(name)
@@ -237,13 +238,14 @@ class ResultWriter:
 
 
 def _octets(array: Array | Tensor) -> Buffer:
-    """The bytes of an array, one behind the other."""
+    """Return the bytes of an array, in C order."""
     assert isinstance(array, np.ndarray)
     return octets(np.ascontiguousarray(array))
 
 
 def _ends(tensor: Tensor, counts: Sequence[int]) -> list[int]:
-    """Where the first elements of an output end, for each of these counts. Raises: ServeError: INTERNAL."""
+    """Return the byte at which the first elements of an output end, for each count of elements. Raises ServeError
+    (INTERNAL)."""
     nbytes = memoryview(tensor.data).nbytes
     if tensor.datatype is not DataType.BYTES:
         expected = tensor.element_count * tensor.datatype.itemsize

@@ -1,4 +1,4 @@
-"""What becomes of a batch in a worker: checks what the worker says of its results, and cuts them into requests."""
+"""Checks what a worker reports of a batch, and cuts the results into those of single requests."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rocserve.workers.entries import ENTRY, ERROR, OPEN, RESULT
 from rocserve.workers.layouts import TensorReader, bounds_of, read_error, read_parameters, text_length
 
 Outputs = tuple[tuple[TensorHead, ...], Sequence[Buffer]]
-"""What one request's part of a result is, and its bytes."""
+"""The heads and the bytes of one request's outputs."""
 Part = tuple[tuple[TensorHead, ...], Sequence[slice]]
-"""What one request's part of a result is, and where each of its outputs lies, counted from the result's first byte."""
+"""The heads of one request's outputs, and where each lies, counted from the result's first byte."""
 
 _MOST_REMEMBERED = 8192
-"""Outputs of requests; a few hundred bytes each."""
+"""Outputs of requests; each takes a few hundred bytes."""
 
 _Cut = tuple[TensorPlaces, tuple[int, ...]]
-"""What a result is, and the rows of the requests that have parts of it."""
+"""A result's layout, and the rows of the requests that share the result."""
 _ALONE = (1,)
-"""A request whose result is not cut."""
+"""The rows in the key of a result that is not cut."""
 _NO_PART: Part = ((), ())
 _NOTHING = memoryview(b"")
 
 
 class BatchOutcome:
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     __slots__ = (
         "_view",
@@ -51,50 +51,54 @@ class BatchOutcome:
     def __init__(self, error: ServeError | None, times: tuple[int, int, int], view: memoryview = _NOTHING) -> None:
         """`view`: the memory of all outputs."""
         self.error = error
-        """Set when the whole batch failed."""
-        # time.monotonic_ns() when the engine began, when it ended, and when the outputs lay in the heap.
+        """Set if the whole batch failed."""
+        # time.monotonic_ns() when the engine began, when it ended, and when the outputs were in the heap.
         self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
         self.failures: dict[int, ServeError] = {}
-        """Single requests that failed, by their place in the batch."""
+        """Errors of single requests, by their index in the batch."""
         self.open: set[int] = set()
-        """The requests that the model answers, or has answered, by responses of their own."""
+        """Indices of requests that the model answers, or has answered, by separate responses."""
         self.parameters: dict[int, Parameters] = {}
-        """What the model says beside the outputs of its response, by request."""
+        """Parameters of the model's responses, by request."""
         self._view = view
         self.is_large = len(view) > LARGE_RESPONSE
         self.slot: Slot | None = None
         """See InferResponse."""
         self.parts: list[tuple[int, Part]] = []
-        """By request: where its result begins, and what it has of that."""
+        """For each request, where its result begins and its part of that."""
 
     @property
     def nbytes(self) -> int:
-        """Of the memory of all outputs."""
+        """Size of the memory of all outputs."""
         return len(self._view)
 
     def outputs_of(self, request_index: int) -> Outputs:
-        """One request's rows of each output, as views on the worker's heap."""
+        """Return one request's rows of each output, as views of the worker's heap."""
         start, (heads, slices) = self.parts[request_index]
         return heads, list(map(self._view[start:].__getitem__, slices))
 
 
 class ResultReader:
-    """Reads the results of one instance. All that raises ValueError does so because what the worker sent does not make
-    sense."""
+    """Reads the results of one instance. Methods raise ValueError if the worker's messages are invalid."""
 
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
         self.layouts = TensorReader(heap)
         self._cuts: dict[_Cut, Sequence[Part]] = {}
-        """Of results whose places follow from their layout."""
+        """Only for results whose layout fixes where each output lies."""
         self._remembered = 0
 
     def read_batch(
         self, place: int, nbytes: int, entries: int, times: tuple[int, int, int], sizes: tuple[int, ...], may_open: bool
     ) -> BatchOutcome:
-        """The results of a batch. `place`: of their slot of `nbytes`, which begins with a table of `entries` entries.
-        `times`: see BatchOutcome. `sizes`: of the batch's requests, in rows. `may_open`: the model sees each request
-        for itself, so that it may keep one open."""
+        """Read the results of a batch.
+
+        Args:
+            place: of the results' slot of `nbytes`, which begins with a table of `entries` entries.
+            times: see BatchOutcome.
+            sizes: rows of each request in the batch.
+            may_open: the model sees each request separately, so it may keep a request open.
+        """
         if not 0 < entries * ENTRY_BYTES <= nbytes:
             raise ValueError(f"results in {entries} entries of {nbytes} bytes")
         view = self._heap.checked(place, nbytes)
@@ -138,7 +142,7 @@ class ResultReader:
         return outcome
 
     def _cut(self, key: _Cut, bounds: Bounds) -> Sequence[Part]:
-        """Raises: ValueError."""
+        """Return the parts of each request. Raises ValueError."""
         places, sizes = key
         parts = _cut(places.heads, bounds, sizes)
         if places.sizes is not None:
@@ -151,7 +155,7 @@ class ResultReader:
 
 
 def _cut(heads: tuple[TensorHead, ...], bounds: Bounds, sizes: tuple[int, ...]) -> Sequence[Part]:
-    """Raises: ValueError."""
+    """Compute the parts of each request. Raises ValueError."""
     if len(sizes) == 1:
         return ((heads, [slice(*bound) for bound in bounds]),)
     rows = sum(sizes)
@@ -162,13 +166,13 @@ def _cut(heads: tuple[TensorHead, ...], bounds: Bounds, sizes: tuple[int, ...]) 
         row = math.prod(head.shape[1:]) * head.datatype.itemsize
         for of_request, (first, last) in zip(places, pairwise(accumulate(sizes, initial=0)), strict=True):
             of_request.append(slice(begin + first * row, begin + last * row))
-    # Requests with as many rows share the heads of their parts.
+    # Requests with equally many rows share the heads of their parts.
     by_size = {size: tuple([head._replace(shape=(size, *head.shape[1:])) for head in heads]) for size in {*sizes}}
     return [(by_size[size], of_request) for size, of_request in zip(sizes, places, strict=True)]
 
 
 def _text(view: memoryview, start: int, nbytes: int) -> bytes:
-    """Bytes of a slot. Raises: ValueError."""
+    """Return bytes of a slot. Raises ValueError."""
     if start + text_length(nbytes) > len(view):
         raise ValueError(f"a text of {nbytes} bytes at byte {start} of {len(view)}")
     return bytes(view[start : start + nbytes])

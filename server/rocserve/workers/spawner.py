@@ -1,4 +1,4 @@
-"""The zygote's loop: takes requests for workers, starts them and reports their ends."""
+"""Runs the zygote's loop: takes requests for workers, starts the workers and reports their ends."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _LONGEST_MESSAGE = 1024 * 1024
 
 @dataclass(slots=True)
 class _Held:
-    """The server's ends of a worker's pipes, held for the server that may come after this one."""
+    """The server's ends of a worker's pipes, kept for the next server."""
 
     output: int
     reception: socket.socket
     control_group: str
     key: str = ""
-    """"" = it does not serve yet."""
+    """"" = the worker does not serve yet."""
     is_left: bool = False
-    """By the server before."""
+    """The worker is left from the previous server."""
 
     def close(self) -> None:
         os.close(self.output)
@@ -39,14 +39,14 @@ class _Held:
 
 
 class Spawner:
-    """Serves one server after the other on one connection; one thread."""
+    """Serves one server after the other on one connection. On one thread."""
 
     def __init__(self, connection: socket.socket, parent_pipe: int, kept: int) -> None:
         self._connection = connection
         self._parent_pipe = parent_pipe
         self._kept = kept
         self._held: dict[int, _Held] = {}
-        # Two for each worker; the workers get the limit that was given.
+        # The zygote needs two descriptors for each worker. Workers get the original limit.
         self._open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._open_files[1], self._open_files[1]))
         self._single_threaded = len(list(Path("/proc/self/task").iterdir())) == 1
@@ -72,7 +72,7 @@ class Spawner:
             return
 
     def _serve(self) -> bool:
-        """Take one message; False when the server is gone."""
+        """Handle one message. Returns False if the server is gone."""
         data = self._connection.recv(_LONGEST_MESSAGE)
         if not data:
             return False
@@ -108,7 +108,7 @@ class Spawner:
         options, held = spawn.options, None
         with ExitStack() as workers_ends:
             try:
-                # What the worker's Python reads: its interpreter, its loader, and where it imports from.
+                # The paths that the worker's Python reads: its interpreter, its loader, and the import path.
                 program = [shutil.which(options.interpreter or sys.executable) or "", str(Path(__file__).parent)]
                 for word in options.loader:
                     program += word.split(":")
@@ -120,7 +120,7 @@ class Spawner:
                 workers_ends.enter_context(reception)
                 output, writer = os.pipe2(os.O_CLOEXEC)
                 workers_ends.callback(os.close, writer)
-                # A model, or what it starts, may open /dev/stderr.
+                # A model, or a process that it starts, may open /dev/stderr.
                 os.fchmod(writer, 0o622)
                 held = _Held(output, servers_end, spawn.confinement.control_group)
                 pid = self._spawn(spawn, identity, writer, reception.fileno(), held)
@@ -154,22 +154,23 @@ class Spawner:
             if not forked:
                 self._execute(options, reception)
             if (numpy := sys.modules.get("numpy")) is not None:
-                # Workers must not all draw the zygote's random numbers; Python's own module sees to itself.
+                # Otherwise all workers would draw the zygote's random numbers. Python's random module reseeds itself
+                # after a fork.
                 numpy.random.seed()
             status = worker.main((options.title, str(self._parent_pipe), str(reception)))
         except BaseException as error:
             os.write(2, f"the worker could not be started: {error!r}\n".encode())
         finally:
             for stream in (sys.stdout, sys.stderr):
-                # A model may have closed or replaced them.
+                # A model may have closed or replaced the streams.
                 with suppress(Exception):
                     stream.flush()
-            # Not sys.exit: what the zygote's modules have registered for its end is not the worker's.
+            # Not sys.exit, which would run the exit handlers of the zygote's modules.
             os._exit(status)
 
     def _leave(self, held: _Held) -> None:
-        """In a new child: let go of all that is the zygote's, and above all other workers'. It leads a process group of
-        its own, to which the processes belong that a model starts: they end with it."""
+        """Close all of the zygote's descriptors in a new child, above all those of other workers. The child leads a new
+        process group, which also gets the processes that a model starts, and ends with the worker."""
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -186,7 +187,7 @@ class Spawner:
         for descriptor in handed:
             os.set_inheritable(descriptor, True)
         bootstrap = Path(__file__).with_name("bootstrap.py")
-        # A program loader does not search the path for what it starts.
+        # A program loader does not search PATH for the program that it starts.
         interpreter = options.interpreter or sys.executable
         python = [*options.loader, shutil.which(interpreter) or interpreter] if options.loader else [interpreter]
         command = [*python, str(bootstrap), worker.__name__, options.title, *map(str, handed)]
@@ -200,14 +201,15 @@ class Spawner:
                 return
             if ended is None:
                 return
-            # Before the worker is reaped its number is surely its own.
+            # Until the worker is reaped, its number cannot belong to another group.
             _end_group(ended.si_pid)
             if held := self._held.pop(ended.si_pid, None):
                 held.close()
             self._send(messages.Exited(*os.waitpid(ended.si_pid, 0)))
 
     def _send_worker(self, pid: int, held: _Held, problem: str = "") -> None:
-        """Nobody but the zygote reaps it, so the pidfd, which comes last, is surely its own."""
+        """Send a worker's descriptors. Only the zygote reaps the worker, so its number is still valid for the pidfd,
+        which comes last."""
         descriptors = [held.reception.fileno(), held.output]
         with suppress(OSError):
             descriptors.append(os.pidfd_open(pid))
@@ -223,6 +225,6 @@ class Spawner:
 
 
 def _end_group(leader: int) -> None:
-    """End what a worker has started and left behind."""
+    """Kill the processes that a worker has started and left behind."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Batches for warming a model up, from the `model_warmup` samples of its config."""
+"""Makes batches for warming up a model, from the `model_warmup` samples of its config."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SEED = 0
 
 
 def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[str, Batch]]:
-    """A sample's name and a batch for each run of each sample, in the order of the config. Raises: ServeError:
-    INVALID_ARGUMENT, a sample's file is missing, outside the folder `warmup`, or of the wrong size."""
+    """Yield a sample's name and a batch for each run of each sample, in the order of the config. Raises ServeError
+    (INVALID_ARGUMENT) if a sample's file is missing, outside the folder `warmup`, or of the wrong size."""
     added: dict[str, WarmupInput] = {}
     if (batching := config.sequence_batching) is not None:
-        # What the server gives beside the requests' inputs, as zeros where a sample does not have it.
+        # Tensors that the server adds to a request's inputs; zeros if a sample does not have them.
         for tensor in (*control_inputs(batching), *state_inputs(batching)):
             dims = tuple(1 if size == -1 else size for size in tensor.dims)
             added[tensor.name] = WarmupInput(tensor.datatype, dims, "zero")
@@ -39,7 +39,7 @@ def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[s
 
 
 def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
-    """A sample as a batch of requests of different shapes, for engines that are given such batches."""
+    """Return a sample as a batch of requests of different shapes, for engines that get such batches."""
     ragged = RaggedBatching(config)
     if not ragged:
         return batch
@@ -58,7 +58,7 @@ def with_ragged_shapes(batch: Batch, config: ModelConfig) -> Batch:
 
 
 def _tensor(name: str, entry: WarmupInput, rows: int, model_folder: Path) -> Tensor:
-    """`rows` = 0: a model without a batch dimension. Each row of a batch has the same data."""
+    """Make an input. `rows`: 0 = the model has no batch dimension. All rows of a batch have the same data."""
     shape = (rows, *entry.dims) if rows else entry.dims
     count = math.prod(entry.dims)
     if entry.source.startswith("file:"):
@@ -71,7 +71,7 @@ def _tensor(name: str, entry: WarmupInput, rows: int, model_folder: Path) -> Ten
 
 
 def _random_row(datatype: DataType, count: int) -> bytes:
-    """The same numbers at each start, so that a model that fails on them fails each time."""
+    """Return the same numbers at each start, so that a model that fails on them fails every time."""
     generator = np.random.default_rng(_SEED)
     if datatype is DataType.BYTES:
         return encode_bytes_elements(generator.bytes(8).hex() for _ in range(count))

@@ -1,4 +1,4 @@
-"""The worker's end of one instance: takes what the server posts, and posts results (`entries.py`)."""
+"""Connects one instance in a worker to the server: takes batches, and posts results (`entries.py`)."""
 
 from __future__ import annotations
 
@@ -30,86 +30,86 @@ from rocserve.workers.messages import LONGEST_TEXT
 
 _MOST_DESCRIPTORS = 6
 _MOST_UNREAD_BYTES = 256 << 20
-"""That the server has to read already, when a worker that has more waits for it."""
+"""A worker waits while the server has more bytes than this to read."""
 _RETURNED_AT_ONCE = 16 << 10
-"""Bytes that the server has to read before a worker checks whether it has: some 80 small results, whose slots are taken
-back together."""
+"""If the server has fewer bytes than this to read, a worker does not check which slots were returned. Some 80 small
+results' slots are then freed together."""
 _WAIT_SECONDS = 0.001
-"""Between two looks whether the server has read something."""
+"""Time between two checks whether the server has read something."""
 _TRIM_SECONDS = 10.0
-"""Without a batch, after which memory that nobody has needed for as long goes back to the system."""
+"""Time without a batch after which unused memory is returned to the system."""
 
 
 @dataclass(slots=True)
 class ReceivedRequest:
-    """A request of a batch. Not frozen because one is made for each request."""
+    """A request of a batch. It is not frozen, because one is made for each request and frozen dataclasses are
+    slower."""
 
     form: RequestForm
     number: int
     place: int
-    """Of its inputs in the heap, or in a client's file."""
+    """Place of the inputs in the heap, or offset in a client's file."""
     details_place: int
     details_bytes: int
     file: int
-    """The file's number; 0: they lie in the heap."""
+    """Number of the file; 0 = the inputs are in the heap."""
 
 
 @dataclass(slots=True)
 class ReceivedBatch:
     id: int
     is_grouped: bool
-    """Its requests run one by one."""
+    """The requests run one by one."""
     requests: Sequence[ReceivedRequest]
     taken_ns: int
 
 
 class ServerGone(ServeError):
-    """Nobody takes results any more."""
+    """The server no longer takes results."""
 
     def __init__(self) -> None:
         super().__init__(StatusCode.UNAVAILABLE, "the server is gone")
 
 
 RESULT_START = aligned(ENTRY_BYTES)
-"""Where the one result of a batch begins in its slot."""
+"""Where the only result of a batch begins in its slot."""
 
 
 @dataclass(slots=True, eq=False)
 class OutgoingResult:
-    """A result on its way to the server, or several that are alike."""
+    """A result for the server, or several alike ones."""
 
     flags: int = 0
     code: int = 0
     number: int = 0
-    """Of its layout."""
+    """Of the result's layout."""
     text_bytes: int = 0
-    """Of its details, or of the text of an error."""
+    """Of the details, or of an error's text."""
     nbytes: int = 0
-    """Of all."""
+    """Of all contents."""
     contents: list[Buffer] = field(default_factory=list)
-    """Its outputs and details one behind the other, each filled up to a multiple of 64 bytes (tensor_places.padded)."""
+    """The outputs and details one after the other, each padded to a multiple of 64 bytes (tensor_places.padded)."""
     requests: int = 1
-    """That have such a result; 0 = it is that of all in the batch together."""
+    """Number of requests that have such a result; 0 = one result for all requests of the batch."""
     layout: Layout | None = None
-    """Results of the same layout differ in nothing but their contents; None: it differs from all others."""
+    """Results of the same layout differ only in their contents; None = the result differs from all others."""
     place: int | None = None
-    """The slot where it lies already (see `WorkerEnd.reserve`); None = `contents` is still to be copied."""
+    """The slot that already has the result (see `WorkerEnd.reserve`); None = `contents` must still be copied."""
 
     def add(self, nbytes: int, contents: Sequence[Buffer]) -> None:
-        """The next request has a result of the same layout."""
+        """Add the next request's result, which has the same layout."""
         self.requests += 1
         self.nbytes += nbytes
         self.contents += contents
 
 
 class WorkerEnd:
-    """Batches are taken by one thread. Results are posted from any, for a model that sees each request for itself may
-    answer from any."""
+    """The worker's end of the link of one instance. One thread takes batches. Any thread may post results, because a
+    model that sees each request separately may answer on any thread."""
 
     def __init__(self, connection: socket.socket, guard: FaultGuard, is_alone: bool = True) -> None:
-        """`guard`: maps clients' files. `is_alone`: no other instance runs in this process, whose thread would have to
-        wait for one that looks. Raises: EOFError: the server is gone; ValueError: it sent something else than what an
-        instance shares with its worker."""
+        """`guard`: maps clients' files. `is_alone`: no other instance in this process would have to wait for the GIL
+        while this one polls. Raises EOFError if the server is gone, ValueError if the first message is invalid."""
         data, descriptors = receive_with_descriptors(connection, entries.ATTACH.size, _MOST_DESCRIPTORS)
         if not data:
             raise EOFError("the server closed the connection")
@@ -126,10 +126,11 @@ class WorkerEnd:
         self.back = link.readers[entries.BACK]
         self.back_sleep_word = link.own_sleep_word(1)
         self._connection = connection
-        # Re-entrant: a request that its model has dropped may be answered from a garbage collection, anywhere.
+        # Re-entrant, because a garbage collection may run anywhere, and may answer a request that its model has
+        # dropped.
         self._lock = threading.RLock()
         self._is_wanted = True
-        """Batches are still wanted; False = the server is gone."""
+        """False = the server is gone, and no further batches are run."""
         (looks,) = entries.ATTACH.unpack(data)
         self._looks = looks if is_alone else 0
         self._work, self._returns, self._results = (
@@ -143,20 +144,21 @@ class WorkerEnd:
         os.close(server_sleeps)
         self._heap = Heap.of_file(outputs)
         self._unread: dict[int, int] = {}
-        """By place, the bytes of slots that the server has still to read."""
+        """Bytes of each slot that the server must still read, by place."""
         self._unread_bytes = 0
         self._kept: dict[int, Sequence[object]] = {}
-        """By place, what references in these slots refer to."""
+        """Objects that the references in a slot refer to, by place."""
         self.sender = TensorSender(self.place, self.post)
         self.kept: KeptMemory | None = None
-        """The process's, once its model is loaded."""
+        """One for the process; None = not used before the model is loaded."""
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
 
     def batches(self, work_on: Callable[[], bool] | None = None) -> Iterator[ReceivedBatch]:
-        """Until the server closes the connection, or `stop`. `work_on`: sees to the batches that are under way; False:
-        none is, and the next may be waited for. None: none ever is when the next is asked for."""
+        """Yield batches until the server closes the connection, or `stop`. `work_on`: works on the batches in flight;
+        returns False if there are none, so that waiting for the next batch is allowed. None = no batch is in flight
+        when the next is asked for."""
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
             is_busy = work_on is not None and work_on()
@@ -186,8 +188,8 @@ class WorkerEnd:
                 is_open = self._sleep(time.monotonic() - idle_since)
 
     def _sleep(self, idle_seconds: float) -> bool:
-        """False: the server has closed the connection."""
-        # Two rounds give everything back; then there is nothing more to wake for.
+        """Sleep until a batch comes. Returns False if the server has closed the connection."""
+        # After two rounds all unused memory has been returned, so there is no reason to wake up.
         is_worth_trimming = idle_seconds < 3 * _TRIM_SECONDS
         is_open = self._sleeper.sleep(_TRIM_SECONDS if is_worth_trimming else None, self._work.has_mail)
         if is_worth_trimming and idle_seconds > _TRIM_SECONDS / 2 and not self._work.has_mail():
@@ -223,20 +225,20 @@ class WorkerEnd:
         return requests
 
     def _await_file(self, number: int) -> None:
-        """Wait for a file of a client, which the server sends before it names it. Raises: ServerGone; OSError."""
+        """Wait for a client's file, which the server sends before it names the file. Raises ServerGone or OSError."""
         while number not in self.files:
             if not self.files.take(self._connection, flags=0):
                 raise ServerGone
 
     def stop(self, is_wanted: bool = True) -> None:
-        """End `batches` after those that were already posted; where these are wanted no more, after the one that runs,
-        and drop results. From any thread."""
+        """End `batches` after the batches that were already posted. If `is_wanted` is False, end after the one that
+        runs, and drop results. From any thread."""
         self._is_wanted = is_wanted
-        with suppress(OSError):  # The server has closed it.
+        with suppress(OSError):  # The server has closed the connection.
             self._connection.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
-        """Let go of what it shares with the server, after `stop`."""
+        """Release all memory and sockets shared with the server, after `stop`."""
         self.files.clear()
         self.inputs.close()
         self._heap.close()
@@ -247,8 +249,8 @@ class WorkerEnd:
     # Results
 
     def place(self, nbytes: int) -> tuple[int, memoryview]:
-        """A slot of `nbytes` for what is sent next, and its memory. Waits while the server has much to read. Raises:
-        HeapFull; ServerGone."""
+        """Allocate a slot of `nbytes` for the next message. Waits while the server has much to read. Raises HeapFull or
+        ServerGone."""
         with self._lock:
             self._await_reader()
             place, view = self._heap.allocate(nbytes)
@@ -257,11 +259,12 @@ class WorkerEnd:
             return place, view
 
     def _await_reader(self) -> None:
-        """Raises: ServerGone."""
+        """Raises ServerGone."""
         while self._is_wanted:
             if (self._unread_bytes >= _RETURNED_AT_ONCE or self._kept) and self._returns.has_mail():
                 self._take_returns()
-            # Whatever is to come: a few small slots always lie with the server, which returns them together.
+            # A few small slots always stay with the server, which returns them together. There is no need to wait for
+            # these.
             if self._unread_bytes < _MOST_UNREAD_BYTES:
                 return
             time.sleep(_WAIT_SECONDS)
@@ -279,7 +282,7 @@ class WorkerEnd:
             self._heap.free(place)
 
     def post(self, mail: bytes) -> None:
-        """Post entries; waits while the server has much to take."""
+        """Post entries. Waits while the ring is full."""
         with self._lock:
             count = len(mail) // ENTRY_BYTES
             while self._results.room < count:
@@ -291,7 +294,7 @@ class WorkerEnd:
             self._ring()
 
     def respond(self, number: int, answer: Result | None, final: bool) -> None:
-        """Post a response to the request of that number. Raises: ServeError: as TensorSender.put."""
+        """Post a response to the request of that number. Raises ServeError as TensorSender.put."""
         entry = self.sender.response(number, answer, final)
         if isinstance(answer, ModelResponse) and answer.slot is not None:
             with self._lock:
@@ -299,8 +302,9 @@ class WorkerEnd:
         self.post(entry)
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
-        """A slot for a batch's one result of `nbytes`, and the memory where that goes. It waits for nothing, and
-        nothing for it until it is sent: a batch that began sooner is sent sooner. Raises: HeapFull."""
+        """Reserve a slot for the only result of a batch. Returns its place, and the memory of `nbytes` for the result.
+        Never waits, and the slot does not count as unread before it is sent, so that batches are sent in the order in
+        which they began. Raises HeapFull."""
         with self._lock:
             if self._returns.has_mail():
                 self._take_returns()
@@ -314,10 +318,10 @@ class WorkerEnd:
         results: Sequence[OutgoingResult],
         kept: Sequence[object] = (),
     ) -> None:
-        """A batch is done. `times`: time.monotonic_ns() when its inputs were there and when its engine ended. `kept`:
-        see BatchResult."""
+        """Post the results of a batch. `times`: time.monotonic_ns() when its inputs were ready and when its engine
+        ended. `kept`: see BatchResult."""
         count = len(results)
-        # Two entries take as much as tensors are aligned to.
+        # Two entries are as long as a tensor's alignment.
         end = (count + count % 2) * ENTRY_BYTES
         table: list[bytes] = []
         pieces: list[Buffer] = []
@@ -343,12 +347,12 @@ class WorkerEnd:
         self.post(done + ENTRY.pack(entries.RESULTS, 0, 0, 0, place, count, end))
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
-        """A batch has failed as a whole."""
+        """Post the failure of a whole batch."""
         self.finish(batch, times, [error_result(error, 0)])
 
 
 def error_text(error: BaseException) -> str:
-    """What an exception says, in the engine's own words; its name when it says nothing."""
+    """Return an exception's text, or its name if it has no text."""
     text = str(error).strip()
     if isinstance(error, KeyError | SystemExit) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -356,6 +360,6 @@ def error_text(error: BaseException) -> str:
 
 
 def error_result(error: ServeError, requests: int = 1) -> OutgoingResult:
-    """In the place of results. `requests`: as of OutgoingResult."""
+    """Return an error as a result. `requests`: see OutgoingResult."""
     text = error_bytes(error)
     return OutgoingResult(entries.ERROR, int(error.code), 0, len(text), aligned(len(text)), padded((text,)), requests)

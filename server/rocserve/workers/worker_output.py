@@ -1,7 +1,7 @@
-"""What a worker writes to its standard output and error, line by line into the server's log.
+"""Copies a worker's standard output and error to the server's log, line by line.
 
-A model may write anything: binary junk, lines without end, millions of lines. Lines are cut, what is not printable is
-escaped, the rate is bounded; a worker that writes faster than it is read waits in its own write.
+A model may write anything: binary data, lines without end, millions of lines. Lines are cut, unprintable characters are
+escaped, and the rate is bounded. A worker that writes faster than the server reads waits in its write.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _LONGEST_LINE = 4096
 """Bytes; the rest of a line is dropped."""
 _READ_BYTES = 64 * 1024
 _PAUSE_SECONDS = 0.005
-"""After a full read, or while lines are left out, so that a flood takes little of the loop's time (13 MB/s at most are
-read)."""
+"""Pause after a full read, or while lines are left out, so that a flood takes little of the loop's time (at most 13
+MB/s are read)."""
 _LINES_A_SECOND = 100
 _BURST_LINES = 500
 _CHARACTERS_A_SECOND = 32 * 1024
 _BURST_CHARACTERS = 256 * 1024
 _REPORT_SECONDS = 1.0
-"""Between two lines that say how many were left out."""
+"""Time between two reports of how many lines were left out."""
 
 _CRASH = b"Fatal Python error: "
 
@@ -36,7 +36,7 @@ class WorkerOutput:
     """Reads one worker's output pipe on the asyncio loop."""
 
     def __init__(self, descriptor: int, prefix: str, log: logging.Logger) -> None:
-        """Takes over the pipe's reading end. `prefix` stands before each line."""
+        """Take over the pipe's reading end. `prefix`: printed before each line."""
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._prefix = prefix
@@ -55,8 +55,8 @@ class WorkerOutput:
 
     @property
     def last_line(self) -> str:
-        """The last line that was not empty; the reason, when a worker ends without another word. What Python writes
-        about a crash comes after it and does not count."""
+        """The last line that was not empty, which often says why a worker ended. What Python writes about a crash comes
+        after it and does not count."""
         return _split_level(printable_line(self._last, _LONGEST_LINE))[1]
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class WorkerOutput:
 
     def _on_readable(self) -> None:
         size = self._read()
-        # When all writing ends are closed, `close` comes once the worker's end is known.
+        # When all writing ends are closed, `close` is called as soon as the worker's end is known.
         if not size or size >= _READ_BYTES or self._dropped:
             self._loop.remove_reader(self._descriptor)
         if size and (size >= _READ_BYTES or self._dropped):
@@ -87,7 +87,7 @@ class WorkerOutput:
         self._loop.add_reader(self._descriptor, self._on_readable)
 
     def _read(self) -> int:
-        """How many bytes there were."""
+        """Read once and handle the lines. Returns the number of bytes."""
         try:
             data = os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:
@@ -101,7 +101,7 @@ class WorkerOutput:
                     self._take_line(line)
                 self._cutting = False
         if b"\n" in rest:
-            # Of lines that came too fast only the last is read, and the beginning of the next one.
+            # Of lines that came too fast, only the last one and the beginning of the next are kept.
             skipped, _, rest = rest.rpartition(b"\n")
             before, crash, _ = skipped.partition(b"\n" + _CRASH)
             if not self._crashed and (last := before.rpartition(b"\n")[2]).strip():
@@ -109,7 +109,7 @@ class WorkerOutput:
             self._crashed = self._crashed or bool(crash)
             self._drop(skipped.count(b"\n") + 1)
             if not lines:
-                # They go on with a line that was begun before.
+                # The skipped lines continue a line that began before.
                 self._begun, self._cutting = b"", False
         if not self._cutting:
             self._begun += rest
@@ -148,7 +148,7 @@ class WorkerOutput:
 
 
 def _split_level(text: str) -> tuple[int, str]:
-    """The level that a worker's own log puts before each line; what a model prints has none."""
+    """Split off the level that a worker's own log puts before each line. Lines that a model prints have none."""
     word, _, rest = text.partition(" ")
     level = _LEVELS.get(word)
     return (logging.INFO, text) if level is None else (level, rest)
