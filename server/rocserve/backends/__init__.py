@@ -1,3 +1,3 @@
-"""Backends: one folder each. The registry finds them by looking at the folders."""
+"""Holds the backends, one folder each, which the registry finds by listing the folders."""
 
 from __future__ import annotations

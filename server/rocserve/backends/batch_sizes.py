@@ -1,5 +1,5 @@
-"""The fixed list of batch sizes that a model runs at, where an engine compiles each shape: a batch is padded up to the
-next size of the list and its results are sliced; one above the largest is run in pieces."""
+"""Chooses the fixed batch sizes of a model whose engine compiles each shape. A batch is padded to the next size and its
+results are sliced; a batch above the largest size runs in pieces."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from rocserve.core.errors import invalid_argument
 from rocserve.core.freed_memory import private_bytes
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
-"""By tensor; the rows of a batch along the first dimension."""
+"""Tensors by name; a batch's rows are the first dimension."""
 
 LARGEST_WITHOUT_CONFIGURATION = 4
-"""The largest size where the configuration does not say max_batch_size: a completed one may be more than anybody
-sends, and each size is compiled before the model serves."""
+"""The largest size if the configuration has no max_batch_size. A completed max_batch_size may be more than anybody
+sends, but each size is compiled before the model serves."""
 
 MOST_SIZES = 64
-"""Each is a program of its own: compiled, kept in memory, warmed up."""
+"""Each size is a separate program, which is compiled, kept in memory and warmed up."""
 _ONE_SIZE = "batch"
 _LISTS = ("batch_sizes", "migraphx_compile_batches")
-"""The second is the name that ONNX Runtime's provider has for it."""
+"""Parameters with a list of sizes; the second is the name in ONNX Runtime's provider."""
 _LARGEST_SIZE = 2**31 - 1
 
 
 def default_batch_sizes(largest: int) -> tuple[int, ...]:
-    """1, 2, 4 ... and `largest` itself, ascending; none for a model without a batch dimension (0)."""
+    """Return 1, 2, 4, ... and `largest` itself, ascending; empty for a model without a batch dimension (`largest`
+    0)."""
     powers = (1 << exponent for exponent in range(largest.bit_length()))
     return tuple(sorted({*powers, largest})) if largest > 0 else ()
 
 
 def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_sizes'") -> tuple[int, ...]:
-    """The sizes that `text` lists, e.g. "1, 4, 8": ascending, each once. `named`: what errors call it. Raises:
-    ServeError: INVALID_ARGUMENT; it is no such list, or a size is not within 1 to `largest` (max_batch_size)."""
+    """Parse a list of sizes such as "1, 4, 8"; return them ascending and unique. `named`: the setting's name in errors.
+    Raises ServeError (INVALID_ARGUMENT) if the text is no such list, or a size is not within 1 to `largest`
+    (max_batch_size)."""
     if largest <= 0:
         raise invalid_argument(
             f'{named} is "{text}", but max_batch_size is 0, so the model has no batch dimension; set max_batch_size'
@@ -56,9 +58,9 @@ def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_si
 def wanted_batch_sizes(
     values: Mapping[str, str], largest: int, model: str, named: str = "parameter"
 ) -> tuple[int, ...]:
-    """The sizes that `values`, by the names of parameters, ask for: the one of `batch`, or those of a list; none where
-    neither is there. `named`: what errors call such a parameter. Raises: ServeError: INVALID_ARGUMENT; `batch` is no
-    number or there is a list beside it, and as `parse_batch_sizes`."""
+    """Return the sizes that these parameters ask for: the one in `batch`, or those in a list; empty if neither is set.
+    `named`: the word for a parameter in errors. Raises ServeError (INVALID_ARGUMENT) if `batch` is no number or is set
+    together with a list, and as `parse_batch_sizes`."""
     given = {name: text for name in (*_LISTS, _ONE_SIZE) if (text := values.get(name, "").strip())}
     if not given:
         return ()
@@ -80,15 +82,15 @@ class Piece:
     """Rows of a batch that run together."""
 
     start: int
-    """The first row's place in the batch."""
+    """Index of the first row in the batch."""
     rows: int
     batch_size: int
-    """What they are padded to."""
+    """The size that the rows are padded to."""
 
 
 def pieces(rows: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
-    """How a batch of `rows` (at least 1) runs where only `sizes` (ascending, not empty) can: as few pieces as can be,
-    each padded as little as can be."""
+    """Cut a batch of `rows` (at least 1) into the fewest pieces that `sizes` (ascending, not empty) allow, each padded
+    as little as possible."""
     largest = sizes[-1]
     whole, rest = divmod(rows, largest)
     parts = [Piece(index * largest, largest, largest) for index in range(whole)]
@@ -103,11 +105,11 @@ _RUN_ROWS = 2
 def rows_that_fit(
     run: Callable[[int], object], batches: int, memory_bytes: int, host: Host | None = None
 ) -> int | None:
-    """The rows of each of a number of batches at once; None = no bound is known. `run` runs the model with a number of
-    rows; this process may have `memory_bytes`, 0 = any.
+    """Return how many rows fit into memory in each of `batches` concurrent batches; None = not known. `run`: runs the
+    model with a number of rows. `memory_bytes`: bound of this process, 0 = none.
 
-    What the second row adds is what each further one takes: the first one's run also has what every run has once. The
-    engine keeps what a run has worked in.
+    Each row beyond the first is taken to need as much as the second one, because the first run also allocates what
+    every run needs once. The engine is taken to keep its working memory.
     """
     run(1)
     before = private_bytes()

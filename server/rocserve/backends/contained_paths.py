@@ -1,4 +1,4 @@
-"""Paths that a configuration or a model file names: only those within the model's folder are ever opened."""
+"""Checks paths in configurations and model files: only files within the model's folder are opened."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rocserve.core.errors import invalid_argument
 
 
 def path_within(base: Path, name: str, roots: Sequence[Path], what: str) -> Path:
-    """What `name` names within the folder `base`, and links anywhere within `roots`; it need not exist. `what`: how
-    errors call it. Raises: ServeError: INVALID_ARGUMENT; the name is empty, absolute, has `..`, leads out, or cannot be
-    looked up."""
+    """Return the path that `name` means within the folder `base`; its links may lead anywhere within `roots`. The file
+    need not exist. `what`: the word for it in errors. Raises ServeError (INVALID_ARGUMENT) if the name is empty,
+    absolute, contains `..`, leads out, or cannot be looked up."""
     pure = PurePosixPath(name)
     if not name or "\0" in name or pure.is_absolute() or ".." in pure.parts:
         raise invalid_argument(f"{what} '{name}' must be a path within its folder, without '..' and not absolute")
@@ -24,7 +24,7 @@ def path_within(base: Path, name: str, roots: Sequence[Path], what: str) -> Path
     try:
         target.stat()
     except (FileNotFoundError, NotADirectoryError):
-        pass  # That it is not there is for the caller to say.
+        pass  # The caller reports that the file does not exist.
     except OSError as error:
         raise invalid_argument(f"{what} '{name}' cannot be read: {error.strerror}") from None
     return target

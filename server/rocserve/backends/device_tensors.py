@@ -1,4 +1,4 @@
-"""Tensors on a GPU that workers pass to each other by references (core/device_references.py), on one GPU."""
+"""Shares tensors between workers on one GPU, by references (core/device_references.py)."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from rocserve.core.errors import unavailable
 from rocserve.core.tensors import Tensor
 
 _SMALLEST_BLOCK = 512
-"""Bytes; the allocator hands out no smaller ones."""
+"""Bytes; the allocator returns no smaller blocks."""
 _MOST_OPENED = 256
-"""Blocks of other processes."""
+"""Opened blocks of other processes."""
 _UNCOUNTED = b"/gone"
-"""In the place of PyTorch's own counter of the memory's users: the server counts them."""
+"""The name of PyTorch's counter of the memory's users, which does not exist here: the server counts the users."""
 
 
 class DeviceTensors:
-    """Shares tensors with the workers of other models, and opens theirs. From any thread."""
+    """Shares tensors with other models' workers, and opens theirs. From any thread."""
 
     def __init__(self, device: torch.device) -> None:
         self.name = str(torch.cuda.get_device_properties(device).uuid)
-        """The same in every process."""
+        """Equal in every process."""
         self._device = device
         self._free: dict[int, list[_Block]] = {}
-        """By size: blocks that the server has returned. A block is shared until the process ends."""
+        """Blocks that the server has returned, by size. A block stays shared until the process ends."""
         self._opened: OrderedDict[tuple[bytes, int, int], torch.Tensor] = OrderedDict()
         self._lock = threading.Lock()
 
     def share(self, value: torch.Tensor) -> SharedTensor:
-        """A copy, which others may open once the current stream has made it."""
+        """Copy a tensor to memory that others may open after the current stream has made the copy."""
         nbytes = value.numel() * value.element_size()
         size = max(_SMALLEST_BLOCK, 1 << (nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
@@ -55,12 +55,12 @@ class DeviceTensors:
         torch.cuda.current_stream(self._device).synchronize()
 
     def open(self, tensor: Tensor) -> torch.Tensor:
-        """The tensor of References: valid until the server knows that their batch is done. Raises: ServeError:
-        UNAVAILABLE, the memory cannot be opened."""
+        """Return the tensor that References lead to; valid until the server knows that their batch is done. Raises
+        ServeError (UNAVAILABLE) if the memory cannot be opened."""
         runs: list[tuple[DeviceReference, int]] = []
         for reference in references_of(tensor):
             first = reference
-            # Adjacent rows are one part.
+            # Adjacent rows are joined to one part.
             if runs and _block(runs[-1][0]) == _block(reference) and runs[-1][1] == reference.offset:
                 first, _ = runs.pop()
             runs.append((first, reference.offset + reference.nbytes))
@@ -70,7 +70,7 @@ class DeviceTensors:
         return whole.view(torch_dtype(tensor.datatype)).view(tensor.shape)
 
     def value(self, tensor: Tensor, copies: bool) -> Any:
-        """A tensor of a batch as one of PyTorch's, on its own memory or as a copy. Raises: ServeError: as `open`."""
+        """Return a tensor of a batch as a PyTorch tensor, in place or copied. Raises ServeError as `open`."""
         if type(tensor.data) is not References:
             return to_torch(tensor, copies)
         found = self.open(tensor)
@@ -96,7 +96,7 @@ class DeviceTensors:
 
 
 class _Block:
-    """Memory that other processes may open."""
+    """GPU memory that other processes may open."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.octets = torch.empty(size, dtype=torch.uint8, device=device)
@@ -104,7 +104,7 @@ class _Block:
 
 
 class SharedTensor:
-    """A tensor in a block, which is free again when this goes."""
+    """A tensor in a block, which is free again when this object is deleted."""
 
     def __init__(self, block: _Block, free: list[_Block], datatype: DataType, shape: tuple[int, ...]) -> None:
         self._block = block
@@ -116,7 +116,7 @@ class SharedTensor:
         self._free.append(self._block)
 
     def referring(self, name: str, batching: bool) -> Tensor:
-        """The tensor to send in its place: a reference a row where its model batches."""
+        """Return the References to send instead of the tensor, one for each row if the model batches."""
         block, rows, shape = self._block, 1, self.shape
         if batching:
             rows, *rest = shape
@@ -132,8 +132,8 @@ class SharedTensor:
 
 
 def named_outputs(outputs: Mapping[str, Any], batching: bool) -> BatchResult:
-    """A batch's outputs from PyTorch's tensors and those that are shared. Raises: ServeError: INTERNAL, one is no
-    tensor that the protocol can say."""
+    """Return a batch's outputs from PyTorch tensors and shared tensors. Raises ServeError (INTERNAL) if one has no
+    datatype in the protocol."""
     named: dict[str, np.ndarray[Any, Any] | Tensor] = {}
     kept: list[object] = []
     for name, output in outputs.items():

@@ -1,4 +1,4 @@
-"""What a file really is that was taken for a model, and what to do about it."""
+"""Recognises files that are no models, and says what to do about them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (8, b'{"', f"a safetensors file, which holds weights alone; {_EXPORT}"),
     (0, b"\x1f\x8b", "compressed by gzip; unpack it"),
 )
-"""Where, what stands there, and what that means."""
+"""Offset, bytes at this offset, and their meaning."""
 _PAGE = (b"<!doctype", b"<html", b"<?xml")
 _FIRST_BYTES = 64
 
 
 def what_it_is(path: Path) -> str:
-    """The end of a sentence on a file that is no model; "" where nothing is known of it."""
+    """Return the end of a sentence about a file that is no model; "" if its kind is not known."""
     try:
         with path.open("rb") as file:
             start = file.read(_FIRST_BYTES)
@@ -32,7 +32,7 @@ def what_it_is(path: Path) -> str:
     for place, mark, what in _SIGNATURES:
         if start.startswith(mark, place):
             return f"; it is {what}"
-    # An ONNX file begins with its IR version, the field 1 of a ModelProto.
+    # An ONNX file begins with its IR version, field 1 of a ModelProto.
     if start.startswith(b"\x08"):
         return f"; it looks cut short, at {path.stat().st_size} bytes; copy it again"
     return ""

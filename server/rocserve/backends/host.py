@@ -1,16 +1,17 @@
-"""Host reports what a machine has: its AMD GPUs, the memory that is free on it and on them, its ROCm.
+"""Reports what a machine has: its AMD GPUs, free memory of machine and GPUs, and its ROCm version.
 
-All of it is found without loading a GPU library:
+No GPU library is loaded for it:
 
-- GPUs: the amdgpu kernel driver lists what computes in /sys/class/kfd/kfd/topology/nodes: a folder a node, CPUs among
-  them, whose file `properties` holds a name and a decimal number a line (libhsakmt/src/topology.c of ROCm/ROCR-Runtime
-  reads the same). What a container may not use cannot be read there. HIP numbers the GPUs in the nodes' order, of those
-  that ROCR_VISIBLE_DEVICES leaves (rocm.docs.amd.com, "GPU isolation techniques").
-- Memory: MemAvailable of /proc/meminfo (proc_meminfo(5)). Control groups, where containers have their limits:
-  memory.max, memory.current and inactive_file and active_file of memory.stat, version 2 (kernel.org, "Control Group
-  v2"), or memory.limit_in_bytes, memory.usage_in_bytes and total_inactive_file and total_active_file, version 1. GPUs:
-  mem_info_vram_total and _used, mem_info_gtt_total and _used of the card's device, in bytes (kernel.org, "AMDGPU
-  driver, misc").
+- GPUs: the amdgpu kernel driver lists compute nodes, CPUs among them, in /sys/class/kfd/kfd/topology/nodes, one folder
+  each. Each line of a folder's file `properties` is a name and a decimal number (libhsakmt/src/topology.c of
+  ROCm/ROCR-Runtime reads the same). In a container, the folders of GPUs that it may not use cannot be read. HIP numbers
+  the GPUs in the order of nodes, among those that ROCR_VISIBLE_DEVICES leaves (rocm.docs.amd.com, "GPU isolation
+  techniques").
+- Memory: MemAvailable in /proc/meminfo (proc_meminfo(5)). For control groups, which limit containers: in version 2
+  memory.max, memory.current, and inactive_file and active_file in memory.stat (kernel.org, "Control Group v2"); in
+  version 1 memory.limit_in_bytes, memory.usage_in_bytes, and total_inactive_file and total_active_file. For GPUs:
+  mem_info_vram_total, mem_info_vram_used, mem_info_gtt_total and mem_info_gtt_used of the card's device, in bytes
+  (kernel.org, "AMDGPU driver, misc").
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _HIP = "HIP_VISIBLE_DEVICES"
 _ROCR = "ROCR_VISIBLE_DEVICES"
 _OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 _FRAME_BUFFERS = (1, 2)
-"""The types of memory bank that are a GPU's own: public and private."""
+"""The heap types of a GPU's own memory banks: public and private."""
 _VERSION_FILES = (".info/version", "core/.info/version")
-"""Of ROCm 7 and of ROCm 10, in their folder."""
+"""Of ROCm 7 and ROCm 10, in the ROCm folder."""
 _NO_LIMIT = 1 << 60
-"""Version 1 of control groups has no word for none, but a number of about this size."""
+"""Version 1 of control groups writes a number of about this size for "no limit"."""
 
 _Node = tuple[Path, Mapping[str, int]]
 """A folder of the topology, and its properties."""
@@ -38,32 +39,32 @@ _Node = tuple[Path, Mapping[str, int]]
 @dataclass(frozen=True, slots=True)
 class Gpu:
     number: int
-    """As HIP_VISIBLE_DEVICES of a worker takes it."""
+    """The number in a worker's HIP_VISIBLE_DEVICES."""
     architecture: str
-    """E.g. "gfx90a", as ROCm sees it; "" where an old driver does not report it."""
+    """ROCm's name, such as "gfx90a"; "" = an old driver does not report it."""
     pci_slot: str
-    """Domain, bus and device, e.g. "0000:c1:00"."""
+    """Domain, bus and device, such as "0000:c1:00"."""
     memory_bytes: int
-    """What ROCm may allocate; of a GPU without memory of its own a part of the host's. 0 where it is not known."""
+    """The memory that ROCm may allocate, which is part of the host's for a GPU without its own; 0 = not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
     place: str
-    """E.g. "GPU 0 (gfx90a)", "this machine"."""
+    """Where the memory is, such as "GPU 0 (gfx90a)" or "this machine"."""
     total_bytes: int
     free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """This machine, or what a test puts in its place."""
+    """This machine, or a test's substitute."""
 
     system: Path = Path("/sys")
     processes: Path = Path("/proc")
     rocm: Path = Path("/opt/rocm")
     variables: Mapping[str, str] | None = None
-    """None = this process' own."""
+    """None = this process' environment."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -71,8 +72,8 @@ class Host:
 
     @property
     def rocm_version(self) -> str:
-        """E.g. "7.1.1", without the number of the build that may follow it ("7.1.1-38"); "" where ROCm is not
-        installed. ROCm's packages write it to their folder, which $ROCM_PATH names."""
+        """The version of ROCm, such as "7.1.1", without a build number ("7.1.1-38"); "" = not installed. ROCm's
+        packages write it to their folder, which $ROCM_PATH names."""
         folder = Path(self.environment.get("ROCM_PATH") or self.rocm)
         for name in _VERSION_FILES:
             try:
@@ -83,27 +84,28 @@ class Host:
 
     @property
     def gpus(self) -> Sequence[int]:
-        """The numbers of the GPUs that may be used, as HIP_VISIBLE_DEVICES of a worker takes them: those in this
-        process' own variable, else all."""
+        """The usable GPUs, by their numbers in a worker's HIP_VISIBLE_DEVICES: those in this process' own variable,
+        else all."""
         chosen = self.environment.get(_HIP)
         if chosen is not None:
             return tuple(int(number) for number in chosen.split(",") if number.strip().isdecimal())
         return range(len(self._gpu_nodes()))
 
     def gpu(self, number: int) -> Gpu | None:
-        """The GPU that HIP_VISIBLE_DEVICES of a worker calls `number`; None where there is none."""
+        """Return the GPU that has this number in a worker's HIP_VISIBLE_DEVICES; None if there is none."""
         nodes = self._gpu_nodes()
         if not 0 <= number < len(nodes):
             return None
         node, fields = nodes[number]
         version = fields.get("gfx_target_version", 0)
-        # "10.3.0", which makes ROCm take the GPU for another; what it would not take is passed over.
+        # A value such as "10.3.0" makes ROCm treat the GPU as another one. Values that ROCm would not accept are
+        # ignored.
         parts = self.environment.get(_OVERRIDE, "").split(".")
         if len(parts) == 3 and all(part.isdecimal() for part in parts):
             major, minor, stepping = (int(part) for part in parts)
             version = major * 10_000 + minor * 100 + stepping or version
-        # A location id's function bits, and those above 16, hold the partition's number on GPUs that are divided into
-        # several nodes (kfd_topology_add_device of the kernel).
+        # On GPUs that are divided into several nodes, the function bits of a location id, and the bits above 16, hold
+        # the partition's number (kfd_topology_add_device of the kernel).
         domain, location = fields.get("domain", 0), fields.get("location_id", 0)
         return Gpu(
             number=number,
@@ -117,16 +119,16 @@ class Host:
         )
 
     def free_memory(self) -> FreeMemory | None:
-        """The least that the machine and each control group around this process leave; None where it is not known."""
+        """Return the least free memory of the machine and the control groups around this process; None = not known."""
         return min(self._memories(), key=lambda memory: memory.free_bytes, default=None)
 
     def memory_limit(self) -> int | None:
-        """The least that the machine has and each control group around this process may take; None = not known."""
+        """Return the least memory limit of the machine and the control groups around this process; None = not known."""
         return min((memory.total_bytes for memory in self._memories()), default=None)
 
     def free_gpu_memory(self, gpu: Gpu) -> FreeMemory | None:
-        """Of one GPU; None where it is not known. A part of the host's memory where the GPU has none, or less, of its
-        own: the driver then allocates there."""
+        """Return the free memory of one GPU; None = not known. If the GPU has no own memory, or less than ROCm may
+        allocate, the driver allocates in the host's, and part of that is returned."""
         devices = (link.resolve() for link in sorted((self.system / "class/drm").glob("card*/device")))
         device = next((device for device in devices if device.name.rpartition(".")[0] == gpu.pci_slot), None)
         if device is None:
@@ -143,18 +145,18 @@ class Host:
         return FreeMemory(place, gpu.memory_bytes, min(free, around.free_bytes) if around else free)
 
     def _gpu_nodes(self) -> Sequence[_Node]:
-        """The GPUs in HIP's order."""
+        """Return the GPUs in HIP's order."""
         folders = [path for path in (self.system / _NODES).glob("*") if path.name.isdecimal()]
         nodes = [
             (folder, _fields(folder / "properties")) for folder in sorted(folders, key=lambda path: int(path.name))
         ]
-        # CPUs are listed without SIMD units.
+        # Nodes without SIMD units are CPUs.
         gpus = [(folder, fields) for folder, fields in nodes if fields.get("simd_count", 0) > 0]
         chosen = self.environment.get(_ROCR)
         if chosen is None:
             return gpus
-        # A list of places, or of "GPU-" and the unique id in hexadecimal digits; it ends for ROCm at the first entry
-        # that is neither.
+        # Entries are indices, or "GPU-" and the unique id in hexadecimal digits. ROCm ignores the list from the first
+        # other entry on.
         names = {f"gpu-{one['unique_id']:016x}": place for place, (_, one) in enumerate(gpus) if "unique_id" in one}
         left: list[_Node] = []
         for entry in chosen.lower().split(","):
@@ -187,8 +189,8 @@ class Host:
 
 
 def architecture_name(gfx_target_version: int) -> str:
-    """90010 -> "gfx90a": major, minor and stepping in two decimal digits each, printed in one hexadecimal digit each
-    after the major version. "" for 0, as of CPUs."""
+    """Return the name for a version, such as "gfx90a" for 90010; "" for 0, the version of CPUs. The version has two
+    decimal digits each for minor and stepping, which the name shows as one hexadecimal digit each."""
     if gfx_target_version <= 0:
         return ""
     major, rest = divmod(gfx_target_version, 10_000)
@@ -197,8 +199,8 @@ def architecture_name(gfx_target_version: int) -> str:
 
 
 def _with_parents(mounted: Path, group: str) -> Iterator[Path]:
-    """The group's folder and those around it, which limit it too. In a container the name may be the host's, and only
-    the outermost folder be there: it is the container's own."""
+    """Yield the group's folder and those above it, whose limits apply too. In a container the group's name may be the
+    host's; then only the outermost folder exists, and is the container's."""
     inner = PurePosixPath(group.lstrip("/"))
     if ".." in inner.parts:
         inner = PurePosixPath()
@@ -213,13 +215,13 @@ def _limit(folder: Path, limit_file: str, usage_file: str, prefix: str) -> Itera
     if limit is None or used is None or limit >= _NO_LIMIT:
         return
     statistics = _fields(folder / "memory.stat")
-    # The group's files in the page cache are given up where their memory is needed.
+    # The kernel frees the group's page cache when the memory is needed.
     cached = sum(statistics.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
     yield FreeMemory("the memory limit of this container or service", limit, max(limit - max(used - cached, 0), 0))
 
 
 def _number(file: Path) -> int | None:
-    """None where there is none, as in memory.max of a group without a limit."""
+    """Read a number; None if there is none, as in memory.max of a group without a limit."""
     try:
         text = file.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -228,7 +230,7 @@ def _number(file: Path) -> int | None:
 
 
 def _fields(file: Path) -> Mapping[str, int]:
-    """Names and numbers, a line each, without the numbers' units; none where the file cannot be read."""
+    """Read lines of a name and a number, without units; empty if the file cannot be read."""
     try:
         lines = [line.split() for line in file.read_text().splitlines()]
     except (OSError, UnicodeDecodeError):

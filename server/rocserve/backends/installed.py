@@ -1,4 +1,4 @@
-"""Whether a module is installed, found out without importing any part of it."""
+"""Checks whether a module is installed, without importing any part of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 
 
 def has_file(module: str, files: Iterable[str]) -> bool:
-    """Whether a package is installed, with one of these files in its folder; runs nothing of it."""
+    """Return whether a package is installed and has one of these files in its folder. No code of the package runs."""
     spec = importlib.util.find_spec(module)
     folders = [] if spec is None or spec.submodule_search_locations is None else spec.submodule_search_locations
     return any(Path(folder, name).is_file() for folder in folders for name in files)
 
 
 def is_installed(module: str) -> bool:
-    """Of a dotted name; neither it nor the packages around it are run, so any process may ask for any engine."""
+    """Return whether a module is installed, by its dotted name. Neither the module nor its packages run, so any process
+    may ask for any engine."""
     if module in sys.modules:
         return True
     package, *inner = module.split(".")

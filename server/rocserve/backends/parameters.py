@@ -1,4 +1,4 @@
-"""Reads the parameters of a model's configuration that backends understand."""
+"""Reads the parameters in a model's configuration that backends understand."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 MOST_THREADS = 1024
-"""Of one model: more than any machine has CPUs to run them."""
+"""Bound for one model: more than the CPUs of any machine."""
 
 
 def read_integer(config: ModelConfig, name: str, default: int, least: int, most: int) -> int:
-    """Raises: ServeError: INVALID_ARGUMENT when the parameter is no whole number from `least` to `most`."""
+    """Return an integer parameter. Raises ServeError (INVALID_ARGUMENT) if it is no whole number from `least` to
+    `most`."""
     text = config.parameters.get(name, "").strip()
     if not text:
         return default
@@ -32,12 +33,12 @@ def read_integer(config: ModelConfig, name: str, default: int, least: int, most:
 
 
 def asked_engine(config: ModelConfig) -> str:
-    """The parameter `engine` as it is compared; "" = there is none."""
+    """Return the parameter `engine`; "" = not set."""
     return config.parameters.get("engine", "").strip()
 
 
 def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str, ...]) -> str:
-    """Raises: ServeError: INVALID_ARGUMENT when the parameter is none of `choices`."""
+    """Return a parameter with fixed choices. Raises ServeError (INVALID_ARGUMENT) if it is none of them."""
     text = config.parameters.get(name, "").strip() or default
     if text not in choices:
         raise unfit(config, name, "one of " + ", ".join(filter(None, choices)))
@@ -45,7 +46,7 @@ def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str
 
 
 def read_switch(config: ModelConfig, name: str, default: bool) -> bool:
-    """Raises: ServeError: INVALID_ARGUMENT when the parameter is no switch."""
+    """Return a boolean parameter. Raises ServeError (INVALID_ARGUMENT) if it is none."""
     text = config.parameters.get(name, "").strip().lower()
     if text not in ("", "true", "1", "false", "0"):
         raise unfit(config, name, "true, false, 1 or 0")
@@ -53,17 +54,17 @@ def read_switch(config: ModelConfig, name: str, default: bool) -> bool:
 
 
 def unfit(config: ModelConfig, name: str, expected: str) -> ServeError:
-    """For a parameter that is not as it must be."""
+    """Return the error for an invalid parameter."""
     text = config.parameters[name].strip()
     return invalid_argument(f"parameter '{name}' of model '{config.name}' must be {expected}, not \"{text}\"")
 
 
 def usable_cpus() -> int:
-    """How many CPUs this process may use: its affinity, or its container's quota where that is less."""
+    """Return how many CPUs this process may use: by its affinity, or its container's quota if that is less."""
     cpus = len(os.sched_getaffinity(0))
     try:
         quota, period = _CGROUP_QUOTA.read_text().split()
         return max(1, min(cpus, math.ceil(int(quota) / int(period))))
     except (OSError, ValueError):
-        # No such file, or "max": no quota.
+        # The file does not exist, or contains "max", which means no quota.
         return cpus

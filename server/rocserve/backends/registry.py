@@ -1,4 +1,4 @@
-"""Finds the backends and answers which one serves a platform."""
+"""Finds the backends, and the backend that serves a platform."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENSEMBLE_PLATFORM = "ensemble"
 
 
 class BackendRegistry:
-    """The backends by the platform and backend names of config.pbtxt."""
+    """Looks up backends by the platform and backend names in config.pbtxt."""
 
     def __init__(self, backends: Iterable[BackendSpec]) -> None:
         self.backends = tuple(backends)
@@ -24,17 +24,17 @@ class BackendRegistry:
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """What the zygote imports ahead, for all engines that fork from it."""
+        """The modules that the zygote imports, for all engines that fork from it."""
         engines = (engine for spec in self.backends for engine in spec.engines if engine.forks_from_zygote)
         return tuple(dict.fromkeys(name for engine in engines for name in engine.preload))
 
     def find(self, platform: str, backend: str) -> BackendSpec | None:
-        """The backend that `platform` or, when that is empty, `backend` names."""
+        """Return the backend that `platform` names or, if that is empty, `backend`."""
         return self._by_platform.get(platform or backend)
 
 
 def discover_backends() -> BackendRegistry:
-    """The registry of all sub-packages of rocserve.backends; imports no engine."""
+    """Return the registry of all sub-packages of rocserve.backends. Imports no engine."""
     specs = []
     for module in pkgutil.iter_modules(rocserve.backends.__path__):
         if module.ispkg:
@@ -52,13 +52,13 @@ _WITHOUT_EFFECT = {
         "thread-pool-size",
     ),
 }
-"""What tritonserver's backends tune where there is nothing to tune here."""
+"""Settings of tritonserver's backends that have no counterpart here."""
 
 
 def with_backend_config(
     registry: BackendRegistry, values: Iterable[tuple[str, str, str]]
 ) -> tuple[BackendRegistry, tuple[str, ...]]:
-    """The backends as the settings make them, and the warnings of settings without effect. `values`: backend ("" =
+    """Apply the settings to the backends, and return warnings about settings without effect. `values`: backend ("" =
     all), setting, value; numbers have been checked."""
     sizes: dict[str, int] = {}
     warnings: list[str] = []

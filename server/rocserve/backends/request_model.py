@@ -1,8 +1,8 @@
-"""What a backend gives whose models see each request for itself, such as Python models.
+"""Defines the contracts of backends whose models see each request separately, such as Python models.
 
-Beside its inputs such a model sees a request's id and parameters, may answer it with tensors of any shape, with an
-error or (decoupled) with any number of responses, from any thread and after `execute` has returned; and it may call
-other models of the server.
+In addition to a request's inputs, such a model sees its id and parameters. It may answer with tensors of any shape, an
+error, or (decoupled) any number of responses, on any thread, and after `execute` has returned. It may also call other
+models of the server.
 """
 
 from __future__ import annotations
@@ -22,67 +22,70 @@ from rocserve.core.tensors import Tensor
 
 @dataclass(slots=True)
 class ModelResponse:
-    """One response to a request, or to a call of another model. Not frozen, as core.tensors.Tensor is not."""
+    """One response to a request, or to a call of another model. Not frozen, for the same reason as
+    core.tensors.Tensor."""
 
     outputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     slot: object = None
-    """As InferResponse.slot; in a worker, as BatchResult.kept."""
+    """See InferResponse.slot; in a worker, see BatchResult.kept."""
 
 
 Answer = ModelResponse | ServeError
-"""What may come of a request."""
+"""The final result of a request."""
 
 
 class Rescheduled(enum.Enum):
-    """In an answer's place: the model wants the same request once more, in a later batch (iterative sequences)."""
+    """Returned instead of an answer if the model needs the same request again in a later batch (iterative
+    sequences)."""
 
     RESCHEDULED = enum.auto()
 
 
 RESCHEDULED = Rescheduled.RESCHEDULED
 Result = Answer | Rescheduled
-"""What an execution may do with a request."""
+"""What an execution may return for a request."""
 
 
 class RequestResponder(Protocol):
-    """Answers one request in `execute`'s place. From any thread, also after `execute` has returned."""
+    """Answers one request if `execute` does not return its answer. From any thread, also after `execute` has
+    returned."""
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the request's answer any more."""
+        """Whether nobody waits for the answer any more."""
 
     def send(self, answer: Answer | None, final: bool) -> None:
-        """Send a response or an error. None with `final` ends the request without another response. Raises:
-        RuntimeError: the final answer has been sent before."""
+        """Send a response or an error. None with `final` ends the request without another response. Raises RuntimeError
+        if the final answer has been sent before."""
 
 
 @dataclass(slots=True)
 class ModelRequest:
-    """One request as a model sees it. Its tensors are its own: they stay valid for as long as they are held.
+    """One request, as a model sees it. Its tensors stay valid as long as they are held.
 
-    Not frozen, as core.tensors.Tensor is not.
+    Not frozen, for the same reason as core.tensors.Tensor.
     """
 
     inputs: Mapping[str, Tensor]
-    """With the batch dimension where the model batches."""
+    """With the batch dimension if the model batches."""
     requested_outputs: tuple[str, ...]
     responder: RequestResponder
     id: str = ""
     correlation_id: int | str = 0
     flags: int = 0
-    """Of a sequence: 1 = it starts here, 2 = it ends here (Triton's)."""
+    """Triton's flags for a sequence: 1 = start, 2 = end."""
     priority: int = 0
     timeout_microseconds: int = 0
     """0 = none."""
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
-    """The client's own; what the protocol reads (priority, timeout, sequence_id, ...) is not among them."""
+    """The client's own parameters, without those that the protocol reads (priority, timeout, sequence_id, ...)."""
     number: int = 0
-    """Which of the open requests it is."""
+    """Identifies the request among the open ones."""
     trace_context: str = ""
-    """The W3C trace context that goes on with what the model asks of others, in JSON; empty: there is none."""
+    """The W3C trace context for the model's calls to other services, in JSON; "" = none."""
     may_stay: tuple[str, ...] = ()
-    """As Batch.may_stay; of outputs in the answer that `execute` returns."""
+    """See Batch.may_stay; for outputs in the answer that `execute` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class ModelCall:
     model_name: str
     inputs: tuple[Tensor, ...]
     requested_outputs: tuple[str, ...]
-    """Empty: all."""
+    """Empty = all."""
     model_version: int = -1
     """-1 = the highest that is ready."""
     id: str = ""
@@ -102,43 +105,43 @@ class ModelCall:
     timeout_microseconds: int = 0
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     trace_number: int = 0
-    """The `number` of the request that it belongs to, as far as traces go; 0 = none."""
+    """The `number` of the request whose trace the call belongs to; 0 = none."""
     device: str = ""
-    """The GPU (DEVICE_PROPERTY) on which the caller takes and gives references; "" = it does not."""
+    """The GPU (DEVICE_PROPERTY) on which the caller sends and receives references; "" = it does neither."""
     references: tuple[str, ...] = ()
-    """The inputs that have been sent as one reference each, for a model on that GPU."""
+    """Inputs that were sent as one reference each, for a model on that GPU."""
     may_stay: bool = False
-    """Whether outputs may come as References."""
+    """Outputs may come as References."""
 
 
 class ModelCalls(Protocol):
-    """The way to the other models of the server, ensembles included."""
+    """Calls other models of the server, ensembles included."""
 
     def call(self, call: ModelCall, on_answer: Callable[[Result | None, bool], None]) -> None:
-        """Start a call. `on_answer` gets each response, or an error, and whether it is the last; None as the last
-        ends a call without another response. It is called on a thread of the worker's own and must not block. What
-        References among the outputs refer to is there until it returns. RESCHEDULED: the model is not on the GPU where
-        the call's references lead; the call is to be made again without them.
+        """Start a call. `on_answer` gets each response or error, and whether it is the last; None as the last ends the
+        call without another response. It runs on a separate thread of the worker and must not block. Memory that
+        References among the outputs lead to is valid until it returns. RESCHEDULED means that the called model is not
+        on the GPU that the call's references lead to, so the call must be made again without references.
 
-        From any thread; also while `execute` or another call is under way.
+        From any thread, also while `execute` or another call is running.
         """
 
 
 class RequestModel(Protocol):
-    """A model of such a backend, in a worker. The calls of `execute` come one after the other, on one thread."""
+    """A model of such a backend, in a worker. Calls of `execute` come one after the other, on one thread."""
 
     @property
     def signature(self) -> Signature:
-        """What the model itself says of its configuration, before `initialize`."""
+        """What the model itself says about its configuration, before `initialize`."""
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
-        """Get ready to serve, with the completed configuration; `config_json` is all of it, as Triton writes it.
-        Raises: ServeError or any exception; its text becomes the reason in the repository index."""
+        """Prepare to serve with the completed configuration; `config_json` is all of it in Triton's JSON. Raises
+        ServeError or any exception; its text becomes the reason in the repository index."""
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
-        """The answer to each request, in their order; None where the request's responder answers or has answered.
+        """Return the answer to each request, in their order; None if the request's responder answers or has answered.
 
-        An exception fails all requests of the batch that are not answered yet; a ServeError keeps its code.
+        An exception fails all requests of the batch that have no answer yet; a ServeError keeps its code.
         """
 
     def close(self) -> None: ...
@@ -146,13 +149,13 @@ class RequestModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestModelSource:
-    """What such an engine is given beside what every engine is given."""
+    """Describes a model to such an engine."""
 
     source: ModelSource
     config_json: str
-    """The configuration as it is before completion, as Triton writes it in JSON."""
+    """The configuration before completion, in Triton's JSON."""
     calls: ModelCalls
     instance_name: str
-    """Triton's: <model>_<group>_<instance>, e.g. "add_sub_0_0"."""
+    """Triton's name, <model>_<group>_<instance>, such as "add_sub_0_0"."""
     send_metrics: Callable[[MetricChanges], None] = lambda changes: None
-    """Takes what becomes of the metrics that the model defines; from any thread."""
+    """Sends changes of the metrics that the model defines. From any thread."""

@@ -1,4 +1,5 @@
-"""What a library writes to descriptor 2 during a call: MIGraphX and ONNX Runtime report some errors nowhere else."""
+"""Captures what a library writes to descriptor 2 during a call: MIGraphX and ONNX Runtime report some errors only
+there."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ STANDARD_ERROR = 2
 
 
 class StandardErrorCapture:
-    """Takes what any code writes to descriptor 2 between `begin` and `end`. Safe on several threads, calls may overlap.
+    """Captures what any code writes to descriptor 2 between `begin` and `end`. Thread-safe; calls may overlap.
 
-    Where descriptor 2 is an anonymous file (made by the starter of this process, to read it), nothing is redirected:
-    the text is read there, and text from before an abort stays in it. Anything else is exchanged for an anonymous file
-    of our own while calls are under way. The descriptor is the process's, so what other threads write meanwhile is
-    taken too, and what overlapping calls write is seen by each of them.
+    If descriptor 2 is an anonymous file (made by the parent, to read it), nothing is redirected: the text is read from
+    that file, which also keeps text written before an abort. Otherwise descriptor 2 is replaced by an anonymous file
+    while calls are running. The descriptor belongs to the whole process, so the text of other threads is captured too,
+    and overlapping calls all see each other's text.
     """
 
     def __init__(self) -> None:
@@ -25,10 +26,10 @@ class StandardErrorCapture:
         self._file = -1
         self._under_way = 0
         self._kept = -1
-        """The real standard error while it is exchanged; else -1."""
+        """The original standard error while it is replaced; else -1."""
 
     def begin(self) -> int:
-        """Gives what `end` takes."""
+        """Return the start position for `end`."""
         with self._lock:
             self._under_way += 1
             if self._under_way > 1:
@@ -38,23 +39,25 @@ class StandardErrorCapture:
                 return size
             if self._file < 0:
                 self._file = os.memfd_create("rocserve:messages")
-                # Without it two threads that write at once may write to the same place.
+                # Without O_APPEND, two threads that write at the same time may write to the same position.
                 fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
             try:
                 self._kept = os.dup(STANDARD_ERROR)
             except OSError:
-                self._kept = os.open(os.devnull, os.O_WRONLY)  # it is closed: it is given one that leads nowhere
+                self._kept = os.open(
+                    os.devnull, os.O_WRONLY
+                )  # standard error is closed, so a sink replaces it afterwards
             os.dup2(self._file, STANDARD_ERROR)
             return 0
 
     def end(self, start: int) -> str:
-        """What was written since `begin` gave `start`."""
+        """Return what was written since `begin` returned `start`."""
         with self._lock:
             size = os.fstat(STANDARD_ERROR).st_size
             text = ""
             if size > start:
                 readable = STANDARD_ERROR if self._kept < 0 else self._file
-                with suppress(OSError):  # somebody has led the descriptor elsewhere meanwhile
+                with suppress(OSError):  # other code may have redirected the descriptor meanwhile
                     text = os.pread(readable, size - start, start).decode(errors="replace")
             self._under_way -= 1
             if self._under_way == 0 and self._kept >= 0:
@@ -67,7 +70,7 @@ class StandardErrorCapture:
 
 
 def _size_of_anonymous_file() -> int:
-    """-1: standard error is none, or one that cannot be read."""
+    """Return the file's size; -1 if standard error is no anonymous file, or cannot be read."""
     try:
         state = os.fstat(STANDARD_ERROR)
     except OSError:

@@ -108,7 +108,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A report of what the engine is doing. Comes at any time after Load, and after Loaded while work goes on in the background."""
+    """Reports what the engine is doing. Comes at any time after Load; after Loaded, about work in the background."""
 
     text: str
     """One line; "" = nothing."""
