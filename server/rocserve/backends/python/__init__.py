@@ -1,4 +1,4 @@
-"""The python backend: models written against Triton's Python model interface, each instance in a process of its own."""
+"""The python backend: models written for Triton's Python model interface, each instance in a separate process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BACKEND = BackendSpec(
             module="rocserve.backends.python.engine",
             thread_safe=False,
             forks_from_zygote=True,
-            # What takes a model to a GPU is the model's own, such as PyTorch in its own environment; numpy is in all of
-            # them.
+            # The model brings the library that uses a GPU, for example PyTorch in its own environment. numpy is
+            # installed in every environment.
             gpu_module="numpy",
-            # A model of KIND_MODEL chooses its devices itself, among all.
+            # A model of KIND_MODEL chooses its devices itself, among all GPUs.
             takes_kind_model=True,
         ),
     ),
@@ -25,6 +25,6 @@ BACKEND = BackendSpec(
     answers_requests=True,
     takes_ragged_batches=True,
     models_are_data=False,
-    # All others mean what the model makes of them.
+    # All other parameters may mean anything to the model.
     request_parameters=frozenset({"FORCE_CPU_ONLY_INPUT_TENSORS"}),
 )

@@ -1,4 +1,4 @@
-"""The python backend's engine, as a worker loads it: a model's life, its executions, and what it may answer."""
+"""Runs Python models in a worker: loads a model, executes its requests, and checks its answers."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ _IS_CLOSED = attrgetter("_is_closed")
 
 
 class EventLoop:
-    """A loop on a thread of its own, so that coroutines go on while `execute` takes further requests."""
+    """An asyncio loop on a separate thread, so that coroutines continue while `execute` takes further requests."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Start the coroutine; the loop starts with the first, for it takes descriptors."""
+        """Start a coroutine. The first one also starts the loop, which takes descriptors."""
         if self._loop is None:
             loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._run, args=(loop,), name="event loop", daemon=True)
@@ -72,7 +72,7 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Stop the loop; what has not ended is cancelled."""
+        """Stop the loop and cancel unfinished coroutines."""
         self._closing = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -81,7 +81,8 @@ class EventLoop:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         while True:
-            # asyncio lets these end the loop, too; only then would their coroutine's future hear of them.
+            # asyncio ends the loop for these exceptions; the coroutine's future only gets them when the loop runs
+            # again.
             with suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
             if self._closing:
@@ -95,10 +96,10 @@ class EventLoop:
 
 
 class AbandonedRequests:
-    """Takes dropped requests from garbage collections and answers them on a thread of its own.
+    """Takes dropped requests from garbage collections and answers them on a separate thread.
 
-    A garbage collection may come while the same thread holds a lock that answering needs; SimpleQueue's `put` is made
-    for that, and the thread is there to take from it.
+    A garbage collection may run while the same thread holds a lock that answering needs. SimpleQueue's `put` is safe in
+    that situation, and the thread reads from the queue.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -107,16 +108,17 @@ class AbandonedRequests:
         self._thread = threading.Thread(target=self._run, name="abandoned requests", daemon=True)
 
     def take(self, responder: RequestResponder, may_be_without: bool) -> None:
-        """From a garbage collection. `may_be_without`: the request may end without a further response."""
+        """Take a dropped request. Called in a garbage collection. `may_be_without`: the request may end without a
+        further response."""
         self._dropped.put((responder, may_be_without))
 
     def watch(self) -> None:
-        """Start the thread. Called once a request may be dropped: when `execute` has left one unanswered."""
+        """Start the thread. Called when a request may be dropped: after `execute` has left one unanswered."""
         if self._thread.ident is None:
             self._thread.start()
 
     def close(self) -> None:
-        """Answer what has been dropped, and end the thread."""
+        """Answer all dropped requests, and end the thread."""
         self.watch()
         self._dropped.put(None)
         self._thread.join()
@@ -126,16 +128,20 @@ class AbandonedRequests:
             responder, may_be_without = dropped
             error = None
             if may_be_without:
-                # A client of Triton does not notice that the final flag never came; here it need not wait either.
+                # A client of Triton does not notice a missing final flag. A client of this server must not wait for it
+                # either.
                 _LOG.warning(
                     "model '%s' let go of a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
                     self._model_name,
                 )
             else:
                 error = internal(f"model '{self._model_name}' let go of a request without a response")
-            # It may have been answered meanwhile, as when its worker gives up, and its server may be gone.
+            # The request may have been answered meanwhile, for example when its worker stops, or the server may be
+            # gone.
             with suppress(RuntimeError, ServeError, OSError):
                 responder.send(error, True)
+
+    """An instance of a model's TritonPythonModel."""
 
 
 @dataclass(eq=False)
@@ -144,13 +150,13 @@ class PythonModel:
 
     _class: type[Any]
     _request_class: type[InferenceRequest]
-    """What the model knows as pb_utils.InferenceRequest."""
+    """The class that the model knows as pb_utils.InferenceRequest."""
     signature: Signature
     _given: RequestModelSource
     _instance_kind: str
     """CPU, GPU or MODEL."""
     _tensors: DeviceTensors | None
-    """Of its GPU, where its inputs may be on that."""
+    """Of the model's GPU, if its inputs may be on that GPU; else None."""
 
     def __post_init__(self) -> None:
         self._source, self._instance_name = self._given.source, self._given.instance_name
@@ -164,8 +170,8 @@ class PythonModel:
         self._model: Any = None
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
-        """Make the instance and call its `initialize`, where it has one. Raises: ServeError: INTERNAL; the model's code
-        raised, and where."""
+        """Make the instance and call its `initialize`, if it has one. Raises ServeError (INTERNAL) if the model's code
+        raises; the text says where."""
         self._decoupled = config.decoupled
         sequences = config.sequence_batching
         self._request_class._may_come_again = sequences is not None and sequences.iterative
@@ -179,7 +185,7 @@ class PythonModel:
                     "model_config": config_json,
                     "model_instance_kind": self._instance_kind,
                     "model_instance_name": self._instance_name,
-                    # A worker is shown its own GPU only, which is the first that PyTorch and others find there.
+                    # A worker sees only its own GPU, which is the first one to PyTorch and other libraries.
                     "model_instance_device_id": "0",
                     "model_repository": str(source.model_folder),
                     "model_version": str(source.version),
@@ -193,7 +199,8 @@ class PythonModel:
         self._caller.calls = self._given.calls
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
-        """Raises: ServeError: INTERNAL; the model's code raised, or returned what it may not."""
+        """Return the model's answers. Raises ServeError (INTERNAL) if the model's code raises or returns an invalid
+        value."""
         answers: list[InferenceResponseSender] = []
         received: list[InferenceRequest] = []
         wrap = wrapper_of(self._tensors)
@@ -206,7 +213,8 @@ class PythonModel:
         if self._tensors is not None:
             self._tensors.wait()
         try:
-            # A list of its own, which it may empty. asyncio.iscoroutine takes generators for coroutines, too.
+            # A copy of the list, because the model may empty it. asyncio.iscoroutine would take generators for
+            # coroutines.
             returned = self._model.execute([*received])
             if isinstance(returned, Coroutine):
                 running = self._loop.submit(returned)
@@ -217,7 +225,7 @@ class PythonModel:
                     returned = running.result()
             results = self._results(returned, received, answers)
         except BaseException as error:
-            # SystemExit as well: sys.exit() in a model fails its batch and does not take the worker along.
+            # Includes SystemExit: sys.exit() in a model fails its batch and does not end the worker.
             for each in answers:
                 each._close()
             raise self._execute_fault(error) from None
@@ -226,7 +234,7 @@ class PythonModel:
         return results
 
     def close(self) -> None:
-        """Stop the coroutines, call `finalize`, where the model has one, and end the requests that it still holds."""
+        """Stop the coroutines, call the model's `finalize`, if it has one, and end the requests that it still holds."""
         self._caller.calls = None
         self._loop.close()
         if hasattr(self._model, "finalize"):
@@ -240,7 +248,7 @@ class PythonModel:
     def _results(
         self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[InferenceResponseSender]
     ) -> list[Result | None]:
-        """Raises: ServeError: what `execute` returned may not be, in Triton's words."""
+        """Check what `execute` returned. Raises ServeError, in Triton's words."""
         if returned is None:
             returned = [None] * len(answers)
         elif self._decoupled:
@@ -261,7 +269,7 @@ class PythonModel:
                     "Expected a None object in the execute function return list for reschduled request, found type"
                     f" '{type(response)}'."
                 )
-            # Whatever is still to be said is said to the request when it comes again; unless it has ended already.
+            # The request's next run gives its further responses. If it has ended already, there is no next run.
             return RESCHEDULED if answers._close() else None
         if response is None:
             return None
@@ -276,8 +284,8 @@ class PythonModel:
             raise internal(str(error)) from None
 
     def _answer(self, wanted: tuple[str, ...], may_stay: tuple[str, ...], response: InferenceResponse) -> Answer:
-        """A response as it is sent: of its tensors those that are wanted. Those on the GPU are left there where they
-        may be. From any thread."""
+        """Return the tensors of a response that the client wants, as they are sent. Tensors on the GPU stay there if
+        `may_stay` names them. From any thread."""
         tensors = self._tensors
         if tensors is None or not may_stay:
             return answer_of(response, wanted)
@@ -300,7 +308,8 @@ class PythonModel:
         )
 
     def _background_ended(self, answers: Sequence[InferenceResponseSender], ended: Future[Any]) -> None:
-        """A decoupled model's coroutine has ended; when by an exception, nobody else will end its requests."""
+        """Fail the requests of a decoupled model's coroutine that has ended by an exception, because nothing else would
+        end them."""
         fault = asyncio.CancelledError("the model was unloaded") if ended.cancelled() else ended.exception()
         if fault is None and ended.result() is not None:
             fault = self._decoupled_fault()
@@ -316,18 +325,18 @@ class PythonModel:
 
 
 def exception_text(error: BaseException) -> str:
-    """As Python's last line of a traceback: the type and what it says."""
+    """Return the last line of Python's traceback: the exception's type and text."""
     if isinstance(error, ServeError):
         return error.text
     try:
         text = str(error).strip()
     except Exception:
-        text = "<exception str() failed>"  # Python's words in a traceback.
+        text = "<exception str() failed>"  # The words of Python's traceback.
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def fault_text(error: BaseException, model_folder: Path) -> str:
-    """The exception's type and text and the last line of the model's own code that it came from."""
+    """Return the exception's type and text, and the last line of the model's own code in its traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{type(error).__name__}: {error.msg} ({_relative(error.filename, model_folder)}, line {error.lineno})"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -343,10 +352,10 @@ def _relative(filename: str, model_folder: Path) -> str:
 
 
 def keep_server_log() -> None:
-    """Switch the server's own loggers on again.
+    """Enable the server's own loggers again.
 
-    A model that configures logging for itself by dictConfig or fileConfig switches off every logger, unless it
-    thinks of `disable_existing_loggers`. Its own lines by pb_utils.Logger would be lost as well.
+    If a model configures logging by dictConfig or fileConfig without `disable_existing_loggers`, all loggers are
+    disabled. The model's own lines through pb_utils.Logger would then be lost too.
     """
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "rocserve" and isinstance(logger, logging.Logger):
@@ -357,9 +366,9 @@ _CLASS_NAME = "TritonPythonModel"
 
 
 def load(model: RequestModelSource) -> RequestModel:
-    """Import the model's file and ask it for its configuration; it is not initialised yet. Raises: ServeError:
-    INVALID_ARGUMENT; the file cannot be imported, has no TritonPythonModel with an `execute`, or its
-    auto_complete_config fails. The text has the line."""
+    """Import the model's file and read its configuration; the model is not initialised yet. Raises ServeError
+    (INVALID_ARGUMENT) if the file cannot be imported, has no TritonPythonModel with an `execute`, or its
+    auto_complete_config fails. The text names the line."""
     source = model.source
     utilities = make_module(source.version_folder, Caller(), MetricBook(model.send_metrics))
     try:
@@ -376,7 +385,7 @@ def load(model: RequestModelSource) -> RequestModel:
     except ServeError:
         raise
     except BaseException as error:
-        # sys.exit() in a model's file is a fault of the model, too.
+        # Includes SystemExit: sys.exit() in a model's file is the model's fault, too.
         raise invalid_argument(fault_text(error, source.model_folder)) from error
     kind = source.instance_kind
     if kind is InstanceKind.AUTO:
@@ -388,7 +397,7 @@ def load(model: RequestModelSource) -> RequestModel:
 
 
 def _device_tensors(source: ModelSource) -> DeviceTensors | None:
-    """Those of the model's GPU, where it has PyTorch for it."""
+    """Return access to tensors on the model's GPU; None if the model has no PyTorch for it."""
     try:
         torch = importlib.import_module("torch")
         if not torch.cuda.is_available():
@@ -406,9 +415,9 @@ _FOR_CHILDREN = Path(__file__).with_name("spawned")
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):
-    """Compiles anew on each import: nothing is written into the repository, and no old bytecode is taken for new.
+    """Compiles on each import: no bytecode is written into the repository, and no old bytecode is used.
 
-    Python knows bytecode's age by whole seconds, which a swap of models may well be within.
+    Python compares the age of bytecode in whole seconds, and models may be swapped within one second.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -418,18 +427,16 @@ class SourceLoader(importlib.machinery.SourceFileLoader):
 
 
 def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) -> ModuleType:
-    """The module `<version>.<file's name>`, as Triton calls it; `utilities` is its `triton_python_backend_utils`.
+    """Import a model as the module `<version>.<file's name>`, as in Triton. `utilities` becomes its
+    `triton_python_backend_utils`. Raises any exception that the file raises.
 
-    The version's folder and the model's are appended to sys.path, and the version's folder is a package, so that a
-    file beside model.py can be imported by its name or relatively. Children that multiprocessing spawns inherit the
-    path and find their own `triton_python_backend_utils` there. For a process that has one model.
-
-    Raises:
-        Whatever the file raises.
+    The version's folder and the model's folder are appended to sys.path, and the version's folder is a package. So a
+    file next to model.py can be imported by its name or relatively. Children spawned by multiprocessing inherit the
+    path, and find a separate `triton_python_backend_utils` in it. Only for a process that has one model.
     """
     version_folder = model_file.parent
     sys.modules.update(dict.fromkeys(MODULE_NAMES, utilities))
-    # Triton has a model see no arguments; a model that parses a command line is not to find the worker's there.
+    # As in Triton, models see no arguments. A model that parses a command line must not find the worker's.
     sys.argv = [""]
     environment = Path(sys.prefix)
     details = (
@@ -439,7 +446,7 @@ def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) ->
     )
 
     def find_in(path: str | os.PathLike[str]) -> importlib.machinery.FileFinder:
-        """For all sources of the model, but not for an environment that it may have brought along."""
+        """Find modules in the model's folders, except in an environment that the model may bring."""
         folder = Path(path)
         if not folder.is_relative_to(model_folder) or folder.is_relative_to(environment):
             raise ImportError("not a folder of the model", path=str(path))

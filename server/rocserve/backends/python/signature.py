@@ -1,4 +1,4 @@
-"""What a model says of its own configuration, by its auto_complete_config, where it has one."""
+"""Reads a model's own statement of its configuration: the result of its auto_complete_config, if it has one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
 
 _LARGEST_BATCH_SIZE, _LARGEST_SIZE = (1 << 31) - 1, (1 << 63) - 1
-"""That a configuration can hold."""
+"""Bounds of a configuration's fields."""
 
 
 def read_signature(model_class: type[Any], config_json: str, model_name: str) -> Signature:
-    """The configuration after the class's auto_complete_config as what the model reports of itself. Raises: ServeError:
-    INVALID_ARGUMENT; it returns something else, or what a configuration cannot hold. Whatever it raises."""
+    """Return the model's signature from the configuration after the class's auto_complete_config. Raises ServeError
+    (INVALID_ARGUMENT) if that function returns another type or values that a configuration cannot hold, and any
+    exception that it raises."""
     completing = ModelConfig(config_json)
     if hasattr(model_class, "auto_complete_config"):
         completing = model_class.auto_complete_config(completing)
@@ -25,13 +26,14 @@ def read_signature(model_class: type[Any], config_json: str, model_name: str) ->
             f"auto_complete_config function in model '{model_name}' must return a valid pb.ModelConfig object."
         )
     try:
-        # Through JSON, as everything goes that is no plain number (a numpy integer in dims) fails here, with its name.
+        # Through JSON, because a value that JSON cannot hold (such as a numpy integer in dims) then fails here, by its
+        # name.
         config: dict[str, Any] = json.loads(json.dumps(completing.as_dict()))
         return _signature(config, model_name)
     except ServeError:
         raise
     except Exception as error:
-        # A model may do anything with the dictionary.
+        # A model may write anything into the dictionary.
         raise invalid_argument(
             f"auto_complete_config of model '{model_name}' returns a configuration that cannot be read:"
             f" {type(error).__name__}: {error}"
@@ -65,7 +67,7 @@ def _signature(config: dict[str, Any], model_name: str) -> Signature:
 
 
 def _flag(table: dict[str, Any], key: str, whose: str) -> bool:
-    """A text, which may say "false", is none."""
+    """Return a boolean field. A text is refused, because "false" would count as true."""
     value = table.get(key, False)
     if not isinstance(value, bool):
         raise invalid_argument(f"{whose} has {key} {value!r}; expected True or False")
@@ -73,7 +75,7 @@ def _flag(table: dict[str, Any], key: str, whose: str) -> bool:
 
 
 def _whole(value: Any) -> int | None:
-    """A whole number, also as 3.0 or "3", as protobuf reads JSON; None where it is none."""
+    """Return a whole number, also from 3.0 or "3", as protobuf reads JSON; None if it is none."""
     try:
         return int(str(value).removesuffix(".0"))
     except ValueError:

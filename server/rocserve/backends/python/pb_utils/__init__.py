@@ -1,4 +1,4 @@
-"""What models import as `triton_python_backend_utils`: the names of Triton's interface."""
+"""Provides the names of Triton's interface, which models import as `triton_python_backend_utils`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.core.custom_metrics import MetricKind
 
 MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
-"""As models import it; the second is what the first is made of in Triton."""
+"""The names under which models import it; in Triton, the second module implements the first."""
 
 _SAME_FOR_ALL_MODELS = (
     tensor.Tensor,
@@ -57,8 +57,8 @@ _CONSTANTS = {
 
 
 def make_module(version_folder: Path, caller: Caller, book: metrics.MetricBook) -> ModuleType:
-    """The module for one model: its requests go out through `caller`, its metrics are kept in `book`, its
-    `get_model_dir` is `version_folder`."""
+    """Make the module for one model: its requests are sent by `caller`, its metrics are kept in `book`, and
+    `get_model_dir` returns `version_folder`."""
     module = ModuleType(MODULE_NAMES[0], __doc__)
     for entry in _SAME_FOR_ALL_MODELS:
         setattr(module, entry.__name__, entry)
@@ -72,7 +72,7 @@ def make_module(version_folder: Path, caller: Caller, book: metrics.MetricBook) 
         _book = book
 
     def get_model_dir() -> str:
-        """The folder of the model's version, in which model.py lies."""
+        """Return the folder of the model's version, which contains model.py."""
         return str(version_folder)
 
     module.__dict__.update(InferenceRequest=InferenceRequest, MetricFamily=MetricFamily, get_model_dir=get_model_dir)

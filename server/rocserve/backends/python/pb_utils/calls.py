@@ -1,4 +1,4 @@
-"""Calls to other models of the server: how they are started, and how their responses are waited for."""
+"""Calls other models of the server: starts calls, and waits for their responses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rocserve.backends.device_tensors import DeviceTensors, SharedTensor
 
 OnResponse = Callable[[InferenceResponse | None, bool], None]
-"""Takes each response of a call, and whether it is the last; None: it ends without another."""
+"""Takes each response of a call, and whether it is the last; None = the call ends without another response."""
 
 
 @dataclass(eq=False)
@@ -28,13 +28,13 @@ class Caller:
     """Starts calls while the model may make them: between its `initialize` and its `finalize`."""
 
     calls: ModelCalls | None = None
-    """None while it may make none."""
+    """None while no calls are allowed."""
     tensors: DeviceTensors | None = None
-    """Of the model's GPU, where its tensors may be on that."""
+    """Of the model's GPU, if its tensors may be on that GPU; else None."""
 
     def start(self, call: ModelCall, inputs: Sequence[Tensor], on_response: OnResponse) -> None:
-        """Start a call, which has no inputs yet; what cannot be sent is answered by an error. Raises:
-        TritonModelException: the model is not being served."""
+        """Start a call with these inputs. If it cannot be sent, its answer is an error. Raises TritonModelException if
+        the model is not being served."""
         if self.calls is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         started = _Call(self.calls, self.tensors, call, inputs, on_response)
@@ -66,8 +66,8 @@ class Caller:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A call on its way. Its tensors on the model's GPU stay there if the called model is there too; the server knows,
-    and where it is not they are sent again by the CPU's memory."""
+    """A call in flight. Tensors on the model's GPU stay there if the called model is on the same GPU, which only the
+    server knows. If it is not, they are sent again through the CPU's memory."""
 
     _calls: ModelCalls
     _tensors: DeviceTensors | None
@@ -75,10 +75,10 @@ class _Call:
     _inputs: Sequence[Tensor]
     _on_response: OnResponse
     _kept: list[SharedTensor] = field(default_factory=list, init=False)
-    """What references lead to, until the last answer."""
+    """Shared tensors that references lead to, kept until the last answer."""
 
     def send(self, tensors: DeviceTensors | None) -> None:
-        """`tensors`: None: all of its tensors go by the CPU's memory. Raises: ServeError: it cannot be sent."""
+        """`tensors`: None = all tensors go through the CPU's memory. Raises ServeError if the call cannot be sent."""
         sent: list[core.Tensor] = []
         references: list[str] = []
         for tensor in self._inputs:
@@ -103,12 +103,12 @@ class _Call:
             if isinstance(answer, Rescheduled):
                 self.send(None)
                 return
-            # Raises where memory of another worker cannot be opened.
+            # Raises if the memory of another worker cannot be opened.
             response = None if answer is None else response_of(answer, wrapper_of(self._tensors))
             if response and self._tensors and not all(tensor.is_cpu() for tensor in response.output_tensors()):
                 self._tensors.wait()
         except Exception as error:
-            # Whatever it is: the model waits for an answer.
+            # Any exception becomes an answer, because the model waits for one.
             text = f"the call of model '{self._call.model_name}' failed: {type(error).__name__}: {error}"
             fault = error if isinstance(error, ServeError) else internal(text)
             response, final = InferenceResponse(error=from_serve_error(fault)), True
@@ -116,9 +116,9 @@ class _Call:
 
 
 class ResponseIterator:
-    """The responses of a call, as they come; iterated again, it gives them from the first.
+    """The responses of a call, in order; a second iteration begins with the first response again.
 
-    As in Triton, when a model ends without a further response the last one is without tensors.
+    As in Triton, if a model ends without a further response, the last response has no tensors.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class ResponseIterator:
         self._waiting: list[Future[None]] = []
 
     def take(self, response: InferenceResponse | None, final: bool) -> None:
-        """One more response; called on a thread of the worker's own."""
+        """Add a response. Called on a separate thread of the worker."""
         with self._changed:
             if self._finished:
                 return
@@ -138,13 +138,13 @@ class ResponseIterator:
             self._wake()
 
     def cancel(self) -> None:
-        """End the iteration: what has not come yet is dropped. The called model goes on."""
+        """End the iteration and drop later responses. The called model goes on."""
         with self._changed:
             self._finished = True
             self._wake()
 
     def wait_for_more(self) -> None:
-        """Until there is a response that has not been taken, or there will be none."""
+        """Wait for a response that has not been taken, or for the end."""
         with self._changed:
             self._changed.wait_for(self._has_more)
 
@@ -152,7 +152,7 @@ class ResponseIterator:
         return self._position < len(self._responses) or self._finished
 
     async def await_more(self) -> None:
-        """As `wait_for_more`, without holding up the loop."""
+        """Do as `wait_for_more`, without blocking the loop."""
         with self._changed:
             if self._has_more():
                 return
@@ -192,7 +192,7 @@ class ResponseIterator:
 
 
 def _awaited() -> Future[Any]:
-    """Its result can be set also when nobody waits for it any more."""
+    """Return a future whose result can be set even if nobody waits for it any more."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -202,15 +202,15 @@ _ADVICE = "models cannot control the server's models in this version; use the se
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Raises: TritonModelException, always."""
+    """Raises TritonModelException always."""
     raise TritonModelException(f"Failed to load model: {model_name}: {_ADVICE}")
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Raises: TritonModelException, always."""
+    """Raises TritonModelException always."""
     raise TritonModelException(f"Failed to unload model: {model_name}: {_ADVICE}")
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Raises: TritonModelException, always."""
+    """Raises TritonModelException always."""
     raise TritonModelException(f"Failed to check model readiness: {model_name}: {_ADVICE}")

@@ -1,4 +1,4 @@
-"""The errors that models make and raise, and how their codes meet gRPC's."""
+"""Defines the errors that models make and raise, and their codes in gRPC."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from rocserve.core.errors import ServeError, StatusCode
 
 
 def as_text(value: str | bytes, what: str) -> str:
-    """Raises: TypeError: it is neither, `what` says what it was to be; UnicodeDecodeError: the bytes are no UTF-8."""
+    """Return a text; `what` names it in errors. Raises TypeError if it is neither str nor bytes, UnicodeDecodeError if
+    the bytes are no UTF-8."""
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
@@ -17,11 +18,12 @@ def as_text(value: str | bytes, what: str) -> str:
 
 
 class TritonModelException(Exception):
-    """What the interface raises when it is used wrongly; models raise it too."""
+    """Raised if the interface is used wrongly; models raise it too."""
 
 
 class ErrorCode(int, enum.Enum):
-    """Triton's error codes, by its numbers (TRITONSERVER_Error_Code). No IntEnum: in a text they are to be names."""
+    """Triton's error codes, with its numbers (TRITONSERVER_Error_Code). Not an IntEnum, which would print numbers, not
+    names."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -36,14 +38,14 @@ class ErrorCode(int, enum.Enum):
 _OTHER_NAMES = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}
 _STATUS = {code: StatusCode[_OTHER_NAMES.get(code.name, code.name)] for code in ErrorCode}
 _CODES = {status: code for code, status in _STATUS.items()} | {
-    # Triton has no codes of their own for these: an expired or a refused request is UNAVAILABLE to it.
+    # Triton has no codes for these; it reports expired and refused requests as UNAVAILABLE.
     StatusCode.DEADLINE_EXCEEDED: ErrorCode.UNAVAILABLE,
     StatusCode.RESOURCE_EXHAUSTED: ErrorCode.UNAVAILABLE,
 }
 
 
 class TritonError:
-    """An error for one request, as a model answers it or is answered by another model."""
+    """An error for one request, from a model or from another model that it called."""
 
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = ErrorCode
 

@@ -1,4 +1,4 @@
-"""The server's log, as models write to it."""
+"""Lets models write to the server's log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Level(enum.Enum):
 
 
 class Logger:
-    """Lines of the log, behind the model's name."""
+    """Writes log lines, which get the model's name in front."""
 
     LogLevel = Level
     INFO, WARNING, ERROR, VERBOSE = Level

@@ -1,5 +1,5 @@
-"""Custom metrics of models. They are counted in the worker, can be read back there, and are sent to the server, which
-shows the sums over all workers among its own metrics."""
+"""Counts custom metrics of models. They are counted in the worker, where models can read them, and sent to the server,
+which adds the sums over all workers to its own metrics."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rocserve.core import custom_metrics
 from rocserve.core.custom_metrics import MetricChange, MetricChanges, MetricKind
 
 GATHER_SECONDS = 0.2
-"""How long changes are gathered before they are sent."""
+"""Time for which changes are collected before they are sent."""
 _SENT_TOGETHER = 100
-"""Time series whose changes fill no message, with as many buckets as the server takes."""
+"""Time series in one message. Even with the most buckets that the server accepts, their changes fit."""
 
 
 class Metric:
-    """One time series. Made by MetricFamily.Metric, which gives the same one for equal labels."""
+    """One time series. Made by MetricFamily.Metric, which returns the same object for equal labels."""
 
     def __init__(self, family: MetricFamily, labels: dict[str, str], bounds: tuple[float, ...]) -> None:
         self._kind = family._kind
-        # Of what is longer one character more is enough for the server to refuse it.
+        # One character above the limit is enough for the server to refuse a longer text.
         most = custom_metrics.LONGEST_TEXT + 1
         shown = {label[:most]: text[:most] for label, text in labels.items()}
         self._head = (family._name[:most], family._kind, family._description[:most], shown)
@@ -35,7 +35,7 @@ class Metric:
         self._counts = self._no_counts()
 
     def increment(self, value: float) -> None:
-        """Raises: TritonModelException: the metric is a histogram, or a counter is to go down."""
+        """Raises TritonModelException if the metric is a histogram, or a counter would decrease."""
         self._check("increment", MetricKind.COUNTER, MetricKind.GAUGE)
         value = float(value)
         if self._kind is MetricKind.COUNTER and value < 0:
@@ -50,7 +50,7 @@ class Metric:
         self._on_change()
 
     def set(self, value: float) -> None:
-        """Raises: TritonModelException: the metric is no gauge."""
+        """Raises TritonModelException if the metric is no gauge."""
         self._check("set", MetricKind.GAUGE)
         with self._lock:
             self._value = float(value)
@@ -58,7 +58,7 @@ class Metric:
         self._on_change()
 
     def observe(self, value: float) -> None:
-        """Raises: TritonModelException: the metric is no histogram."""
+        """Raises TritonModelException if the metric is no histogram."""
         self._check("observe", MetricKind.HISTOGRAM)
         value = float(value)
         with self._lock:
@@ -68,12 +68,12 @@ class Metric:
         self._on_change()
 
     def value(self) -> float:
-        """As this process has it. Raises: TritonModelException: the metric is a histogram."""
+        """Return the value in this process. Raises TritonModelException if the metric is a histogram."""
         self._check("get", MetricKind.COUNTER, MetricKind.GAUGE)
         return self._value
 
     def take_change(self) -> MetricChange | None:
-        """What has become of it since the last call; None = nothing."""
+        """Return the change since the last call; None = none."""
         with self._lock:
             if not self._changed:
                 return None
@@ -98,7 +98,8 @@ class Metric:
 
 
 class MetricBook:
-    """All metrics of the model in this process, sent from a thread of its own: no model waits for the server."""
+    """All metrics of the model in this process. A separate thread sends them, so that models never wait for the
+    server."""
 
     def __init__(self, send: Callable[[MetricChanges], None], gather_seconds: float = GATHER_SECONDS) -> None:
         self._send = send
@@ -110,7 +111,7 @@ class MetricBook:
         self._sender = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def add_family(self, name: str, kind: MetricKind) -> None:
-        """Raises: TritonModelException: the name is none, or is taken by a family of another kind."""
+        """Raises TritonModelException if the name is invalid, or names a family of another kind."""
         if not custom_metrics.METRIC_NAME.fullmatch(name):
             raise TritonModelException("Error when creating MetricFamily: Invalid metric name")
         reserved = custom_metrics.RESERVED_PREFIXES
@@ -126,7 +127,7 @@ class MetricBook:
                 )
 
     def metric(self, family: MetricFamily, labels: dict[str, str], bounds: tuple[float, ...]) -> Metric:
-        """The one of these labels; its beginning is sent, too."""
+        """Return the metric with these labels. A new metric is sent too."""
         key = (family._name, frozenset(labels.items()))
         with self._lock:
             if key not in self._metrics:
@@ -158,10 +159,10 @@ class MetricFamily:
     COUNTER, GAUGE, HISTOGRAM = MetricKind
 
     _book: MetricBook
-    """Set in the class that a model sees."""
+    """Set in the subclass that a model sees."""
 
     def __init__(self, name: str | bytes, description: str | bytes, kind: MetricKind) -> None:
-        """Raises: TritonModelException: the name is none, or is taken by a family of another kind."""
+        """Raises TritonModelException if the name is invalid, or names a family of another kind."""
         if not isinstance(kind, MetricKind):
             raise TypeError(f"kind must be MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {type(kind).__name__}")
         self._name = as_text(name, "the name of a MetricFamily")
@@ -170,7 +171,8 @@ class MetricFamily:
         self._kind = kind
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
-        """Raises: TritonModelException: the labels are no dict of label names, or the buckets are not the kind's."""
+        """Return a time series of the family. Raises TritonModelException if the labels are no dict of valid names, or
+        the buckets do not fit the kind."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         given = {str(name): str(value) for name, value in (labels or {}).items()}

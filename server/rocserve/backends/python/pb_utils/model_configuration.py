@@ -1,4 +1,4 @@
-"""A model's configuration, as models complete it and look things up in it. The dictionaries are Triton's JSON."""
+"""Lets models complete and read their configuration. The dictionaries are Triton's JSON."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 
 class ModelConfig:
-    """The configuration that a model's auto_complete_config adds to."""
+    """The configuration that a model's auto_complete_config completes."""
 
     def __init__(self, model_config: str) -> None:
-        """`model_config` is JSON."""
+        """`model_config`: in JSON."""
         self._model_config: dict[str, Any] = json.loads(model_config)
         self._model_config.setdefault("max_batch_size", 0)
         self._model_config.setdefault("input", [])
         self._model_config.setdefault("output", [])
 
     def as_dict(self) -> dict[str, Any]:
-        """To be read only."""
+        """Return the configuration, which the caller must not change."""
         return self._model_config
 
     @property
@@ -25,7 +25,7 @@ class ModelConfig:
         return str(self._model_config.get("name", ""))
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Raises: ValueError: the configuration asks for more."""
+        """Raises ValueError if the configuration asks for more."""
         configured = self._model_config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
@@ -35,7 +35,7 @@ class ModelConfig:
         self._model_config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Ask for a dynamic batcher, unless there is one. Raises: ValueError: there is another scheduler."""
+        """Ask for a dynamic batcher, unless there is one. Raises ValueError if there is another scheduler."""
         for scheduler in ("sequence_batching", "ensemble_scheduling"):
             if scheduler in self._model_config:
                 raise ValueError(
@@ -45,7 +45,7 @@ class ModelConfig:
         self._model_config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: dict[str, Any]) -> None:
-        """Raises: ValueError: a property other than "decoupled", or the configuration says otherwise."""
+        """Raises ValueError if a property is not "decoupled", or contradicts the configuration."""
         if any(name != "decoupled" for name in transaction_policy_dict):
             raise ValueError(
                 f"model transaction property in auto-complete-config function for model '{self._name}' contains"
@@ -62,12 +62,12 @@ class ModelConfig:
             policy["decoupled"] = decoupled
 
     def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002
-        """Add an input with `name`, `data_type`, `dims` and perhaps `optional`, or complete the one of that name.
-        Raises: ValueError: another property, one that is missing, or the configuration says otherwise."""
+        """Add an input with `name`, `data_type`, `dims` and perhaps `optional`, or complete the input of that name.
+        Raises ValueError if it has another property, lacks one, or contradicts the configuration."""
         self._add("input", input, ("name", "data_type", "dims", "optional"))
 
     def add_output(self, output: dict[str, Any]) -> None:
-        """As `add_input`, of an output, which has no `optional`."""
+        """Add an output, as `add_input`, but without `optional`."""
         self._add("output", output, ("name", "data_type", "dims"))
 
     def _add(self, what: str, tensor: dict[str, Any], allowed: tuple[str, ...]) -> None:
@@ -105,15 +105,15 @@ class ModelConfig:
 
 
 def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The input of that name in a configuration; None when there is none."""
+    """Return the input of that name in a configuration; None if there is none."""
     return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
 
 
 def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """The output of that name in a configuration; None when there is none."""
+    """Return the output of that name in a configuration; None if there is none."""
     return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bool:
-    """Whether the configuration lets a request have any number of responses."""
+    """Return whether the configuration lets a request have any number of responses."""
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))

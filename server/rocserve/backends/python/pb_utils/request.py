@@ -1,4 +1,4 @@
-"""Requests: those that a model receives, and those that it makes to other models."""
+"""Represents requests that a model receives, and requests that it makes to other models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MemoryType(enum.Enum):
 
 
 class PreferredMemory:
-    """Where a model would like the outputs of a call."""
+    """The memory in which a model prefers the outputs of a call."""
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
         if not isinstance(preferred_memory_type, MemoryType):
@@ -40,15 +40,15 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request, for the requests to other models that it leads to."""
+    """The trace of a request, for the requests to other models that it causes."""
 
     def __init__(self, number: int = 0, context: str = "") -> None:
         self.number = number
-        """Of the request; 0 = none that the model received."""
+        """The request's number; 0 = the model received no such request."""
         self._context = context
 
     def get_context(self) -> str | None:
-        """The W3C trace context in JSON, to hand on to other services; None where there is none."""
+        """Return the W3C trace context in JSON, for other services; None if there is none."""
         return self._context or None
 
 
@@ -59,14 +59,14 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 
 class InferenceRequest:
-    """A request, received or to be made. Each model's module has a subclass of it that knows the model."""
+    """A request that was received or will be made. Each model's module has a subclass of it that knows the model."""
 
     _caller: Caller
     _model_name: str
-    """Its own of one that it has received, as the version."""
+    """Of the called model, or, like the version, of the model that received the request."""
     _model_version: int
     _may_come_again = False
-    """Those that it receives."""
+    """Requests that the model receives may be scheduled again."""
     _is_rescheduled = False
     _trace: InferenceTrace | None = None
     _answers: InferenceResponseSender | None = None
@@ -85,8 +85,8 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
-        """`timeout` in microseconds. `preferred_memory`: outputs come by the CPU's memory where that is the CPU's; else
-        they stay on the model's GPU where its inputs may be there, and the called model leaves them there."""
+        """`timeout`: microseconds. `preferred_memory`: with the CPU, outputs come in the CPU's memory. Otherwise they
+        stay on the model's GPU if its inputs may be there and the called model leaves the outputs there."""
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
         if isinstance(requested_output_names, str | bytes):
@@ -119,7 +119,7 @@ class InferenceRequest:
             may_stay=preferred_memory is None
             or preferred_memory.preferred_memory_type is MemoryType.TRITONSERVER_MEMORY_GPU,
         )
-        """For what a request says beside its tensors and what it asks for."""
+        """The received request or the call, for all fields except inputs, output names and flags."""
         self._flags = _whole(flags)
         self._trace = trace
 
@@ -142,7 +142,7 @@ class InferenceRequest:
         self._flags = _whole(flags)
 
     def timeout(self) -> int:
-        """Microseconds; 0 = none."""
+        """Return microseconds; 0 = none."""
         return self._message.timeout_microseconds
 
     def priority(self) -> int:
@@ -152,7 +152,7 @@ class InferenceRequest:
         return self._model_name
 
     def parameters(self) -> str:
-        """JSON."""
+        """Return the parameters in JSON."""
         return parameters_text(self._message.parameters)
 
     def trace(self) -> InferenceTrace:
@@ -163,11 +163,11 @@ class InferenceRequest:
         return self._trace
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer of this received request any more."""
+        """Return whether nobody waits for the answer to this received request any more."""
         return self._answers is not None and self._answers.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """Raises: TritonModelException: this is no request that the model received."""
+        """Raises TritonModelException if the model did not receive this request."""
         if self._answers is None:
             raise TritonModelException(
                 "Unable to send response. Response sender has no reference to the decoupled state of the model."
@@ -175,7 +175,8 @@ class InferenceRequest:
         return self._answers
 
     def set_release_flags(self, flags: int) -> None:
-        """Raises: TritonModelException: the request is to be scheduled again, which takes an iterative sequence."""
+        """Raises TritonModelException if the request would be scheduled again, but its model has no iterative
+        sequences."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
                 "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
@@ -189,8 +190,9 @@ class InferenceRequest:
         self._is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Run the request on the model that it names and wait for the response or, `decoupled`, for an iterator of any
-        number; errors come in it. Raises: TritonModelException: the model is not being served, as in `initialize`."""
+        """Run the request on the model that it names, and return the response or, if `decoupled`, an iterator of any
+        number of responses. Errors come as responses. Raises TritonModelException if the model is not being served, as
+        in `initialize`."""
         if not decoupled:
             return self._caller.run(self._call(), self._inputs).result()
         responses = ResponseIterator()
@@ -199,7 +201,7 @@ class InferenceRequest:
         return responses
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse | ResponseIterator]:
-        """Start the request on the model that it names; to be awaited for what `exec` gives. Raises: RuntimeError: no
+        """Start the request on the model that it names; the future has the result of `exec`. Raises RuntimeError if no
         event loop is running."""
         return asyncio.ensure_future(self._run(self._call(), decoupled), loop=asyncio.get_running_loop())
 
@@ -230,7 +232,7 @@ class InferenceRequest:
 
 
 def _whole(number: int) -> int:
-    """A plain int: True is one to Python, but none to the server that reads the call. Raises: TypeError."""
+    """Return a plain int, because the server does not accept True as a number. Raises TypeError."""
     return int(operator.index(number))
 
 
@@ -241,8 +243,8 @@ def received_request(
     answers: InferenceResponseSender,
     wrap: Callable[[core.Tensor], Tensor],
 ) -> InferenceRequest:
-    """A request that came to a model, as an object of its module's `kind`. `outputs`: those that it asks for. `wrap`:
-    makes of an input what the model sees."""
+    """Return a request for a model, as an object of its module's `kind`. `outputs`: the requested ones. `wrap`: makes
+    an input that the model sees."""
     received = kind.__new__(kind)
     received._inputs = [wrap(tensor) for tensor in request.inputs.values()]
     received._names = outputs
@@ -253,7 +255,7 @@ def received_request(
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The request's input of that name; None when there is none, as for an optional input that is left out."""
+    """Return the request's input of that name; None if there is none, such as an optional input that was left out."""
     for tensor in inference_request._inputs:
         if tensor._tensor.name == name:
             return tensor
@@ -261,7 +263,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The response's output of that name; None when there is none."""
+    """Return the response's output of that name; None if there is none."""
     for tensor in inference_response._tensors:
         if tensor._tensor.name == name:
             return tensor

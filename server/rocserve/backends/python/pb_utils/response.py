@@ -1,4 +1,4 @@
-"""The responses that models give and get, and what answers one request: the rules that Triton has for it."""
+"""Represents responses, and sends the answers to one request by Triton's rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rocserve.core.requests import NO_PARAMETERS, Parameters, ParameterValue
 
 
 def checked_parameters(parameters: dict[str, Any]) -> dict[str, ParameterValue]:
-    """Raises: TritonModelException: a key is no str, or a value no bool, int or str."""
+    """Return the parameters. Raises TritonModelException if a key is no str, or a value no bool, int or str."""
     if not isinstance(parameters, dict):
         raise TritonModelException(f"Expect dict, got {type(parameters)}")
     for key, value in parameters.items():
@@ -34,12 +34,12 @@ def checked_parameters(parameters: dict[str, Any]) -> dict[str, ParameterValue]:
 
 
 def parameters_text(parameters: Parameters) -> str:
-    """As Triton writes them: without spaces, and text as it is."""
+    """Return the parameters in Triton's JSON: without spaces, and text not escaped to ASCII."""
     return json.dumps(dict(parameters), separators=(",", ":"), ensure_ascii=False)
 
 
 class InferenceResponse:
-    """Tensors or an error; with an error the tensors are not looked at."""
+    """Tensors, or an error; with an error, the tensors are ignored."""
 
     __slots__ = ("__weakref__", "_error", "_parameters", "_tensors")
 
@@ -70,14 +70,14 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """JSON."""
+        """Return the parameters in JSON."""
         return parameters_text(self._parameters)
 
 
 def answer_of(
     response: InferenceResponse, wanted: Collection[str], sent: Callable[[Tensor], core.Tensor] = host_tensor
 ) -> Answer:
-    """What goes to the client: the error, or those of the tensors that it asked for. `sent`: how one travels."""
+    """Return the answer for the client: the error, or the tensors that it asked for. `sent`: makes a tensor to send."""
     if response._error is not None:
         return to_serve_error(response._error)
     tensors = [sent(tensor) for tensor in response._tensors if tensor._tensor.name in wanted]
@@ -85,7 +85,7 @@ def answer_of(
 
 
 def response_of(answer: Answer, wrap: Callable[[core.Tensor], Tensor] = wrap_tensor) -> InferenceResponse:
-    """What came from another model. `wrap`: makes of a tensor what the model sees."""
+    """Return another model's answer as a response. `wrap`: makes a tensor that the model sees."""
     if isinstance(answer, ServeError):
         return InferenceResponse(error=from_serve_error(answer))
     response = InferenceResponse([wrap(tensor) for tensor in answer.outputs])
@@ -103,33 +103,33 @@ class InferenceResponseSender:
     _responder: RequestResponder
     _decoupled: bool
     _to_answer: Callable[[InferenceResponse], Answer]
-    """Makes of a response what is sent."""
+    """Makes an answer from a response."""
     _on_abandoned: Callable[[RequestResponder, bool], None]
-    """Takes the responder once nobody can answer any more, and whether the request may end without a response more;
-    perhaps from a garbage collection."""
+    """Called when nobody can answer any more, perhaps in a garbage collection. Takes the responder, and whether the
+    request may end without a further response."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _sent: int = field(default=0, init=False)
     _is_closed: bool = field(default=False, init=False)
     """Whether the final answer has been given."""
 
     def __del__(self) -> None:
-        # A request that the model has dropped would leave its client waiting.
+        # Without an answer, the client of a request that the model has dropped would wait.
         if not self._is_closed:
             self._on_abandoned(self._responder, self._decoupled or self._sent > 0)
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the request's answer any more."""
+        """Return whether nobody waits for the answer any more."""
         return self._responder.is_cancelled
 
     def _returned(self, response: InferenceResponse) -> Answer:
-        """What `execute` has returned for the request, which is its only response."""
+        """Return the answer for a response that `execute` has returned, which is the request's only one."""
         self._account(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         return self._to_answer(response)
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL, alone or with a response, end the request.
-        Raises: TritonModelException: the flags, one response too many or too few, or one that cannot be sent. Nothing
-        was sent then, and the request is still to be answered."""
+        """Send a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL, also end the request, for which no response is
+        needed. Raises TritonModelException if the flags are invalid, there is a response too many or too few, or it
+        cannot be sent. Then nothing was sent, and the request must still be answered."""
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"response must be a pb_utils.InferenceResponse, got {type(response).__name__}")
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
@@ -156,7 +156,7 @@ class InferenceResponseSender:
             self._respond(error, True)
 
     def _close(self) -> bool:
-        """Let nothing more be sent; whether something might have been."""
+        """Allow no further responses. Returns whether they were allowed before."""
         with self._lock:
             was_open, self._is_closed = not self._is_closed, True
         return was_open

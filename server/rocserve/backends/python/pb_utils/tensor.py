@@ -1,8 +1,8 @@
-"""The tensors that models see and give, Triton's names and numbers of datatypes, and the numpy types for these.
+"""Holds the tensors of models, Triton's names and numbers of datatypes, and their numpy types.
 
-Arrays go to and come from DLPack (https://dmlc.github.io/dlpack) by numpy's own export and import. numpy has no BF16:
-such tensors travel through it as their 16 bits, and the datatype in the capsule is rewritten. Who made a capsule frees
-it by its own means, for which the datatype does not matter.
+Arrays are exchanged with DLPack (https://dmlc.github.io/dlpack) by numpy's own export and import. numpy has no BF16, so
+such tensors pass through it as uint16, and the datatype in the capsule is rewritten. The maker of a capsule frees it
+without looking at the datatype.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CPU_DEVICE = (1, 0)
 _UINT, _BFLOAT = 1, 4
 """kDLUInt and kDLBfloat."""
 _HOST_DEVICES = (1, 3, 11)
-"""kDLCPU, kDLCUDAHost and kDLROCMHost: memory that the CPU reads."""
+"""kDLCPU, kDLCUDAHost and kDLROCMHost: memory that the CPU can read."""
 
 
 class _Device(ctypes.Structure):
@@ -46,7 +46,7 @@ class _DataType(ctypes.Structure):
 
 
 class _TensorHead(ctypes.Structure):
-    """The first fields of DLTensor, with which a capsule's DLManagedTensor begins."""
+    """The first fields of DLTensor, which is at the start of a capsule's DLManagedTensor."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -63,8 +63,9 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
 
 
 def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
-    """The array on the memory of a capsule, or of an object with `__dlpack__`, and whether it is the bits of BF16.
-    Raises: TritonModelException: it is no such object, out of the CPU's reach, not contiguous or of no datatype."""
+    """Return an array on the memory of a capsule, or of an object with `__dlpack__`, and whether it holds the bits of
+    BF16. Raises TritonModelException if it is no such object, the CPU cannot read it, it is not contiguous, or its
+    datatype is not supported."""
     capsule = tensor
     if type(tensor).__name__ != "PyCapsule":
         if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
@@ -98,8 +99,8 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
 
 
 def device_tensor(tensor: Any) -> Any:
-    """PyTorch's tensor on the memory of a capsule, or of an object with `__dlpack__`, that is on a GPU; None where it
-    is on the CPU, or the model has imported no PyTorch that has a GPU."""
+    """Return a PyTorch tensor on the memory of a capsule, or of an object with `__dlpack__`, that is on a GPU; None if
+    it is on the CPU, or the model has imported no PyTorch with a GPU."""
     torch = sys.modules.get("torch")
     if torch is None or _device_type(tensor) in _HOST_DEVICES or not torch.cuda.is_available():
         return None
@@ -108,7 +109,7 @@ def device_tensor(tensor: Any) -> Any:
 
 
 class _Offer:
-    """A capsule as the object that numpy asks for."""
+    """Offers a capsule as the object that numpy expects."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -121,7 +122,7 @@ class _Offer:
 
 
 def _device_type(tensor: Any) -> int:
-    """Of the memory of a capsule, or of an object with `__dlpack__`; the CPU's of what is neither."""
+    """Return the device type of a capsule, or of an object with `__dlpack__`; the CPU's for other objects."""
     if type(tensor).__name__ == "PyCapsule":
         return int(_head(tensor).device.device_type) if _is_valid(tensor, b"dltensor") else CPU_DEVICE[0]
     return int(tensor.__dlpack_device__()[0]) if hasattr(tensor, "__dlpack_device__") else CPU_DEVICE[0]
@@ -142,7 +143,7 @@ def _head(capsule: Any) -> _TensorHead:
 _LENGTH = struct.Struct("<I")
 _IN_TRITONS_ORDER = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
 _NUMBERS = {DataType(name): number for number, name in enumerate(_IN_TRITONS_ORDER.split(), 1)}
-"""TRITONSERVER_DataType, which are also the numbers of config.pbtxt's DataType."""
+"""TRITONSERVER_DataType, with the same numbers as config.pbtxt's DataType."""
 _BY_NUMBER = {number: datatype for datatype, number in _NUMBERS.items()}
 _BY_NUMPY_DTYPE = {datatype.numpy_dtype: datatype for datatype in DataType if datatype is not DataType.BF16}
 BY_CONFIG_NAME = {
@@ -154,31 +155,33 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The numpy type of a configuration's data_type, e.g. "TYPE_FP32". Raises: KeyError, as for TYPE_BF16."""
+    """Return the numpy type of a configuration's data_type, such as "TYPE_FP32". Raises KeyError, also for
+    TYPE_BF16."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """The numpy type of a TRITONSERVER_DataType number; None when there is none."""
+    """Return the numpy type of a TRITONSERVER_DataType number; None if there is none."""
     datatype = _BY_NUMBER.get(data_type, DataType.BF16)
     return None if datatype is DataType.BF16 else datatype.numpy_dtype.type
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """The TRITONSERVER_DataType number of a numpy type; None when there is none."""
+    """Return the TRITONSERVER_DataType number of a numpy type; None if there is none."""
     datatype = _datatype_of_numpy(np.dtype(data_type))
     return None if datatype is None else _NUMBERS[datatype]
 
 
 def _datatype_of_numpy(dtype: np.dtype[Any]) -> DataType | None:
-    """Arrays of bytes or of objects are BYTES; arrays of str (numpy's kind "U") have no datatype, as in Triton."""
+    """Return BYTES for arrays of bytes or objects. Arrays of str (numpy's kind "U") have no datatype, as in Triton."""
     return DataType.BYTES if dtype.kind in "OS" else _BY_NUMPY_DTYPE.get(dtype)
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[()] | None:
-    """The elements of an array of objects or of bytes, in C order; one that is not bytes is written as its str().
+    """Return the serialised elements of an array of objects or bytes, in C order. Elements other than bytes are written
+    as their str().
 
-    As in Triton () for an array without elements, and None for an array of another type.
+    As in Triton, returns () for an array without elements, and None for an array of another type.
     """
     if input_tensor.size == 0:
         return ()
@@ -186,7 +189,7 @@ def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[(
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray[Any, Any]:
-    """A one-dimensional array of bytes objects. Raises: struct.error: the data ends within an element."""
+    """Return a one-dimensional array of bytes objects. Raises struct.error if the data ends within an element."""
     elements: list[bytes] = []
     position = 0
     while position < len(encoded_tensor):
@@ -205,7 +208,7 @@ def _encode_array(array: np.ndarray[Any, Any]) -> bytes:
 
 
 class Tensor:
-    """A named tensor. It shares the memory of what it is made from: an array, or PyTorch's tensor on a GPU."""
+    """A named tensor, on the memory of the array or GPU tensor that it was made from."""
 
     __slots__ = ("__weakref__", "_array", "_on_device", "_tensor")
 
@@ -222,11 +225,11 @@ class Tensor:
             )
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        # Subclasses such as masked arrays hand out their memory in ways of their own.
+        # Subclasses such as masked arrays export their memory differently.
         array = numpy_array if type(numpy_array) is np.ndarray else np.asarray(numpy_array)
         if not array.flags.c_contiguous:
             array = np.ascontiguousarray(array)
-        # Texts are taken down now: a model may use the same array of objects for the next request.
+        # Texts are copied now, because a model may reuse the array of objects for the next request.
         if datatype is DataType.BYTES:
             data: core.Buffer = _encode_array(array)
         else:
@@ -234,7 +237,8 @@ class Tensor:
         self._tensor = core.Tensor(name, datatype, numpy_array.shape, data)
         self._array: np.ndarray[Any, Any] | None = array
         self._on_device: Any = None
-        """PyTorch's, of one on a GPU; its `_tensor` has no data before `host_tensor`."""
+        """The PyTorch tensor if this one is on a GPU; then `_tensor` has no data (`host_tensor` makes a tensor with
+        data)."""
 
     def name(self) -> str:
         return self._tensor.name
@@ -243,15 +247,15 @@ class Tensor:
         return list(self._tensor.shape)
 
     def triton_dtype(self) -> int:
-        """The number of the datatype in Triton's TRITONSERVER_DataType."""
+        """Return the datatype's number in Triton's TRITONSERVER_DataType."""
         return _NUMBERS[self._tensor.datatype]
 
     def is_cpu(self) -> bool:
         return self._on_device is None
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """The tensor's own memory, which may be written; an array of bytes objects for BYTES. Raises:
-        TritonModelException: the tensor is on a GPU, or is BF16, for which numpy has no type."""
+        """Return the tensor's own memory, which may be written; for BYTES, an array of bytes objects. Raises
+        TritonModelException if the tensor is on a GPU, or is BF16, for which numpy has no type."""
         if self._on_device is not None:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._tensor.datatype is DataType.BF16:
@@ -261,22 +265,22 @@ class Tensor:
         return self._memory() if self._array is None else self._array
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule on the tensor's memory."""
+        """Return a DLPack capsule on the tensor's memory."""
         if self._tensor.datatype is DataType.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         if self._on_device is not None:
             return self._on_device.__dlpack__()
         array = self._memory()
-        # A capsule cannot say that its memory must not be written.
+        # A capsule cannot mark its memory as read-only.
         capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
         if self._tensor.datatype is DataType.BF16:
-            # The array's uint16 are its bits.
+            # The array's uint16 values are the bits of BF16.
             _head(capsule).dtype.code = _BFLOAT
         return capsule
 
     @staticmethod
     def from_dlpack(name: str | bytes, tensor: Any) -> Tensor:
-        """A tensor on the memory of a DLPack capsule or of an object with `__dlpack__`."""
+        """Return a tensor on the memory of a DLPack capsule, or of an object with `__dlpack__`."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         on_device = device_tensor(tensor)
@@ -311,7 +315,7 @@ class Tensor:
 
 
 def wrap_tensor(tensor: core.Tensor) -> Tensor:
-    """A tensor that came from outside, as a model sees it; its data is looked at only when it is asked for."""
+    """Return a received tensor as a model sees it; its data is decoded only when the model asks for it."""
     wrapped = Tensor.__new__(Tensor)
     wrapped._tensor = tensor
     wrapped._array = wrapped._on_device = None
@@ -319,7 +323,8 @@ def wrap_tensor(tensor: core.Tensor) -> Tensor:
 
 
 def wrap_device_tensor(name: str, value: Any) -> Tensor:
-    """PyTorch's tensor on a GPU. Raises: TritonModelException: it has no datatype of KServe's, or is not contiguous."""
+    """Return a PyTorch tensor on a GPU as a model sees it. Raises TritonModelException if it has no datatype in KServe,
+    or is not contiguous."""
     from rocserve.backends.pytorch.datatypes import datatype_of
 
     try:
@@ -334,8 +339,8 @@ def wrap_device_tensor(name: str, value: Any) -> Tensor:
 
 
 def wrapper_of(tensors: DeviceTensors | None) -> Callable[[core.Tensor], Tensor]:
-    """What makes of a tensor that came from outside what a model sees, which may keep it: one on its GPU is copied
-    there, on the current stream. `tensors`: of that GPU."""
+    """Return the function that makes the model's tensor from a received one, which the model may keep: a tensor on the
+    GPU is copied there, on the current stream. `tensors`: of that GPU."""
     if tensors is None:
         return wrap_tensor
 
@@ -348,7 +353,7 @@ def wrapper_of(tensors: DeviceTensors | None) -> Callable[[core.Tensor], Tensor]
 
 
 def host_tensor(tensor: Tensor) -> core.Tensor:
-    """What travels of a model's tensor, by the CPU's memory."""
+    """Return a model's tensor as it is sent, in the CPU's memory."""
     if tensor._on_device is None:
         return tensor._tensor
     return Tensor.from_dlpack(tensor._tensor.name, tensor._on_device.cpu())._tensor

@@ -1,1 +1,1 @@
-"""On the sys.path of Python models, for the processes that they start by multiprocessing's "spawn"."""
+"""A folder on the sys.path of Python models, for processes that they start by multiprocessing's "spawn"."""

@@ -1,7 +1,7 @@
-"""What model.py imports as `triton_python_backend_utils` in a process that the model has spawned.
+"""Provides `triton_python_backend_utils` to model.py in a process that the model has spawned.
 
-Such a process starts with a fresh interpreter and imports model.py anew, to find the function that it is to run. It has
-no requests and is no part of the server: calls to other models raise there.
+Such a process starts with a new interpreter and imports model.py again, to find the function that it runs. It has no
+requests and is no part of the server, so calls to other models raise there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.metrics import MetricBook
 
-# Metrics are sent by the model's own process only.
+# Only the model's own process sends metrics.
 _MODULE = make_module(Path(), Caller(), MetricBook(lambda changes: None))
-del _MODULE.get_model_dir  # Only the model's own process knows it.
+del _MODULE.get_model_dir  # Only the model's own process knows the folder.
 sys.modules[__name__] = _MODULE
