@@ -278,7 +278,7 @@ class Server:
         self._launcher.end_kept()
         failed = self._repository.failed_models()
         if failed and self._settings.exit_on_error:
-            self._repository.tell_failures()
+            self._repository.log_failures()
             names = ", ".join(failed)
             self._log.error(
                 "ending, as these models failed to load: %s; --exit-on-error=false serves the others", names

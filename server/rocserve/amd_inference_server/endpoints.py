@@ -346,13 +346,13 @@ class WorkerEndpoints:
         except ServeError:
             if endpoint.served:
                 # Return to the models that were loaded before.
-                self.table.take(endpoint.folder, endpoint.served)
+                self.table.apply(endpoint.folder, endpoint.served)
             raise
         endpoint.served = (*ensemble, *own)
 
     async def _apply(self, endpoint: _Endpoint, contents: Sequence[ModelContent]) -> None:
         """Load models and wait for them. Raises ServeError if one cannot be served."""
-        self.table.take(endpoint.folder, contents, at_once=True)
+        self.table.apply(endpoint.folder, contents, retries_failed=True)
         models = [self.table.models[content.model] for content in contents]
         await wait_for_loads(models)
         for model in models:

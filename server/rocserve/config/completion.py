@@ -107,7 +107,7 @@ def fill_from_model(message: ModelConfig, signature: Signature) -> None:
         _complete_tensor(outputs.get(spec.name) or message.output.add(), spec, batches)
 
 
-def adopt(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
+def replace_declared_tensors(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
     """Replace declared tensors that contradict the model, for dialects whose tensors are only descriptions. Returns
     warnings. AMD Inference Server did not compare names and the order of shapes."""
     warnings: list[str] = []

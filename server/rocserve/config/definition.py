@@ -16,10 +16,10 @@ from typing import cast
 
 from rocserve.backends.base import BackendSpec
 from rocserve.backends.registry import ENSEMBLE_PLATFORM, BackendRegistry
-from rocserve.config.completion import adopt, autofill, fill_from_model, normalise
+from rocserve.config.completion import autofill, fill_from_model, normalise, replace_declared_tensors
 from rocserve.config.model_folder import FlatModel, Listing, ModelFolder, check_agents_known, read_labels, run_agents
 from rocserve.config.pbtxt import suggest
-from rocserve.config.plain import as_the_model_is, to_plain, version_policy
+from rocserve.config.plain import correct_by_signature, to_plain, version_policy
 from rocserve.config.request_rules import ConfigRequest
 from rocserve.config.signature_checks import check_signature
 from rocserve.config.sources import read_written_config
@@ -116,7 +116,7 @@ def complete_definition(
     is_open = backend is not None and backend.answers_requests
     if signature is not None:
         if not strict and definition.is_amd:
-            warnings += adopt(message, signature)
+            warnings += replace_declared_tensors(message, signature)
         if not strict and is_open:
             fill_from_model(message, signature)
         elif not strict and backend is not None:
@@ -143,12 +143,14 @@ def complete_definition(
     return replace(
         definition,
         message=message,
-        config=config if signature is None else as_the_model_is(config, signature),
+        config=config if signature is None else correct_by_signature(config, signature),
         warnings=warnings,
     )
 
 
-def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]) -> ModelDefinition:
+def with_placements(
+    definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]
+) -> ModelDefinition:
     """Return the definition with the final kind and GPUs of each instance group, so no group is of KIND_AUTO. `places`:
     in the groups' order."""
     message = deepcopy(definition.message)
@@ -244,7 +246,7 @@ class FolderReading:
         found = choose_backend(message, self.registry, self.files, strict=self.strict)
         backend, refusal = (None, found) if isinstance(found, ServeError) else (found, None)
         if self.request is not None:
-            self.request.settle(message, backend)
+            self.request.apply_rules(message, backend)
         if self.preprocess:
             message.parameters[PREPROCESS].string_value = self.preprocess
         filenames: tuple[str, ...] = ()
@@ -331,12 +333,12 @@ def choose_backend(
         return invalid_argument(
             f"unable to find backend library for backend '{backend if lacks_backend else _TRITON_BACKENDS[platform]}',"
             f" try specifying runtime on the model configuration. Model '{message.name}'"
-            f"{_way_out(backend if lacks_backend else platform, registry)}"
+            f"{_foreign_advice(backend if lacks_backend else platform, registry)}"
         )
     found = by_backend or by_platform
     if found is None:
         raise invalid_argument(
-            f"unexpected platform type '{platform}' for {message.name}{_way_out(platform, registry)}"
+            f"unexpected platform type '{platform}' for {message.name}{_foreign_advice(platform, registry)}"
         )
     if platform and backend and by_platform is not by_backend and not is_free:
         raise invalid_argument(
@@ -420,5 +422,5 @@ def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: M
     raise invalid_argument(f"{reason}: {where} fit no backend (known model files: {known}){advice}")
 
 
-def _way_out(name: str, registry: BackendRegistry) -> str:
+def _foreign_advice(name: str, registry: BackendRegistry) -> str:
     return f"; {_FOREIGN[name]}" if name in _FOREIGN else suggest(name, registry.platforms)

@@ -66,7 +66,7 @@ class FlatModel:
 
     def files(self, folder: Path) -> tuple[Path, ...]:
         """Return the model's files in the folder."""
-        return tuple(path for path in sorted(folder.iterdir()) if self.has(path.name) and is_so(path.is_file))
+        return tuple(path for path in sorted(folder.iterdir()) if self.has(path.name) and is_true(path.is_file))
 
 
 class Listing:
@@ -89,10 +89,10 @@ class Listing:
 
     @property
     def folders(self) -> list[str]:
-        return sorted(entry.name for entry in self.entries.values() if is_so(entry.is_dir))
+        return sorted(entry.name for entry in self.entries.values() if is_true(entry.is_dir))
 
     def has_file(self, name: str) -> bool:
-        return (entry := self.entries.get(name)) is not None and is_so(entry.is_file)
+        return (entry := self.entries.get(name)) is not None and is_true(entry.is_file)
 
     def has(self, path: str) -> bool:
         """Whether a file or folder exists at this relative path; a broken link does not count."""
@@ -100,7 +100,7 @@ class Listing:
             entry = self.entries.get(path)
             if entry is None or not entry.is_symlink():
                 return entry is not None
-        return is_so((self.path / path).exists)
+        return is_true((self.path / path).exists)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ class ModelFolder:
     def find(self, name: str, what: str) -> Path | None:
         """Return the path of an existing file, as `resolve` does; None = no such file."""
         path = self.resolve(name, what)
-        is_there = self.listing.has_file(name) if "/" not in name else is_so(path.is_file)
+        is_there = self.listing.has_file(name) if "/" not in name else is_true(path.is_file)
         return path if is_there else None
 
     @cached_property
@@ -169,7 +169,7 @@ class ModelFolder:
         return tuple(root.resolve() for root in (self.path, self.repository) if root is not None)
 
 
-def is_so(ask: Callable[[], bool]) -> bool:
+def is_true(ask: Callable[[], bool]) -> bool:
     """Return a path's answer, or False if the path is a link to itself or unreadable."""
     try:
         return ask()

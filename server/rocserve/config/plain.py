@@ -43,7 +43,7 @@ def sequence_batching(message: ModelSequenceBatching) -> plain.SequenceBatching:
     return found
 
 
-def as_the_model_is(config: ModelConfig, signature: Signature) -> ModelConfig:
+def correct_by_signature(config: ModelConfig, signature: Signature) -> ModelConfig:
     """Correct the configuration by the loaded model. Inputs that only the configuration calls optional become
     required. Scalars get an empty reshape, because config.pbtxt cannot express rank 0 without batching and writes
     dims of ones."""

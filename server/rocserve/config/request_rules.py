@@ -138,7 +138,7 @@ class ConfigRequest:
     brings_files: bool = False
     """The request sends files, which replace the model's folder."""
 
-    def settle(self, message: ModelConfig, backend: BackendSpec | None) -> None:
+    def apply_rules(self, message: ModelConfig, backend: BackendSpec | None) -> None:
         """Refuse fields that the request may not set, and write the repository's values into them.
 
         `message`: the request's configuration. `backend`: the request's choice; None for an ensemble. Raises

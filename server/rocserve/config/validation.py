@@ -13,7 +13,7 @@ from rocserve.backends.registry import ENSEMBLE_PLATFORM
 from rocserve.config.bounds import check_bounds, check_step_count
 from rocserve.config.datatypes import datatype_of_number
 from rocserve.config.ensemble_checks import ensemble_faults
-from rocserve.config.model_folder import ModelFolder, is_so
+from rocserve.config.model_folder import ModelFolder, is_true
 from rocserve.config.sequence_validation import sequence_faults, sequence_tensor_names
 from rocserve.config.signature_checks import batch_faults
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unimplemented
@@ -272,7 +272,7 @@ def check_warmup(message: ModelConfig, folder: ModelFolder) -> None:
             if tensor.WhichOneof("input_data_type") == "input_data_file":
                 what = f"warmup file of input '{name}' of model '{message.name}'"
                 file = folder.resolve(tensor.input_data_file, what, WARMUP_FOLDER)
-                if not is_so(file.is_file):
+                if not is_true(file.is_file):
                     text = f"failed to open text file for read {file}: No such file or directory"
                     raise _fault(sample.name, text, StatusCode.INTERNAL)
 

@@ -15,7 +15,7 @@ from rocserve.backends.parameters import asked_engine
 from rocserve.config.definition import ModelDefinition
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
-from rocserve.repository.lifecycle import LoadOrder
+from rocserve.repository.loads import LoadOrder
 from rocserve.workers.messages import WorkerPlan
 
 _Loaded = TypeVar("_Loaded")

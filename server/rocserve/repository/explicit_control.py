@@ -13,10 +13,11 @@ from rocserve.config.request_rules import RequestRefused
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_names import ModelKey
 from rocserve.repository.content import IN_REPOSITORY, LoadParameters, ModelContent, parse_load_parameters
-from rocserve.repository.lifecycle import Failure, LifecycleContext
+from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.membership import innermost_first, members_of
 from rocserve.repository.model import ManagedModel, wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
+from rocserve.repository.retries import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScan
 from rocserve.repository.table import ModelTable
@@ -120,7 +121,7 @@ class ExplicitControl:
             served = (await self._load(key, parameters, scan)).served_model()
             if served is not None and self._context.residents is not None:
                 for version in served.versions.values():
-                    await self._context.residents.bring(version)
+                    await self._context.residents.ensure_loaded(version)
 
     async def _load(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> ManagedModel:
         """Load a model, and first the members of an ensemble, at any depth, that do not serve. Members load at the
@@ -134,7 +135,7 @@ class ExplicitControl:
         own = loads.pop(key)
         for ended in await asyncio.gather(*loads.values(), return_exceptions=True):
             if isinstance(ended, BaseException):
-                self._tell_failure(ended)
+                self._log_failure(ended)
         try:
             return await own
         finally:
@@ -176,10 +177,10 @@ class ExplicitControl:
             if isinstance(outcome, _Reading):
                 readings[key] = outcome
             else:
-                self._tell_failure(outcome)
+                self._log_failure(outcome)
         return readings
 
-    def _tell_failure(self, error: BaseException) -> None:
+    def _log_failure(self, error: BaseException) -> None:
         """Log a member's failure."""
         if not isinstance(error, ServeError):
             raise error
@@ -198,7 +199,7 @@ class ExplicitControl:
         async with lock:
             try:
                 for _ in range(_ATTEMPTS):
-                    self._table.take(folder_key, reading.contents, at_once=True)
+                    self._table.apply(folder_key, reading.contents, retries_failed=True)
                     models = [self._models[content.model] for content in reading.contents]
                     await wait_for_loads(models)
                     if not any(model.waits_for_files for model in models):

@@ -21,16 +21,17 @@ from dataclasses import dataclass
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_names import ModelKey
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import Failure, LifecycleContext
+from rocserve.repository.lifecycle import LifecycleContext
+from rocserve.repository.retries import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScan
 from rocserve.repository.table import ModelTable, NameTaken
 from rocserve.repository.watch import UNWATCHED_POLL_SECONDS
 
-_SPACING_SECONDS = 0.05
-_SHARE_OF_TIME = 4.0
+_SHORTEST_PAUSE_SECONDS = 0.05
+_PAUSE_PER_SCAN = 4.0
 """Pause after a scan, in multiples of the scan's duration, however many notifications come."""
-_POLLS_SHARE = 0.005
+_FULL_SCAN_CPU_SHARE = 0.005
 """Share of one CPU that full scans may use: thousands of folders are scanned less often than the poll interval asks. An
 idle server of 10,000 models uses 1.3 % of a CPU without full scans, and must stay below 2 %."""
 _PAUSE_AFTER_ERROR_SECONDS = 1.0
@@ -41,16 +42,16 @@ _SCANS_WHILE_UNSETTLED = 5
 _READERS = 4
 """Threads that read folders. Several, because a folder whose files are checksummed takes long and must not delay the
 others. More than four would only wait for the interpreter's lock."""
-_READING_SECONDS = 0.02
+_BATCH_SECONDS = 0.02
 """A thread hands over its results after this time, and they are published together."""
 
 
 @dataclass(slots=True, eq=False)
-class _Reading:
+class _FolderReading:
     """The last scan of a folder, and the result of reading the folder."""
 
     scan: ModelScan
-    is_due: bool = False
+    is_queued: bool = False
     """The folder is queued for reading, or is being read."""
     failure: Failure | None = None
     retry: asyncio.Task[None] | None = None
@@ -65,11 +66,11 @@ class HotReload:
         self._debounce = context.debounce
         self._table = table
         self._scan_seconds = 0.0
-        self._scan_all_at = 0.0
-        self._readings: dict[ModelKey, _Reading] = {}
-        self._due: deque[_Reading] = deque()
+        self._full_scan_at = 0.0
+        self._readings: dict[ModelKey, _FolderReading] = {}
+        self._queue: deque[_FolderReading] = deque()
         self._readers: set[asyncio.Task[None]] = set()
-        self._blocked: dict[_Reading, ModelKey] = {}
+        self._blocked: dict[_FolderReading, ModelKey] = {}
         """Folders that define a model of a taken name, with that name."""
         self._unsubscribe = table.subscribe(self._retry_blocked)
 
@@ -83,19 +84,19 @@ class HotReload:
                 woken = await watch.wait(max(0.0, due - clock()))
             except Exception:
                 self._context.log.exception("scanning the model repositories failed")
-                self._scan_all_at = 0.0
+                self._full_scan_at = 0.0
                 await asyncio.sleep(_PAUSE_AFTER_ERROR_SECONDS)
                 continue
             if woken:
                 # Notifications come in bursts.
-                await asyncio.sleep(max(_SPACING_SECONDS, _SHARE_OF_TIME * self._scan_seconds))
+                await asyncio.sleep(max(_SHORTEST_PAUSE_SECONDS, _PAUSE_PER_SCAN * self._scan_seconds))
 
     async def scan(self) -> float:
         """Scan once. Returns the time at which the next scan is due at the latest."""
         clock, scanner = asyncio.get_running_loop().time, self._context.scanner
-        changed = self._context.watch.take()
+        changed = self._context.watch.take_changed()
         began = clock()
-        if began >= self._scan_all_at:
+        if began >= self._full_scan_at:
             changed = None
         if changed is not None:
             models = scanner.latest.models
@@ -105,16 +106,16 @@ class HotReload:
         ended = clock()
         self._scan_seconds = ended - began
         poll_seconds = self._context.settings.poll_seconds
-        poll_at = ended + max(poll_seconds, scanner.cpu_seconds / _POLLS_SHARE)
+        poll_at = ended + max(poll_seconds, scanner.cpu_seconds / _FULL_SCAN_CPU_SHARE)
         if scan.unreadable:
-            self._scan_all_at = ended + min(poll_seconds, UNWATCHED_POLL_SECONDS)
+            self._full_scan_at = ended + min(poll_seconds, UNWATCHED_POLL_SECONDS)
         elif changed is None:
-            self._scan_all_at = poll_at
+            self._full_scan_at = poll_at
         # Under explicit control scans only keep the repository index current.
-        due = self._settle(scan, began, ended) if self._context.is_polling else math.inf
-        return min(poll_at, self._scan_all_at, due)
+        due = self._take_settled(scan, began, ended) if self._context.is_polling else math.inf
+        return min(poll_at, self._full_scan_at, due)
 
-    def _settle(self, scan: RepositoryScan, began: float, ended: float) -> float:
+    def _take_settled(self, scan: RepositoryScan, began: float, ended: float) -> float:
         """Take over the folders that have settled. Returns the time at which the unsettled ones must be scanned
         next."""
         settle_seconds = self._context.settings.settle_seconds
@@ -125,7 +126,7 @@ class HotReload:
         )
         with self._table.one_publication():
             for name in sorted(settled):
-                self._follow(name, scan.models.get(name))
+                self._take_folder(name, scan.models.get(name))
         due = self._debounce.due()
         # Notifications may come late (watchdog holds back half of a rename). And a folder that keeps disappearing and
         # reappearing must not count as gone because two scans happened to miss it.
@@ -133,7 +134,7 @@ class HotReload:
 
     def is_reading(self, folder: ModelKey) -> bool:
         reading = self._readings.get(folder)
-        return reading is not None and reading.is_due
+        return reading is not None and reading.is_queued
 
     async def wait(self) -> None:
         """Return when all settled folders are read."""
@@ -142,12 +143,12 @@ class HotReload:
 
     def stop(self) -> None:
         self._unsubscribe()
-        self._due.clear()
+        self._queue.clear()
         for task in (*self._readers, *(reading.retry for reading in self._readings.values())):
             if task is not None:
                 task.cancel()
 
-    def _follow(self, folder: ModelKey, scan: ModelScan | None) -> None:
+    def _take_folder(self, folder: ModelKey, scan: ModelScan | None) -> None:
         """Queue a settled folder for reading. `scan`: None = the folder is gone."""
         previous = self._readings.pop(folder, None)
         if previous is not None:
@@ -159,8 +160,8 @@ class HotReload:
         if scan is None or (not scan.looks_like_model and not scan.refusal):
             self._table.drop(folder)
             return
-        reading = self._readings[folder] = _Reading(scan)
-        self._read_soon(reading)
+        reading = self._readings[folder] = _FolderReading(scan)
+        self._queue_reading(reading)
 
     def _retry_blocked(self, changed: Collection[ModelKey]) -> None:
         """Read a refused folder again as soon as the model that had taken its name is gone."""
@@ -169,35 +170,35 @@ class HotReload:
                 self._blocked.pop(reading)
                 if reading.retry is not None:
                     reading.retry.cancel()
-                self._read_soon(reading)
+                self._queue_reading(reading)
 
-    def _read_soon(self, reading: _Reading) -> None:
-        reading.is_due = True
-        self._due.append(reading)
+    def _queue_reading(self, reading: _FolderReading) -> None:
+        reading.is_queued = True
+        self._queue.append(reading)
         if len(self._readers) < _READERS:
-            task = self._context.background.start(self._read(), "reading of model folders")
+            task = self._context.background.start(self._read_queue(), "reading of model folders")
             self._readers.add(task)
             # A callback, because a task that is cancelled before it begins never runs its own code.
             task.add_done_callback(self._readers.discard)
 
-    async def _read(self) -> None:
-        while self._due:
-            outcomes = await asyncio.to_thread(self._read_some)
+    async def _read_queue(self) -> None:
+        while self._queue:
+            outcomes = await asyncio.to_thread(self._read_batch)
             with self._table.one_publication():
                 for reading, outcome in outcomes:
                     # The folder may have changed again meanwhile.
                     if self._readings.get(reading.scan.key) is reading:
-                        self._take(reading, outcome)
+                        self._apply(reading, outcome)
         # Before this task ends, because a folder queued from now on needs a new reader.
         self._readers.difference_update(filter(None, (asyncio.current_task(),)))
 
-    def _read_some(self) -> list[tuple[_Reading, Sequence[ModelContent] | Exception]]:
+    def _read_batch(self) -> list[tuple[_FolderReading, Sequence[ModelContent] | Exception]]:
         """Read queued folders for a short time. Runs in a thread; blocks on the disk."""
-        outcomes: list[tuple[_Reading, Sequence[ModelContent] | Exception]] = []
-        until = time.monotonic() + _READING_SECONDS
+        outcomes: list[tuple[_FolderReading, Sequence[ModelContent] | Exception]] = []
+        until = time.monotonic() + _BATCH_SECONDS
         while time.monotonic() < until:
             try:
-                reading = self._due.popleft()
+                reading = self._queue.popleft()
             except IndexError:
                 break  # Another thread took the last one.
             try:
@@ -206,13 +207,13 @@ class HotReload:
                 outcomes.append((reading, error))
         return outcomes
 
-    def _take(self, reading: _Reading, outcome: Sequence[ModelContent] | Exception) -> None:
-        reading.is_due = False
+    def _apply(self, reading: _FolderReading, outcome: Sequence[ModelContent] | Exception) -> None:
+        reading.is_queued = False
         self._blocked.pop(reading, None)
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            self._table.take(reading.scan.key, outcome)
+            self._table.apply(reading.scan.key, outcome)
         except Exception as error:
             # The traceback would keep all objects of the reading alive.
             foreseen = error.with_traceback(None) if isinstance(error, ServeError) else None
@@ -221,5 +222,5 @@ class HotReload:
                 self._blocked[reading] = error.key
             reading.failure = self._context.retry.next_failure(foreseen, "", reading.failure)
             self._table.reject(reading.scan.key, reading.failure)
-            retry_soon = functools.partial(self._read_soon, reading)
-            reading.retry = self._context.retries.add(reading.failure, retry_soon)
+            read_again = functools.partial(self._queue_reading, reading)
+            reading.retry = self._context.retries.schedule(reading.failure, read_again)

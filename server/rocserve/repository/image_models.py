@@ -15,8 +15,9 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey
 from rocserve.presets import PREPROCESS
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import Failure, LifecycleContext
+from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.model import wait_for_loads
+from rocserve.repository.retries import Failure
 from rocserve.repository.table import ModelTable, NameTaken
 
 
@@ -102,7 +103,7 @@ class ImageModels:
             # A version that was replaced by an equal one needs no new image models.
             if made != making.made or self._lacks_some(key, making):
                 contents = await asyncio.to_thread(self._context.reader.read_made, made, content.scan.namespace)
-                self._table.take(_folder(key), contents, at_once=True)
+                self._table.apply(_folder(key), contents, retries_failed=True)
                 making.made = made
         except ServeError as error:
             making.made = ()

@@ -15,8 +15,9 @@ from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import Failure, FilesChanged
+from rocserve.repository.loads import FilesChanged
 from rocserve.repository.membership import Served, members_of, review
+from rocserve.repository.retries import Failure
 from rocserve.repository.version import ManagedVersion, VersionState, status_name
 from rocserve.scheduling.ensemble.graph import find_member
 
@@ -41,17 +42,17 @@ class ManagedModel:
         self.context = table.context
         self._table = table
         self.on_version_change = functools.partial(table.publish_soon, key)
-        self._is_late = table.is_started
+        self._is_added_later = table.is_started
         """The model appeared after the server's first loads, so its first load makes nothing unready."""
-        self.is_extra = table.is_started and table.context.is_polling
+        self.is_optional = table.is_started and table.context.is_polling
         """No client relies on the model before it has served, so its failure makes nothing unready."""
-        self._is_told_missing = False
+        self._has_warned = False
         """The log says that nothing of the model is served."""
         self._versions: Mapping[int, ManagedVersion] = {}
         """In ascending order. Replaced, never changed, because other threads read it."""
         self._problem: Failure | None = None
         """Why the current content cannot be used at all."""
-        self._gate: Failure | None = None
+        self._member_problem: Failure | None = None
         """Why this ensemble cannot be loaded with its present members."""
         self._is_waiting_for_members = False
         self._lacks_files_of_members = False
@@ -97,12 +98,12 @@ class ManagedModel:
             return False
         return self._lacks_files_of_members if content.scan.versions else self._problem is not None
 
-    def apply(self, content: ModelContent, *, at_once: bool = False) -> None:
-        """Replace the model's content. A served version stays until its successor is ready. `at_once`: load even
+    def apply(self, content: ModelContent, *, retries_failed: bool = False) -> None:
+        """Replace the model's content. A served version stays until its successor is ready. `retries_failed`: load even
         content that has just failed."""
         self.content = content
         self._is_rejected = False
-        if at_once:
+        if retries_failed:
             for version in self.versions:
                 version.failure = None
         self._problem = None
@@ -125,12 +126,12 @@ class ManagedModel:
         """Unload all versions. The repository may no longer have the model."""
         self.content = None
         self._problem = None
-        self._gate = None
+        self._member_problem = None
         self._is_waiting_for_members = False
         self._lacks_files_of_members = False
         self._is_load_due = False
-        self.is_extra |= self.folder is None and self.context.is_polling
-        self._is_told_missing = False
+        self.is_optional |= self.folder is None and self.context.is_polling
+        self._has_warned = False
         for version in self.versions:
             version.retire()
         self._forget_versions()
@@ -163,10 +164,12 @@ class ManagedModel:
         reasons = [f"{model.name}: {model.problem_text()}" for model in members if model and model.lacks_files]
         if error is not None and reasons:
             error = invalid_argument("; ".join((error.text, *reasons)))
-        self._gate = None if error is None else Failure(error)
+        self._member_problem = None if error is None else Failure(error)
         self._lacks_files_of_members = 0 < len(missing) == len(reasons)
-        self._is_waiting_for_members = self._gate is not None and self._table.is_any_loading(members_of(config))
-        if self._is_load_due and self._gate is None:
+        self._is_waiting_for_members = self._member_problem is not None and self._table.is_any_loading(
+            members_of(config)
+        )
+        if self._is_load_due and self._member_problem is None:
             self._is_load_due = False
             self._want_versions(content)
 
@@ -212,7 +215,7 @@ class ManagedModel:
     def is_ready(self) -> bool:
         """Whether everything that clients rely on is served. A failed newer content or a failed new model makes nothing
         unready."""
-        if self.lacks_files or self.is_extra:
+        if self.lacks_files or self.is_optional:
             return True
         versions = [version for version in self.versions if not version.is_unloaded]
         if any(
@@ -221,12 +224,12 @@ class ManagedModel:
         ):
             return False
         if self.is_serving:
-            return not any(version.failure and not version.is_late for version in versions if not version.served)
+            return not any(version.failure and not version.is_added_later for version in versions if not version.served)
         if self._problem is not None or any(version.failure is not None for version in versions):
             return False
         if self.is_loading:
-            return self._is_late
-        return self._gate is None
+            return self._is_added_later
+        return self._member_problem is None
 
     def serves_all(self) -> bool:
         """Whether each version serves, except versions unloaded on purpose: Triton's strict readiness."""
@@ -240,7 +243,7 @@ class ManagedModel:
         texts = [f"version {version.number}: {version.reason}" for version in self.versions if version.failure]
         return self.problem_text() or "; ".join(texts)
 
-    def untold_failure(self) -> str:
+    def unlogged_failure(self) -> str:
         """Return `failure_text` if it is not in the log yet: failed loads and unreadable folders are logged when they
         happen."""
         return "" if self._is_rejected or any(version.failure for version in self.versions) else self.failure_text()
@@ -251,13 +254,13 @@ class ManagedModel:
         content = self.content
         if content is None:
             return unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
-        problem = self._problem or self._gate
+        problem = self._problem or self._member_problem
         if problem is not None:
             return invalid_argument(f"load failed for model '{self.name}': {problem.error.text}")
         reasons = ""
         for version in self.versions:
             if version.number in content.wanted and not version.serves(content):
-                changed = version.thrown_away or FilesChanged(is_followed=False)
+                changed = version.last_discard or FilesChanged(is_followed=False)
                 error = version.failure.error if version.failure is not None else changed
                 reasons += f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
         return invalid_argument(f"load failed for model '{self.name}': {reasons}") if reasons else None
@@ -278,21 +281,21 @@ class ManagedModel:
                 # Publishing compares the ensemble with its members, and starts the load when they fit.
                 self._is_load_due = True
             else:
-                self._gate = None
+                self._member_problem = None
                 self._is_waiting_for_members = False
                 self._lacks_files_of_members = False
                 self._want_versions(content)
             self._retire_unwanted(content)
             self._forget_versions()
-        self.is_extra &= not self.is_serving
+        self.is_optional &= not self.is_serving
         self._publish()
 
     def _publish(self) -> None:
         """Publish the model, and warn once if a new model is not served though the server stays ready."""
         self._table.publish(self.key)
-        if not self.is_extra or self._is_told_missing or self.is_loading or not self.failure_text():
+        if not self.is_optional or self._has_warned or self.is_loading or not self.failure_text():
             return
-        self._is_told_missing = True
+        self._has_warned = True
         self.context.log.warning(
             "the new model '%s' is not served; the server stays ready for the others. Mend its files, which are then"
             " taken up by themselves, or take its folder out of the repository (--strict-readiness=always makes the"
@@ -302,9 +305,10 @@ class ManagedModel:
         )
 
     def _want_versions(self, content: ModelContent) -> None:
-        is_late = self._is_late or self.is_serving
+        is_added_later = self._is_added_later or self.is_serving
         new = {
-            number: ManagedVersion(self, number, is_late=is_late) for number in content.wanted - self._versions.keys()
+            number: ManagedVersion(self, number, is_added_later=is_added_later)
+            for number in content.wanted - self._versions.keys()
         }
         self._versions = dict(sorted({**self._versions, **new}.items()))
         for number in sorted(content.wanted):
@@ -336,7 +340,7 @@ class ManagedModel:
 
     def problem_text(self) -> str:
         """Return why the model cannot be loaded, or what to do if it `lacks_files`."""
-        problem = self._problem or self._gate
+        problem = self._problem or self._member_problem
         return "" if problem is None else problem.text
 
 

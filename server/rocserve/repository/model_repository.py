@@ -15,7 +15,8 @@ from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.repository.explicit_control import ALL_MODELS, ExplicitControl
 from rocserve.repository.hot_reload import HotReload
 from rocserve.repository.image_models import ImageModels
-from rocserve.repository.lifecycle import LifecycleContext, LoadVersion
+from rocserve.repository.lifecycle import LifecycleContext
+from rocserve.repository.loads import LoadVersion
 from rocserve.repository.membership import members_of, outermost
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.remote.remote_repositories import RemoteRepositories
@@ -87,7 +88,7 @@ class ModelRepository:
             models = tuple(self._table.models.values())
             await wait_for_loads(models)
             for model in models:
-                model.is_extra |= model.lacks_files
+                model.is_optional |= model.lacks_files
             self._context.retry.enabled = True
         else:
             before = self._settings.loaded_before
@@ -148,7 +149,7 @@ class ModelRepository:
         self._check_explicit()
         try:
             await self._explicit.load(name, parameters)
-            await self._image_models.wait(self._table.within(name))
+            await self._image_models.wait(self._table.with_members(name))
         except ServeError:
             self._check_explicit()
             raise
@@ -210,10 +211,10 @@ class ModelRepository:
         failed: dict[str, str] = {name: text for name, model in models if (text := model.failure_text())}
         return {**self._missing(), **self._remotes.lacking(), **failed}
 
-    def tell_failures(self) -> None:
+    def log_failures(self) -> None:
         """Log the failures that were not logged when they happened."""
         for name, model in sorted(self._table.models.items()):
-            if text := model.untold_failure():
+            if text := model.unlogged_failure():
                 self._log.error("model '%s' failed to load: %s", name, text)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:

@@ -14,7 +14,7 @@ from fnmatch import translate
 from pathlib import Path
 
 from rocserve.backends.registry import BackendRegistry
-from rocserve.config.model_folder import FlatModel, ModelFolder, is_so, is_version_name
+from rocserve.config.model_folder import FlatModel, ModelFolder, is_true, is_version_name
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
 from rocserve.core.printable import printable_name
@@ -154,7 +154,7 @@ class RepositoryScanner:
         if self._single is not None:
             return {scan.name: scan for scan in self._scan_single(self._single)}
         namespace = str(root) if self._namespacing else ""
-        folders = sorted(entry.name for entry in entries if is_so(entry.is_dir))
+        folders = sorted(entry.name for entry in entries if is_true(entry.is_dir))
         is_flat = self._is_flat([entry.name for entry in entries])
         if is_one_model(root, folders, is_flat):
             flat = FlatModel() if is_flat else None
@@ -211,7 +211,7 @@ class RepositoryScanner:
         if folder.is_symlink() and (refusal := link_refusal(folder, allowed)):
             return replace(model, refusal=refusal)
         doubled = folder / name
-        if is_so(doubled.is_dir) and not doubled.is_symlink() and not is_model(folder) and is_model(doubled):
+        if is_true(doubled.is_dir) and not doubled.is_symlink() and not is_model(folder) and is_model(doubled):
             model = replace(model, folder=doubled)
         return scan_model(model, allowed, self._most_entries, self._model_filenames)
 
@@ -260,7 +260,7 @@ def find_single_model(what: Path, name: str, registry: BackendRegistry) -> Singl
     except ServeError:
         # The choice is ambiguous; the scan reports that.
         file, is_flat = "", True
-    folders = [path.name for path in what.iterdir() if is_so(path.is_dir)]
+    folders = [path.name for path in what.iterdir() if is_true(path.is_dir)]
     if not is_one_model(what, folders, is_flat or bool(file)):
         return None
     has_versions = any(map(is_version_name, folders))
@@ -275,7 +275,7 @@ def find_flat_file(folder: Path, registry: BackendRegistry) -> str:
     """Find the model's file in a folder; "" = none. In this order: a backend's standard name (model.onnx), the only
     file with a model's ending (resnet.onnx), the only file that matches a backend's pattern (*.json). Raises ServeError
     (INVALID_ARGUMENT) if several files match; OSError if the folder cannot be read."""
-    names = sorted(path.name for path in folder.iterdir() if not is_temporary(path.name) and is_so(path.is_file))
+    names = sorted(path.name for path in folder.iterdir() if not is_temporary(path.name) and is_true(path.is_file))
     for known in exact_filenames(registry):
         if known in names:
             return known
@@ -329,4 +329,4 @@ def is_model(folder: Path) -> bool:
 
 
 def has_config(folder: Path) -> bool:
-    return any(is_so((folder / name).is_file) for name in CONFIG_FILENAMES)
+    return any(is_true((folder / name).is_file) for name in CONFIG_FILENAMES)

@@ -17,13 +17,14 @@ from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_names import ModelKey, ModelNames
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import Failure, LifecycleContext
+from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.membership import innermost_first, members_of
 from rocserve.repository.model import ManagedModel
+from rocserve.repository.retries import Failure
 
 _EVENTS_KEPT = 200
 """Events kept; the reason in an event may have some kilobytes."""
-_GONE_SHOWN = 256
+_REMOVED_SHOWN = 256
 """Removed models that the repository index still shows."""
 
 
@@ -46,7 +47,7 @@ class RepositoryEvents:
         """Set by the next event, then replaced."""
         self.has_ended = False
 
-    def note(self, key: ModelKey, rows: Sequence[IndexEntry]) -> None:
+    def record(self, key: ModelKey, rows: Sequence[IndexEntry]) -> None:
         """Record the rows of a model that differ from its previous ones."""
         known = set(self._rows.get(key, ()))
         self._rows[key] = [IndexEntry(row.name, row.version, row.state, row.reason) for row in rows]
@@ -106,17 +107,17 @@ class ModelTable:
         self.context = context
         self._holder = holder
         self._is_closed = False
-        self._keys: dict[ModelKey, set[ModelKey]] = {}
+        self._keys_by_folder: dict[ModelKey, set[ModelKey]] = {}
         """The keys of the models that each folder defines."""
-        self._gone: dict[ModelKey, None] = {}
+        self._removed: dict[ModelKey, None] = {}
         """Removed models in the order of their removal; the values mean nothing."""
         self._served: dict[ModelKey, ServedModel] = {}
         """The models' entries in the serving table."""
         self._ensembles: dict[ModelKey, ManagedModel] = {}
-        self._borrowed: Set[ModelKey] = frozenset()
+        self._aliases: Set[ModelKey] = frozenset()
         """With namespaces: keys under which requests reach a model of another key."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._held: set[ModelKey] | None = None
+        self._collected: set[ModelKey] | None = None
         """Keys that `one_publication` publishes at its end; None outside of it."""
         self._subscribers: list[Callable[[Collection[ModelKey]], None]] = []
 
@@ -143,7 +144,7 @@ class ModelTable:
         found = map(self.member, members_of(config) if config is not None else ())
         return {member for member in found if member is not None}
 
-    def within(self, name: str) -> Collection[ModelKey]:
+    def with_members(self, name: str) -> Collection[ModelKey]:
         """Return the keys of the models of a name and of their members at any depth."""
         found: dict[ModelKey, None] = {}
         waiting = self.names.keys(name, self.models)
@@ -155,20 +156,20 @@ class ModelTable:
         return found
 
     def models_of(self, folder: ModelKey) -> list[ManagedModel]:
-        return [self.models[key] for key in sorted(self._keys.get(folder, ()))]
+        return [self.models[key] for key in sorted(self._keys_by_folder.get(folder, ()))]
 
     def defines_models(self, folder: ModelKey) -> bool:
         """Whether the folder has defined a model. Called from any thread."""
-        return folder in self._keys
+        return folder in self._keys_by_folder
 
     def close(self) -> None:
-        """Refuse `take` from now on, and cancel the running loads."""
+        """Refuse `apply` from now on, and cancel the running loads."""
         self._is_closed = True
         self.events.end()
         for model in self.models.values():
             model.stop_loading()
 
-    def take(self, folder: ModelKey, contents: Sequence[ModelContent], *, at_once: bool = False) -> None:
+    def apply(self, folder: ModelKey, contents: Sequence[ModelContent], *, retries_failed: bool = False) -> None:
         """Give a folder's contents to its models, and remove the models that the folder no longer defines. Raises,
         before anything is changed: NameTaken if another folder defines one of the names; ServeError (UNAVAILABLE) after
         `close`."""
@@ -185,7 +186,7 @@ class ModelTable:
         for content in contents:
             for warning in content.definition.warnings:
                 self.context.log.warning("%s: %s", content.definition.name, warning)
-            self._own(content.model, folder).apply(content, at_once=at_once)
+            self._own(content.model, folder).apply(content, retries_failed=retries_failed)
 
     def reject(self, folder: ModelKey, problem: Failure, name: ModelKey | None = None) -> None:
         """Note that a folder's content cannot be used; served models stay. `name`: the model's key if it differs from
@@ -212,8 +213,8 @@ class ModelTable:
             self._remove(model)
 
     def _own(self, key: ModelKey, folder: ModelKey) -> ManagedModel:
-        self._keys.setdefault(folder, set()).add(key)
-        self._gone.pop(key, None)
+        self._keys_by_folder.setdefault(folder, set()).add(key)
+        self._removed.pop(key, None)
         if key not in self.models:
             self.models[key] = ManagedModel(key, self)
         self.models[key].folder = folder
@@ -223,10 +224,10 @@ class ModelTable:
         self.context.log.info("model '%s' is no more in the repository", model.name)
         folder, model.folder = model.folder, None
         assert folder is not None, "it is a folder's"
-        self._keys[folder].discard(model.key)
-        if not self._keys[folder]:
-            self._keys.pop(folder)
-        self._gone[model.key] = None
+        self._keys_by_folder[folder].discard(model.key)
+        if not self._keys_by_folder[folder]:
+            self._keys_by_folder.pop(folder)
+        self._removed[model.key] = None
         model.remove()
 
     # What is served
@@ -235,8 +236,8 @@ class ModelTable:
         """Replace the serving table, then unload the retired versions. Ensembles are compared with their members first.
         `changed`: keys of the models whose entries may have changed."""
         self._loop = asyncio.get_running_loop()
-        if self._held is not None:
-            self._held.update(changed)
+        if self._collected is not None:
+            self._collected.update(changed)
             return
         for key in changed:
             changed_model = self.models.get(key)
@@ -244,16 +245,16 @@ class ModelTable:
                 self._ensembles[key] = changed_model
             else:
                 self._ensembles.pop(key, None)
-            self._look_at(key)
+            self._update_entry(key)
         changed_keys = {*changed, *self._review_ensembles(changed)}
         models = [self.models[key] for key in changed_keys if key in self.models]
         for model in models:
-            self.events.note(model.key, model.entries())
+            self.events.record(model.key, model.entries())
         served = dict(self._served)
         resolved, ambiguous = self._resolved(served)
         if self.names.namespaces:
-            said = ((ModelKey(name), model) for name, model in resolved.items())
-            self._borrowed = {key for key, model in said if served.get(key) is not model}
+            resolved_keys = ((ModelKey(name), model) for name, model in resolved.items())
+            self._aliases = {key for key, model in resolved_keys if served.get(key) is not model}
         self._holder.table = replace(
             self._holder.table,
             models=resolved,
@@ -262,8 +263,8 @@ class ModelTable:
         )
         for model in models:
             model.unload_retired()
-        for key in list(self._gone)[:-_GONE_SHOWN]:
-            for known in (self._gone, self.models, self._served):
+        for key in list(self._removed)[:-_REMOVED_SHOWN]:
+            for known in (self._removed, self.models, self._served):
                 known.pop(key, None)
             self.events.forget(key)
         for callback in tuple(self._subscribers):
@@ -276,13 +277,13 @@ class ModelTable:
     def one_publication(self) -> Iterator[None]:
         """Collect changes and publish them together at the end, because each publication takes time in proportion to
         the number of models."""
-        self._held = set()
+        self._collected = set()
         try:
             yield
         finally:
-            held, self._held = self._held, None
-            if held:
-                self.publish(*held)
+            collected, self._collected = self._collected, None
+            if collected:
+                self.publish(*collected)
 
     def subscribe(self, callback: Callable[[Collection[ModelKey]], None]) -> Callable[[], None]:
         """Call back on the loop's thread after each publication, with the keys of the changed models. Calling the
@@ -302,7 +303,7 @@ class ModelTable:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.publish, *changed)
 
-    def _look_at(self, key: ModelKey) -> None:
+    def _update_entry(self, key: ModelKey) -> None:
         """Update a model's entry. Only changed models are updated, because many may fail again and again."""
         model = self.models.get(key)
         offered = None if model is None else model.served_model()
@@ -344,7 +345,7 @@ class ModelTable:
             if key in changed or not changed_names.isdisjoint(map(bare, members[key])):
                 resolved = self._resolved(self._served)[0] if resolved is None else resolved
                 self._ensembles[key].review_members(resolved, configs)
-                self._look_at(key)
+                self._update_entry(key)
                 reviewed[key] = None
                 changed_names.add(bare(key))
                 resolved = None if bare(key) in member_names else resolved
@@ -356,6 +357,6 @@ class ModelTable:
             return cast("Mapping[str, ServedModel]", served), {}
         served = {key: model for key, model in served.items() if self.folder_of(key) is not None}
         # A model that replaces another one counts as present only when it serves.
-        late = {key for key in self._borrowed if (model := served.get(key)) is None or model.latest is None}
+        late = {key for key in self._aliases if (model := served.get(key)) is None or model.latest is None}
         known = [key for key, model in self.models.items() if model.content is not None and key not in late]
         return self.names.resolve({key: model for key, model in served.items() if key not in late}, known)

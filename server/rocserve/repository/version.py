@@ -17,9 +17,10 @@ from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argum
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.content import ModelContent
-from rocserve.repository.lifecycle import Failure, FilesChanged, LoadedVersion, LoadOrder
+from rocserve.repository.loads import FilesChanged, LoadedVersion, LoadOrder
 from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.repository.residency.resident_models import ResidentModels
+from rocserve.repository.retries import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 
@@ -39,9 +40,9 @@ class VersionState(enum.Enum):
 
 UNLOADED = "unloaded"
 """Triton's reason for a version that was unloaded on purpose."""
-_SUSPICIOUS_TIMES = 3
+_SUSPICIOUS_DISCARDS = 3
 """Discarded loads in a row, by changes of one file, after which it is no longer plausible that somebody copies."""
-WAITS_FOR_OTHERS = "waits until another model has been loaded"
+_WAITS_FOR_SLOT = "waits until another model has been loaded"
 _STATUS_NAMES = {
     StatusCode.INVALID_ARGUMENT: "Invalid argument",
     StatusCode.NOT_FOUND: "Not found",
@@ -85,12 +86,12 @@ class ManagedVersion:
     """Loads, serves and retires one version of a model. All calls are made on the loop's thread; the properties may be
     read from any thread."""
 
-    def __init__(self, model: ManagedModel, number: int, *, is_late: bool) -> None:
-        """`is_late`: the version appeared while the model or the server was ready, so its failure makes nothing
+    def __init__(self, model: ManagedModel, number: int, *, is_added_later: bool) -> None:
+        """`is_added_later`: the version appeared while the model or the server was ready, so its failure makes nothing
         unready."""
         self.name = model.name
         self.number = number
-        self.is_late = is_late
+        self.is_added_later = is_added_later
         self.served: LoadedVersion | None = None
         self.suspension = ""
         """Why the loaded version gets no requests: its ensemble lacks a member. "" = not suspended."""
@@ -102,11 +103,11 @@ class ManagedVersion:
         self._load: _Load | None = None
         self._told: tuple[str, set[str]] = ("", set())
         """Key of the content that was loaded last, and the warnings that its loads have logged."""
-        self._changed_scan: ModelScan | None = None
+        self._outdated_scan: ModelScan | None = None
         """The scan whose files changed while they were loaded. The version waits for a newer scan."""
-        self.thrown_away: FilesChanged | None = None
+        self.last_discard: FilesChanged | None = None
         """Why the previous load was discarded: its files changed meanwhile."""
-        self._times_thrown_away = 0
+        self._discards_in_a_row = 0
         """Discarded loads in a row, by changes of the same file."""
         self._retry: asyncio.Task[None] | None = None
         self._retired: list[LoadedVersion] = []
@@ -117,7 +118,7 @@ class ManagedVersion:
     @property
     def is_loading(self) -> bool:
         """Whether a load runs, or waits for its files to settle."""
-        return self._load is not None or self._changed_scan is not None
+        return self._load is not None or self._outdated_scan is not None
 
     @property
     def task(self) -> asyncio.Task[None] | None:
@@ -126,7 +127,7 @@ class ManagedVersion:
     @property
     def waits_for_files(self) -> bool:
         """Whether its files changed during the load, so that only a newer content can be loaded."""
-        return self._changed_scan is not None
+        return self._outdated_scan is not None
 
     @property
     def is_cold(self) -> bool:
@@ -169,10 +170,10 @@ class ManagedVersion:
             elif self.is_loading:
                 newer = "newer content is being loaded" + (f": {load.progress}" if load and load.progress else "")
             return "; ".join(filter(None, (self.suspension, served.status_reason, newer)))
-        if self._changed_scan is not None:
-            return self.thrown_away.text if self.thrown_away is not None else ""
+        if self._outdated_scan is not None:
+            return self.last_discard.text if self.last_discard is not None else ""
         if load is not None:
-            error = failure.error if failure is not None else self.thrown_away
+            error = failure.error if failure is not None else self.last_discard
             before = f"failed before: {error.text}" if error is not None else ""
             took = time.monotonic() - load.began_at
             # Only if the load reports no progress.
@@ -184,13 +185,13 @@ class ManagedVersion:
             return failure.text
         if self._was_served:
             return UNLOADED
-        return self.thrown_away.text if self.thrown_away is not None else ""
+        return self.last_discard.text if self.last_discard is not None else ""
 
     def serves(self, content: ModelContent) -> bool:
         """Whether the served version was loaded from this content. False if a resident version has ended because its
         files changed."""
-        served, is_over = self._served_content, isinstance(self.served, LazyVersion) and self.served.is_over
-        return served is not None and not is_over and served.key(self.number) == content.key(self.number)
+        served, is_retired = self._served_content, isinstance(self.served, LazyVersion) and self.served.is_retired
+        return served is not None and not is_retired and served.key(self.number) == content.key(self.number)
 
     def entry(self) -> IndexEntry:
         reason, failure = self.reason, self.failure
@@ -205,7 +206,7 @@ class ManagedVersion:
             self.reject(None)
             self._served_content = content
             return
-        if self._changed_scan is content.scan or (self._load is not None and self._load.key == key):
+        if self._outdated_scan is content.scan or (self._load is not None and self._load.key == key):
             return
         failure = self.failure
         if failure is not None and failure.content == key and not failure.is_due():
@@ -227,12 +228,12 @@ class ManagedVersion:
         is the served one."""
         self.stop_loading()
         self.failure = None
-        self._tell_newer(problem)
+        self._note_newer_problem(problem)
 
-    def _tell_newer(self, problem: ServeError | None) -> None:
+    def _note_newer_problem(self, problem: ServeError | None) -> None:
         residents = self._context.residents
         if residents is not None and isinstance(self.served, LazyVersion):
-            residents.tell_newer(self.served, problem)
+            residents.note_newer_problem(self.served, problem)
 
     def stop_loading(self) -> None:
         """Cancel the running load and the retry."""
@@ -242,12 +243,12 @@ class ManagedVersion:
         if self.task is not None:
             self.task.cancel()
         self._load = None
-        self._changed_scan = None
+        self._outdated_scan = None
 
     def retire(self) -> None:
         """Stop serving; `unload_retired` unloads the version."""
         self.stop_loading()
-        self.failure = self.thrown_away = None
+        self.failure = self.last_discard = None
         self.suspension = ""
         self._retire_served()
 
@@ -271,7 +272,7 @@ class ManagedVersion:
         loaded: LoadedVersion | None = None
         outcome: Exception | None = None
         try:
-            loaded = await self._load_wanted(load, content)
+            loaded = await self._load_in_slot(load, content)
         except ServeError as error:
             # The traceback would keep all objects of the load alive, this frame among them.
             outcome = error.with_traceback(None)
@@ -286,17 +287,17 @@ class ManagedVersion:
         if loaded is not None:
             self._swap(loaded, content)
         elif isinstance(outcome, FilesChanged):
-            self._throw_away(outcome)
-            self._changed_scan = content.scan
+            self._discard_changed(outcome)
+            self._outdated_scan = content.scan
         elif isinstance(outcome, ServeError):
             can_pass = content.definition.refusal is None and not isinstance(outcome, InterfaceLost)
-            self._failed(content.scan.advised(outcome), load, can_pass=can_pass)
+            self._record_failure(content.scan.advised(outcome), load, can_pass=can_pass)
         else:
             log.error("load of %s:%d failed unexpectedly", self.name, self.number, exc_info=outcome)
-            self._failed(internal(f"{type(outcome).__name__}: {outcome}"), load, can_pass=True)
+            self._record_failure(internal(f"{type(outcome).__name__}: {outcome}"), load, can_pass=True)
         self._on_end()
 
-    async def _load_wanted(self, load: _Load, content: ModelContent) -> LoadedVersion:
+    async def _load_in_slot(self, load: _Load, content: ModelContent) -> LoadedVersion:
         if refusal := content.scan.versions[self.number].refusal:
             raise invalid_argument(refusal)
         if content.definition.refusal is not None:
@@ -307,8 +308,8 @@ class ManagedVersion:
         slot: AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if backend is not None:
             compiles = any(engine.needs_migraphx for engine in backend.engines)
-            slot = slots.taken(compiles, failure is not None and failure.content == load.key)
-            load.progress = WAITS_FOR_OTHERS if slots.all_taken else ""
+            slot = slots.acquire(compiles, failure is not None and failure.content == load.key)
+            load.progress = _WAITS_FOR_SLOT if slots.is_full else ""
         loaded: LoadedVersion | None = None
         try:
             async with slot:
@@ -316,9 +317,9 @@ class ManagedVersion:
                 load.began_at = time.monotonic()
                 if residents is not None and residents.manages(content):
                     loaded = lazy = self._register(residents, content)
-                    lazy.is_new = True
-                    await residents.bring(lazy)
-                    lazy.is_new = False
+                    lazy.is_first_load = True
+                    await residents.ensure_loaded(lazy)
+                    lazy.is_first_load = False
                 else:
                     loaded = await self._load_checked(content, functools.partial(setattr, load, "progress"))
             self._check_interface(loaded, content)
@@ -327,7 +328,7 @@ class ManagedVersion:
                 self._discard(loaded)
             raise
         if residents is not None and isinstance(loaded, EnsembleVersion):
-            loaded.on_request = residents.bring_members
+            loaded.on_request = residents.load_members
         return loaded
 
     def _check_interface(self, loaded: LoadedVersion, content: ModelContent) -> None:
@@ -378,34 +379,34 @@ class ManagedVersion:
         self.served = loaded
         self._served_content = content
         self._was_served = True
-        self.failure = self.thrown_away = None
+        self.failure = self.last_discard = None
         if not self.is_cold:
             self._context.log.info("successfully loaded '%s' version %d", self.name, self.number)
 
-    def _throw_away(self, error: FilesChanged) -> None:
+    def _discard_changed(self, error: FilesChanged) -> None:
         log = self._context.log
         log.info("load of %s:%d thrown away: %s", self.name, self.number, error.text)
-        is_same = self.thrown_away is not None and self.thrown_away.file == error.file
-        self._times_thrown_away = self._times_thrown_away + 1 if is_same else 1
-        self.thrown_away = error
-        if self._times_thrown_away == _SUSPICIOUS_TIMES:
+        is_same = self.last_discard is not None and self.last_discard.file == error.file
+        self._discards_in_a_row = self._discards_in_a_row + 1 if is_same else 1
+        self.last_discard = error
+        if self._discards_in_a_row == _SUSPICIOUS_DISCARDS:
             log.warning(
                 "'%s' of model '%s' has changed during each of %d loads, and files that change are never served; if the"
                 " model itself writes there, let it write elsewhere, into the temporary folder for example",
                 error.file,
                 self.name,
-                _SUSPICIOUS_TIMES,
+                _SUSPICIOUS_DISCARDS,
             )
 
-    def _failed(self, error: ServeError, load: _Load, *, can_pass: bool) -> None:
+    def _record_failure(self, error: ServeError, load: _Load, *, can_pass: bool) -> None:
         """Record a failed load and plan its retry. `can_pass`: the same files may load later."""
         took = time.monotonic() - load.began_at
-        self.thrown_away = None
+        self.last_discard = None
         self.failure = self._context.retry.next_failure(error, load.key, self.failure, took, can_pass)
-        self._tell_newer(error)
+        self._note_newer_problem(error)
         kept = "; what was loaded before goes on serving" if self.served is not None else ""
         self._context.log.error("failed to load '%s' version %d: %s%s", self.name, self.number, self.failure.text, kept)
-        self._retry = self._context.retries.add(self.failure, self._on_end)
+        self._retry = self._context.retries.schedule(self.failure, self._on_end)
 
     def _retire_served(self) -> None:
         if self.served is not None:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.backends.base import Machine
-from rocserve.config.definition import ModelDefinition, complete_definition, with_places
+from rocserve.config.definition import ModelDefinition, complete_definition, with_placements
 from rocserve.config.model_folder import read_initial_states
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.datatypes import DataType
@@ -31,7 +31,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
-from rocserve.repository.lifecycle import LoadedVersion, LoadOrder
+from rocserve.repository.loads import LoadedVersion, LoadOrder
 from rocserve.repository.membership import members_of
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
 from rocserve.scheduling.ensemble.run import EnsembleVersion
@@ -104,7 +104,7 @@ class WorkerVersionLoader:
                 signature = await workers.group.load()
             except ServeError as error:
                 raise EngineFailed(error.code, error.text) from None
-            complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
+            complete = with_placements(complete_definition(definition, signature, strict=self.strict), plan.places)
             complete, statistics, answers = self._completed(complete, order)
             for warning in complete.warnings[len(definition.warnings) :]:
                 self._warn_once(order, f"model '{definition.name}': {warning}")
@@ -166,8 +166,8 @@ class WorkerVersionLoader:
 
     def _warn_once(self, order: LoadOrder, text: str) -> None:
         """Log a warning that holds until the model changes once, because a version may be loaded often."""
-        if text not in order.told:
-            order.told.add(text)
+        if text not in order.reported_warnings:
+            order.reported_warnings.add(text)
             self.log.getChild("config").warning("%s", text)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rocserve.backends.request_model import ModelCall
 from rocserve.cache.folders import cache_directory
 from rocserve.config.definition import ModelDefinition, find_model_file
-from rocserve.config.model_folder import is_so
+from rocserve.config.model_folder import is_true
 from rocserve.config.model_limits import SHARED_WORKER, time_limits, worker_bounds
 from rocserve.core.custom_metrics import MetricChanges, OwnedMetrics
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
@@ -25,7 +25,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol.json_form import plain_values
 from rocserve.protocol.model_config_pb2 import ModelConfig
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES, EnginePlan
-from rocserve.repository.lifecycle import LoadOrder
+from rocserve.repository.loads import LoadOrder
 from rocserve.scheduling.instances import needs_of
 from rocserve.scheduling.model_calls import start_call
 from rocserve.scheduling.scheduler import Scheduler
@@ -44,7 +44,7 @@ OUTAGE_SECONDS = 5.0
 _STOP_SECONDS = 10.0
 """Seconds that an idle worker may take to exit."""
 
-_Handed = TypeVar("_Handed")
+_Argument = TypeVar("_Argument")
 
 
 class VersionWorkers(WorkerGroupEvents):
@@ -67,10 +67,10 @@ class VersionWorkers(WorkerGroupEvents):
         self.plane = loader.mail.plane
         self._log = loader.log
         self._scheduler: Scheduler | None = None
-        self._open: set[Instance] = set()
+        self._instances: set[Instance] = set()
         self._outage_timer: asyncio.TimerHandle | None = None
-        self._trouble = ""
-        self._silence = ""
+        self._restart_reason = ""
+        self._hang_text = ""
         self._progress = ""
         self.group = worker_group(
             order,
@@ -83,14 +83,14 @@ class VersionWorkers(WorkerGroupEvents):
             log=loader.log.getChild("workers"),
             limits=limits,
         )
-        self._give_back: Callable[[], None] | None = None
+        self._release_resources: Callable[[], None] | None = None
         if loader.limiter is not None:
             needs = [needs_of(one.rate_limiter, one.device) for one in plan.workers for _ in range(one.instance_count)]
-            self._give_back = loader.limiter.register(needs)
+            self._release_resources = loader.limiter.register(needs)
 
     @property
     def available(self) -> bool:
-        return bool(self._open)
+        return bool(self._instances)
 
     @property
     def reason(self) -> str:
@@ -99,7 +99,7 @@ class VersionWorkers(WorkerGroupEvents):
 
     @property
     def _worker_reason(self) -> str:
-        return "; ".join(filter(None, (self._trouble, self._silence, self._progress)))
+        return "; ".join(filter(None, (self._restart_reason, self._hang_text, self._progress)))
 
     def connect(self, scheduler: Scheduler) -> None:
         """Give the instances to the scheduler, now and whenever they change."""
@@ -112,7 +112,7 @@ class VersionWorkers(WorkerGroupEvents):
         are killed, and their requests refused."""
         assert self._scheduler is not None, "connected until the version is gone"
         if await drained(self.plane, self._scheduler.close, self._drain_seconds):
-            self._stop_waiting()
+            self._cancel_outage_timer()
             await self.stop(_STOP_SECONDS)
             return
         text = (
@@ -127,15 +127,15 @@ class VersionWorkers(WorkerGroupEvents):
         """End the workers as WorkerGroup.stop does. Afterwards no reference to the scheduler or the instances is left,
         because each would keep its buffers until the next garbage collection."""
         await self.group.stop(grace_seconds, reason)
-        self._stop_waiting()
+        self._cancel_outage_timer()
         scheduler, self._scheduler = self._scheduler, None
         if scheduler is not None:
-            for instance in self._open:
-                self._hand_over(scheduler.detach, instance)
-        self._open.clear()
+            for instance in self._instances:
+                self._call_on_plane(scheduler.detach, instance)
+        self._instances.clear()
         self._metrics.forget()
-        if self._give_back is not None:
-            self._give_back()
+        if self._release_resources is not None:
+            self._release_resources()
 
     def start_call(self, call: ModelCall, opened: OpenCall) -> None:
         """Implements workers.instance_requests.CallStarter. Called on the data plane's thread."""
@@ -147,24 +147,24 @@ class VersionWorkers(WorkerGroupEvents):
 
     def instance_opened(self, instance: Instance) -> None:
         if self._scheduler is not None:
-            self._open.add(instance)
-            self._hand_over(self._scheduler.attach, instance)
+            self._instances.add(instance)
+            self._call_on_plane(self._scheduler.attach, instance)
 
     def instance_lost(self, instance: Instance) -> None:
-        self._open.discard(instance)
+        self._instances.discard(instance)
         if self._scheduler is not None:
-            self._hand_over(self._scheduler.detach, instance)
+            self._call_on_plane(self._scheduler.detach, instance)
 
     def restarting(self, reason: str, delay_seconds: float) -> None:
-        self._trouble = f"restarting: {reason}"
-        if not self._open and self._outage_timer is None:
+        self._restart_reason = f"restarting: {reason}"
+        if not self._instances and self._outage_timer is None:
             loop = asyncio.get_running_loop()
-            self._outage_timer = loop.call_later(OUTAGE_SECONDS, self._outage)
+            self._outage_timer = loop.call_later(OUTAGE_SECONDS, self._refuse_in_outage)
         self._order.on_change()
 
     def recovered(self) -> None:
-        self._trouble = ""
-        self._stop_waiting()
+        self._restart_reason = ""
+        self._cancel_outage_timer()
         self._order.on_change()
 
     def progress(self, text: str) -> None:
@@ -173,7 +173,7 @@ class VersionWorkers(WorkerGroupEvents):
             self._order.on_progress(text)
 
     def silent(self, text: str) -> None:
-        self._silence = text
+        self._hang_text = text
 
     def described(self, properties: Mapping[str, str]) -> None:
         self.properties = {**self._plan.properties, **properties}
@@ -181,25 +181,25 @@ class VersionWorkers(WorkerGroupEvents):
     def measured(self, changes: MetricChanges) -> None:
         self._metrics.apply(changes)
 
-    def _stop_waiting(self) -> None:
+    def _cancel_outage_timer(self) -> None:
         if self._outage_timer is not None:
             self._outage_timer.cancel()
             self._outage_timer = None
 
-    def _outage(self) -> None:
+    def _refuse_in_outage(self) -> None:
         """Refuse requests with the reason until a worker is back."""
         self._outage_timer = None
-        if not self._open and self._scheduler is not None:
+        if not self._instances and self._scheduler is not None:
             text = f"model '{self._order.definition.name}' has no worker: {self._worker_reason}"
             self._refuse_waiting(self._scheduler, unavailable(text))
 
     def _refuse_waiting(self, scheduler: Scheduler, error: ServeError) -> None:
         """Refuse the requests that wait for workers, and new ones."""
-        self._stop_waiting()
-        self._hand_over(scheduler.fail_queue, error)
+        self._cancel_outage_timer()
+        self._call_on_plane(scheduler.fail_queue, error)
 
-    def _hand_over(self, call: Callable[[_Handed], None], handed: _Handed) -> None:
-        self.plane.call_soon(functools.partial(call, handed))
+    def _call_on_plane(self, call: Callable[[_Argument], None], argument: _Argument) -> None:
+        self.plane.call_soon(functools.partial(call, argument))
 
 
 async def drained(plane: PlaneLoop, close: Callable[[Callable[[], None]], None], seconds: float) -> bool:
@@ -374,10 +374,10 @@ def model_interpreter(definition: ModelDefinition) -> str:
     if not written or definition.backend is None or not definition.backend.answers_requests:
         return ""
     path = Path(definition.folder, written.replace(_MODEL_FOLDER, str(definition.folder)))
-    interpreter = path / "bin" / "python" if is_so(path.is_dir) else path
+    interpreter = path / "bin" / "python" if is_true(path.is_dir) else path
     if path.name.lower().endswith(_ARCHIVES):
         problem = f"'{written}' is an archive; unpack it, and name the folder of the environment or its interpreter"
-    elif not is_so(interpreter.is_file):
+    elif not is_true(interpreter.is_file):
         # A link from the model's folder to the system's Python would lead out of the repository.
         how = "venv --copies" if path.is_relative_to(definition.folder) else "venv"
         problem = f"there is no Python at {interpreter}; make it with: python3 -m {how} {path}"

@@ -46,7 +46,7 @@ class RepositoryWatch(FileSystemEventHandler):
         self._log = log
         self._changed = asyncio.Event()
         self._folders: set[Path] | None = None
-        """Changed folders since the last `take`; None = any folder may have changed."""
+        """Changed folders since the last `take_changed`; None = any folder may have changed."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._observer: BaseObserver | None = None
         self._watches: dict[Path, tuple[tuple[int, int], ObservedWatch]] = {}
@@ -64,7 +64,7 @@ class RepositoryWatch(FileSystemEventHandler):
 
     async def wait(self, timeout: float) -> bool:
         """Wait for a change since the last call, at most `timeout` seconds. Returns whether there was one."""
-        if not self._has_all:
+        if not self._watches_all:
             timeout = min(timeout, UNWATCHED_POLL_SECONDS)
         with contextlib.suppress(TimeoutError):
             # Not wait_for, which may lose a cancellation that comes together with a change.
@@ -74,10 +74,10 @@ class RepositoryWatch(FileSystemEventHandler):
         self._changed.clear()
         return woken
 
-    def take(self) -> set[Path] | None:
+    def take_changed(self) -> set[Path] | None:
         """Return the folders that changed since the last call; None = any folder may have changed."""
         folders, self._folders = self._folders, set()
-        return folders if self._has_all else None
+        return folders if self._watches_all else None
 
     def wake(self, folder: Path | None = None) -> None:
         """Let the current or next `wait` return immediately. `folder`: the changed folder of a repository; None = any
@@ -89,7 +89,7 @@ class RepositoryWatch(FileSystemEventHandler):
         self._changed.set()
 
     @property
-    def _has_all(self) -> bool:
+    def _watches_all(self) -> bool:
         return len(self._watches) == len(self._roots) and not self._lacks_watches
 
     async def close(self) -> None:

@@ -27,7 +27,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.presets import PREPROCESS
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, load_on_engine
-from rocserve.repository.lifecycle import LoadOrder
+from rocserve.repository.loads import LoadOrder
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.version_workers import worker_group
 from rocserve.settings import EngineSettings, engine_settings

@@ -110,7 +110,7 @@ def fields(descriptor: Any, seen: set[str]) -> Iterator[str]:
 def settled(message: ModelConfig, backend: str = "onnx", **request: Any) -> ModelConfig:
     copy = ModelConfig()
     copy.CopyFrom(message)
-    ConfigRequest("", **request).settle(copy, REGISTRY.find(backend, ""))
+    ConfigRequest("", **request).apply_rules(copy, REGISTRY.find(backend, ""))
     return copy
 
 

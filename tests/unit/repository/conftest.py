@@ -20,7 +20,7 @@ from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
-from rocserve.repository.lifecycle import LoadOrder
+from rocserve.repository.loads import LoadOrder
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.scanner import RepositoryScanner
 from rocserve.settings import ControlMode, RepositorySettings
@@ -61,7 +61,7 @@ def make_scanner(*roots: Path, **settings: Any) -> RepositoryScanner:
 
 
 class FakeVersion:
-    """Implements lifecycle.LoadedVersion."""
+    """Implements loads.LoadedVersion."""
 
     def __init__(self, definition: ModelDefinition, version: int, data: bytes, on_change: Callable[[], None]) -> None:
         self.name = definition.name

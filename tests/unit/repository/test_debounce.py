@@ -125,13 +125,13 @@ async def test_it_tells_the_folders_that_have_changed(tmp_path: Path):
     watch = RepositoryWatch([tmp_path], logging.getLogger("rocserve.test.watch"))
     await watch.renew()
     assert await watch.wait(5)
-    assert watch.take() is None, "what was before the watch stood"
+    assert watch.take_changed() is None, "what was before the watch stood"
     (tmp_path / "a" / "file").write_text("x")
     assert await watch.wait(5)
-    assert watch.take() == {tmp_path / "a"}
+    assert watch.take_changed() == {tmp_path / "a"}
     while await watch.wait(0.2):
-        watch.take()
+        watch.take_changed()
     (tmp_path / ".hidden" / "file").write_text("x")
     assert await watch.wait(5)
-    assert watch.take() is None, "folders may lead through it"
+    assert watch.take_changed() is None, "folders may lead through it"
     await watch.close()

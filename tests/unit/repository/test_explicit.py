@@ -19,7 +19,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.repository import image_models, table
 from rocserve.repository import scanner as scanner_file
-from rocserve.repository.lifecycle import LoadOrder
+from rocserve.repository.loads import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import ControlMode
 
@@ -421,7 +421,7 @@ async def test_a_mounted_model_is_loaded_by_its_name_where_repositories_are_name
 async def test_models_that_clients_brought_are_forgotten_some_time_after_their_unload(
     explicit: Start, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "_GONE_SHOWN", 2)
+    monkeypatch.setattr(table, "_REMOVED_SHOWN", 2)
     folders.model("m", 1)
     served: Served = await explicit("m")
     await served.repository.unload("m", False)

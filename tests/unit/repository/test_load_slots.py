@@ -6,7 +6,8 @@ import asyncio
 import time
 
 from rocserve.core.errors import internal
-from rocserve.repository.lifecycle import Failure, LoadSlots, Retries, RetryPolicy
+from rocserve.repository.loads import LoadSlots
+from rocserve.repository.retries import Failure, Retries, RetryPolicy
 
 
 async def test_a_change_goes_before_retries_that_waited_longer() -> None:
@@ -14,28 +15,28 @@ async def test_a_change_goes_before_retries_that_waited_longer() -> None:
     order: list[str] = []
 
     async def load(name: str, is_retry: bool) -> None:
-        async with slots.taken(False, is_retry):
+        async with slots.acquire(False, is_retry):
             order.append(name)
 
-    async with slots.taken(False):
-        assert slots.all_taken
+    async with slots.acquire(False):
+        assert slots.is_full
         waiting = [asyncio.create_task(load(f"retry {number}", True)) for number in range(3)]
         await asyncio.sleep(0)
         waiting.append(asyncio.create_task(load("change", False)))
         await asyncio.sleep(0)
     await asyncio.gather(*waiting)
     assert order == ["change", "retry 0", "retry 1", "retry 2"]
-    assert not slots.all_taken
+    assert not slots.is_full
 
 
 async def test_a_slot_is_not_lost_with_a_load_that_is_called_off() -> None:
     slots = LoadSlots(1, 60.0)
 
     async def load() -> None:
-        async with slots.taken(False):
+        async with slots.acquire(False):
             pass
 
-    async with slots.taken(False):
+    async with slots.acquire(False):
         before, with_it = asyncio.create_task(load()), asyncio.create_task(load())
         await asyncio.sleep(0)
         before.cancel()
@@ -43,7 +44,7 @@ async def test_a_slot_is_not_lost_with_a_load_that_is_called_off() -> None:
     # It has received the slot, but has not run yet.
     with_it.cancel()
     await asyncio.gather(before, with_it, return_exceptions=True)
-    async with asyncio.timeout(5), slots.taken(False):
+    async with asyncio.timeout(5), slots.acquire(False):
         pass
 
 
@@ -57,10 +58,10 @@ async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
     loop = asyncio.get_running_loop()
     begun = loop.time()
     for number in range(6):
-        retries.add(_DUE, lambda number=number: came.append(number))
+        retries.schedule(_DUE, lambda number=number: came.append(number))
     await asyncio.sleep(0.01)
     assert came == [0, 1]
-    retries.add(_DUE, ended.set)
+    retries.schedule(_DUE, ended.set)
     await asyncio.wait_for(ended.wait(), 10)
     assert came == [0, 1, 2, 3, 4, 5]
     # Four beyond the burst, at 20 a second.
@@ -70,8 +71,8 @@ async def test_retries_come_at_a_bounded_pace_in_their_order() -> None:
 async def test_a_retry_that_is_called_off_takes_nobodys_turn() -> None:
     retries = Retries(a_second=0.001, burst=1)
     came: list[str] = []
-    first = retries.add(_DUE, lambda: came.append("first"))
-    retries.add(_DUE, lambda: came.append("second"))
+    first = retries.schedule(_DUE, lambda: came.append("first"))
+    retries.schedule(_DUE, lambda: came.append("second"))
     assert first is not None
     first.cancel()
     await asyncio.sleep(0.01)

@@ -138,7 +138,7 @@ async def test_a_folder_renamed_out_is_unloaded_and_comes_back_when_renamed_in(
 async def test_models_that_have_been_gone_for_long_are_forgotten(
     start: Start, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "_GONE_SHOWN", 1)
+    monkeypatch.setattr(table, "_REMOVED_SHOWN", 1)
     made = [folders.model(name, 1) for name in ("a", "b", "c", "stays")]
     served: Served = await start()
     for folder in made[:3]:

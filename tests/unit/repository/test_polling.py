@@ -17,7 +17,7 @@ from watchdog.observers import inotify_c
 
 from rocserve.core.errors import ServeError
 from rocserve.repository import watch
-from rocserve.repository.lifecycle import LoadOrder
+from rocserve.repository.loads import LoadOrder
 from rocserve.settings import ControlMode
 
 from .conftest import FakeLoader, FakeVersion, Folders, Served, Start

@@ -9,7 +9,7 @@ import pytest
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.core.errors import ServeError, internal
-from rocserve.repository.lifecycle import OVERDUE_PER_SLOT, LoadSlots
+from rocserve.repository.loads import OVERDUE_PER_SLOT, LoadSlots
 from rocserve.settings import ControlMode
 
 from .conftest import FakeLoader, Folders, Served, Start
@@ -131,7 +131,7 @@ class Load:
         self.task = asyncio.create_task(self._run(slots, compiles))
 
     async def _run(self, slots: LoadSlots, compiles: bool) -> None:
-        async with slots.taken(compiles):
+        async with slots.acquire(compiles):
             self.began.set()
             await self.may_end.wait()
 
@@ -145,14 +145,14 @@ async def test_a_long_load_hands_its_slot_on() -> None:
     slots = LoadSlots(1, patience_seconds=0.05)
     long, waiting = Load(slots, compiles=True), Load(slots, compiles=False)
     assert await long.has_begun() and await waiting.has_begun()
-    assert slots.all_taken
+    assert slots.is_full
     # Its end does not release a slot that it no longer has.
     long.may_end.set()
     await long.task
-    assert slots.all_taken
+    assert slots.is_full
     waiting.may_end.set()
     await waiting.task
-    assert not slots.all_taken
+    assert not slots.is_full
 
 
 async def test_hanging_loads_hand_their_slots_on_up_to_a_bound() -> None:
@@ -169,7 +169,7 @@ async def test_hanging_loads_hand_their_slots_on_up_to_a_bound() -> None:
     for load in (keeps, waits, *hanging):
         load.task.cancel()
         await asyncio.wait((load.task,))
-    assert not slots.all_taken
+    assert not slots.is_full
     again = [Load(slots, compiles=True) for _ in range(2 * OVERDUE_PER_SLOT)]
     for load in again:
         assert await load.has_begun()
@@ -183,7 +183,7 @@ async def test_a_load_that_was_called_off_has_no_slot() -> None:
         assert await load.has_begun()
         load.task.cancel()
         await asyncio.wait((load.task,))
-        assert not slots.all_taken
+        assert not slots.is_full
     await asyncio.sleep(0.1)
     slots = LoadSlots(1, patience_seconds=60)
     first, second = Load(slots, False), Load(slots, True)

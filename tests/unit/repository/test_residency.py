@@ -26,7 +26,7 @@ from rocserve.core.serving import ServingTableHolder
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository import hot_reload
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
-from rocserve.repository.lifecycle import LoadOrder
+from rocserve.repository.loads import LoadOrder
 from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency import resident_models
 from rocserve.repository.residency.resident_models import ResidentModels
@@ -148,7 +148,7 @@ def models(folders: Folders, *names: str, more: str = "") -> None:
 async def test_models_that_settle_together_are_published_together(
     folders: Folders, rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hot_reload, "_READING_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(hot_reload, "_BATCH_SECONDS", PATIENCE_SECONDS)
     names = [f"m{number}" for number in range(30)]
     models(Folders(tmp_path / "made"), *names)
     host: Rig = await rig()

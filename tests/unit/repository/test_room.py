@@ -40,7 +40,7 @@ class Host:
     def leave(self, tenants: list[Tenant]) -> None:
         for tenant in tenants:
             self.loaded.remove(tenant)
-            self.room.left(tenant)
+            self.room.remove(tenant)
 
 
 def tenants(count: int, **needs: int) -> list[Tenant]:
@@ -105,7 +105,7 @@ def test_what_never_fits_is_refused_at_once_and_keeps_nobody() -> None:
     pinned, large, small = Tenant({"host": 4}, is_pinned=True), Tenant({"host": 7}), Tenant({"host": 6})
     host.ask(pinned, large, small)
     assert host.refused == [large]
-    assert large.stage is Stage.OUT
+    assert large.stage is Stage.UNLOADED
     assert host.loaded == [pinned, small]
 
 
@@ -145,7 +145,7 @@ def test_idle_ones_go_unasked() -> None:
     assert host.now < again < math.inf
     short.in_flight = 0
     assert room.idle(host.now)[0] == [short]
-    assert short.stage is Stage.LEAVING
+    assert short.stage is Stage.UNLOADING
 
 
 @pytest.mark.parametrize("seed", range(5))

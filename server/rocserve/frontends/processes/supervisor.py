@@ -29,7 +29,7 @@ from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.server_end import FrontLink
 from rocserve.plane.loop import PlaneLoop
-from rocserve.repository.lifecycle import RetryPolicy
+from rocserve.repository.retries import RetryPolicy
 from rocserve.services.inference import InferenceService
 from rocserve.workers.worker_output import WorkerOutput
 

@@ -37,7 +37,7 @@ _LOCK_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CopiedFile:
     """An object's file as it was put into the copy."""
 
     size: int
@@ -57,7 +57,7 @@ class UnitCopy:
         self._pending = home / _RECORDS / f"{file}.pending"
         self._lock = home / _RECORDS / f"{file}.lock"
         self._incoming = home / _INCOMING / file
-        self.kept: dict[str, Kept] = {}
+        self.kept: dict[str, CopiedFile] = {}
         """By the objects' keys."""
         self.fingerprint: Fingerprint = ()
         """The fingerprint of the copied listing."""
@@ -88,7 +88,7 @@ class UnitCopy:
         """Move the files of fetched objects into the copy and remove others, all or nothing."""
         files = {item: self.incoming(item) for item in fetched}
         kept = {
-            item.key: asdict(Kept(item.size, item.tag, file_digest(file), file.stat().st_mtime_ns))
+            item.key: asdict(CopiedFile(item.size, item.tag, file_digest(file), file.stat().st_mtime_ns))
             for item, file in files.items()
         }
         names = {item.key: file.name for item, file in files.items()}
@@ -96,9 +96,9 @@ class UnitCopy:
         self.read()
         shutil.rmtree(self._incoming, ignore_errors=True)
 
-    def _recorded(self) -> dict[str, Kept]:
+    def _recorded(self) -> dict[str, CopiedFile]:
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError, AttributeError):
-            return {key: Kept(**fields) for key, fields in json.loads(self._record.read_bytes()).items()}
+            return {key: CopiedFile(**fields) for key, fields in json.loads(self._record.read_bytes()).items()}
         return {}
 
     def _apply(self, pending: Mapping[str, Mapping[str, object]]) -> None:
@@ -126,7 +126,7 @@ class UnitCopy:
                 return
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _is_whole(self, key: str, kept: Kept) -> bool:
+    def _is_whole(self, key: str, kept: CopiedFile) -> bool:
         file = self._root / key
         try:
             status = file.lstat()
@@ -160,7 +160,7 @@ _FREE_SHARE = 10
 _IN_USE = "in-use"
 
 
-def use(home: Path) -> BinaryIO:
+def mark_used(home: Path) -> BinaryIO:
     """Keep a repository's copy from being removed until the returned file is closed. Blocks while another server
     removes the copy."""
     mark = home / _IN_USE

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rocserve.config.model_folder import is_version_name
 from rocserve.core.remote_places import RemotePlace, StoreKind
-from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, Source, StoreError, beside
+from rocserve.repository.remote.objects import Note, ObjectChanged, RemoteObject, Source, StoreError, run_all
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -50,7 +50,7 @@ class BucketSource(Source):
 
         kinds: dict[StoreKind, Any] = {StoreKind.S3: S3Store, StoreKind.GOOGLE: GCSStore, StoreKind.AZURE: AzureStore}
         options = {**store_options(place, environment), "client_options": _CLIENT, "retry_config": _RETRIES}
-        self._store = _made(place, lambda: kinds[place.kind](**options))
+        self._store = _open(place, lambda: kinds[place.kind](**options))
         self._prefix = f"{place.prefix}/" if place.prefix else ""
         self._requests = asyncio.Semaphore(_REQUESTS)
 
@@ -69,7 +69,9 @@ class BucketSource(Source):
         """Fetch an object in parts, several at the same time."""
         with file.open("wb") as opened:
             begins = range(0, item.size, CHUNK_BYTES)
-            await beside(self._part(item, at, min(item.size, at + CHUNK_BYTES), opened.fileno(), note) for at in begins)
+            await run_all(
+                self._part(item, at, min(item.size, at + CHUNK_BYTES), opened.fileno(), note) for at in begins
+            )
 
     async def is_gone(self, key: str) -> bool:
         import obstore
@@ -103,15 +105,17 @@ def http_store(place: RemotePlace, url: str, headers: Mapping[str, str]) -> Obje
     from obstore.store import HTTPStore
 
     client: Any = {**_CLIENT, "default_headers": dict(headers)}
-    return _made(place, lambda: HTTPStore(url, client_options=client, retry_config=_RETRIES))
+    return _open(place, lambda: HTTPStore(url, client_options=client, retry_config=_RETRIES))
 
 
-def _made(place: RemotePlace, make: Callable[[], ObjectStore]) -> ObjectStore:
+def _open(place: RemotePlace, make: Callable[[], ObjectStore]) -> ObjectStore:
     try:
         return make()
     # obstore has no common error for wrong options.
     except Exception as error:
-        raise StoreError(f"expected what opens the store, came: {_words(error)}; check {_ADVICE[place.kind]}") from None
+        raise StoreError(
+            f"expected what opens the store, came: {_error_text(error)}; check {_ADVICE[place.kind]}"
+        ) from None
 
 
 def _object(prefix: str, meta: Any) -> RemoteObject:
@@ -140,14 +144,14 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
     try:
         return await asked
     except (FileNotFoundError, PreconditionError) as error:
-        raise ObjectChanged(f"expected {expected}, came: {_words(error)}; it is gone, or another by now") from None
+        raise ObjectChanged(f"expected {expected}, came: {_error_text(error)}; it is gone, or another by now") from None
     except InvalidPathError as error:
         raise StoreError(
-            f"expected names that are paths, came: {_words(error)}; rename or remove that object"
+            f"expected names that are paths, came: {_error_text(error)}; rename or remove that object"
         ) from None
     # The last three come from malformed responses.
     except (BaseError, OSError, ValueError, LookupError, TypeError) as error:
-        words = _words(error)
+        words = _error_text(error)
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(
             r"(Error|code:) 40[13]\b", words
         )
@@ -158,7 +162,7 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
         raise StoreError(f"expected {expected}, came: {words}; {advice}") from None
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return an error's text in one line that is equal for equal errors and has no queries of URLs."""
     text = str(error).split("\n\nDebug source")[0]
     text = re.sub(r"\?[^\s\"']+", "", text)

@@ -119,7 +119,7 @@ class Source(abc.ABC):
         return True
 
 
-async def beside(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+async def run_all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Return the results of all, or raise the first error, which cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:

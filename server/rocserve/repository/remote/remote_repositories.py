@@ -20,7 +20,7 @@ from rocserve.core.errors import ServeError
 from rocserve.core.remote_places import RemotePlace, StoreKind
 from rocserve.core.serving import IndexEntry
 from rocserve.repository.debounce import Debounce
-from rocserve.repository.remote.copy import READABLE, CopyRoom, UnitCopy, recorded_units, use
+from rocserve.repository.remote.copy import READABLE, CopyRoom, UnitCopy, mark_used, recorded_units
 from rocserve.repository.remote.object_store import BucketSource
 from rocserve.repository.remote.objects import (
     WHOLE,
@@ -30,8 +30,8 @@ from rocserve.repository.remote.objects import (
     StoreError,
     Unit,
     arrange,
-    beside,
     in_thread,
+    run_all,
 )
 from rocserve.repository.remote.web_sources import ArchiveSource, HubSource
 from rocserve.repository.version import VersionState
@@ -122,7 +122,7 @@ class RemoteRepository:
         unsettled = self._debounce.unsettled
         names = (units.keys() | self._copies.keys()) - unsettled
         self._problems = {name: text for name, text in self._problems.items() if name in names}
-        await self._bring_all(units, names)
+        await self._copy_units(units, names)
 
     async def scan_twice(self) -> None:
         """Scan, and scan again after the settle time if a unit was too young."""
@@ -142,13 +142,13 @@ class RemoteRepository:
             chosen = units.keys() | self._copies.keys()
             if names is not None:
                 chosen &= {*names, WHOLE} if is_whole else set(names)
-            if await self._bring_all(units, chosen):
+            if await self._copy_units(units, chosen):
                 return
 
     async def _list(self, folders: Collection[str] = ()) -> dict[str, Unit] | None:
         """List all units or those of the folders. None = failed; `failure` says why."""
         try:
-            listings = await beside(self._source.listing(folder) for folder in folders or (WHOLE,))
+            listings = await run_all(self._source.listing(folder) for folder in folders or (WHOLE,))
             units = arrange(itertools.chain.from_iterable(listings))
             if not self.place.root.is_dir():
                 # The cache was cleared meanwhile.
@@ -167,7 +167,7 @@ class RemoteRepository:
             self.known = frozenset(units)
         return units
 
-    async def _bring_all(self, units: Mapping[str, Unit], names: Collection[str]) -> bool:
+    async def _copy_units(self, units: Mapping[str, Unit], names: Collection[str]) -> bool:
         """Copy the named units that differ from their copies. False = an object changed meanwhile."""
         differing = []
         for unit in (units.get(name, Unit(name)) for name in sorted(names)):
@@ -176,15 +176,15 @@ class RemoteRepository:
                 differing.append(unit)
             else:
                 self._problems.pop(unit.name, None)
-        return all(await beside(self._bring_quietly(unit) for unit in differing))
+        return all(await run_all(self._copy_logged(unit) for unit in differing))
 
-    async def _bring_quietly(self, unit: Unit) -> bool:
+    async def _copy_logged(self, unit: Unit) -> bool:
         """Copy one unit; failures are logged. False = an object changed meanwhile."""
         try:
             if unit.refusal:
                 raise StoreError(unit.refusal)
             async with self._units:
-                await self._bring(unit)
+                await self._copy_unit(unit)
         except (StoreError, ServeError, OSError) as error:
             text = f"{self.place.url}: '{unit.name}': {error}" if unit.name else f"{self.place.url}: {error}"
             if self._problems.get(unit.name) != text:
@@ -198,7 +198,7 @@ class RemoteRepository:
         self._problems.pop(unit.name, None)
         return True
 
-    async def _bring(self, unit: Unit) -> None:
+    async def _copy_unit(self, unit: Unit) -> None:
         copy = self._copies.setdefault(unit.name, UnitCopy(self.place.home, self.place.root, unit.name))
         async with copy.locked():
             known = set(copy.fingerprint)
@@ -219,7 +219,7 @@ class RemoteRepository:
             self._room.make(size, what)
             if lacking:
                 self._log.info("%s: taking %s: %d files, %.1f MB", self.place.url, what, len(lacking), size / 1e6)
-            await beside(self._fetch(copy, item, progress, what) for item in lacking)
+            await run_all(self._fetch(copy, item, progress, what) for item in lacking)
             await in_thread(lambda: copy.place(lacking, gone))
             self._log.info(
                 "%s: %s is as in the store: %d files taken, %d removed, in %.1f s",
@@ -243,11 +243,11 @@ class RemoteRepository:
         size = part.stat().st_size
         if size != item.size:
             raise ObjectChanged(f"expected {item.size} bytes of '{item.key}', came {size}; it is asked again")
-        await in_thread(lambda: _keep(part))
+        await in_thread(lambda: _flush(part))
         part.replace(file)
 
 
-def _keep(file: Path) -> None:
+def _flush(file: Path) -> None:
     """Flush the file to the disk, so that a file that exists is complete even after a crash of the machine."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
@@ -274,19 +274,19 @@ class RemoteRepositories:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="remote repositories", daemon=True)
             self._thread.start()
-            await self._there(self._open_all())
+            await self._run_in_thread(self._open_all())
 
     async def start(self, names: Collection[str] | None) -> None:
         """Copy the models of these names (None = all), then follow the stores. With no names nothing waits for a
         store."""
         if self._loop is not None:
-            await self._there(self._start(names))
+            await self._run_in_thread(self._start(names))
 
     async def take(self, names: Collection[str]) -> bool:
         """Copy the present state of these models if a store has them. Returns whether there are stores."""
         if self._loop is None:
             return False
-        await self._there(beside(each.take(names) for each in self._repositories))
+        await self._run_in_thread(run_all(each.take(names) for each in self._repositories))
         return True
 
     def stop(self) -> None:
@@ -324,7 +324,7 @@ class RemoteRepositories:
             *(IndexEntry(url, "", unavailable, text) for url, text in failures.items()),
         ]
 
-    async def _there(self, work: Coroutine[Any, Any, object]) -> None:
+    async def _run_in_thread(self, work: Coroutine[Any, Any, object]) -> None:
         """Run in the remote repositories' thread."""
         assert self._loop is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
@@ -340,7 +340,7 @@ class RemoteRepositories:
                 make_folder(folder, READABLE)
                 for each in (folder.parent, folder):
                     check_private(each)
-                self._in_use.append(use(place.home))
+                self._in_use.append(mark_used(place.home))
                 source = open_source(place, os.environ, room)
                 repository = RemoteRepository(place, source, self._settings.settle_seconds, room, self._log)
                 repository.open_copy()
@@ -352,10 +352,10 @@ class RemoteRepositories:
     async def _start(self, names: Collection[str] | None) -> None:
         settings = self._settings
         if settings.control_mode is ControlMode.POLL:
-            await beside(each.scan_twice() for each in self._repositories)
+            await run_all(each.scan_twice() for each in self._repositories)
         elif names != ():
-            await beside(each.scan(takes=False) for each in self._repositories)
-            await beside(each.take(names) for each in self._repositories)
+            await run_all(each.scan(takes=False) for each in self._repositories)
+            await run_all(each.take(names) for each in self._repositories)
         if settings.control_mode is not ControlMode.NONE:
             self._followers = [asyncio.ensure_future(self._follow(each)) for each in self._repositories]
 

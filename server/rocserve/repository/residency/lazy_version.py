@@ -17,8 +17,9 @@ from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.statistics import ModelStatistics
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import TimerHandle
-from rocserve.repository.lifecycle import Failure, LoadedVersion
+from rocserve.repository.loads import LoadedVersion
 from rocserve.repository.residency.room import Stage, Tenant
+from rocserve.repository.retries import Failure
 from rocserve.scheduling.scheduler import cancelled
 from rocserve.scheduling.served_version import ScheduledVersion
 
@@ -32,7 +33,7 @@ Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
 
 
 class LazyVersion(Tenant):
-    """Implements repository.lifecycle.LoadedVersion for a version that is not always in memory. Methods about
+    """Implements repository.loads.LoadedVersion for a version that is not always in memory. Methods about
     requests are called on the data plane's thread, all others on the asyncio loop. The properties may be read from
     any thread."""
 
@@ -58,16 +59,16 @@ class LazyVersion(Tenant):
         """Of the last load; the next one waits for its retry time."""
         self.progress = ""
         """What the running load is doing, one line."""
-        self.is_over = False
+        self.is_retired = False
         """The version is never loaded again, because its files have changed since its registration or it is being
         unloaded."""
         self.newer_problem: ServeError | None = None
         """Why the newer content cannot be used; None = it can, or that is unknown."""
         self.task: asyncio.Task[None] | None = None
         """The running load or unload."""
-        self.brought: asyncio.Future[None] | None = None
+        self.load_future: asyncio.Future[None] | None = None
         """Completed with the load, for callers that wait without a request."""
-        self.is_new = False
+        self.is_first_load = False
         """This load decides whether the version is served at all. The caller then logs a failure."""
         self._residents = residents
         self._loaded: LoadedVersion | None = None
@@ -93,7 +94,7 @@ class LazyVersion(Tenant):
         """Load the version, because a request of an ensemble will reach it."""
         if self._loaded is None and self.cold_refusal() is None:
             self.note_use(time.monotonic())
-            self._residents.soon(self._residents.want, self)
+            self._residents.call_on_loop(self._residents.want, self)
 
     def cold_refusal(self) -> ServeError | None:
         """Return why requests cannot load the version now; None = they can."""
@@ -137,8 +138,8 @@ class LazyVersion(Tenant):
         waiting.request, waiting.since = request, now
         refusal = self.cold_refusal()
         if refusal is None:
-            if not self.is_over:
-                self._residents.soon(self._residents.want, self)
+            if not self.is_retired:
+                self._residents.call_on_loop(self._residents.want, self)
             if not self._residents.settings.wait_for_model:
                 refusal = unavailable(f"model '{self.name}' is being loaded; ask again in a second")
                 refusal.retry_seconds = 1.0
@@ -163,7 +164,7 @@ class LazyVersion(Tenant):
             waiting.timer.cancel()
             self._fail(waiting, error)
             if not self._waiting:
-                self._residents.soon(self._residents.withdraw, self)
+                self._residents.call_on_loop(self._residents.withdraw, self)
 
     def _fail(self, waiting: _Counted, error: ServeError) -> None:
         self._own_statistics().record_refusal(error, int(waiting.since * 1e9), time.monotonic_ns())
@@ -180,13 +181,13 @@ class LazyVersion(Tenant):
             self._statistics = ModelStatistics()
         return self._statistics
 
-    def answer_brought(self, error: ServeError | None = None) -> None:
-        """Complete `brought`. Called on the loop."""
-        brought, self.brought = self.brought, None
-        if brought is not None and error is not None:
-            brought.set_exception(error)
-        elif brought is not None:
-            brought.set_result(None)
+    def complete_load(self, error: ServeError | None = None) -> None:
+        """Complete `load_future`. Called on the loop."""
+        load_future, self.load_future = self.load_future, None
+        if load_future is not None and error is not None:
+            load_future.set_exception(error)
+        elif load_future is not None:
+            load_future.set_result(None)
 
     # State
 
@@ -201,7 +202,7 @@ class LazyVersion(Tenant):
 
     @property
     def has_waiting(self) -> bool:
-        return bool(self._waiting or self.brought)
+        return bool(self._waiting or self.load_future)
 
     @property
     def inputs(self) -> SharedHeap | None:

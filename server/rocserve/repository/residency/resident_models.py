@@ -21,16 +21,11 @@ from rocserve.core.serving import ServedVersion
 from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.content import ModelContent
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
-from rocserve.repository.lifecycle import (
-    BackgroundTasks,
-    Failure,
-    FilesChanged,
-    LoadedVersion,
-    LoadSlots,
-    RetryPolicy,
-)
+from rocserve.repository.lifecycle import BackgroundTasks
+from rocserve.repository.loads import FilesChanged, LoadedVersion, LoadSlots
 from rocserve.repository.residency.lazy_version import LazyVersion, Load
 from rocserve.repository.residency.room import MODELS, Room, Stage
+from rocserve.repository.retries import Failure, RetryPolicy
 from rocserve.scheduling.ensemble.graph import find_member
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.settings import ResidencySettings
@@ -134,29 +129,29 @@ class ResidentModels:
         self._versions.add(version)
         return version
 
-    async def bring(self, version: ServedVersion | None) -> None:
+    async def ensure_loaded(self, version: ServedVersion | None) -> None:
         """Load a version, and an ensemble's members, and wait for it. Raises ServeError if the load fails."""
         if isinstance(version, EnsembleVersion):
             for member in self._members(version):
-                await self.bring(member)
+                await self.ensure_loaded(member)
         elif isinstance(version, LazyVersion) and not version.is_loaded:
-            if version.is_over:
+            if version.is_retired:
                 raise unavailable(f"model '{version.name}' version {version.version}: {_FILES_CHANGED}")
-            version.brought = brought = version.brought or asyncio.get_running_loop().create_future()
+            version.load_future = load_future = version.load_future or asyncio.get_running_loop().create_future()
             version.failure = None
             version.note_use(time.monotonic())
             self.want(version)
             # Others may wait for the same load.
-            await asyncio.shield(brought)
+            await asyncio.shield(load_future)
 
-    def tell_newer(self, version: LazyVersion, problem: ServeError | None) -> None:
+    def note_newer_problem(self, version: LazyVersion, problem: ServeError | None) -> None:
         """Note why the newer content cannot be used; None = it can. Requests then need not wait for it."""
         version.newer_problem = problem
-        if version.is_over and problem is not None:
+        if version.is_retired and problem is not None:
             version.failure = Failure(problem)
             self._refuse_waiting(version)
 
-    def bring_members(self, ensemble: EnsembleVersion) -> None:
+    def load_members(self, ensemble: EnsembleVersion) -> None:
         """Load all members of an ensemble, at the same time. On the data plane's thread."""
         for member in self._members(ensemble):
             if isinstance(member, LazyVersion):
@@ -164,20 +159,20 @@ class ResidentModels:
 
     async def unload(self, version: LazyVersion) -> None:
         """Unload a version for good."""
-        version.is_over = True
+        version.is_retired = True
         self._room.withdraw(version)
         if version.task is not None and version.stage is Stage.LOADING:
             version.task.cancel()
         await _end_of(version.task)
-        version.answer_brought(unavailable(f"model '{version.name}' was unloaded before it was loaded"))
+        version.complete_load(unavailable(f"model '{version.name}' was unloaded before it was loaded"))
         loaded = await self._on_plane(version.close)
         if loaded is not None:
             await loaded.unload()
         # The version may have begun to make room.
         await _end_of(version.task)
         self._versions.discard(version)
-        self._room.left(version)
-        self._move()
+        self._room.remove(version)
+        self._run_moves()
 
     # For the metrics
 
@@ -203,11 +198,11 @@ class ResidentModels:
 
     def want(self, version: LazyVersion) -> None:
         """Load a version for a request."""
-        if not version.is_over:
+        if not version.is_retired:
             self._room.want(version)
-            self._move()
+            self._run_moves()
 
-    def _move(self) -> None:
+    def _run_moves(self) -> None:
         """Start the loads, unloads and refusals that are due, now and from time to time."""
         now = time.monotonic()
         moves = self._room.moves(now)
@@ -225,37 +220,37 @@ class ResidentModels:
         if self._timer is not None:
             self._timer.cancel()
         if again < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(again - now, self._move)
+            self._timer = asyncio.get_running_loop().call_later(again - now, self._run_moves)
 
     async def _unload(self, version: LazyVersion, for_room: bool) -> None:
         loaded = await self._on_plane(version.release)
         if loaded is None:
-            self._room.stays(version)
+            self._room.keep(version)
         else:
             self.counts.unloads_for_room += for_room
             self.counts.unloads_of_idle += not for_room
             version.on_change()
             await loaded.unload()
-            self._room.left(version)
+            self._room.remove(version)
             why = "to make room" if for_room else "since nobody asked for it"
             self._log.info("unloaded '%s' version %d %s", version.name, version.version, why)
             if version.has_waiting:
                 self.want(version)
-        self._move()
+        self._run_moves()
 
     async def _load(self, version: LazyVersion) -> None:
         began = time.monotonic()
         try:
-            async with self._slots.taken(compiles=False):
+            async with self._slots.acquire(compiles=False):
                 free = _free_gpu_bytes()
                 loaded = await version.load(functools.partial(setattr, version, "progress"))
         except asyncio.CancelledError:
-            self._room.left(version)
+            self._room.remove(version)
             raise
         except Exception as error:
             failure = error if isinstance(error, ServeError) else internal(f"{type(error).__name__}: {error}")
             self._failed(version, failure, time.monotonic() - began)
-            self._move()
+            self._run_moves()
             return
         needs = version.needs
         if self._limits.keys() - {MODELS}:
@@ -267,26 +262,26 @@ class ResidentModels:
         self.counts.loads += 1
         self._room.loaded(version, needs)
         await self._on_plane(functools.partial(version.open, loaded))
-        version.answer_brought()
+        version.complete_load()
         self._log.info("loaded '%s' version %d in %.3f s", version.name, version.version, time.monotonic() - began)
         version.on_change()
-        self._move()
+        self._run_moves()
 
     def _failed(self, version: LazyVersion, error: ServeError, took_seconds: float = 0.0) -> None:
         """Note a failed load, and refuse the waiting requests. If the files changed, the requests wait for the settled
         new version unless it is known to be unusable. Under explicit control the model must be loaded by name."""
-        self._room.left(version)
+        self._room.remove(version)
         if isinstance(error, FilesChanged):
-            version.is_over = True
+            version.is_retired = True
             problem = version.newer_problem if error.is_followed else unavailable(_FILES_CHANGED)
             version.failure = None if problem is None else Failure(problem)
         else:
             self.counts.failed_loads += 1
             version.failure = self._retry.next_failure(error, "", version.failure, took_seconds)
-            if not version.is_new:
+            if not version.is_first_load:
                 text = version.failure.text
                 self._log.error("failed to load '%s' version %d: %s", version.name, version.version, text)
-        version.answer_brought(error)
+        version.complete_load(error)
         self._refuse_waiting(version)
 
     def _refuse_waiting(self, version: LazyVersion) -> None:
@@ -294,7 +289,7 @@ class ResidentModels:
             self.plane.call_soon(functools.partial(version.refuse, refusal))
         version.on_change()
 
-    def soon(self, call: Callable[[LazyVersion], None], version: LazyVersion) -> None:
+    def call_on_loop(self, call: Callable[[LazyVersion], None], version: LazyVersion) -> None:
         """Call on the loop. Called from any thread."""
         assert self._loop is not None, "a version is registered"
         # The loop may have ended.

@@ -24,11 +24,11 @@ MODELS = "loaded versions"
 
 
 class Stage(enum.Enum):
-    OUT = "out"
+    UNLOADED = "unloaded"
     WAITING = "waiting"
     LOADING = "loading"
     LOADED = "loaded"
-    LEAVING = "leaving"
+    UNLOADING = "unloading"
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,7 @@ class Tenant:
     """Never unloaded for room or idleness."""
     idle_seconds: float = math.inf
     """Seconds without requests after which the version is unloaded."""
-    stage: Stage = Stage.OUT
+    stage: Stage = Stage.UNLOADED
     used_at: float = 0.0
     held_until: float = 0.0
     """Its sequences may continue until then."""
@@ -60,7 +60,7 @@ class Tenant:
     def is_idle(self, now: float) -> bool:
         return not self.in_flight and self.held_until <= now
 
-    def may_go(self, now: float) -> bool:
+    def can_unload(self, now: float) -> bool:
         return self.stage is Stage.LOADED and not self.is_pinned and self.is_idle(now)
 
 
@@ -84,7 +84,7 @@ class Room(Generic[AnyTenant]):
         """`limits`: by place, and for MODELS; a missing place is unlimited."""
         self._limits = limits
         self._queue: deque[AnyTenant] = deque()
-        self._inside: dict[AnyTenant, None] = {}
+        self._tenants: dict[AnyTenant, None] = {}
         """Tenants that occupy room."""
 
     @property
@@ -93,7 +93,7 @@ class Room(Generic[AnyTenant]):
 
     def want(self, tenant: AnyTenant) -> None:
         """Load the tenant as soon as there is room."""
-        if tenant.stage is Stage.OUT:
+        if tenant.stage is Stage.UNLOADED:
             tenant.stage = Stage.WAITING
             self._queue.append(tenant)
 
@@ -101,78 +101,78 @@ class Room(Generic[AnyTenant]):
         """Cancel the wait for room; without effect during the load."""
         if tenant.stage is Stage.WAITING:
             self._queue.remove(tenant)
-            tenant.stage = Stage.OUT
+            tenant.stage = Stage.UNLOADED
 
     def loaded(self, tenant: AnyTenant, needs: Mapping[str, int]) -> None:
         """Note that the tenant is loaded and what it needs."""
         tenant.stage, tenant.needs = Stage.LOADED, needs
 
-    def stays(self, tenant: AnyTenant) -> None:
+    def keep(self, tenant: AnyTenant) -> None:
         """Note that the tenant got a request before it could be unloaded."""
         tenant.stage = Stage.LOADED
 
-    def left(self, tenant: AnyTenant) -> None:
+    def remove(self, tenant: AnyTenant) -> None:
         """Note that the tenant was unloaded, or failed to load."""
         self.withdraw(tenant)
-        self._inside.pop(tenant, None)
-        tenant.stage = Stage.OUT
+        self._tenants.pop(tenant, None)
+        tenant.stage = Stage.UNLOADED
 
     def moves(self, now: float) -> Moves[AnyTenant]:
         """Return the moves for waiting tenants, and for places where needs exceed the limit."""
         moves: Moves[AnyTenant] = Moves()
         while self._queue:
             first = self._queue[0]
-            if self._short(first, [tenant for tenant in self._inside if tenant.is_pinned]):
+            if self._exceeded_places(first, [tenant for tenant in self._tenants if tenant.is_pinned]):
                 moves.refuse.append(first)
-                self.left(first)
-            elif not self._short(first, self._inside):
+                self.remove(first)
+            elif not self._exceeded_places(first, self._tenants):
                 moves.load.append(first)
                 self._queue.popleft()
                 first.stage = Stage.LOADING
-                self._inside[first] = None
+                self._tenants[first] = None
             else:
-                moves.unload.extend(self._make_room(first, now))
+                moves.unload.extend(self._choose_unloads(first, now))
                 return moves
-        moves.unload.extend(self._make_room(None, now))
+        moves.unload.extend(self._choose_unloads(None, now))
         return moves
 
     def idle(self, now: float) -> tuple[Sequence[AnyTenant], float]:
         """Return the tenants to unload for idleness, and when to check again."""
         going, again = [], math.inf
-        for tenant in self._inside:
+        for tenant in self._tenants:
             at = max(tenant.used_at + tenant.idle_seconds, tenant.held_until)
-            if tenant.may_go(now) and at <= now:
-                tenant.stage = Stage.LEAVING
+            if tenant.can_unload(now) and at <= now:
+                tenant.stage = Stage.UNLOADING
                 going.append(tenant)
             elif not tenant.is_pinned:
                 again = min(again, max(at, now + tenant.idle_seconds / 10))
         return going, again
 
-    def _make_room(self, wanted: AnyTenant | None, now: float) -> Sequence[AnyTenant]:
+    def _choose_unloads(self, wanted: AnyTenant | None, now: float) -> Sequence[AnyTenant]:
         """Choose tenants to unload in addition to the leaving ones; none if that would not suffice."""
-        staying = [tenant for tenant in self._inside if tenant.stage is not Stage.LEAVING]
+        staying = [tenant for tenant in self._tenants if tenant.stage is not Stage.UNLOADING]
         going: list[AnyTenant] = []
-        candidates = sorted((one for one in staying if one.may_go(now)), key=lambda one: one.popularity)
+        candidates = sorted((one for one in staying if one.can_unload(now)), key=lambda one: one.popularity)
         for tenant in candidates:
-            short = self._short(wanted, staying)
+            short = self._exceeded_places(wanted, staying)
             # A tenant of another GPU frees nothing that is short.
             if MODELS in short or any(tenant.needs.get(place) for place in short):
                 going.append(tenant)
                 staying.remove(tenant)
-        if self._short(wanted, staying):
+        if self._exceeded_places(wanted, staying):
             return ()
         for tenant in going:
-            tenant.stage = Stage.LEAVING
+            tenant.stage = Stage.UNLOADING
         return going
 
-    def _short(self, wanted: AnyTenant | None, others: Iterable[AnyTenant]) -> set[str]:
+    def _exceeded_places(self, wanted: AnyTenant | None, others: Iterable[AnyTenant]) -> set[str]:
         """Return the places whose limit is exceeded."""
         tenants = (*others, *(() if wanted is None else (wanted,)))
         short = set()
         for place, most in self._limits.items():
             if place == MODELS:
                 # A leaving version serves no more, so it does not count; its memory still does.
-                taken = sum(tenant.stage is not Stage.LEAVING for tenant in tenants)
+                taken = sum(tenant.stage is not Stage.UNLOADING for tenant in tenants)
             else:
                 taken = sum(tenant.needs.get(place, 0) for tenant in tenants)
             if taken > most:

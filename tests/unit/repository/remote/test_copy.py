@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.cache.folders import hold, leads_to
-from rocserve.repository.remote.copy import CopyRoom, UnitCopy, recorded_units, use
+from rocserve.repository.remote.copy import CopyRoom, UnitCopy, mark_used, recorded_units
 from rocserve.repository.remote.objects import RemoteObject, StoreError
 
 
@@ -55,7 +55,7 @@ def test_workers_may_read_models_and_nobody_else_may_write_whatever_the_umask(tm
     home = tmp_path / "cache/repositories/s3"
     before = os.umask(umask)
     try:
-        use(home).close()
+        mark_used(home).close()
         recorded_units(home)
         put(copy_of(home), a="1", **{"1/b": "2"})
     finally:
@@ -129,7 +129,7 @@ async def _keys(copy: UnitCopy) -> list[str]:
 def copy_home(folder: Path, name: str, size: int, used: float) -> Path:
     """The copy of a repository that no server uses."""
     found = folder / name
-    use(found).close()
+    mark_used(found).close()
     (found / "file").write_bytes(bytes(size))
     os.utime(found / "in-use", (used, used))
     return found
@@ -148,7 +148,7 @@ def test_copies_that_nobody_uses_go_first_the_oldest_before_others(tmp_path: Pat
 def test_what_is_in_use_stays_and_the_text_says_what_to_do(tmp_path: Path) -> None:
     kept = copy_home(tmp_path, "kept", 900, 1.0)
     with (
-        use(kept),
+        mark_used(kept),
         pytest.raises(StoreError, match=r"room for the 200 bytes of 'm', came: 900 bytes in .* or raise --"),
     ):
         CopyRoom(tmp_path, 1000).make(200, "'m'")
@@ -163,10 +163,10 @@ def test_without_a_limit_a_tenth_of_the_disk_stays_free(tmp_path: Path) -> None:
 
 def test_a_copy_that_is_just_being_removed_is_begun_anew(tmp_path: Path) -> None:
     home = tmp_path / "copy"
-    use(home).close()
+    mark_used(home).close()
     with (home / "in-use").open("ab") as removing, ThreadPoolExecutor() as threads:
         assert hold(removing, shared=False)
-        using = threads.submit(use, home)
+        using = threads.submit(mark_used, home)
         with pytest.raises(TimeoutError):
             using.result(0.3)
         shutil.rmtree(home)

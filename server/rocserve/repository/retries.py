@@ -1,0 +1,94 @@
+"""Retries of failed loads and unreadable folders: growing pauses, at a bounded rate."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rocserve.core.errors import ServeError
+from rocserve.observability.failures import Allowance
+
+_RETRIES_A_SECOND = 1.0
+_BURST = 8
+"""Retries that may run in a row after a time without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    error: ServeError
+    content: str = ""
+    """Key of the content that failed."""
+    attempts: int = 1
+    retry_at: float | None = None
+    """time.monotonic() of the next try; None = not before the files change."""
+
+    @property
+    def text(self) -> str:
+        """Return the reason as the repository index shows it."""
+        if self.retry_at is None:
+            return self.error.text
+        seconds = math.ceil(max(0.0, self.retry_at - time.monotonic()))
+        tries = "once" if self.attempts == 1 else f"{self.attempts} times"
+        return f"{self.error.text} (failed {tries}, next try in {seconds} s)"
+
+    def is_due(self) -> bool:
+        return self.retry_at is not None and time.monotonic() >= self.retry_at
+
+
+@dataclass(slots=True)
+class RetryPolicy:
+    """Doubles the pauses between retries from `first_seconds` up to `longest_seconds`. The server switches it on after
+    the start."""
+
+    first_seconds: float
+    longest_seconds: float
+    enabled: bool = True
+
+    def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
+        """Return the seconds until the next try after failed ones; None = no retry. Never less than the last try took:
+        a load that fails after an hour of compiling must not compile all the time."""
+        if not self.enabled:
+            return None
+        pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
+        return float(max(pause, took_seconds))
+
+    def next_failure(
+        self,
+        error: ServeError,
+        content: str = "",
+        previous: Failure | None = None,
+        took_seconds: float = 0.0,
+        can_pass: bool = True,
+    ) -> Failure:
+        """Record a failure. Attempts count as long as the content stays the same. `can_pass`: a later try may
+        succeed."""
+        attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
+        pause = self.pause(attempts, took_seconds) if can_pass else None
+        return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)
+
+
+class Retries:
+    """Bounds the rate of retries of the whole server: a thousand broken folders must not delay the good ones."""
+
+    def __init__(self, a_second: float = _RETRIES_A_SECOND, burst: int = _BURST) -> None:
+        self._pause_seconds = 1 / a_second
+        self._allowance = Allowance(burst, a_second)
+        self._lock = asyncio.Lock()
+
+    def schedule(self, failure: Failure, callback: Callable[[], None]) -> asyncio.Task[None] | None:
+        """Call back when the next try is due and earlier due retries have run. Cancelling the task prevents the call.
+        Returns None if there is no next try."""
+        if failure.retry_at is None:
+            return None
+        work = self._run(failure.retry_at - time.monotonic(), callback)
+        return asyncio.get_running_loop().create_task(work, name="retry")
+
+    async def _run(self, pause_seconds: float, callback: Callable[[], None]) -> None:
+        await asyncio.sleep(pause_seconds)
+        async with self._lock:
+            while not self._allowance.take():  # noqa: ASYNC110 - it notifies nobody
+                await asyncio.sleep(self._pause_seconds)
+        callback()
