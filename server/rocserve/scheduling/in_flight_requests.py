@@ -184,16 +184,17 @@ class InFlightRequests:
                 in_flight.large_slot = weakref.ref(answer.slot, lambda _: self._timers.at_end_of_turn(go_on))
         if self._decoupled and not isinstance(answer, Rescheduled):
             self._count_response(in_flight, response, answered_ns)
-        if not final:
-            self._respond(request, response, final)
-            return
-        self._mark_ended(in_flight, isinstance(response, ServeError) and not isinstance(answer, Rescheduled))
-        is_done = self._count_if_done(running)
+        is_done = False
+        if final:
+            self._mark_ended(in_flight, isinstance(response, ServeError) and not isinstance(answer, Rescheduled))
+            is_done = self._count_if_done(running)
         try:
-            if isinstance(answer, Rescheduled) and request.on_again is not None:
+            if final and isinstance(answer, Rescheduled) and request.on_again is not None:
                 request.on_again(request)
             else:
-                self._respond(request, response, final)
+                if isinstance(response, ServeError):
+                    self._statistics.note_failure(response.text)
+                request.responder.send(response, final)
         finally:
             if is_done:
                 self._on_answered()
@@ -216,11 +217,6 @@ class InFlightRequests:
                 statistics.record_first_response(now_ns - in_flight.request.queue_start_ns)
         in_flight.response_count = index + 1
         in_flight.responded_ns = now_ns
-
-    def _respond(self, request: InferRequest, answer: Answer, final: bool) -> None:
-        if isinstance(answer, ServeError):
-            self._statistics.note_failure(answer.text)
-        request.responder.send(answer, final)
 
     def _mark_ended(self, in_flight: _InFlight, failed: bool) -> None:
         in_flight.ended_ns = time.monotonic_ns()

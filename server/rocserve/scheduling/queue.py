@@ -19,8 +19,7 @@ _ARRIVAL = attrgetter("queue_start_ns")
 
 
 class Level:
-    """Keeps the waiting requests of one priority level in order of arrival. Requests that timed out under the action
-    DELAY come last."""
+    """Keeps the waiting requests of one priority level in order of arrival."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
@@ -28,6 +27,7 @@ class Level:
         self.may_be_overtaken: deque[InferRequest] = deque()
         """Requests with a deadline, which newer ones may overtake, in order of arrival."""
         self.delayed: deque[InferRequest] = deque()
+        """Requests that timed out under the action DELAY; they run after all others."""
         self.newest_first = False
         """`may_be_overtaken` is served from its newest request, in turns with `waiting`."""
         self.has_dropped = False
@@ -107,11 +107,6 @@ class Level:
             self._forget_overload()
             return
         raise ValueError("no request of this level")
-
-    def delay(self, request: InferRequest) -> None:
-        """Let a request of this level run after all others."""
-        self.remove(request)
-        self.delayed.append(request)
 
     def _forget_overload(self) -> None:
         if not self.may_be_overtaken:
@@ -245,7 +240,8 @@ class RequestQueue:
         level = self._levels[request.level]
         deadline = request.deadline
         if level.policy.timeout_action is TimeoutAction.DELAY and (deadline is None or deadline > now):
-            level.delay(request)
+            level.remove(request)
+            level.delayed.append(request)
             request.expires_at = deadline
             return False
         self.drop_late(request)

@@ -121,8 +121,8 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _start_work(self) -> None:
-        """Run (`_run`) all batches that can run now. Stop after a batch that could not be handed over, which marks the
-        scheduler: the rest waits for the next turn, because all of it may fail."""
+        """Run (`_run`) all batches that can run now. Stop if a batch could not be handed over, which schedules the
+        pump again: the rest waits for the next turn, because all of it may fail."""
 
     @abstractmethod
     def _drop_abandoned(self, request: InferRequest) -> None:
@@ -147,9 +147,9 @@ class Scheduler(ABC):
         self._pool.attach(instance, self._granted)
         self._schedule_pump()
 
-    @abstractmethod
     def detach(self, instance: Instance) -> None:
-        """Remove an instance whose worker has ended."""
+        """Remove an instance whose worker has ended. Queued requests wait for another instance."""
+        self._pool.detach(instance)
 
     def stop_sending_ahead(self) -> None:
         """Stop sending batches ahead, because the model calls other models. Such a call may lead back to this model,
@@ -170,7 +170,7 @@ class Scheduler(ABC):
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
         removed the version from the serving table."""
-        self._drain.close(drained)
+        self._drain.on_drained = drained
         self._schedule_pump()
 
     def _is_empty(self) -> bool:
@@ -208,8 +208,15 @@ class Scheduler(ABC):
             refused = self._refused.copy()
             self._refused.clear()
             for request, error in refused:
-                refuse(request, error, self._statistics)
-        if self._drain.is_closing and self._is_empty() and self._drain.report_if_done():
+                if request.trace is not None:
+                    request.trace.note(QUEUE_START, request.queue_start_ns)
+                self._statistics.record_refusal(error, request.queue_start_ns, time.monotonic_ns())
+                responder = request.responder
+                if isinstance(responder, OrderedResponder):
+                    # A refusal need not wait for earlier answers.
+                    responder = responder.out_of_order()
+                responder.send(error)
+        if self._drain.on_drained is not None and self._is_empty() and self._drain.report_if_done():
             self._break_cycles()
         if self._watch is None and self._has_queued():
             self._watch_soon()
@@ -261,7 +268,7 @@ class Scheduler(ABC):
 
     def _batch_ended(self) -> None:
         self._drain.running -= 1
-        if self._drain.is_closing:
+        if self._drain.on_drained is not None:
             self._schedule_pump()
 
     # Time, and clients that leave
@@ -274,10 +281,6 @@ class Scheduler(ABC):
         now = time.monotonic()
         for request in self._deadlines.pop_due(now, self._expire):
             self._time_out(request, now)
-        self._schedule_pump()
-
-    def _delay_passed(self) -> None:
-        self._delay.reset()
         self._schedule_pump()
 
     def _watch_soon(self) -> None:
@@ -305,26 +308,19 @@ class Scheduler(ABC):
 
 
 class Drain:
-    """Counts running batches or requests, and calls back after `close` when none is left."""
+    """Counts running batches or requests, and calls back when none is left in a closed version."""
 
     def __init__(self) -> None:
         self.running = 0
-        self.is_closing = False
-        """`close` was called, and its callback was not yet."""
-        self._on_drained: Callable[[], None] | None = None
-
-    def close(self, on_drained: Callable[[], None]) -> None:
-        """Remember the callback for `report_if_done`, which calls it once."""
-        self._on_drained = on_drained
-        self.is_closing = True
+        self.on_drained: Callable[[], None] | None = None
+        """Set when the version is closed, until it has been called."""
 
     def report_if_done(self) -> bool:
         """Call back if nothing runs any more, and return whether it did. The owner calls this when nothing may be
         left."""
-        if self.running or self._on_drained is None:
+        if self.running or self.on_drained is None:
             return False
-        on_drained, self._on_drained = self._on_drained, None
-        self.is_closing = False
+        on_drained, self.on_drained = self.on_drained, None
         on_drained()
         return True
 
@@ -341,16 +337,17 @@ class Alarm:
         return self._timer is not None
 
     def set(self, when: float, callback: Callable[[], None]) -> None:
-        """`when`: time.monotonic() seconds. `callback` must begin with a call of `reset`."""
+        """`when`: time.monotonic() seconds. The callback may set the alarm again."""
         if self._timer is not None:
             if self._timer[0] <= when:
                 return
             self._timer[1].cancel()
-        self._timer = (when, self._plane.call_at(when, callback))
 
-    def reset(self) -> None:
-        """Let the alarm be set again."""
-        self._timer = None
+        def fire() -> None:
+            self._timer = None
+            callback()
+
+        self._timer = (when, self._plane.call_at(when, fire))
 
     def cancel(self) -> None:
         if self._timer is not None:
@@ -372,7 +369,7 @@ class Deadlines:
         self._most = _MOST_UNCHECKED
 
     def add(self, when: float, request: InferRequest, on_due: Callable[[], None]) -> bool:
-        """Add a request and its expiry time; `on_due` must begin with a call of `pop_due`. Returns True if there are so
+        """Add a request and its expiry time; `on_due` must call `pop_due`. Returns True if there are so
         many times that the caller must call `keep_only`."""
         heapq.heappush(self._heap, (when, next(self._numbers), weakref.ref(request)))
         self.alarm.set(when, on_due)
@@ -391,7 +388,6 @@ class Deadlines:
     def pop_due(self, now: float, on_due: Callable[[], None]) -> list[InferRequest]:
         """Remove and return the requests whose time has come, and set the alarm for the next; `now` is
         time.monotonic()."""
-        self.alarm.reset()
         due: list[InferRequest] = []
         while self._heap and self._heap[0][0] <= now:
             when, _, reference = heapq.heappop(self._heap)
@@ -402,19 +398,6 @@ class Deadlines:
         if self._heap:
             self.alarm.set(self._heap[0][0], on_due)
         return due
-
-
-def refuse(request: InferRequest, error: ServeError, statistics: ModelStatistics) -> None:
-    """Answer a request that has waited with the reason why it is not run."""
-    now = time.monotonic_ns()
-    if request.trace is not None:
-        request.trace.note(QUEUE_START, request.queue_start_ns)
-    statistics.record_refusal(error, request.queue_start_ns, now)
-    responder = request.responder
-    if isinstance(responder, OrderedResponder):
-        # A refusal need not wait for earlier answers.
-        responder = responder.out_of_order()
-    responder.send(error)
 
 
 def cancelled() -> ServeError:
@@ -469,12 +452,6 @@ class ModelScheduler(Scheduler):
     def _has_queued(self) -> bool:
         return self._queue.count > 0
 
-    # Instances
-
-    def detach(self, instance: Instance) -> None:
-        """See Scheduler. Queued requests wait for another instance."""
-        self._pool.detach(instance)
-
     def fail_queue(self, outage: ServeError) -> None:
         self._outage = outage
         self._refused += [(request, outage) for request in self._queue.take(self._queue.count)]
@@ -504,11 +481,11 @@ class ModelScheduler(Scheduler):
                     return
                 next_return_ns = pool.next_return_ns
                 if now_ns < next_return_ns:
-                    self._delay.set(next_return_ns / 1e9, self._delay_passed)
+                    self._delay.set(next_return_ns / 1e9, self._schedule_pump)
                     return
             if decision.request_count == 0:
                 if decision is not NOTHING:
-                    self._delay.set(decision.decide_again_at_ns / 1e9, self._delay_passed)
+                    self._delay.set(decision.decide_again_at_ns / 1e9, self._schedule_pump)
                 return
             if not pool.claim(instance):
                 return

@@ -23,8 +23,6 @@ _DEEPEST = 32
 class EnsemblePlan:
     """The part of an ensemble's graph that a set of wanted outputs needs."""
 
-    steps: tuple[int, ...]
-    """Indices into the configuration's steps."""
     readers: dict[str, tuple[int, ...]]
     """Ensemble tensor -> the needed steps that read it."""
     reads: dict[int, frozenset[str]]
@@ -56,7 +54,7 @@ class EnsembleGraph:
             if index is not None and index not in needed:
                 needed.add(index)
                 pending.extend(self._steps[index].input_map.values())
-        steps = tuple(sorted(needed))
+        steps = sorted(needed)
         readers: dict[str, list[int]] = {}
         for index in steps:
             for tensor in set(self._steps[index].input_map.values()):
@@ -64,7 +62,6 @@ class EnsembleGraph:
         counts = Counter({tensor: len(indices) for tensor, indices in readers.items()})
         counts.update(set(outputs))
         return EnsemblePlan(
-            steps=steps,
             readers={tensor: tuple(indices) for tensor, indices in readers.items()},
             reads={index: frozenset(self._steps[index].input_map.values()) for index in steps},
             wanted_from={

@@ -27,6 +27,7 @@ from rocserve.core.request_memory import Holding, RequestMemory
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters
 from rocserve.core.sequences import (
+    NO_SEQUENCE,
     SEQUENCE_END,
     SEQUENCE_ID,
     SEQUENCE_PARAMETERS,
@@ -109,9 +110,6 @@ class StepRequest:
         limits = self._run.ensemble.limits
         if limits:
             limits[self.index].end()
-
-
-_NO_SEQUENCE = SequenceTag()
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +379,7 @@ class EnsembleRun:
             outputs = [self._output(name, entry.tensor) for name, entry in held.items() if entry.tensor is not None]
         except ServeError as error:
             return error
-        sequence = next(iter(held.values())).sequence or _NO_SEQUENCE
+        sequence = next(iter(held.values())).sequence or NO_SEQUENCE
         parameters: Parameters = NO_PARAMETERS
         if outputs:
             # As in Triton, the answer of every ensemble names the request's sequence; 0 = none.
@@ -505,13 +503,10 @@ def _placed(data: Buffer, places: TensorPlaces, slot: object) -> Sequence[Buffer
 
 def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) -> tuple[int, ...]:
     """Return a tensor's shape as a member expects it, with a batch dimension of 1 added or removed."""
-    dims: Mapping[str, int] = {entry.name: len(entry.dims) for entry in member.inputs}
-    rank = dims.get(input_name)
-    if rank is None:
-        return shape
+    rank = next((len(entry.dims) for entry in member.inputs if entry.name == input_name), -1)
     if member.max_batch_size > 0 and len(shape) == rank:
         return (1, *shape)
-    if member.max_batch_size == 0 and len(shape) == rank + 1 and shape[0] == 1:
+    if rank >= 0 and member.max_batch_size == 0 and len(shape) == rank + 1 and shape[0] == 1:
         return shape[1:]
     return shape
 
@@ -619,7 +614,7 @@ class EnsembleVersion:
     def close(self, drained: Callable[[], None]) -> None:
         """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
         removed the version from the serving table."""
-        self._drain.close(drained)
+        self._drain.on_drained = drained
         self._drain.report_if_done()
 
     def run_ended(self) -> None:

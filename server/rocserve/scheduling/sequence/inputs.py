@@ -70,16 +70,14 @@ class StateKeeper:
             states[place] = value
 
 
-def zeros(datatype: DataType, shape: Sequence[int]) -> bytes:
-    """Return the bytes of a tensor of zeros. BYTES elements are empty ones: 4 bytes with their length."""
-    return bytes(math.prod(shape) * (datatype.itemsize or 4))
-
-
 def _initial(state: SequenceState, lead: tuple[int, ...], content: bytes | None) -> StateValue:
     """Return a state's initial value. A dimension of any size is 1 until the model gives the state."""
     dims = state.initial_states[0].dims if state.initial_states else state.dims
     shape = (*lead, *(1 if size == -1 else size for size in dims))
-    return StateValue(shape, zeros(state.datatype, shape) if content is None else content)
+    if content is None:
+        # A zero BYTES element is 4 bytes of length 0.
+        content = bytes(math.prod(shape) * (state.datatype.itemsize or 4))
+    return StateValue(shape, content)
 
 
 class ControlTensors:

@@ -354,7 +354,7 @@ class SequenceScheduler(Scheduler):
         if ready_at is None:
             return None
         if ready_at > now_ns:
-            self._delay.set(ready_at / 1e9, self._delay_passed)
+            self._delay.set(ready_at / 1e9, self._schedule_pump)
             return None
         if not self._pool.claim(worker):
             return None
@@ -487,7 +487,6 @@ class SequenceScheduler(Scheduler):
                 self._idle.set(end_at, self._end_idle)
 
     def _end_idle(self) -> None:
-        self._idle.reset()
         self._watch_idle()
         now = time.monotonic()
         for instance in self._table.instances:
