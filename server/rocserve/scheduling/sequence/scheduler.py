@@ -9,14 +9,14 @@ from copy import copy
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, deadline_exceeded, invalid_argument, repeated
-from rocserve.core.model_config import DynamicBatching, ModelConfig, SequenceBatching
+from rocserve.core.model_config import ModelConfig, SequenceBatching
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
-from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
+from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.scheduler import Alarm, Scheduler, SchedulerParts, cancelled
 from rocserve.scheduling.sequence.inputs import (
@@ -46,9 +46,6 @@ class DirectStrategy:
         self._utilization = direct.minimum_slot_utilization if direct is not None else 0.0
         self._table = table
         self._inputs = inputs
-
-    def prepare(self, instance: SequenceInstance) -> None:
-        """Prepare a new instance: nothing to do."""
 
     def feed(self, slot: Slot, now: float) -> None:
         """Feed a slot that is not busy, after it got a request or ended one: nothing to do."""
@@ -101,10 +98,6 @@ class OldestStrategy:
         self._table = table
         self._inputs = inputs
 
-    def prepare(self, instance: SequenceInstance) -> None:
-        # There is at most one request of each slot.
-        instance.candidates = RequestQueue(DynamicBatching(), QueueLimits(self.slot_count + 1, 1 << 62))
-
     def feed(self, slot: Slot, now: float) -> None:
         if not slot.queue:
             return
@@ -112,19 +105,17 @@ class OldestStrategy:
         self._inputs.begin(slot.queue[0], slot)
         request = self._table.take(slot, now)
         self._inputs.add_to(request)
-        assert slot.instance.candidates is not None
         slot.instance.candidates.push(request)
 
     def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
         queue = instance.candidates
-        if not queue:
+        if not queue.count:
             return None
         decision = self._policy.decide(queue, now_ns)
         return now_ns if decision.request_count else decision.decide_again_at_ns
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
         queue = instance.candidates
-        assert queue is not None
         count = self._policy.decide(queue, now_ns).request_count
         return [request for request in queue.take(count) if isinstance(request, SequenceRequest)]
 
@@ -262,15 +253,15 @@ class SequenceScheduler(Scheduler):
     @property
     def waiting(self) -> int:
         # A copy, made in one step, because the data plane changes the list meanwhile.
-        return self._table.count + sum(len(instance.candidates or ()) for instance in tuple(self._table.instances))
+        return self._table.count + sum(instance.candidates.count for instance in tuple(self._table.instances))
 
     def _waiting_requests(self) -> Iterator[InferRequest]:
         yield from self._table.waiting()
         for instance in self._table.instances:
-            yield from instance.candidates or ()
+            yield from instance.candidates
 
     def _has_queued(self) -> bool:
-        return self._table.count > 0 or any(instance.candidates for instance in self._table.instances)
+        return self._table.count > 0 or any(instance.candidates.count for instance in self._table.instances)
 
     def _is_empty(self) -> bool:
         return self._table.is_empty and super()._is_empty()
@@ -286,7 +277,6 @@ class SequenceScheduler(Scheduler):
         self._instance_count += 1
         if self._keeps_order:
             instance.sequencer = ResponseSequencer()
-        self._strategy.prepare(instance)
         self._instances[worker] = instance
         now = time.monotonic()
         self._table.add_instance(instance, now)
@@ -305,7 +295,7 @@ class SequenceScheduler(Scheduler):
         if instance is None:
             return
         self._table.remove_instance(instance, reason)
-        for request in instance.candidates.take(instance.candidates.count) if instance.candidates is not None else ():
+        for request in instance.candidates.take(instance.candidates.count):
             if isinstance(request, SequenceRequest):
                 self._refused.append((request, self._table.lost_sequence_error(request.tag.id, reason)))
 
@@ -348,7 +338,7 @@ class SequenceScheduler(Scheduler):
         worker = instance.worker
         if instance.is_answering or not self._pool.is_idle(worker):
             return None
-        if self._table.deadline_count or (instance.candidates is not None and instance.candidates.deadline_count):
+        if self._table.deadline_count or instance.candidates.deadline_count:
             self._drop_hopeless(instance, now_ns / 1e9)
         ready_at = self._strategy.ready_at(instance, now_ns)
         if ready_at is None:
@@ -371,14 +361,9 @@ class SequenceScheduler(Scheduler):
 
     def _drop_hopeless(self, instance: SequenceInstance, now: float) -> None:
         """Refuse candidates that have lost their time since they left their slots."""
-        candidates = instance.candidates
-        for request in list(candidates or ()):
-            if (
-                candidates is not None
-                and isinstance(request, SequenceRequest)
-                and self._table.is_hopeless(request, now)
-            ):
-                candidates.remove(request)
+        for request in list(instance.candidates):
+            if isinstance(request, SequenceRequest) and self._table.is_hopeless(request, now):
+                instance.candidates.remove(request)
                 self._refused.append((request, deadline_exceeded()))
                 self._request_done(request)
         self._feed(instance, now)
@@ -467,8 +452,7 @@ class SequenceScheduler(Scheduler):
         """See Scheduler. The request's sequence ends with it."""
         if not isinstance(request, SequenceRequest) or self._table.cancel(request, time.monotonic()):
             return
-        candidates = request.slot.instance.candidates if request.slot is not None else None
-        if candidates is not None and candidates.remove(request):
+        if request.slot is not None and request.slot.instance.candidates.remove(request):
             self._refused.append((request, cancelled()))
             self._request_done(request)
 

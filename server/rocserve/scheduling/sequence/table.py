@@ -87,13 +87,17 @@ class SequenceInstance:
     """The most sequences at a time."""
     slots: list[Slot] = field(default_factory=list)
     """Made when needed: those that have had a sequence, and the next one."""
-    candidates: RequestQueue | None = None
-    """The requests that slots have handed to the dynamic batcher; None with the direct strategy."""
+    candidates: RequestQueue = field(init=False)
+    """The requests that slots have handed to the dynamic batcher; always empty with the direct strategy."""
     gone: bool = False
     is_answering: bool = False
     """A batch is being answered: the next one is formed after that."""
     sequencer: ResponseSequencer | None = None
     """None = responses need no order."""
+
+    def __post_init__(self) -> None:
+        # Each slot has at most one request here.
+        self.candidates = RequestQueue(None, QueueLimits(self.slot_count + 1, 1 << 62))
 
 
 @dataclass(slots=True, eq=False)
