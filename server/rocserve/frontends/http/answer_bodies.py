@@ -1,4 +1,4 @@
-"""InferResponse -> the body of an infer response: JSON, and binary tensors behind it."""
+"""Encodes responses as the bodies of infer responses: JSON, followed by binary tensors."""
 
 from __future__ import annotations
 
@@ -15,55 +15,54 @@ from rocserve.frontends.http.json_text import element_pieces, json_bytes
 
 
 class AnswerForm(NamedTuple):
-    """Which outputs are binary, behind the JSON, and which are in it. A tuple, for responses are remembered by it."""
+    """Which outputs are binary tensors after the JSON, and which are in the JSON. Responses are remembered by their
+    form, so it is a tuple."""
 
     binary: tuple[tuple[str, bool], ...] = ()
-    """By the outputs that the request names."""
+    """For the outputs that the request names."""
     otherwise_binary: bool = False
-    """Outputs that it does not name."""
+    """For the outputs that the request does not name."""
     shared: frozenset[str] = frozenset()
-    """Outputs that lie in the client's shared memory, so that the response has only their heads."""
+    """Outputs in the client's shared memory, of which the response has only the heads."""
 
 
 BINARY_ONLY = AnswerForm(otherwise_binary=True)
 JSON_ONLY = AnswerForm()
 
 _MANY_ELEMENTS = 10_000
-"""From here on it takes milliseconds to write them as JSON."""
+"""From here on, writing elements as JSON takes milliseconds."""
 
 
 def detached(response: InferResponse) -> InferResponse:
-    """The response on memory of its own, for a client that may read slowly."""
+    """Return the response with memory of its own, because a client may read slowly."""
     if response.slot is None:
         return response
     return replace(response, data=[bytes(data) for data in response.data], slot=None)
 
 
 class AnswerBody(NamedTuple):
-    """The body of a response."""
-
     json: list[bytes]
-    """In pieces: of millions of elements it is never put together."""
+    """In pieces, because the JSON of millions of elements must not be joined."""
     tensors: list[Buffer]
-    """Behind it, in binary form; they are the response's own memory."""
+    """The binary tensors after the JSON, in the response's own memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerLayout:
-    """The body of responses that are alike: all but their ids, parameters, elements in JSON and tensors behind it."""
+    """The common part of the bodies of like responses: all but ids, parameters, elements in JSON and binary tensors."""
 
     model: bytes
     texts: Sequence[bytes]
-    """Behind each but the last, the elements of an output."""
+    """Each text but the last is followed by the elements of an output."""
     in_json: Sequence[int]
-    """Of the outputs, those whose elements are there."""
+    """Indices of the outputs whose elements are in the JSON."""
     behind: Sequence[int]
     takes_long: bool
-    """So much has to be written as JSON that others have their turn meanwhile."""
+    """The JSON is so long that it must be written step by step."""
 
     @classmethod
     def of(cls, head: ResponseHead, sizes: Sequence[int], form: AnswerForm) -> AnswerLayout:
-        """`sizes`: of the outputs, in bytes."""
+        """`sizes` are the bytes of the outputs."""
         model = {"model_name": head.model_name, "model_version": head.model_version}
         binary = dict(form.binary)
         texts, text = [], b',"outputs":['
@@ -73,7 +72,9 @@ class AnswerLayout:
             fields: dict[str, Any] = {"name": output.name, "datatype": output.datatype.value, "shape": output.shape}
             text += b"," if index else b""
             if output.name in form.shared:
-                text += json_bytes(fields)  # The client finds it where it asked for it.
+                text += json_bytes(
+                    fields
+                )  # The client asked for this output in its shared memory, so it knows where it lies.
             elif binary.get(output.name, form.otherwise_binary):
                 text += json_bytes({**fields, "parameters": {"binary_data_size": size}})
                 behind += [index] if size else []
@@ -85,8 +86,8 @@ class AnswerLayout:
         return cls(json_bytes(model)[1:-1], [*texts, text + b"]}"], in_json, behind, takes_long)
 
     def body(self, response: InferResponse) -> Steps[AnswerBody]:
-        """Raises: ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its
-        shape."""
+        """Return the body, written step by step. Raises ServeError: INVALID_ARGUMENT if an output has no form in JSON,
+        INTERNAL if one does not fit its shape."""
         data = response.data
         parts = [b'{"id":%b,' % json_bytes(response.id) if response.id else b"{", self.model]
         if response.parameters:
@@ -102,7 +103,7 @@ class AnswerLayout:
 
 
 class AnswerLayouts:
-    """Remembers the layouts of responses: they are the same from answer to answer."""
+    """Remembers layouts, because most responses of a model have the same one."""
 
     def __init__(self) -> None:
         self._known = Memo[tuple[ResponseHead, AnswerForm, tuple[int, ...]], AnswerLayout]()

@@ -1,8 +1,8 @@
-"""Reads the bodies of requests, within bounds and within the server's memory, and parses large ones in processes of
-their own: in this one they would keep the interpreter's lock for seconds.
+"""Reads the bodies of requests, within bounds and within the server's memory, and parses large JSON in separate
+processes, because parsing would hold this process's interpreter lock for seconds.
 
-Smaller ones take less time than the way there. A process is started when it is needed, serves one body at a time, and
-ends when it has had none for a while; what it meets there (no memory, say) is one request's business.
+Smaller bodies are parsed here: the transfer would take longer. A process starts when needed, parses one body at a time,
+and ends when idle for a while. A failure there (no memory, say) concerns only its request.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _INTEGER = re.compile(r"\s*([+-]?\d{1,18})")
 IDENTITY = "identity"
 _COMPRESSED = ("gzip", "deflate")
 _EITHER_FORMAT = zlib.MAX_WBITS | 32
-"""zlib sees by itself which of the two it is."""
+"""zlib detects which of the two formats it is."""
 _GZIP = zlib.MAX_WBITS | 16
 
 
 def request_encoding(header: str) -> str:
-    """How a request's body is encoded. Raises: HttpError: 501, in a way that is not served."""
+    """Return the encoding of a request's body. Raises HttpError (501) if it is not supported."""
     if header == IDENTITY or header in _COMPRESSED:
         return header
     raise HttpError(501, "Unsupported compression type", headers={"Accept-Encoding": "gzip, deflate"})
 
 
 StatedLength = tuple[str, int]
-"""HEADER_LENGTH as a client has sent it, and its number."""
+"""HEADER_LENGTH as the client sent it, and as a number."""
 
 
 def stated_length(header: str) -> StatedLength:
-    """Raises: HttpError: it is no number."""
+    """Raises HttpError if the header is no number."""
     found = _INTEGER.match(header)
     if found is None:
         raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
@@ -55,7 +55,7 @@ def stated_length(header: str) -> StatedLength:
 
 
 def response_encoding(accepted: str | None) -> str:
-    """The encoding that an Accept-Encoding header weighs most, the first of equals."""
+    """Return the encoding with the most weight in an Accept-Encoding header, the first of equals."""
     if not accepted:
         return IDENTITY
     best, most = IDENTITY, 0.0
@@ -71,14 +71,14 @@ def response_encoding(accepted: str | None) -> str:
 
 
 _ZIPPED_AT_ONCE = 1 << 20
-"""Bytes in plain form: zlib lets go of the interpreter's lock while it works, but not while it copies its results."""
+"""Bytes in plain form. zlib releases the interpreter lock while it works, but not while it copies its results."""
 _UNZIPPED_AT_ONCE = 64 << 10
-"""Compressed bytes: those that are still to be used it copies each time that it stops."""
+"""Compressed bytes. At each stop, zlib copies those it has not used yet."""
 
 
 def decompressed(data: Buffer, limit: int) -> bytearray:
-    """The body in plain form. Raises: ServeError: INVALID_ARGUMENT when there is nothing, it is damaged, cut off or
-    neither gzip nor deflate, something stands behind it, or it is more than `limit` bytes."""
+    """Return the body in plain form. Raises ServeError (INVALID_ARGUMENT) if it is empty, damaged, cut off, neither
+    gzip nor deflate, followed by other bytes, or more than `limit` bytes."""
     if not data:
         raise invalid_argument("nothing to be decompressed")
     stream = zlib.decompressobj(_EITHER_FORMAT)
@@ -117,8 +117,8 @@ def _not_compressed(fault: str) -> ServeError:
 
 
 def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
-    """The body in compressed form, in pieces: zlib lets go of the interpreter's lock while it works, but not while it
-    puts together what has come of it."""
+    """Return the body in compressed form, in pieces. zlib releases the interpreter lock while it works, but not while
+    it joins its results."""
     stream = zlib.compressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
     pieces: list[Buffer] = []
     for part in parts:
@@ -130,26 +130,26 @@ def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
 
 
 _BODY_SECONDS = 60.0
-"""What a client has for a body, beside the time that what has come is granted."""
+"""For a body, in addition to the time granted for the bytes that have come."""
 _LEAST_BYTES_PER_SECOND = 64 << 10
-"""A client that sends slower than half a megabit a second may take no longer than `_BODY_SECONDS`."""
+"""A client that sends slower than half a megabit per second has only `_BODY_SECONDS`."""
 _LONG_TO_DECOMPRESS = 1 << 10
-"""Bytes; they may become a thousand times as many."""
+"""Compressed bytes, which may become a thousand times as many."""
 
 
 @dataclass(eq=False)
 class BodyReader:
-    """Reads what a client sends. The holder of a request counts the bytes as they come; the one that made it gives
-    them back, also when no request comes of it."""
+    """Reads what a client sends. The request's holder counts the bytes as they come. The maker of the holder must
+    release it, even if no request comes of the body."""
 
     max_input_size: int
-    """Bytes of JSON, and of what comes out of compressed bodies."""
+    """The limit in bytes for JSON, and for the plain form of compressed bodies."""
     _memory: RequestMemory
     body_seconds: float = _BODY_SECONDS
-    """What a client has for a body; for each 64 KiB that have come, a second more."""
+    """For a body; each 64 KiB that have come grant one second more."""
 
     async def read_compressed(self, request: Request, holder: Holder) -> Buffer:
-        """The body of an inference request, in plain form; raises as `read` does."""
+        """Return the body of an inference request in plain form. Raises ServeError and HttpError as `read` does."""
         body = await self.read(request, holder)
         if len(body) < _LONG_TO_DECOMPRESS:
             plain = decompressed(body, self.max_input_size)
@@ -159,8 +159,9 @@ class BodyReader:
         return plain
 
     def json_length(self, stated: StatedLength | None, body_length: int) -> int:
-        """How many bytes of an inference request's body are its JSON. The tensors behind it are not bound here; a body
-        without JSON is. `stated`: by the client; None = all are. Raises: ServeError: there are too many bytes."""
+        """Return the bytes of JSON in an inference request's body. A body without JSON is bounded here, but not the
+        tensors after JSON. `stated`: the client's header; None = all bytes are JSON. Raises ServeError if there are too
+        many bytes."""
         length, limit = body_length, self.max_input_size
         if stated is not None:
             header, length = stated
@@ -176,11 +177,10 @@ class BodyReader:
         return length
 
     async def read(self, request: Request, holder: Holder, limit: int | None = None) -> Buffer:
-        """A body of at most `limit` bytes; None = as many as JSON may have.
+        """Return a body of at most `limit` bytes; None = the limit for JSON.
 
-        Raises:
-            ServeError: INVALID_ARGUMENT, it is too large; RESOURCE_EXHAUSTED, there is no memory for it.
-            HttpError: it did not come.
+        Raises ServeError: INVALID_ARGUMENT if the body is too large, RESOURCE_EXHAUSTED if there is no memory for it.
+        Raises HttpError if it does not come in full or in time.
         """
         limit = self.max_input_size if limit is None else limit
         if request.is_whole:
@@ -198,7 +198,7 @@ class BodyReader:
                     raise HttpError(400, f"the request's body cannot be read: {request.fault}")
                 if len(request.data) > limit:
                     raise _too_large(len(request.data), limit)
-                # No more than has come, whatever length was promised.
+                # Only bytes that have come count, whatever length was promised.
                 self._memory.admit_part(part, len(request.data) - part.held_bytes)
         except TimeoutError:
             come = len(request.data)
@@ -212,7 +212,7 @@ class BodyReader:
         return self.whole(request, holder, limit)
 
     def whole(self, request: Request, holder: Holder, limit: int) -> Buffer:
-        """Of a request that is whole; raises as `read` does."""
+        """Return the body of a request that has come in full. Raises ServeError and HttpError as `read` does."""
         body = request.data
         if len(body) > limit:
             raise _too_large(len(body), limit)
@@ -220,7 +220,7 @@ class BodyReader:
         return body
 
     def _granted(self, nbytes: int) -> float:
-        """Seconds for a body of which so much has come."""
+        """Return the time for a body of which `nbytes` have come."""
         return self.body_seconds + nbytes / _LEAST_BYTES_PER_SECOND
 
 
@@ -238,24 +238,24 @@ def _json_too_large(length: int, limit: int) -> ServeError:
 
 
 LARGE_JSON = 256 << 10
-"""Bytes; the worst of this size takes 30 ms."""
+"""Bytes; the slowest JSON of this size takes 30 ms."""
 _MOST_PROCESSES = 2
-"""Each may take some 30 times as much memory as the largest body."""
+"""Each process may take about 30 times the memory of the largest body."""
 _IDLE_SECONDS = 60.0
 _NICENESS = 10
-"""Small requests go before."""
+"""Small requests come first."""
 
 
 class LargeBodies:
-    """All calls are made on the loop."""
+    """Parses large bodies in processes. On the event loop."""
 
     def __init__(self, most_processes: int = _MOST_PROCESSES) -> None:
         self._places = asyncio.Semaphore(most_processes)
         self._idle: dict[_Process, asyncio.TimerHandle] = {}
 
     async def parse(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:
-        """The function's result for the body; both can be pickled. Raises: ServeError: the function's; UNAVAILABLE
-        where the process has ended, or none can be started."""
+        """Return the function's result for the body; both must be picklable. Raises the function's ServeErrors, and
+        ServeError (UNAVAILABLE) if the process has ended or cannot be started."""
         async with self._places:
             try:
                 process = self._idle_process() or _Process()
@@ -271,7 +271,7 @@ class LargeBodies:
                     " bytes of JSON; send less at once, or tensors in binary form",
                 ) from None
             except BaseException:
-                process.end()  # It may be in the middle of this body.
+                process.end()  # The process may be in the middle of this body.
                 raise
             self._idle[process] = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end, process)
         if refusal is not None:
@@ -284,7 +284,7 @@ class LargeBodies:
             ending.cancel()
             if not process.has_ended:
                 return process
-            process.end()  # The system may have been short of memory meanwhile.
+            process.end()  # The system may have ended the process for lack of memory.
         return None
 
     def _end(self, process: _Process) -> None:
@@ -293,15 +293,15 @@ class LargeBodies:
 
 
 _Outcome = tuple[Any, tuple[StatusCode, str] | None]
-"""A function's result, or code and text of its ServeError."""
+"""The function's result, or the code and text of its ServeError."""
 
 
 class _Process:
     def __init__(self) -> None:
-        """Raises: OSError: it cannot be started."""
+        """Raises OSError if the process cannot be started."""
         parent_pipe, self._parent_pipe = os.pipe2(os.O_CLOEXEC)
         try:
-            # A process group of its own: Ctrl-C reaches the server alone.
+            # In a separate process group, so that Ctrl-C reaches only the server.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({parent_pipe})"],
                 stdin=subprocess.PIPE,
@@ -320,7 +320,8 @@ class _Process:
         return self._process.poll() is not None
 
     def call(self, function: Callable[[Buffer], Any], body: Buffer) -> _Outcome:
-        """What `serve` answers. Blocks. Raises: OSError, EOFError, pickle.UnpicklingError: it has ended."""
+        """Return what `serve` answers. Blocks. Raises OSError, EOFError or pickle.UnpicklingError if the process has
+        ended."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None and answers is not None
         pickle.dump((function, pickle.PickleBuffer(body)), requests, pickle.HIGHEST_PROTOCOL)
@@ -331,17 +332,17 @@ class _Process:
     def end(self) -> None:
         self._process.kill()
         os.close(self._parent_pipe)
-        # Closes its pipes and waits: a large one takes a while to go.
+        # Closes the pipes and waits in a thread, because a large process takes a while to end.
         asyncio.get_running_loop().run_in_executor(None, self._process.communicate)
 
 
 def serve(parent_pipe: int) -> None:
-    """What such a process does until the server is gone: parse what comes, and answer with the result, or code and text
-    of a ServeError: exceptions are not pickled with what they were made of."""
+    """Parse bodies, in the process, until the server has ended, and answer each with its result or with the code and
+    text of its ServeError. Exceptions themselves would lose their arguments in pickle."""
     exit_with_parent(parent_pipe)
     os.nice(_NICENESS)
     with contextlib.suppress(OSError):
-        # Where memory is short the system ends this process before others.
+        # If memory is short, the system should end this process first.
         Path("/proc/self/oom_score_adj").write_text("1000")
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     with contextlib.suppress(OSError, EOFError):

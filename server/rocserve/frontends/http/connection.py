@@ -1,10 +1,10 @@
-"""One connection of HTTP/1.1: httptools parses what comes, answers go out in the order of their requests.
+"""Speaks HTTP/1.1 on one connection: httptools parses what comes, and answers go out in the order of their requests.
 
-A request begins when its head is there, one at a time in a connection; its body may still be coming. Its handler
-answers at once, later on the loop, or from a task that ends with the client's connection.
+A request begins when its head has come, one at a time per connection; its body may still be coming. Its handler answers
+immediately, later on the loop, or from a task that ends with the client's connection.
 
-Clients send the same head again and again. A head that the parser has found to be all of a head, by the same bytes and
-at the same place between two requests, is not parsed again: the parser would find the same.
+Clients often send the same head. If the parser has found certain bytes between two requests to be exactly one head, the
+same bytes at such a place are not parsed again, because the result would be the same.
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ if TYPE_CHECKING:
 
 _MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
-"""Bytes that come of a head after its first ones, or between two parts of a body or behind the last: the parser keeps
-what it has of a trailer."""
+"""Bytes of a head after its first ones, of a chunk's line, or of a trailer. The parser keeps what it has read of a
+trailer."""
 _READ_AHEAD = 1 << 20
-"""Bytes of a body that are taken before anybody asks for them; then its sender has to wait."""
+"""Bytes of a body that are read before anybody asks for them; after that the sender must wait."""
 _BEGUN_AT_ONCE = 16
-"""Requests of one connection that are begun before others have their turn."""
+"""Requests of one connection that may begin before other connections have their turn."""
 _LONGEST_REMEMBERED_HEAD = 1024
-"""Bytes: all of them take ten megabytes at most, when they are nothing but short headers."""
+"""Bytes. If the remembered heads consist of short headers only, they take ten megabytes in all."""
 _HEAD_END = b"\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
 _RESET_SECONDS = 0.05
-"""Between two looks whether a client that sends no more is gone."""
+"""Between two checks whether a client that sends no more has gone."""
 
 
 class _Refused(Exception):
-    """The client asks too much of a request's head."""
+    """The head of a request exceeds a limit."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection of a client: since when it waits for its client, and for what. All calls are made on the loop."""
+    """One connection of a client. It knows since when it waits for the client, and for what. On the event loop."""
 
     def __init__(self, listener: HttpListener, loop: asyncio.AbstractEventLoop) -> None:
         self.listener = listener
         self.remote = ""
         self.ends_at = math.inf
-        """time.monotonic() seconds: an answer after that is the last."""
+        """time.monotonic() seconds after which the next answer is the last."""
         self.loop = loop
         self._transport: asyncio.Transport
         self.is_closing = True
-        """Nothing more is read or written; nor has anything been, until it is made."""
+        """Nothing is read or written any more, or the connection has not been made yet."""
         self._reads = True
         self._parser = httptools.HttpRequestParser(self)
         self._arriving: Request | None = None
-        """Whose head or body is being parsed."""
+        """The request whose head or body is being parsed."""
         self._upgrading: Request | None = None
-        """It asks for another protocol: its head has been parsed, and its body is still to be."""
+        """A request for another protocol whose head has been parsed, but not its body."""
         self._waiting: deque[Request] = deque()
-        """Requests behind the one in progress; their heads are there."""
+        """Requests after the current one whose heads have come."""
         self.current: Request | None = None
         self._fault: str | None = None
-        """Why nothing more is parsed, which is answered behind the requests before it."""
+        """The reason why parsing has stopped. It is answered after the requests before it."""
         self._is_last = False
-        """Nothing more is parsed: the client or the server wants no further request in this connection."""
+        """Parsing has stopped, because the client or the server wants no further request on this connection."""
         self._has_ended = False
-        """Its client sends no more, and awaits answers."""
+        """The client sends no more, and waits for answers."""
         self._is_in_head = False
         self._bodiless_bytes = 0
-        """That came since a head began, or a part of a body came."""
+        """Bytes that have come since the beginning of a head, or since the last part of a body."""
         self._is_beginning = False
         self._idle_since: float | None = None
         self._head_since: float | None = None
@@ -82,10 +82,10 @@ class Connection(asyncio.Protocol):
         self._target = b""
         self._pairs: list[tuple[bytes, bytes]] = []
         self.begun_at = 0.0
-        """When its request began: time.monotonic() seconds."""
+        """time.monotonic() seconds when the current request began."""
         self._drained: asyncio.Future[None] | None = None
 
-    # What the transport calls.
+    # Called by the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -96,15 +96,15 @@ class Connection(asyncio.Protocol):
         self._idle_since = self._head_since = time.monotonic()
         age_seconds = self.listener.limits.age_seconds
         if age_seconds:
-            # Those that began together do not end together; gRPC's core spreads them so.
+            # Connections that began together must not end together; gRPC's core spreads them in the same way.
             self.ends_at = self._idle_since + age_seconds * random.uniform(0.9, 1.1)
         self.listener.open.add(self)
         self.listener.arriving.pop(self, None)
 
     def eof_received(self) -> bool:
-        """The client sends no more. It may be gone, or await answers to what it has sent whole: then the connection
-        stays open for them. In HTTP/1.0 nothing can be sent that would tell one from the other, and with TLS asyncio
-        keeps none open."""
+        """Note that the client sends no more. It may have gone, or it waits for answers to complete requests; then the
+        connection stays open. In HTTP/1.0 nothing can be sent that would tell one from the other, and with TLS asyncio
+        keeps no connection open."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None and arriving in self._waiting:
             self._waiting.remove(arriving)
@@ -119,7 +119,8 @@ class Connection(asyncio.Protocol):
         return True
 
     def _look_for_reset(self) -> None:
-        """A client that is gone answers with a reset, and asyncio, which reads no more, does not see it."""
+        """Notice that the client has gone: its system answers with a reset, which asyncio does not see because it reads
+        no more."""
         if self.is_closing:
             return
         if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -134,7 +135,9 @@ class Connection(asyncio.Protocol):
         if self.current is not None:
             self.current.leave()
             self.current = None
-        del self._parser  # It knows this: the two would stay until the next collection.
+        del (
+            self._parser
+        )  # The parser refers to this connection; the cycle would keep both until the next garbage collection.
 
     def pause_writing(self) -> None:
         self._unread_since = time.monotonic()
@@ -148,9 +151,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._arriving is None:
             if self._is_last:
-                return  # Read so that the client gets its answer, rather than a reset.
+                return  # Unread bytes would cause a reset, and the client would not get its answer.
             if not self._is_in_head:
-                # Between two requests: those that are whole and have a remembered head.
+                # Between two requests: take complete requests whose heads are remembered.
                 known, begin = self.listener.known_heads, 0
                 while begin < len(data):
                     end = data.find(_HEAD_END, begin) + len(_HEAD_END)
@@ -180,7 +183,7 @@ class Connection(asyncio.Protocol):
                     data = self._parse_head(data)
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                # A new one, for this one may have seen that its message is the last.
+                # A new parser, because this one may regard its message as the connection's last.
                 self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(self._plain_head() + data[upgrade.args[0] :])
             if self._bodiless_bytes > _LARGEST_HEAD and (self._is_in_head or self._arriving is not None):
@@ -192,8 +195,8 @@ class Connection(asyncio.Protocol):
             self._arriving.wake()
 
     def _plain_head(self) -> bytes:
-        """A head by which the parser reads the body of a request that asks for another protocol too: it takes what
-        comes behind its own head for that. Such a request is answered in HTTP/1.1, the last in the connection."""
+        """Return a head that makes the parser read the body of a request for another protocol, which would otherwise
+        count as the other protocol's bytes. The request is answered in HTTP/1.1, as the last of the connection."""
         assert self._upgrading is not None
         lengths = [pair for pair in self._upgrading.head.pairs if pair[0].lower() in _FRAMING]
         return b"".join(
@@ -201,8 +204,8 @@ class Connection(asyncio.Protocol):
         )
 
     def _parse_head(self, data: bytes) -> bytes:
-        """Between two requests: a head that is whole is parsed alone, and remembered where that was all of one head and
-        nothing else; returns what is behind it."""
+        """Parse a complete head between two requests, and remember it if it was exactly one head. Returns the bytes
+        after it."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
         if not len(_HEAD_END) <= end <= _LONGEST_REMEMBERED_HEAD:
             return data
@@ -218,7 +221,7 @@ class Connection(asyncio.Protocol):
                 self.listener.known_heads.keep(data[:end], head)
         return data[end:]
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._target, self._pairs = b"", []
@@ -232,10 +235,10 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:
-            return  # A trailer says nothing.
+            return  # Trailers are ignored.
         if len(self._pairs) >= _MOST_HEADERS or len(name) > LARGEST_HEAD_LINE or len(value) > LARGEST_HEAD_LINE:
             raise _Refused(f"a request has at most {_MOST_HEADERS} headers of {LARGEST_HEAD_LINE} bytes")
-        # The parser has taken off the spaces in front.
+        # The parser has removed the spaces before the value.
         self._pairs.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
@@ -284,17 +287,17 @@ class Connection(asyncio.Protocol):
         elif request.has_answer:
             self.close()
         else:
-            request.fault = fault  # Its answer says so.
+            request.fault = fault  # The request's answer reports the fault.
             request.wake()
 
-    # What requests and the listener call.
+    # Called by requests and the listener.
 
     def _begin_requests(self) -> None:
         if self._is_beginning:
             return
         self._is_beginning = True
         for _ in range(_BEGUN_AT_ONCE):
-            # Answers to a client that asks on and on without reading would pile up.
+            # If the client does not read, no further request begins, because the answers would pile up.
             if self.current is not None or not self._waiting or self._unread_since is not None or self.is_closing:
                 break
             request = self.current = self._waiting.popleft()
@@ -314,9 +317,9 @@ class Connection(asyncio.Protocol):
             refused.respond(Response(400, f"400 Bad Request: {text}\n".encode(), "text/plain; charset=utf-8"))
 
     def end_request(self, request: Request) -> None:
-        """Its answer has been sent."""
+        """Note that a request's answer has been sent."""
         request.has_answer = True
-        # It knows the request: such a ring would keep the client's data until the next collection.
+        # The callback refers to the request; the cycle would keep the client's data until the next garbage collection.
         request.on_gone = None
         if self.current is not request:
             return  # The connection has ended before.
@@ -327,7 +330,8 @@ class Connection(asyncio.Protocol):
             if self._has_ended or (request.is_whole and request.head.method) or not self._transport.can_write_eof():
                 self.close()
             else:
-                # Once all is sent. Closed with something unread, the client would get a reset instead of its answer.
+                # Ends only the writing side. A connection closed with unread bytes would be reset, and the client would
+                # not get its answer.
                 self._arriving = None
                 self._idle_since = self._head_since = time.monotonic()
                 self._transport.write_eof()
@@ -337,7 +341,7 @@ class Connection(asyncio.Protocol):
         if self._is_in_head or not request.is_whole:
             self._head_since = self._idle_since
         if not request.is_whole:
-            # The rest of its body comes first, and is dropped.
+            # The rest of the body comes first, and is dropped.
             request.data = b""
         if not self._reads:
             self.read_on()
@@ -358,7 +362,8 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("the client has gone")
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what has been written. Raises: ConnectionError: it has gone."""
+        """Wait until the client has read most of what has been written. Raises ConnectionError if the client has
+        gone."""
         if self._unread_since is not None:
             self._drained = self.loop.create_future()
             await self._drained
@@ -366,26 +371,27 @@ class Connection(asyncio.Protocol):
 
     @property
     def descriptor(self) -> int:
-        """-1 where it has been closed."""
+        """-1 if the connection has been closed."""
         connection = self._transport.get_extra_info("socket")
         return -1 if connection is None else int(connection.fileno())
 
     @property
     def awaits_head(self) -> bool:
-        """Whether a request has begun to come, or the first one is still to."""
+        """Return whether a request has begun to come, or the first request is awaited."""
         return self._head_since is not None and not self.is_closing
 
     @property
     def waits_since(self) -> float | None:
-        """Since when (the loop's time) it waits for its client to read or to ask; None = it has a request, or has been
-        closed."""
+        """Return since when (the loop's time) the connection waits for the client to read or to send a request; None if
+        a request is in progress or the connection is closing."""
         if self.is_closing:
             return None
         return self._idle_since if self._unread_since is None else self._unread_since
 
     @property
     def body_since(self) -> float | None:
-        """Since when it waits for the whole body of its request; None = it does not, or it has been closed."""
+        """Return since when the connection waits for the rest of its request's body; None if it does not, or is
+        closing."""
         return None if self.is_closing or self.current is None or self.current.is_whole else self.begun_at
 
     def is_overdue(self, now: float) -> bool:

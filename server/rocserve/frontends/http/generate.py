@@ -1,4 +1,4 @@
-"""The generate extension: a model's inputs and outputs as the members of plain JSON objects."""
+"""Implements the generate extension: a model's inputs and outputs as members of plain JSON objects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rocserve.plane.guest_loop import worked_off
 from rocserve.services.inference import Inference
 
 NESTED = "parameters"
-"""The member whose members are taken as if they stood beside it."""
+"""The members of this member count as members of the object itself."""
 
 NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number"
@@ -43,8 +43,8 @@ NOT_ONE_RESPONSE = (
 def read_generate(
     max_batch_size: int, inputs: Sequence[InputConfig], model_name: str, model_version: str, body: Buffer
 ) -> InferRequest:
-    """The request that a body means for a model with these inputs: members named as inputs are tensors, all others
-    parameters. Raises: ServeError: with Triton's codes and words."""
+    """Make a request of a body, for a model with these inputs: members named as inputs are tensors, all others
+    parameters. Raises ServeError with Triton's codes and words."""
     entries = {entry.name: entry for entry in inputs}
     given: list[InputHead] = []
     data: list[Buffer] = []
@@ -81,7 +81,8 @@ def read_generate(
 
 
 def _shape(entry: InputConfig, batches: bool, count: int) -> tuple[int, ...]:
-    """The elements fill the input's fixed dimensions; the rest of them is its last variable one."""
+    """Return a shape for `count` elements: they fill the input's fixed dimensions, and its last variable dimension
+    takes the rest."""
     does_not_fit = f"The schema can not convert input '{entry.name}' to tensor with proper shape"
     shape = [-1, *entry.dims] if batches else list(entry.dims)
     for size in shape:
@@ -98,15 +99,13 @@ def _shape(entry: InputConfig, batches: bool, count: int) -> tuple[int, ...]:
 
 
 def generate_body(response: InferResponse) -> Steps[list[bytes]]:
-    """A response as one JSON object, in pieces: what it says of itself, its parameters and its outputs, sorted by their
-    names.
+    """Return a response as one JSON object, in pieces: names, parameters and outputs, sorted by name.
 
-    Raises:
-        ServeError: INVALID_ARGUMENT for an output that has no JSON, INTERNAL for one that does not fit its shape.
+    Raises ServeError: INVALID_ARGUMENT if an output has no form in JSON, INTERNAL if one does not fit its shape.
     """
     fields: dict[str, Any] = {"id": response.id} if response.id else {}
     fields |= {"model_name": response.head.model_name, "model_version": response.head.model_version}
-    # Names that are taken keep their values.
+    # Parameters do not replace the response's own fields.
     fields = {**response.parameters, **fields}
     written: dict[str, list[bytes]] = {}
     for tensor in response.outputs:
@@ -126,11 +125,9 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 async def generate(parts: HttpParts, request: Request, model: str, version: str, streams: bool) -> Response | None:
-    """The answer to one request; a stream has been sent.
+    """Answer one request. Returns None if the answer has been sent, as a stream is.
 
-    Raises:
-        ServeError: the request is refused.
-        HttpError: what only HTTP knows is wrong.
+    Raises ServeError if the request is refused, and HttpError if only HTTP knows the fault.
     """
     timeout = request_timeout(request.head.headers, parts.settings.request_timeout_seconds)
     config = parts.find_model(model, version)
@@ -185,7 +182,7 @@ async def _only_response(
 
 
 async def _send_events(request: Request, first: Answer, responder: AnswerStream, inference: Inference) -> None:
-    """The first one decides about the status; what fails later is an event of the stream."""
+    """Send responses as events. The first response decides the status; later failures are events of the stream."""
     body: list[bytes] = []
     status = 200
     if first is not None:
@@ -210,11 +207,11 @@ async def _status_and_body(outcome: InferResponse | ServeError, inference: Infer
 
 
 BACKLOG_LIMIT_BYTES = 256 << 20
-"""Of responses that a client does not fetch."""
+"""Bytes of responses that the client has not read yet."""
 
 
 class AnswerStream(HttpResponder):
-    """The responder of a request that has any number of responses."""
+    """Answers a request that may have any number of responses."""
 
     takes_one = False
 
@@ -223,14 +220,14 @@ class AnswerStream(HttpResponder):
         self._answers = Holding()
         self._queue: asyncio.Queue[Answer] = asyncio.Queue()
         self._taken_bytes = 0
-        """Of the answer that is being sent; the others wait."""
+        """The answer that is being sent; the other held bytes are waiting."""
         self._is_closed = False
         self.is_overdue = False
-        """The deadline has passed, and the answer says so."""
+        """The deadline has passed, and the answer reports it."""
 
     async def next(self) -> Answer:
-        """The next response or error; None when no further one comes."""
-        # The one before has been sent.
+        """Return the next response or error; None if no further one comes."""
+        # The previous answer has been sent.
         self._parts.memory.release_answer(self._answers, self._taken_bytes)
         self._taken_bytes = 0
         try:
@@ -245,7 +242,7 @@ class AnswerStream(HttpResponder):
         return outcome
 
     def close(self) -> None:
-        """What answers there are have been sent, or nobody reads them."""
+        """Release all answers: they have been sent, or nobody reads them."""
         self._is_closed = True
         self._parts.memory.release_answer(self._answers)
 

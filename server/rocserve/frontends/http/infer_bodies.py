@@ -1,5 +1,5 @@
-"""The body of an infer request -> InferRequest. Tensors that come in binary form are views on the body. A body may also
-be nothing but the one input of its model, or a form of files: what it leaves out is deduced."""
+"""Makes requests of the bodies of infer requests. Binary tensors are views on the body. A body may also consist of its
+model's only input, or be a form of files; names and shapes are then deduced."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ _Kind = TypeVar("_Kind")
 
 
 def plain_parameter(name: str, value: Any) -> ParameterValue:
-    """A parameter that is only handed on. Raises: ServeError: INVALID_ARGUMENT when it is neither a number nor a text
-    nor a boolean, INTERNAL for what has no form in UTF-8 or in 64 bits."""
+    """Return the value of a parameter that the server only passes on. Raises ServeError: INVALID_ARGUMENT if it is
+    neither a number nor a text nor a boolean, INTERNAL if it has no form in UTF-8 or in 64 bits."""
     checked_text(name)
     kind = type(value)
     if kind is int:
@@ -75,11 +75,10 @@ def plain_parameter(name: str, value: Any) -> ParameterValue:
 
 
 def _read_parameters(value: Any) -> tuple[dict[str, ParameterValue], SequenceTag | None, bool]:
-    """What the parameters of an inference request say: those that are only handed on, what they say of a sequence, and
-    whether outputs that the request does not name come in binary form.
+    """Read the parameters of an inference request. Returns the parameters to pass on, the sequence, and whether outputs
+    that the request does not name are binary.
 
-    Raises:
-        ServeError: INTERNAL for one of the wrong type, INVALID_ARGUMENT for a reserved name.
+    Raises ServeError: INTERNAL if a parameter has the wrong type, INVALID_ARGUMENT if its name is reserved.
     """
     binary_output = tells_of_a_sequence = False
     others: dict[str, ParameterValue] = {}
@@ -112,12 +111,12 @@ _Key = tuple[object, ...]
 
 
 LONGEST_REMEMBERED_TEXT = 4096
-"""Bytes of JSON, and of what names a head: it bounds the memory that clients can make the reader take."""
+"""Bytes of JSON, and of the key of a head; bounds the memory that clients can fill."""
 
 
 @dataclass(slots=True, eq=False)
 class InferText:
-    """What the JSON of a request says."""
+    """The content of a request's JSON."""
 
     id: str
     inputs: list[InputHead]
@@ -126,30 +125,30 @@ class InferText:
     sequence: SequenceTag | None
     form: AnswerForm
     data: list[Buffer | slice]
-    """Of the inputs: what the JSON holds, or where they lie behind it."""
+    """Of each input: its bytes from the JSON, or where it lies after the JSON."""
 
 
 _UNKNOWN_ID = request_prefix([""])
 _IN_JSON: Any = object()
-"""In place of where a tensor lies behind the JSON."""
+"""Stands for an input whose elements are in the JSON."""
 _ELEMENTS = re.compile(rb'"data"\s*:\s*(\[[][\w\s,.+-]*\])')
-"""The elements of a tensor that is no strings."""
+"""The elements of a tensor without strings."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RememberedText:
-    """JSON without id that holds nothing of one request alone but elements of tensors, cut out of it."""
+    """JSON that belongs to many requests: without an id, and with the elements of tensors cut out."""
 
     head: RequestHead
     form: AnswerForm
     parts: list[slice]
-    """Of the inputs."""
+    """Where each input lies after the JSON, or _IN_JSON."""
     binary_length: int
 
 
 class InferRequestReader:
-    """Reads the JSON and the tensors behind it. Clients send the same JSON again and again, with other tensors: all but
-    their elements is parsed once. Called on the event loop."""
+    """Reads JSON and the tensors after it. Clients often send the same JSON with other tensors, so all but the elements
+    is parsed once. On the event loop."""
 
     def __init__(self) -> None:
         self._heads = Memo[_Key, RequestHead]()
@@ -158,8 +157,8 @@ class InferRequestReader:
     def read(
         self, body: Buffer, header_length: int, model_name: str, model_version: str
     ) -> tuple[InferRequest, AnswerForm]:
-        """The request, and the form of its response. `header_length`: how many bytes of the body are its JSON. Raises:
-        ServeError: with Triton's codes and words."""
+        """Return the request, and the form of its response. `header_length` is the number of bytes of JSON in the body.
+        Raises ServeError with Triton's codes and words."""
         binary = memoryview(body)[header_length:]
         if header_length > LONGEST_REMEMBERED_TEXT:
             text = parse_infer_text(model_name, len(binary), memoryview(body)[:header_length])
@@ -169,7 +168,7 @@ class InferRequestReader:
         elements = texts[1::2]
         key = (model_name, model_version, *texts[::2])
         known = self._texts.get(key)
-        # A body of another length does not fit its JSON, and is refused.
+        # Tensors of another length do not fit the JSON, which is refused below.
         if known is not None and known.binary_length == len(binary):
             values = iter(elements)
             try:
@@ -179,7 +178,7 @@ class InferRequestReader:
                 ]
                 return InferRequest(known.head, "", data), known.form
             except ServeError:
-                pass  # The fault is found below, and reported as one of the whole.
+                pass  # Parsing the whole body below finds the fault, and reports its place in the whole.
         text = parse_infer_text(model_name, len(binary), json)
         request = self.request(text, binary, model_name, model_version)
         parts = [part if isinstance(part, slice) else _IN_JSON for part in text.data]
@@ -188,15 +187,15 @@ class InferRequestReader:
         return request, text.form
 
     def request(self, text: InferText, binary: memoryview, model_name: str, model_version: str) -> InferRequest:
-        """Of a text and the tensors behind it."""
+        """Return the request of parsed JSON and the tensors after it."""
         head = self._head(model_name, model_version, text.inputs, text.outputs, text.parameters)
         data = [binary[part] if isinstance(part, slice) else part for part in text.data]
         return InferRequest(head, text.id, data, sequence=text.sequence)
 
     def of_bytes(self, body: Buffer, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
-        """The request that a body means which is nothing but the model's one input. Raises: ServeError:
-        INVALID_ARGUMENT when the model has several inputs, or the input's shape cannot be deduced; RESOURCE_EXHAUSTED,
-        there is no memory for it."""
+        """Return the request of a body that consists of the model's only input. Raises ServeError: INVALID_ARGUMENT if
+        the model has several inputs, or the input's shape cannot be deduced; RESOURCE_EXHAUSTED if there is no memory
+        for it."""
         if len(config.inputs) != 1:
             raise invalid_argument(
                 f"{_UNKNOWN_ID}Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)}"
@@ -215,12 +214,12 @@ class InferRequestReader:
         return InferRequest(self._head(config.name, model_version, inputs), "", [data])
 
     def of_form(self, body: Buffer, boundary: bytes, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
-        """The request that the parts of a form mean, in order: a part is an element of the BYTES input of its name, or
-        a row of another one. Where the model has one input, and the parts one name, that may be any.
+        """Return the request of a form. In order, each part is an element of the BYTES input with the part's name, or a
+        row of an input of another datatype. If the model has one input and all parts have one name, the name may be
+        any.
 
-        Raises:
-            ServeError: INVALID_ARGUMENT when there is no such input, or its shape cannot be deduced, or `form_parts`
-                raises it; RESOURCE_EXHAUSTED, there is no memory for it.
+        Raises ServeError: INVALID_ARGUMENT if no input has the name, its shape cannot be deduced, or `form_parts`
+        raises it; RESOURCE_EXHAUSTED if there is no memory.
         """
         parts = yield from form_parts(body, boundary)
         by_name: dict[str, list[Buffer]] = {}
@@ -268,7 +267,7 @@ class InferRequestReader:
 
 
 def parse_infer_text(model_name: str, binary_length: int, json: Buffer) -> InferText:
-    """What the JSON says; `binary_length`: bytes of tensors stand behind it. Raises: ServeError: with Triton's codes
+    """Parse the JSON of a request, which `binary_length` bytes of tensors follow. Raises ServeError with Triton's codes
     and words."""
     head = parse_json(json)
     request_id = read_id(head)
@@ -281,7 +280,7 @@ def parse_infer_text(model_name: str, binary_length: int, json: Buffer) -> Infer
 
 
 def _are_all_elements(count: int, json: bytes, parts: list[slice]) -> bool:
-    """Whether what `_ELEMENTS` finds, `count` times, are the elements of the inputs in their order, and no others."""
+    """Return whether the `count` matches of `_ELEMENTS` are exactly the elements of the inputs, in order."""
     if count != parts.count(_IN_JSON):
         return False
     numbers = itertools.count()
@@ -291,7 +290,7 @@ def _are_all_elements(count: int, json: bytes, parts: list[slice]) -> bool:
 
 
 def id_of_refused(json: Buffer) -> str:
-    """The id in a body that could not be made a request of; empty where it cannot be read either."""
+    """Return the id in a body from which no request could be made; "" if it cannot be read."""
     try:
         return read_id(parse_json(json))
     except ServeError:
@@ -357,7 +356,7 @@ def _json_data(data: Any, head: InputHead, is_base64: bool = False) -> bytes:
 
 
 def _shared_memory(parameters: Any) -> dict[str, ParameterValue]:
-    """Where a tensor lies in a client's shared memory, in gRPC's parameters."""
+    """Return a tensor's place in a client's shared memory, as gRPC's parameters."""
     found: dict[str, ParameterValue] = {SHARED_REGION: _field(parameters, SHARED_REGION, text)}
     for name in (SHARED_OFFSET, SHARED_BYTE_SIZE):
         value = find(parameters, name)
@@ -394,9 +393,9 @@ def _read_outputs(head: Any, otherwise_binary: bool) -> tuple[list[RequestedOutp
 
 _KIND = "multipart/form-data"
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
-"""RFC 2046 has no longer ones."""
+"""RFC 2046 allows no longer boundaries."""
 _SEARCHED_AT_ONCE = 1 << 20
-"""Bytes: a millisecond at the worst."""
+"""Bytes: at most a millisecond."""
 _LENGTH = struct.Struct("<I")
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _NAME = re.compile(
@@ -405,8 +404,8 @@ _NAME = re.compile(
 
 
 def form_boundary(content_type: str) -> bytes | None:
-    """The delimiter between the parts of a form; None = the body is no form. Raises: ServeError: INVALID_ARGUMENT, the
-    header has none."""
+    """Return the delimiter between the parts of a form; None if the body is no form. Raises ServeError
+    (INVALID_ARGUMENT) if the header has no boundary."""
     if not content_type.lower().startswith(_KIND):
         return None
     found = _BOUNDARY.search(content_type)
@@ -416,7 +415,7 @@ def form_boundary(content_type: str) -> bytes | None:
 
 
 def _joined(contents: Sequence[Buffer], have_lengths: bool) -> Steps[Buffer]:
-    """One behind the other, or as elements of BYTES. Raises: ServeError: RESOURCE_EXHAUSTED, there is no memory."""
+    """Join contents, plainly or as elements of BYTES. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory."""
     nbytes = sum(map(len, contents)) + (_LENGTH.size * len(contents) if have_lengths else 0)
     if nbytes <= COPIED_AT_ONCE:
         return encode_bytes_elements(map(memoryview, contents)) if have_lengths else b"".join(contents)
@@ -428,14 +427,14 @@ def _joined(contents: Sequence[Buffer], have_lengths: bool) -> Steps[Buffer]:
 
 
 def form_parts(body: Buffer, boundary: bytes) -> Steps[list[tuple[str, Buffer]]]:
-    """The parts' names, and views of what they hold. Raises: ServeError: INVALID_ARGUMENT, the body is no form with
-    this boundary, or has too many parts."""
+    """Return the names of the parts, and views of their contents. Raises ServeError (INVALID_ARGUMENT) if the body is
+    no form with this boundary, or has too many parts."""
     view = memoryview(body)
-    # Searched for by `re`: over bytes that are nearly delimiters `find` takes three times as long, and it has no views.
+    # `re`, because on bytes that resemble delimiters `find` takes three times as long, and it does not search views.
     delimiter = re.compile(b"\r\n--" + re.escape(boundary))
     parts: list[tuple[str, Buffer]] = []
     first = b"--" + boundary
-    # The first one is at the beginning, without the line's end.
+    # The first delimiter has no line's end before it, if it begins the body.
     position = len(first) if view[: len(first)] == first else (yield from _next(delimiter, view, 0)).end()
     while bytes(view[position : position + 2]) != b"--":
         head_end = _HEAD_END.search(view, position, position + LARGEST_HEAD_LINE)
@@ -454,7 +453,7 @@ def form_parts(body: Buffer, boundary: bytes) -> Steps[list[tuple[str, Buffer]]]
 
 def _next(delimiter: re.Pattern[bytes], view: memoryview, start: int) -> Steps[re.Match[bytes]]:
     while True:
-        # It is shorter than its pattern, where some bytes are escaped.
+        # The delimiter is shorter than its pattern if some of its bytes are escaped.
         end = start + _SEARCHED_AT_ONCE
         found = delimiter.search(view, start, end + len(delimiter.pattern))
         if found is not None:
@@ -470,7 +469,7 @@ def _broken(why: str) -> ServeError:
 
 
 def _shape(entry: InputConfig, config: ModelConfig, rows: int, size: int) -> tuple[int, ...]:
-    """`size`: elements of BYTES, else bytes."""
+    """Deduce an input's shape. `size`: elements of BYTES, else bytes."""
     shape = [rows, *entry.dims] if config.max_batch_size > 0 else list(entry.dims)
     variable = [axis for axis, length in enumerate(shape) if length == -1]
     if len(variable) > 1:

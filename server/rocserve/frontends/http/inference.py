@@ -1,5 +1,4 @@
-"""Inference requests of HTTP: what they are served with, their way from a client's body to the scheduler, and that of
-their answers back."""
+"""Handles HTTP's inference requests: from a client's body to the scheduler, and back to the client."""
 
 from __future__ import annotations
 
@@ -53,23 +52,24 @@ from rocserve.settings import HttpSettings
 _HEADER_LENGTH_KEY = HEADER_LENGTH.lower()
 _BINARY = "application/octet-stream"
 ONE_PIECE = 128 << 10
-"""Bytes up to which a body is put together, rather than sent part by part."""
+"""Bytes up to which a body is joined and sent in one write."""
 
 
 @dataclass(eq=False)
 class HttpParts:
-    """What HTTP asks, in the server's own process or beside it, and what its requests have in common, on the event
-    loop."""
+    """The common parts of all HTTP requests: the services, in this process or in the server's, and the readers of
+    bodies. On the event loop."""
 
     inference: Inference
     methods: Mapping[str, Method]
     find_model: Callable[[str, str], ModelConfig | None]
-    """The configuration of the version that a request names; None = ask. Raises: ServeError: there is none ready."""
+    """Returns the configuration of the version that a request names; None = `ask_model` must be called. Raises
+    ServeError if no version is ready."""
     memory: RequestMemory
     large: LargeBodies
     settings: HttpSettings
     ask_model: Callable[[str, str], Awaitable[ModelConfig]] | None = None
-    """As `find_model`, of the server; None = that knows all."""
+    """Asks the server for the configuration; None = `find_model` knows all versions."""
     reader: InferRequestReader = field(default_factory=InferRequestReader, init=False)
     layouts: AnswerLayouts = field(default_factory=AnswerLayouts, init=False)
 
@@ -80,21 +80,19 @@ class HttpParts:
 
 OWN_HEADER = "X-Request-Timeout-Ms"
 ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
-"""Envoy sends it to servers behind it: how long it waits for them."""
+"""Envoy sends this to the servers behind it: how long it waits for them."""
 _HEADERS = tuple((name, name.lower()) for name in (OWN_HEADER, ENVOY_HEADER))
 _MOST_DIGITS = 15
-"""Of milliseconds: thirty thousand years."""
+"""Of milliseconds: 30,000 years."""
 
 
 def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float | None:
-    """How many seconds the client of a request waits from its beginning on, as its headers and the server's settings
-    say; None = there is no end. The shortest counts.
+    """Return the seconds that a request's client waits from the request's beginning, by its headers and the server's
+    settings; None = without limit. The shortest time counts.
 
-    Args:
-        timeout_seconds: the longest that any request may take; 0 = as long as it takes.
+    `timeout_seconds`: the longest time for any request; 0 = no limit.
 
-    Raises:
-        ServeError: INVALID_ARGUMENT, a header is no number.
+    Raises ServeError (INVALID_ARGUMENT) if a header is no number.
     """
     seconds = [timeout_seconds] if timeout_seconds else []
     for name, key in _HEADERS:
@@ -107,32 +105,32 @@ def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float
 
 
 class HttpResponder(ClientResponder):
-    """A request of HTTP from its head on: where it comes from, whether its client is still there, and (a Holder) what
-    memory its body takes. All is called on the plane's thread."""
+    """Responds to one HTTP request: knows its origin, notices when its client leaves, and holds the memory of its body.
+    On the plane's thread."""
 
     held_bytes = 0
     is_refused = False
-    """Whether it failed before it was scheduled."""
+    """The request failed before it was scheduled."""
     _is_scheduled = False
     _is_gone = False
     _callbacks: Sequence[Callable[[], None]] = ()
 
     def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
-        """`timeout`: seconds from the request's beginning on, after which the client is answered so, whatever becomes
-        of the request."""
+        """`timeout`: seconds from the request's beginning after which the client gets an error, even if the request
+        continues."""
         self.request = request
         self._parts = parts
         self._deadline = None if timeout is None else request.began_at + timeout
 
     def hand_over(self, request: InferRequest) -> None:
-        """Have the request, whose body is there now, scheduled. An error that is raised is its only answer."""
+        """Schedule a request whose body has come. If this raises an error, the error is the only answer."""
         request.deadline = self._deadline
         self._parts.inference.infer(request, self)
         self._is_scheduled = True
 
     def release(self) -> None:
-        """The request's body is needed no more. The callbacks know the request, which knows this: such a ring would
-        keep the client's data until the next collection."""
+        """Release the request's body. The callbacks refer to the request, which refers to this responder; the cycle
+        would keep the client's data until the next garbage collection."""
         self._callbacks = ()
         self._parts.memory.release(self)
 
@@ -147,12 +145,13 @@ class HttpResponder(ClientResponder):
             self._on_gone()
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more. Who says so may be in the middle of it."""
+        """Note that nobody waits for the answer. Callbacks run later, because the caller may be in the middle of
+        them."""
         self._is_gone = True
         self._parts.inference.plane.call_soon(self._on_gone)
 
     def _copy(self, response: InferResponse, final: bool) -> None:
-        """A large response, for clients may read slowly; it will be sent once more."""
+        """Copy a large response, because the client may read slowly, and send the copy."""
         self._parts.inference.plane.work_off(send_copied(response, final, self))
 
     def _on_gone(self) -> None:
@@ -166,7 +165,8 @@ class HttpResponder(ClientResponder):
 
 @dataclass(eq=False)
 class InferHead:
-    """What the head of many infer requests says: it is read for the first of them whose model is known."""
+    """What many infer requests with the same head share. The headers are read for the first request whose model is
+    known."""
 
     parts: HttpParts
     _headers: Mapping[str, str]
@@ -174,17 +174,17 @@ class InferHead:
     version: str
     _is_read: bool = field(default=False, init=False)
     timeout: float | None = field(init=False)
-    """Seconds."""
+    """Seconds; None = without limit."""
     encoding: str = field(init=False)
     json_length: StatedLength | None = field(init=False)
     limit: int = field(init=False)
-    """Bytes of a body: without tensors behind the JSON the whole is bound as JSON is."""
+    """Bytes of a body. Without a stated length of JSON, the limit for JSON counts for the whole body."""
     boundary: bytes | None = field(init=False)
-    """Between the parts of a form; None = bodies are none."""
+    """The delimiter of a form's parts; None = bodies are no forms."""
     answer_encoding: str = field(init=False)
 
     def answer(self, request: Request) -> None:
-        """Answer one of its requests. Raises: HttpError: what only HTTP knows is wrong."""
+        """Answer a request with this head. Raises HttpError if only HTTP knows the fault."""
         try:
             config = self.parts.find_model(self.model, self.version)
             if config is None:
@@ -214,7 +214,7 @@ class InferHead:
         InferCall(self, request, config).begin()
 
     def read(self, settings: HttpSettings) -> None:
-        """Raises: ServeError, HttpError: one of the headers is wrong."""
+        """Read the headers. Raises ServeError or HttpError if one is wrong."""
         headers = self._headers
         encoding, length = headers.get("content-encoding"), headers.get(_HEADER_LENGTH_KEY)
         self.timeout = request_timeout(headers, settings.request_timeout_seconds)
@@ -227,29 +227,29 @@ class InferHead:
 
 
 class InferCall(HttpResponder):
-    """One infer request of a client, from its head to its answer. One that is there as a whole, and its answer, cost no
+    """One infer request of a client, from its head to its answer. If the request comes in one piece, the call needs no
     task."""
 
     takes_one = True
 
     _refusal_type = PLAIN
-    """The content type of its answer, if it is refused."""
+    """The content type of the answer if the request is refused."""
     _body: Buffer = b""
     _json_bytes = 0
-    """At the body's beginning."""
+    """Bytes of JSON at the beginning of `_body`."""
     _form = JSON_ONLY
     _timer: TimerHandle | None = None
     _is_answered = False
-    """Or nobody waits for its answer."""
+    """The answer has been sent, or nobody waits for it."""
 
     def __init__(self, head: InferHead, request: Request, config: ModelConfig) -> None:
-        """`head`: has been read."""
+        """`head`: its headers have been read."""
         super().__init__(request, head.parts, head.timeout)
         self._head = head
         self._config = config
 
     def begin(self) -> None:
-        """Raises: HttpError."""
+        """Raises HttpError."""
         request, head = self.request, self._head
         length = len(request.data) if head.json_length is None else head.json_length[1]
         if not request.is_whole or head.encoding != IDENTITY or length > LARGE_JSON:
@@ -283,7 +283,7 @@ class InferCall(HttpResponder):
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
-        """Raises: any error but a ServeError."""
+        """End the request with an error. Raises every error but a ServeError."""
         self._end()
         self._parts.memory.release(self)
         if not isinstance(error, ServeError):
@@ -292,7 +292,7 @@ class InferCall(HttpResponder):
         self.request.respond(error_response(error, self._refusal_type))
 
     def _read(self, body: Buffer, length: int) -> Steps[InferRequest]:
-        """`length`: how many bytes of the body are its JSON. Raises: ServeError."""
+        """Make the request. `length`: the bytes of JSON in the body. Raises ServeError."""
         head, reader = self._head, self._parts.reader
         self._refusal_type = JSON
         if head.boundary is not None:
@@ -305,10 +305,10 @@ class InferCall(HttpResponder):
         return request
 
     def _schedule(self, infer_request: InferRequest) -> None:
-        """Raises: ServeError."""
+        """Raises ServeError."""
         request, forwarding = self.request, self._parts.forwarding
         if self._head.json_length is None:
-            # Its tensors are no views on the body.
+            # The tensors are copies and no views on the body.
             self._parts.memory.admit(self, sum(map(len, infer_request.data)))
         if forwarding is not None:
             pairs = ((name.decode("latin-1"), value) for name, value in request.head.pairs)
@@ -331,7 +331,7 @@ class InferCall(HttpResponder):
         self.cancel()
         self._answer(deadline_exceeded())
 
-    # What the scheduler calls.
+    # Called by the scheduler.
 
     def expect_many(self) -> None:
         raise unimplemented(NOT_FOR_DECOUPLED["HTTP"])
@@ -349,7 +349,7 @@ class InferCall(HttpResponder):
 
     def _answer(self, outcome: InferResponse | ServeError) -> None:
         if self._is_answered:
-            return  # The client has gone, or has the answer that its deadline has passed.
+            return  # The client has gone, or has been told that its deadline has passed.
         self._end()
         request, parts = self.request, self._parts
         try:
@@ -362,7 +362,7 @@ class InferCall(HttpResponder):
                 if not is_plain or sum(map(len, outcome.data)) > ONE_PIECE:
                     request.run(self._send(detached(outcome), layout))
                     return
-                # It is the connection's at once, and held by nobody else.
+                # The connection takes the body immediately, so nobody must hold its memory.
                 body = result_of(layout.body(outcome))
                 response = Response(200, b"".join([*body.json, *body.tensors]), *_content(body))
             request.respond(response)
@@ -372,7 +372,7 @@ class InferCall(HttpResponder):
             request.fail(error)
 
     async def _send(self, outcome: InferResponse, layout: AnswerLayout) -> Response | None:
-        """A large answer, or a compressed one."""
+        """Send a large or compressed answer."""
         memory, encoding = self._parts.memory, self._head.answer_encoding
         try:
             memory.admit_answer(self, sum(map(len, outcome.data)))

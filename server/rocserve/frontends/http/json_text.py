@@ -1,5 +1,5 @@
-"""Bytes to JSON values and back, and tensors between JSON arrays and raw contents; what Triton takes, refuses and says.
-Bytes that are no UTF-8 pass through both ways, as they do in Triton."""
+"""Parses and writes JSON, and converts tensors between JSON arrays and raw contents, with Triton's rules and error
+texts. Bytes that are not UTF-8 pass unchanged in both directions, as in Triton."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _FAULTS = {
     "Invalid control character at": "Invalid escape character in string.",
     "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
 }
-"""What Python's parser finds, in the words of the one in Triton."""
+"""By the fault that Python's parser reports: the words of Triton's parser."""
 
 
 _BYTE_ORDER_MARK = "\ufeff"
-"""What Windows puts before a text in UTF-8."""
+"""Windows puts it before texts in UTF-8."""
 
 
 def parse_json(data: Buffer) -> Any:
-    """The value of a text in JSON. Raises: ServeError: INTERNAL, as Triton answers a text that is not JSON;
-    INVALID_ARGUMENT when it is nested too deeply."""
+    """Parse JSON. Raises ServeError: INTERNAL if the text is not JSON, as in Triton; INVALID_ARGUMENT if it is nested
+    too deeply."""
     source = str(data, "utf-8", "surrogateescape")
     if source.startswith(_BYTE_ORDER_MARK):
-        # Triton's parser passes it over, and counts its bytes.
+        # Triton's parser skips the mark, and counts its bytes in positions.
         source = " " * len(_BYTE_ORDER_MARK.encode()) + source.removeprefix(_BYTE_ORDER_MARK)
     try:
         return _DECODER.decode(source)
@@ -63,12 +63,12 @@ def parse_json(data: Buffer) -> Any:
 
 
 def json_bytes(value: Any) -> bytes:
-    """The value as JSON without spaces."""
+    """Return the value as JSON without spaces."""
     source = _ENCODER.encode(value)
     try:
         return source.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        # Half of a pair of surrogates, which no encoding has.
+        # A lone half of a surrogate pair has no encoding.
         return source.encode("utf-8", "replace")
 
 
@@ -98,7 +98,7 @@ def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
         position = source.rindex("\\", 0, position + 1)
     elif message in ("Expecting value", "Illegal trailing comma before end of array"):
         if source[position : position + 1] == ",":
-            # Some versions of Python name the comma before where the value should have stood.
+            # Some versions of Python report the comma before the missing value.
             return "Invalid value.", len(source) - len(source[position + 1 :].lstrip(" \t\r\n"))
         word = _BEGUN_VALUE.match(source, position)
         return "Invalid value.", word.end() if word else position
@@ -107,7 +107,7 @@ def _fault(source: str, error: json.JSONDecodeError) -> tuple[str, int]:
 
 
 def _after_element(before: str) -> str:
-    """What else may follow an element of what `before` leaves open."""
+    """Return what else may follow an element, by the brackets that `before` leaves open."""
     open_brackets: list[str] = []
     for found in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', before):
         bracket = found[0]
@@ -119,13 +119,13 @@ def _after_element(before: str) -> str:
 
 
 MISSING: Any = object()
-"""In place of a member that is not there; null is None."""
+"""In place of a missing member; null is None."""
 
 UNSIGNED_LIMIT = 1 << 64
 
 
 def find(value: Any, name: str) -> Any:
-    """A member; MISSING where it is not there, or the value is no object."""
+    """Return a member; MISSING if it is missing, or if the value is no object."""
     return value.get(name, MISSING) if type(value) is dict else MISSING
 
 
@@ -143,7 +143,7 @@ def text(value: Any, where: str = "") -> str:
 
 
 def checked_text(value: str) -> str:
-    """The text, which can be written as UTF-8."""
+    """Return the text. Raises ServeError (INTERNAL) if it has no form in UTF-8."""
     if not value.isascii():
         try:
             value.encode()
@@ -186,28 +186,27 @@ _NUMBERS: Mapping[str, tuple[Any, set[type], str]] = {
     "u": (np.uint64, {int}, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
     "i": (np.int64, {int}, "attempt to access JSON non-signed-integer as signed-integer"),
 }
-"""By numpy's kinds: what holds all numbers of the kind, what they are in JSON, and what is said of others."""
+"""By numpy's kinds: the dtype that holds all numbers of the kind, their types in JSON, and the error for other
+types."""
 _BINARY_ONLY = frozenset({DataType.FP16, DataType.BF16})
 SLICE = 4096
-"""Elements whose JSON is written at a time: nothing else runs meanwhile."""
+"""Elements whose JSON is written in one step, in which nothing else runs."""
 SLICE_BYTES = 64 << 10
-"""Of their texts, likewise."""
+"""Bytes of strings whose JSON is written in one step."""
 _LENGTH = struct.Struct("<I")
 
 DATATYPES = {datatype.value: datatype for datatype in DataType}
 
 
 def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, is_base64: bool = False) -> bytes:
-    """The elements of an array, however it is nested, as raw contents; integers that are too wide keep their low bytes.
-    In place of an element of BYTES, and of all those of UINT8, may be `{"b64": "..."}`, as in TensorFlow Serving.
+    """Return the elements of an array, nested in any way, as raw contents; integers that are too wide keep their low
+    bytes. An element of BYTES, or all elements of UINT8, may be `{"b64": "..."}`, as in TensorFlow Serving.
 
-    Args:
-        data: an array, or one element.
-        element_count: how many there must be. Elements of BYTES are not counted here.
-        is_base64: each element of BYTES is text in base64.
+    `data` is an array, or one element. `element_count` is the required number; elements of BYTES are not counted here.
+    `is_base64`: each element of BYTES is text in base64.
 
-    Raises:
-        ServeError: INTERNAL for elements of another type or number, INVALID_ARGUMENT for a datatype that has no JSON.
+    Raises ServeError: INTERNAL if elements have another type or number, INVALID_ARGUMENT if the datatype has no form in
+    JSON.
     """
     elements = _flat(data) if type(data) is list else [data]
     if datatype == "BYTES":
@@ -220,7 +219,7 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, 
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input"
             f" {input_name}"
         )
-    # Only those that fit are converted; then their number is checked.
+    # Only the elements that fit are converted; the check of their number follows.
     if known is DataType.UINT8 and len(elements) == 1 and type(elements[0]) is dict:
         raw = _decoded(elements[0], input_name)
         count = len(raw)
@@ -233,12 +232,11 @@ def raw_contents(data: Any, datatype: str, element_count: int, input_name: str, 
 
 
 def element_pieces(tensor: Tensor) -> Iterator[bytes]:
-    """The elements of a tensor as they stand in JSON between brackets, in pieces that take little each. Nothing is kept
-    of them: millions of objects would be looked through by the garbage collector, again and again.
+    """Yield the elements of a tensor as JSON without the outer brackets, in short steps. No Python objects are kept for
+    the elements, because the garbage collector would traverse millions of them again and again.
 
-    Raises:
-        ServeError: INVALID_ARGUMENT for a datatype that has no JSON, INTERNAL when the data does not fit the shape; the
-            pieces before are of no use then.
+    Raises ServeError: INVALID_ARGUMENT if the datatype has no form in JSON, INTERNAL if the data does not fit the
+    shape; the pieces before the error are then useless.
     """
     datatype = tensor.datatype
     if datatype in _BINARY_ONLY:
@@ -278,7 +276,7 @@ def _text_pieces(tensor: Tensor, count: int) -> Iterator[bytes]:
             continue
         if position > len(view):
             raise _wrong_size(tensor.name)
-        # Only ASCII is escaped, and all other bytes stay what they are: it may be cut anywhere.
+        # JSON escapes only ASCII here and leaves other bytes unchanged, so the text may be cut anywhere.
         yield comma + b'"'
         for start in range(begin, position, SLICE_BYTES):
             part = view[start : min(start + SLICE_BYTES, position)]

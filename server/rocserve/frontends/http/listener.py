@@ -1,4 +1,4 @@
-"""Listens for HTTP: takes connections, as many as there may be, and closes those that keep the server waiting."""
+"""Listens for HTTP: accepts connections within bounds, and closes those that keep the server waiting."""
 
 from __future__ import annotations
 
@@ -23,59 +23,60 @@ from rocserve.frontends.listen_address import ListenAddress, begin_no_handshakes
 from rocserve.observability.failures import Allowance
 
 _PENDING_CONNECTIONS = 1024
-"""That the kernel keeps until they are taken."""
+"""Connections that the kernel keeps until they are accepted."""
 _TAKEN_AT_ONCE = 8
-"""Of them, in each round of the loop. One too many is closed within four rounds, so that there may be 32 too many for a
-moment: fewer than the descriptors that the server keeps for itself."""
+"""Connections accepted in each round of the loop. An excess connection is closed within four rounds, so there may be 32
+too many for a moment: fewer than the descriptors that the server reserves."""
 _TAKING_PAUSE_SECONDS = 1.0
-"""Where none can be taken, as no file may be opened any more."""
+"""After a failure to accept, because no more files may be opened."""
 _ARRIVING_SHARE = 4
-"""One in four connections may be arriving, its handshake of TLS included: that leaves a client time for its own while
-others begin theirs without end, and those that have had a request keep the rest."""
+"""One in four connections may be arriving, including its TLS handshake. A client thus has time for its handshake even
+if others begin theirs without end, and connections that have had a request keep the rest."""
 _FIRST_REQUEST_SECONDS = 1.0
-"""What a client that has just connected, or begun a request, has for the rest of it when the server ends."""
+"""When the server ends: the time for the first request of a new connection, and for requests that have begun to
+come."""
 _POLL_SECONDS = 0.02
-"""Between two checks whether there is still such a client, or a request in progress."""
+"""Between two checks whether such a client or a request in progress remains."""
 _CLOSE_SECONDS = 1.0
-"""What connections and tasks have to end."""
+"""For connections and tasks to end."""
 _WATCH_SECONDS = 1.0
 """Between two checks for connections whose clients keep them waiting."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
 _REMEMBERED_HEADS = 256
-"""Of requests."""
 _KEPT_DESCRIPTORS = 256
-"""For the process itself, of the files that may be open: workers take some, and so do files that are read."""
+"""Of the files that the process may open, these are reserved for workers and for files that are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     head_seconds: float = 10.0
-    """What a client has for the head of a request from its first byte on; of its first one from the connection on. TLS
-    has as long before it. The rest of a body whose request has been answered has as long too."""
+    """From the first byte of a request's head to its end; for the first request, from the beginning of the connection.
+    The TLS handshake before it has the same time, and so has the rest of a body whose request has been answered."""
     idle_seconds: float = 75.0
-    """How long a connection may stay without a request: a little longer than proxies keep theirs, a minute mostly, so
-    that it is they who close."""
+    """A connection without a request is closed after this. A little longer than proxies keep their connections, usually
+    a minute, so that proxies close first."""
     age_seconds: float = 0.0
-    """After which an answer is the last of its connection; 0 = never."""
+    """The next answer after this is the connection's last; 0 = never."""
     write_seconds: float = 60.0
-    """How long a client may not read what waits for it in the connection, which is little of a large answer."""
+    """The client must read within this time what waits in the connection, which is only a small part of a large
+    answer."""
     most: int | None = None
-    """Connections at a time; for one more, one that waits for its client is closed. None = any number."""
+    """Connections at a time. One more closes a connection that waits for its client. None = any number."""
     most_descriptors: int | None = None
-    """When a connection's descriptor is above, there is one too many: the server needs some for itself, for workers
-    say."""
+    """A connection with a descriptor above this is one too many, because the server needs some descriptors, for example
+    for workers."""
 
 
 async def _bind(loop: asyncio.AbstractEventLoop, where: ListenAddress) -> list[socket.socket]:
-    """The sockets of an address. Raises: OSError."""
+    """Return sockets bound to the address. Raises OSError."""
     if where.address == "::" and socket.has_dualstack_ipv6():
-        # All addresses, those of IPv4 too, as gRPC takes them; asyncio would leave these out.
+        # All addresses including those of IPv4, as in gRPC; asyncio would leave out IPv4.
         every = socket.create_server(
             (where.address, where.port), family=socket.AF_INET6, reuse_port=where.reuse_port, dualstack_ipv6=True
         )
         every.setblocking(False)
         return [every]
-    # asyncio binds, but takes none: it would report one with TLS only after the handshake.
+    # asyncio only binds. If it accepted, it would report connections with TLS only after the handshake.
     bound = await loop.create_server(
         asyncio.Protocol, where.address, where.port, reuse_port=where.reuse_port or None, start_serving=False
     )
@@ -85,7 +86,7 @@ async def _bind(loop: asyncio.AbstractEventLoop, where: ListenAddress) -> list[s
 
 
 class HttpListener:
-    """All calls are made on the loop. A connection counts from the moment on that it is taken."""
+    """Listens for connections. A connection counts from the moment it is accepted. On the event loop."""
 
     def __init__(
         self,
@@ -95,20 +96,19 @@ class HttpListener:
         tls: ssl.SSLContext | None = None,
         failure: Callable[[Request, Exception], Response] = lambda request, error: Response(500, b"", "text/plain"),
     ) -> None:
-        """`handle`: answers a request, at once or later. `failure`: the answer to one that could not be handled."""
+        """`handle` answers a request, immediately or later. `failure` makes the answer if `handle` raises an error."""
         self.handle = handle
         self.failure = failure
         self.limits = limits or ConnectionLimits()
         self.open: set[Connection] = set()
-        """Those that are closing too, until they are closed."""
+        """Includes closing connections until they have closed."""
         self.arriving: dict[Connection, tuple[socket.socket, asyncio.Task[Any]]] = {}
-        """Those that have been taken and are not set up yet, their handshake of TLS included, in the order in which
-        they were taken."""
+        """Accepted connections that are not set up yet (their TLS handshake may be under way), oldest first."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.closes_after_answers = False
-        """An answer is the last of its connection."""
+        """Every answer is the last of its connection."""
         self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)
-        """By their bytes; of requests that keep their connection and have their body's length."""
+        """By the head's bytes. Only heads that keep the connection, with the length of the body."""
         self._last_lines = b""
         self._last_lines_until = 0.0
         self._is_ending = False
@@ -118,12 +118,12 @@ class HttpListener:
         self._loop: asyncio.AbstractEventLoop
         self._watch: asyncio.Task[None] | None = None
         self._fitting: int | None = None
-        """How many connections there may be while one has a descriptor above the limit: those that closed ones leave
-        are lower, and do not show it."""
+        """The number of connections that fit, while a connection has a descriptor above the limit. Closed connections
+        leave lower descriptors free, so descriptors alone do not show the excess."""
         self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
 
     def last_lines(self, now: float) -> bytes:
-        """Of the head of each answer; `now`: time.monotonic() seconds."""
+        """Return the last lines of each answer's head. `now`: time.monotonic() seconds."""
         if now >= self._last_lines_until:
             second = time.time()
             self._last_lines_until = now + 1 - second % 1
@@ -131,7 +131,7 @@ class HttpListener:
         return self._last_lines
 
     async def start(self, where: ListenAddress) -> int:
-        """Listen; returns the port. Raises: OSError: it cannot be listened on; its text says where and what to do."""
+        """Listen, and return the port. Raises OSError if that is impossible; its text says where, and what to do."""
         loop = self._loop = asyncio.get_running_loop()
         self._watch = loop.create_task(self._close_overdue())
         try:
@@ -145,12 +145,12 @@ class HttpListener:
         return int(self._listening[0].getsockname()[1])
 
     def close_after_answers(self) -> None:
-        """Have clients connect anew, here or elsewhere."""
+        """Make clients connect again, here or elsewhere."""
         self.closes_after_answers = True
 
     async def stop(self, grace_seconds: float = 0.0) -> None:
-        """Take no more connections, let open requests finish within the grace time, close all connections. What is
-        asked on open connections meanwhile is answered, and the connection closed."""
+        """Accept no more connections, let requests finish within the grace time, and close all connections. Requests
+        that still come on open connections are answered, and the connection then closes."""
         self.close_after_answers()
         if self._is_ending or self._watch is None:
             return
@@ -158,7 +158,7 @@ class HttpListener:
         for listening in self._listening:
             self._loop.remove_reader(listening.fileno())
             begin_no_handshakes(listening)
-            # Who has connected already is served.
+            # Clients that have connected already are served.
             while self._take(listening):
                 pass
             listening.close()
@@ -182,7 +182,7 @@ class HttpListener:
             connection.abort()
 
     def _take(self, listening: socket.socket) -> bool:
-        """Whether there may be more."""
+        """Accept some connections. Returns whether more may be waiting."""
         for _ in range(_TAKEN_AT_ONCE):
             try:
                 accepted, _ = listening.accept()
@@ -219,7 +219,7 @@ class HttpListener:
         self.arriving.pop(connection, None)
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:
-            # asyncio has closed it, unless it had not begun.
+            # asyncio has closed the socket, unless the task was cancelled before it began.
             accepted.close()
         if error is not None and not isinstance(error, OSError):
             self._log.error("a connection could not be taken", exc_info=error)
@@ -241,7 +241,7 @@ class HttpListener:
             return True
         highest = self.limits.most_descriptors
         if highest is not None and accepted.fileno() > highest:
-            # The kernel gives the lowest that is free, so that all below are in use, whatever for.
+            # The kernel gives the lowest free descriptor, so all lower ones are in use, for whatever purpose.
             self._fitting = self._count_open() - 1
             return True
         if highest is None or not self._are_more_than(self._fitting):
@@ -259,13 +259,13 @@ class HttpListener:
         return self._count_open() > most
 
     def _count_open(self) -> int:
-        """Those that are closing are still among the connections."""
+        """Count open and arriving connections, without those in `open` that are closing."""
         return len(self.arriving) + sum(not each.is_closing for each in self.open)
 
     def _make_room(self) -> None:
-        """Close the oldest of those that arrive, where they have more than their share: no request is lost with it.
-        Else the connection that has waited for its client for longest; where none does, the one whose request's body
-        has been on its way for longest; else the oldest that arrives."""
+        """Close one connection: the oldest arriving one if these have more than their share, because that loses no
+        request; else the one that has waited longest for its client; else the one whose request's body has been coming
+        longest; else the oldest arriving one."""
         if (len(self.arriving) - 1) * _ARRIVING_SHARE > self._count_open():
             self._close_oldest_arriving()
         elif (
@@ -296,7 +296,7 @@ class HttpListener:
 
 
 async def _while(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait until it does not, at most for so long."""
+    """Wait until `holds` returns False, for at most `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while holds():  # noqa: ASYNC110 - rare
@@ -304,6 +304,6 @@ async def _while(holds: Callable[[], bool], seconds: float) -> None:
 
 
 def most_descriptors() -> int | None:
-    """That HTTP's connections and all else may take together; None = any number."""
+    """Return the highest number of descriptors for HTTP's connections and all other uses; None = any number."""
     limit = file_limit()
     return None if limit is None else limit - min(_KEPT_DESCRIPTORS, limit // 4)

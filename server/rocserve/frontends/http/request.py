@@ -1,4 +1,4 @@
-"""One request of HTTP: what it says, its body as it comes, and its answer or error as it goes out in the connection."""
+"""One HTTP request: its head, its body as it comes, and its answer as it goes out on the connection."""
 
 from __future__ import annotations
 
@@ -25,40 +25,41 @@ if TYPE_CHECKING:
     from rocserve.frontends.http.connection import Connection
 
 LARGEST_HEAD_LINE = 8190
-"""Bytes of a URL, and of a header's name and value."""
+"""Bytes of a URL, of a header's name, and of its value."""
 _WRITTEN_AT_ONCE = 256 << 10
-"""Bytes of a large answer: what a client does not read is then copied to no more than this in the connection. Nothing
-else runs while so many are written."""
+"""Bytes of a large answer. The connection copies no more than this of what a client has not read. While so many are
+written, nothing else runs."""
 LARGEST_BODY = (1 << 31) - 1
-"""Bytes; as gRPC's largest message."""
+"""Bytes; the same as gRPC's largest message."""
 _LARGEST_GROWN = 32 << 20
-"""Bytes of a body that grows where it is. The C library keeps the memory of such blocks for the next ones; that of a
-larger one it moves while it grows, and unmaps page by page, which takes 0.1 s a GiB each."""
+"""Bytes of a body that grows in place. The C library keeps memory blocks up to this size for reuse. It moves larger
+blocks while they grow, and unmaps them page by page; each takes 0.1 s per GiB."""
 _COME_FIRST = 4 << 20
-"""Bytes that have come of a large body before it has its room: of a promise alone a page of 2 MiB would be taken."""
+"""Bytes of a large body that must come before it gets its memory, because the memory begins with a page of 2 MiB, and a
+client may promise a body and send none."""
 _BEHIND_LARGEST = 2 << 20
-"""Bytes that may come before a body is refused that is too large."""
+"""Bytes that may come beyond the limit before a body is refused."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b"3\r\n:\n\n\r\n"
-"""A chunk of a stream, which all are streams of events."""
+"""A chunk with a comment. All streams are streams of events."""
 _NO_HEADERS: Mapping[str, str] = {}
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 _REMEMBERED_LINES = 256
 
 
 _ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
-"""Before the path, in requests that are made as to a proxy."""
+"""Before the path, if a client sends a request as to a proxy."""
 
 
 def path_of(target: bytes) -> str:
-    """As it was sent, percent-encoded, without the query."""
+    """Return the path as it was sent, percent-encoded, without the query."""
     path = _ORIGIN.sub(b"", target, 1) if not target.startswith(b"/") else target
     return path.partition(b"?")[0].decode("utf-8", "surrogateescape")
 
 
 @dataclass(slots=True)
 class Response:
-    """An answer that is there as a whole."""
+    """A complete answer."""
 
     status: int
     body: bytes
@@ -68,7 +69,7 @@ class Response:
 
 JSON = "application/json"
 PLAIN = "text/plain"
-"""Triton calls the JSON of some of its errors so."""
+"""The content type that Triton gives to some of its JSON errors."""
 
 _STATUSES: Mapping[StatusCode, int] = {
     StatusCode.INTERNAL: 500,
@@ -83,15 +84,15 @@ _STATUSES: Mapping[StatusCode, int] = {
 
 
 def status_of(error: ServeError) -> int:
-    """The HTTP status of an error; 400 where no other says it better, as in Triton."""
+    """Return the HTTP status of an error; 400 if no other fits better, as in Triton."""
     if isinstance(error, MemoryFull):
-        # The server is full, not this client's share of it: balancers then ask another server, as of a full queue.
+        # The server is full, not this client's share of it. With 503, load balancers try another server.
         return 413 if error.fits_never else 503
     return _STATUSES.get(error.code, 400)
 
 
 class HttpError(Exception):
-    """An error that only HTTP knows; without a text it has no body."""
+    """An error that only HTTP has. With an empty text, its response has no body."""
 
     def __init__(
         self, status: int, text: str, content_type: str = PLAIN, headers: Mapping[str, str] = MappingProxyType({})
@@ -104,7 +105,7 @@ class HttpError(Exception):
 
 
 def error_response(error: ServeError | HttpError, content_type: str = JSON) -> Response:
-    """The response for an error. `content_type`: of a ServeError; an HttpError has its own."""
+    """Return the response for an error. `content_type` is for ServeErrors; an HttpError has its own."""
     if isinstance(error, HttpError):
         return Response(
             error.status, json_bytes({"error": error.text}) if error.text else b"", error.content_type, error.headers
@@ -119,23 +120,23 @@ def not_allowed(verbs: Iterable[str], content_type: str = PLAIN) -> HttpError:
 
 @dataclass(slots=True, eq=False)
 class Head:
-    """The head of a request, or of many that came with the same bytes."""
+    """The head of a request; one object may serve many requests with the same bytes."""
 
     method: str = ""
     target: bytes = b""
     pairs: Sequence[tuple[bytes, bytes]] = ()
     """The headers as they came."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """By their names in lower case; of those that came twice the first."""
+    """By names in lower case; of repeated headers, the first."""
     is_old: bool = False
     """HTTP/1.0, which has no chunks."""
     keeps_alive: bool = False
     body_bytes: int = 0
-    """Where the connections remember it."""
+    """The length of the body, if the head is remembered."""
     answer_headers: Mapping[str, str] | None = None
-    """Of any answer to it."""
+    """Headers for every answer."""
     handle: Callable[[Request], None] | None = None
-    """Handles its requests, once what it says has been worked out."""
+    """Handles requests with this head; None until the first request has found the handler."""
 
     @property
     def path(self) -> str:
@@ -144,32 +145,32 @@ class Head:
 
 @dataclass(eq=False)
 class Request:
-    """One request of a client. All calls are made on the loop."""
+    """One request of a client. On the event loop."""
 
-    # Without slots the values of the class need not be set for each.
+    # Without slots, the class's default values need not be set for each request.
     _connection: Connection
     head: Head
     data: bytes | bytearray | memoryview = b""
-    """What has come of the body."""
+    """The part of the body that has come."""
     is_whole: bool = False
     is_last: bool = field(default=False, init=False)
-    """Its answer, which has begun to be sent, is the last of the connection."""
+    """The answer, part of which has been sent, is the last of the connection."""
     fault: str | None = field(default=None, init=False)
-    """Why the rest of the body cannot be read."""
+    """The reason why the rest of the body cannot be read."""
     has_answer: bool = field(default=False, init=False)
-    """It has been sent, to its end."""
+    """The answer has been sent in full."""
     on_gone: Callable[[], None] | None = field(default=None, init=False)
-    """Called when the client goes before its answer has been sent."""
+    """Called if the client leaves before the answer has been sent."""
     taken: int = field(default=0, init=False)
     _room: memoryview | None = field(default=None, init=False)
-    """Where a large body is put."""
+    """The memory for a large body."""
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _chunked: bool = field(default=False, init=False)
     _is_in_chunk: bool = field(default=False, init=False)
-    """Of a large chunk a part has been sent."""
+    """Only a part of a large chunk has been sent."""
     _has_begun: bool = field(default=False, init=False)
-    """A part of its answer has been sent."""
+    """A part of the answer has been sent."""
 
     @property
     def began_at(self) -> float:
@@ -178,11 +179,11 @@ class Request:
 
     @property
     def remote(self) -> str:
-        """The client's address, empty where it has gone."""
+        """The client's address; "" if the client had left before the connection was set up."""
         return self._connection.remote
 
     def take(self, part: bytes) -> None:
-        """So much more has come of the body."""
+        """Append a part of the body."""
         data = self.data
         if not data:
             self.data = part
@@ -200,8 +201,9 @@ class Request:
         data += part
 
     def _make_room(self, come: int, end: int) -> memoryview | None:
-        """For a large body, as long as its client has promised, or as long as any: pages take no memory until they are
-        written, and numpy asks for huge ones. None: it is none, or there is no room."""
+        """Return memory for a large body: as much as the client has promised, or the most that a body may have. Pages
+        take no memory until they are written, and numpy asks for huge pages. Returns None if the body is small, or if
+        there is no memory."""
         if end <= _COME_FIRST:
             return None
         promised = int(self.head.headers.get("content-length", "0"))
@@ -216,7 +218,7 @@ class Request:
         return room
 
     async def more(self) -> None:
-        """Wait until more of the body has come than at the last call, or all of it, or there is a fault."""
+        """Wait until more of the body has come than at the last call, the body is complete, or there is a fault."""
         while self.taken == len(self.data) and not self.is_whole and self.fault is None:
             self._waiter = asyncio.get_running_loop().create_future()
             self._connection.read_on()
@@ -232,21 +234,21 @@ class Request:
             self._connection.write(_CONTINUE)
 
     def probe(self) -> None:
-        """Send what says nothing to a client: one that is gone answers with a reset."""
+        """Send something that clients ignore. If the client has gone, its system answers with a reset."""
         if not self._has_begun:
             self._connection.write(_CONTINUE)
         elif self._chunked and not self._is_in_chunk:
             self._connection.write(_COMMENT)
 
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
-        """Have a task answer, which is cancelled when the client goes; None = it has been sent. A ConnectionError of it
-        ends the connection; another error is answered."""
+        """Let a task answer. It returns None if it has sent the answer, and is cancelled if the client leaves. A
+        ConnectionError ends the connection; other errors are answered."""
         self._task = self._connection.loop.create_task(self._run(answering))
         self._connection.listener.tasks.add(self._task)
         self._task.add_done_callback(self._connection.listener.tasks.discard)
 
     def go_on(self) -> None:
-        """Have the task that answers go on when the client does not wait for it."""
+        """Let the answering task continue even if the client leaves."""
         self._task = None
 
     async def _run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
@@ -276,7 +278,7 @@ class Request:
     async def respond_in_parts(
         self, parts: Sequence[Buffer], content_type: str, headers: Mapping[str, str] = _NO_HEADERS
     ) -> None:
-        """A large answer, which is sent as it is read. Raises: ConnectionError: the client has gone."""
+        """Send a large answer as fast as the client reads. Raises ConnectionError if the client has gone."""
         self._connection.check_open()
         self._has_begun = True
         self._connection.write(self._head(200, content_type, headers, sum(map(len, parts))))
@@ -284,7 +286,8 @@ class Request:
         self._connection.end_request(self)
 
     async def _write_in_turns(self, parts: Sequence[Buffer]) -> None:
-        """However fast the client reads, others have their turn after so many bytes."""
+        """Write parts. Other requests get their turn after each _WRITTEN_AT_ONCE bytes, however fast the client
+        reads."""
         connection = self._connection
         in_turn = 0
         for part in parts:
@@ -299,7 +302,7 @@ class Request:
                 await connection.drain()
 
     def begin_stream(self, status: int, content_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
-        """Of an answer whose length is not known; raises as `respond_in_parts` does."""
+        """Begin an answer of unknown length. Raises ConnectionError if the client has gone."""
         self._connection.check_open()
         self._has_begun = True
         if self.head.is_old:
@@ -310,7 +313,7 @@ class Request:
         self._connection.write(self._head(status, content_type, headers, None))
 
     async def send(self, *pieces: bytes) -> None:
-        """One part of the answer, as one chunk."""
+        """Send a part of the answer as one chunk. Raises ConnectionError if the client has gone."""
         connection = self._connection
         connection.check_open()
         length = sum(map(len, pieces))
@@ -341,8 +344,8 @@ class Request:
         return lines + listener.last_lines(now)
 
     def leave(self) -> None:
-        # What was cancelled holds its frames, and they this: such a ring would keep the client's data until the next
-        # collection.
+        # A cancelled task holds its frames, and they hold this request; the cycle would keep the client's data until
+        # the next garbage collection.
         task, self._task, self._waiter = self._task, None, None
         if task is not None:
             task.cancel()
@@ -355,7 +358,7 @@ class Request:
 def _first_lines(
     status: int, content_type: str, headers: tuple[tuple[str, str], ...], is_old: bool, is_last: bool
 ) -> bytes:
-    """Of the head of an answer: all but its length and what the server says of itself."""
+    """Return the lines of an answer's head before its length and the server's own lines."""
     lines = [f"HTTP/{'1.0' if is_old else '1.1'} {status} {_PHRASES[status]}", f"Content-Type: {content_type}"]
     lines += [f"{name}: {value}" for name, value in headers]
     if is_last or is_old:

@@ -1,8 +1,8 @@
-"""Which URL asks for what: one table, for inference and for the methods of gRPC, with what makes messages of bodies in
-JSON and JSON of their answers.
+"""Routes URLs to inference and to the methods of gRPC, makes messages of JSON bodies, and JSON of the methods'
+responses.
 
-The methods themselves are those of `services/methods.py`. What reads a body completes a message that says already what
-the URL does; it raises ServeErrors, in Triton's words.
+The methods are those of `services/methods.py`. A reader of a body completes a message that already has what the URL
+says. Readers raise ServeErrors in Triton's words.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ POST = frozenset({"POST"})
 GET_OR_POST = frozenset({"GET", "POST"})
 
 
-# Settings: in Triton's order.
+# Settings, in Triton's order.
 _TRACE_TEXTS = ("trace_rate", "trace_count", "log_frequency")
 _TRACE_ORDER = ("trace_level", *_TRACE_TEXTS, "trace_file", "trace_mode")
 _LOG_ORDER: dict[str, tuple[str, Callable[[Any], bool | int | str]]] = {
@@ -55,13 +55,13 @@ _LOG_ORDER: dict[str, tuple[str, Callable[[Any], bool | int | str]]] = {
 
 
 def read_trace_settings(message: pb.TraceSettingRequest, body: Buffer) -> None:
-    """A setting that is null is cleared, which gRPC says by none of its values; unknown ones are passed over."""
+    """Read trace settings. null clears a setting, which gRPC expresses by no values. Unknown settings are ignored."""
     given = parse_json(body)
     for name in ("trace_file", "trace_level", *_TRACE_TEXTS):
         entry = find(given, name)
         if entry is MISSING:
             continue
-        # Reading a missing key of a map of messages makes the entry.
+        # Reading a missing key of a map of messages creates the entry.
         values = message.settings[name].value
         if name == "trace_file":
             values.append(entry if isinstance(entry, str) else "")
@@ -78,7 +78,7 @@ def trace_settings_json(response: pb.TraceSettingResponse) -> dict[str, Any]:
 
 
 def read_log_settings(message: pb.LogSettingsRequest, body: Buffer) -> None:
-    """Settings that are null stay as they are; unknown ones are passed over."""
+    """Read log settings. null leaves a setting unchanged. Unknown settings are ignored."""
     given = parse_json(body)
     for name, (field, read) in _LOG_ORDER.items():
         entry = find(given, name)
@@ -95,15 +95,15 @@ def log_settings_json(response: pb.LogSettingsResponse) -> dict[str, Any]:
 
 
 def _ordered(first: Any, found: Any) -> list[str]:
-    """The names that are there, those in `first` in that order."""
+    """Return the names in `found`: first those of `first`, in its order, then the others, sorted."""
     return [name for name in first if name in found] + sorted(name for name in found if name not in first)
 
 
-# Responses: to values for JSON, or to bytes that are sent as they are.
+# Responses, as values for JSON, or as bytes to send unchanged.
 
 
 def health_response(response: Any, model_name: str) -> Response:
-    """Open Inference's body, with Triton's status. `model_name`: empty of the server."""
+    """Return Open Inference's body with Triton's status. `model_name`: "" for the server."""
     health = {field.name: bool(getattr(response, field.name)) for field in response.DESCRIPTOR.fields}
     holds = all(health.values())
     body: dict[str, str | bool] = {"name": model_name, **health} if model_name else dict(health)
@@ -128,7 +128,7 @@ def hardware_json(response: pb.HasHardwareResponse) -> None:
         raise HttpError(404, "there is not so much of that hardware")
 
 
-# Requests
+# Requests.
 
 
 def read_index(message: pb.RepositoryIndexRequest, body: Buffer) -> None:
@@ -190,11 +190,11 @@ def _decoded(name: str, value: str) -> bytes:
         raise invalid_argument(f"the value of '{name}' is not valid base64: {error}") from None
 
 
-# Of AMD Inference Server
+# For AMD Inference Server.
 
 
 def read_parameters(message: pb.ModelLoadRequest | pb.WorkerLoadRequest, body: Buffer) -> None:
-    """They are the members of the body itself."""
+    """Read parameters, which are the members of the body itself."""
     given = members(parse_json(body)) if body else {}
     for name, value in given.items():
         if not isinstance(value, bool | int | float | str):
@@ -214,22 +214,22 @@ def read_hardware(message: pb.HasHardwareRequest, body: Buffer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A method of gRPC under its URL."""
+    """Gives a method of gRPC a URL."""
 
     url: str
-    """In brackets: what may be left out; in braces: a field of the method's request, `{}` of none."""
+    """Parts in brackets are optional. A name in braces is a field of the method's request; `{}` matches anything."""
     method: str
     verbs: frozenset[str] = GET
     to_json: Callable[..., Any] | None = plain_values
-    """From the method's response to a value for JSON, or to bytes that are sent as they are; None = no body. Raises:
-    HttpError: the response is an HTTP status."""
+    """Makes a value for JSON of the method's response, or bytes to send unchanged; None = no body. Raises HttpError if
+    the response is an HTTP status."""
     read: Callable[[Any, Buffer], None] | None = None
-    """Completes the method's request by a POST's body; None = the URL says all. Raises: ServeError."""
+    """Completes the method's request with a POST's body; None = the URL has everything. Raises ServeError."""
     content_type: str = JSON
-    """Of errors too."""
+    """Also of errors."""
 
     def request(self, fields: Mapping[str, str], body: Buffer | None) -> Any:
-        """The method's request; `body`: of a POST. Raises: ServeError."""
+        """Return the method's request. `body`: of a POST. Raises ServeError."""
         message = getattr(pb, f"{self.method}Request")(**fields)
         if self.read is not None and body is not None:
             self.read(message, body)
@@ -284,7 +284,7 @@ ROUTES = (
     Route(f"{_CUDA_REGION}/status", "CudaSharedMemoryStatus", to_json=_regions_json),
     Route(f"{_CUDA_REGION}/register", "CudaSharedMemoryRegister", POST, None, read_cuda_region),
     Route(f"{_CUDA_REGION}/unregister", "CudaSharedMemoryUnregister", POST, None),
-    # Of AMD Inference Server
+    # For AMD Inference Server.
     Route("/v2/models", "ModelList", to_json=lambda response: {"models": list(response.models)}),
     Route("/v2/hardware", "HasHardware", POST, hardware_json, read_hardware),
     Route(f"{_LOADED_VERSION}/load", "ModelLoad", POST, None, read_parameters),
@@ -303,8 +303,8 @@ _PATTERNS = tuple((_pattern(route.url), route) for route in ROUTES)
 
 
 def find_destination(target: bytes) -> tuple[Route, Mapping[str, str]] | None:
-    """Where a request goes, and what its URL, as it was sent, says of the fields: not percent-encoded, empty what it
-    leaves out. None: there is nothing under this URL. The verb may still be one that is not allowed there."""
+    """Return a URL's route, and the values of its fields, percent-decoded; "" for omitted fields. Returns None if no
+    route has the URL. The route may not allow the request's verb."""
     path = path_of(target)
     for pattern, route in _PATTERNS:
         if found := pattern.fullmatch(path):
@@ -313,7 +313,8 @@ def find_destination(target: bytes) -> tuple[Route, Mapping[str, str]] | None:
 
 
 def parse_message(target: bytes, body: Buffer) -> bytes:
-    """The message, serialised, that a body means at the URL of a management call. Raises: ServeError: none."""
+    """Return the serialised message that a body makes at the URL of a management call. Raises ServeError if the body is
+    faulty."""
     destination = find_destination(target)
     assert destination is not None
     route, fields = destination

@@ -1,5 +1,5 @@
-"""HTTP as the settings ask for it: the listener, and behind it the methods, whether the client may call them, the
-responses, and the page at /."""
+"""Serves HTTP by the settings: starts the listener, finds the handlers of requests, checks whether clients may call
+them, and serves the page at /."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _EXPOSED = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length", 
 
 
 _TLS_BYTES = 320 << 10
-"""That an HTTP connection with TLS takes: asyncio has a buffer of 256 KiB for each. Together they may take as much as
+"""Of an HTTP connection with TLS: asyncio has a buffer of 256 KiB for each. All together may take as much memory as
 requests."""
 _LEAST_TLS_CONNECTIONS = 64
-"""However little that is."""
+"""Even if memory is short."""
 
 
 class HttpService:
@@ -71,23 +71,23 @@ class HttpService:
         self._origins = frozenset(parts.settings.cors_origins)
 
     def failure(self, request: Request, error: Exception) -> Response:
-        """The answer to a request that was refused, or met a fault of the server."""
+        """Return the answer to a request that was refused, or in which the server failed."""
         if not isinstance(error, ServeError | HttpError):
             error = self._failures.error_of(f"{request.head.method} {request.head.path}", error)
         return error_response(error)
 
     def handle(self, request: Request) -> None:
-        """Answers a request, at once or later. Raises: Exception: its answer is a `failure`."""
+        """Answer a request, immediately or later. If this raises an exception, the answer is `failure`."""
         head = request.head
         if head.handle is None:
             head.handle = self._handler(head)
         head.handle(request)
 
     def _handler(self, head: Head) -> Callable[[Request], None]:
-        """What answers the requests of a head. Raises: HttpError: they are refused."""
+        """Return the handler for requests with this head. Raises HttpError if they are refused."""
         origin = head.headers.get("origin")
         if origin is not None and self._origins.intersection((origin, "*")):
-            # Cookies and passwords that a browser has of the server are not asked for.
+            # Without Access-Control-Allow-Credentials, browsers send no cookies or passwords.
             head.answer_headers = {"Access-Control-Allow-Origin": origin, **_EXPOSED}
             if head.method == "OPTIONS" and "access-control-request-method" in head.headers:
                 return lambda request: request.respond(Response(200, b"", "text/plain", _PREFLIGHT))
@@ -105,8 +105,8 @@ class HttpService:
     def _guarded(
         self, head: Head, methods: Sequence[str], answer: Callable[[], Callable[[Request], None]]
     ) -> Callable[[Request], None]:
-        """What `answer` gives, for a head that may ask these methods; where a secret of theirs may be renewed, each of
-        its requests is looked at again. Raises: HttpError."""
+        """Return the handler that `answer` makes, if the head may call these methods. If one of their secrets may be
+        renewed, each request is checked again. Raises HttpError if the head may not."""
         wanted = [self._access.restrictions[method] for method in methods if method in self._access.restrictions]
         _check_admitted(head, wanted)
         given = answer()
@@ -164,7 +164,7 @@ class HttpService:
 
 
 def _check_admitted(head: Head, wanted: Iterable[Restriction]) -> None:
-    """Raises: HttpError: it lacks one of the secrets."""
+    """Raise HttpError if the head lacks one of the secrets."""
     for restriction in wanted:
         if not restriction.admits(head.headers.get(restriction.header.lower())):
             raise HttpError(403, f"This API is restricted, expecting header '{restriction.header}'", PLAIN)
@@ -179,7 +179,7 @@ _CONTENT_TYPES = {
     ".json": JSON,
 }
 _HEADERS = {
-    # Nothing of another origin, no script or style within the page, and no text that becomes markup.
+    # Allows nothing of another origin, no script or style within the page, and no text that becomes markup.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
     " require-trusted-types-for 'script'; trusted-types 'none'",
@@ -188,21 +188,22 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _MOST_STREAMS = 64
-"""Of a process. They stay open, so that no other connection would be left in the end; the page does without, too."""
+"""Per process. Streams stay open, so without a bound they could take all connections. The page works without them,
+too."""
 
 
 class PagePart(NamedTuple):
     answer: Callable[[Request], None]
     shows: tuple[str, ...] = ()
-    """The methods whose answers are part of it: who may not ask them may not have it."""
+    """The methods whose answers are part of it. Clients that may not call them may not get it."""
 
 
 class Page:
-    """The page at /: its `parts` by paths, which are its files, what it asks beside all others, and the events of the
-    repository as a stream."""
+    """Serves the page at /. `parts` has, by path, its files, the overview of all models, and the stream of repository
+    events."""
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
-        """`methods`: as of services/methods.py."""
+        """`methods`: see services/methods.py."""
         self._methods = methods
         self._open_streams = 0
         self.parts = {
@@ -218,14 +219,15 @@ class Page:
             self.parts[path] = PagePart(partial(Request.respond, response=response))
 
     async def _overview(self) -> Response:
-        """What all models do: of hundreds of them that takes a while to write, beside requests."""
+        """Answer with the state of all models. A thread writes it, because that takes a while for hundreds of
+        models."""
         method = self._methods["Overview"]
         overview = await method.answer(page_pb2.OverviewRequest())
         return Response(200, await asyncio.to_thread(lambda: json_bytes(plain_values(overview))), JSON)
 
     async def _send_events(self, request: Request) -> Response | None:
-        """What becomes of models as server-sent events, each with its number, until the client or the server ends.
-        Raises: ServeError: too many are open."""
+        """Send repository events with their numbers as server-sent events, until the client or the server ends. Raises
+        ServeError if too many streams are open."""
         if self._open_streams >= _MOST_STREAMS:
             raise unavailable(f"{_MOST_STREAMS} clients are sent events, as many as may be; ask /v2/overview")
         if request.head.method == "HEAD":
@@ -244,10 +246,10 @@ class Page:
                 for event in response.events:
                     after = event.number
                     text += b"id: %d\ndata: %b\n\n" % (after, json_bytes(plain_values(event)))
-                # A comment where there is none: a client that has gone is noticed.
+                # Without an event, a comment is sent, so that a client that has gone is noticed.
                 await request.send(text or b":\n\n")
         except ServeError:
-            pass  # The server has no room, or ends; the client asks again.
+            pass  # The server has no memory, or ends; the client will connect again.
         finally:
             self._open_streams -= 1
         request.end_stream()
@@ -257,7 +259,8 @@ class Page:
 async def start_http(
     settings: ServerSettings, where: ListenAddress, parts: HttpParts, log: logging.Logger
 ) -> tuple[HttpListener, int]:
-    """The listener, and its port. Raises: OSError: it cannot be listened on, or a certificate cannot be used."""
+    """Return the listener and its port. Raises OSError if the address cannot be listened on, or a certificate cannot be
+    used."""
     http = settings.http
     service = HttpService(parts, Access.of(settings, http, log), log)
     tls = tls_context(settings.grpc, http, "HTTP", log)

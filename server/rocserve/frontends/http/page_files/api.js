@@ -1,4 +1,4 @@
-// The API, as /openapi.json tells it.
+// Shows the API as /openapi.json describes it.
 
 import { ask } from "./data.js";
 import { h } from "./dom.js";

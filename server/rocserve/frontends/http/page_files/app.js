@@ -1,4 +1,4 @@
-// Which part of the page is shown, and the list of models.
+// Shows the part of the page that the URL names, and the list of models.
 
 import { showApi } from "./api.js";
 import { data, keyOf, recent, start, useSecret } from "./data.js";
@@ -68,7 +68,7 @@ function showModels() {
         setText(row.values[column], text);
         row.values[column].classList.toggle("empty", text === "–");
       });
-      // Behind the table's head.
+      // The table's first child is its head.
       if (table.children[index + 1] !== row.element) table.insertBefore(row.element, table.children[index + 1] ?? null);
     });
     if (shown === data.events) return;

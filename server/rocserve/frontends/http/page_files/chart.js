@@ -1,4 +1,4 @@
-// A graph of the last ten minutes.
+// Draws a graph of the last ten minutes.
 
 import { number, svg } from "./dom.js";
 
@@ -7,15 +7,15 @@ const LEFT = 44;
 const BOTTOM = 18;
 const SPAN_MS = 600_000;
 
-/** A round number that is at least as high. */
+/** The next round number that is not less than the value. */
 function ceiling(value) {
   const power = 10 ** Math.floor(Math.log10(value || 1));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
 }
 
 /**
- * `width`: of the drawing, 10 of which are a text's height, so that it can be read on a telephone too.
- * `lines`: by the class that colours them, points [milliseconds, value or null].
+ * `width`: the drawing's, in units of which a text is 10 high, so that it is readable on a telephone, too.
+ * `lines`: by CSS class, which gives the colour: points [milliseconds, value or null].
  */
 export function chart(title, unit, width, lines, now) {
   const values = Object.values(lines).flat().map(([, value]) => value ?? 0);
@@ -37,7 +37,7 @@ export function chart(title, unit, width, lines, now) {
     let path = "";
     let pen = "M";
     for (const [at, value] of points) {
-      // A point that stands alone is a dot.
+      // A single point becomes a dot.
       if (value != null) path += `${pen}${x(at).toFixed(1)} ${y(value).toFixed(1)}${pen === "M" ? "h0" : ""}`;
       pen = value == null ? "M" : "L";
     }

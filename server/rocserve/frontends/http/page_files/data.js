@@ -1,4 +1,5 @@
-// What the server tells: asked once a second while somebody looks. The last ten minutes are kept here, not there.
+// Asks the server for the state of all models, once a second while the page is visible. Only the page keeps the last
+// ten minutes; the server keeps no history.
 
 const KEPT_MS = 600_000;
 const RATE_MS = 5_000;
@@ -9,10 +10,10 @@ const histories = new Map();
 const secrets = {};
 let soon = null;
 
-/** `nth`: which of several namespaces' models of one name; the first where it is not said. */
+/** `nth`: models of several namespaces may have one name, and are numbered from 0. */
 export const keyOf = (model) => JSON.stringify([model.name, model.version, model.nth ?? 0]);
 
-/** The answer as JSON; an Error with the server's words where it refuses. */
+/** Returns the answer's JSON. Throws an Error with the server's text if the server refuses. */
 export async function ask(path, options = {}) {
   const response = await fetch(path, { ...options, headers: { ...options.headers, ...secrets } }).catch(() => {
     throw new Error("The server does not answer.");
@@ -31,7 +32,7 @@ export async function ask(path, options = {}) {
   throw error;
 }
 
-/** For APIs that are restricted: kept in this page's memory alone. */
+/** Sets the secret of a restricted API. It stays in the memory of this page. */
 export function useSecret(header, value) {
   secrets[header] = value;
   lookNow();
@@ -41,7 +42,7 @@ function note(model, at) {
   const key = keyOf(model);
   let history = histories.get(key) ?? [];
   const last = history.at(-1);
-  // A version that was loaded again counts from zero.
+  // After another load, the counters begin at zero.
   if (last && (last.success > model.success_count || last.executions > model.execution_count)) history = [];
   const quantile = Object.fromEntries(model.latencies_us.map((entry) => [entry.quantile, entry.value]));
   history.push({
@@ -60,7 +61,7 @@ function note(model, at) {
 
 export const historyOf = (model) => histories.get(keyOf(model)) ?? [];
 
-/** Requests and failures a second, milliseconds of a request and rows of a batch, between two samples. */
+/** Requests and failures per second, milliseconds per request and rows per batch, between two samples. */
 export function between(before, after) {
   const seconds = (after.at - before.at) / 1000;
   const requests = after.success - before.success;
@@ -75,7 +76,7 @@ export function between(before, after) {
   };
 }
 
-/** Of the last seconds; null where there is nothing to compare yet. */
+/** The rates of the last RATE_MS; null if there are fewer than two samples. */
 export function recent(model) {
   const history = historyOf(model);
   const last = history.at(-1);
@@ -115,7 +116,7 @@ async function lookAgain() {
 
 export const lookNow = () => lookAgain();
 
-/** Server-sent events by fetch, which can send the header of an API that is restricted. */
+/** Follows server-sent events. Uses fetch, because EventSource cannot send the header of a restricted API. */
 async function follow() {
   let after = 0;
   for (;;) {
@@ -131,14 +132,14 @@ async function follow() {
           const line = part.split("\n").find((each) => each.startsWith("data: "));
           if (!line) continue;
           const event = JSON.parse(line.slice(6));
-          if (event.number <= after) data.events = []; // Another server's.
+          if (event.number <= after) data.events = []; // The server has been restarted.
           after = event.number;
           data.events = [event, ...data.events].slice(0, MOST_EVENTS);
         }
         lookNow();
       }
     } catch {
-      // What is wrong the overview tells.
+      // The overview meets the same error, and reports it.
     }
     await new Promise((resume) => setTimeout(resume, 2000));
   }

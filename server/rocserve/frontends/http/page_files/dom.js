@@ -1,4 +1,4 @@
-// Elements made of text and of other elements. Nothing here turns text into markup.
+// Makes elements of texts and other elements. Nothing here turns text into markup.
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
@@ -14,7 +14,7 @@ export const h = (tag, attributes = {}, ...children) => fill(document.createElem
 export const svg = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-/** Only what is new is written: what is selected or read aloud stays so. */
+/** Writes only new text, so that a selection or a screen reader keeps its place. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -31,7 +31,7 @@ export const milliseconds = (us) => (us == null ? "–" : number(us / 1000, us <
 
 export const mebibytes = (bytes) => (bytes ? `${number(bytes / 2 ** 20, 0)} MiB` : "–");
 
-/** What runs a version, and where. */
+/** The engine of a version, and its devices. */
 export const engine = (model) =>
   [...new Set([model.engine || model.platform, model.devices])].filter(Boolean).join(" · ");
 

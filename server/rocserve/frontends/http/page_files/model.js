@@ -1,4 +1,4 @@
-// One version of a model: what it takes and gives, its configuration, what it does, and a place to try it.
+// Shows one model version: its inputs and outputs, its configuration, its statistics, and a form to try it.
 
 import { chart } from "./chart.js";
 import { ask, between, data, historyOf, keyOf, recent } from "./data.js";
@@ -9,7 +9,7 @@ const STEP_MS = 5_000;
 
 export const pathOf = (name, version) => `/v2/models/${encodeURIComponent(name)}${version && `/versions/${version}`}`;
 
-/** Pairs of samples that are some seconds apart: a point of the graph each. */
+/** The graph's points, each of two samples that are at least STEP_MS apart. */
 function points(history) {
   const found = [];
   let before = history[0];
@@ -48,7 +48,7 @@ function facts(model) {
   };
 }
 
-/** What can be asked of a version that is ready; asked again when it has become so once more. */
+/** Asks for metadata and configuration, which only a ready version has. Called again after each load. */
 async function describe(place, name, version) {
   try {
     const [metadata, config] = await Promise.all(["", "/config"].map((part) => ask(pathOf(name, version) + part)));
@@ -82,7 +82,7 @@ export function showModel(view, name, version) {
     setText(reason, model?.reason ?? "It is not there.");
     const isLoaded = Boolean(model?.platform);
     for (const part of [list, charts, failed]) part.hidden = !isLoaded;
-    // Loaded again, it may have become another.
+    // After another load, the version may have other inputs or outputs.
     const load = isLoaded && model.state === "READY" ? `${model.state} ${model.load_seconds}` : "";
     if (load && load !== described) describe(about, name, version);
     if (!isLoaded) about.replaceChildren();

@@ -1,4 +1,4 @@
-// Ask a model with a picture or JSON, and see what it answers.
+// Sends a picture or JSON to a model, and shows the answer.
 
 import { ask } from "./data.js";
 import { h, number, svg } from "./dom.js";
@@ -10,7 +10,7 @@ const SHOWN_ELEMENTS = 1000;
 const isNumber = (datatype) => /FP|BF/.test(datatype);
 const count = (shape) => shape.reduce((product, size) => product * size, 1);
 
-/** What a request needs at least, with zeros. */
+/** The smallest request, with zeros as data. */
 function template(metadata) {
   const inputs = metadata.inputs.map(({ name, datatype, shape }) => {
     const sizes = shape.map((size) => (size === -1 ? 1 : size));
@@ -21,7 +21,7 @@ function template(metadata) {
   return JSON.stringify({ inputs }, null, 1);
 }
 
-/** The input that takes a picture's bytes, where there is one. */
+/** The input that takes a picture's bytes; null if the model has none. */
 function pictureInput(metadata) {
   const [input] = metadata.inputs;
   if (metadata.inputs.length !== 1 || input.shape.some((size) => size !== -1 && size !== 1)) return null;
@@ -38,7 +38,7 @@ async function base64(file) {
   return url.slice(url.indexOf(",") + 1);
 }
 
-/** Probabilities are asked for as classes, so that they come with their labels. */
+/** Outputs of probabilities are requested as classes, because only classes come with labels. */
 function requestedOutputs(metadata, config) {
   const isDetector = metadata.outputs.some((output) => output.name === "BOXES");
   return metadata.outputs.map(({ name, datatype }) => {
@@ -65,7 +65,7 @@ function bars(classes) {
   }));
 }
 
-/** Of the classification extension: "value:index:label". */
+/** Reads the texts of the classification extension, "value:index:label". */
 function classes(output) {
   return output.data.map((text) => {
     const [value, index, ...label] = String(text).split(":");
@@ -73,7 +73,7 @@ function classes(output) {
   });
 }
 
-/** Boxes in pixels of the picture as it was sent. */
+/** Draws boxes, whose units are pixels of the picture that was sent. */
 async function drawn(picture, { BOXES, SCORES, CLASSES, LABELS }) {
   const image = h("img", { src: picture, alt: "the picture that was sent" });
   await image.decode();
@@ -83,7 +83,7 @@ async function drawn(picture, { BOXES, SCORES, CLASSES, LABELS }) {
   const found = (LABELS ?? CLASSES).data.map((label, index) => {
     const [left, top, right, bottom] = BOXES.data.slice(4 * index, 4 * index + 4);
     const text = [label, SCORES?.data[index].toFixed(2)].filter(Boolean).join(" ");
-    const atEnd = left > 0.75 * width; // There its text ends where the box does.
+    const atEnd = left > 0.75 * width; // A text at the right edge must end where its box ends.
     boxes.append(
       svg("rect", { x: left, y: top, width: right - left, height: bottom - top, "stroke-width": 2.5 * scale }),
       svg("text", { x: atEnd ? right : left + 3 * scale, y: Math.max(top - 4 * scale, 12 * scale),
