@@ -132,7 +132,7 @@ async function follow() {
           const line = part.split("\n").find((each) => each.startsWith("data: "));
           if (!line) continue;
           const event = JSON.parse(line.slice(6));
-          if (event.number <= after) data.events = []; // The server has been restarted.
+          if (event.number <= after) data.events = []; // A restarted server numbers its events from 1.
           after = event.number;
           data.events = [event, ...data.events].slice(0, MOST_EVENTS);
         }
