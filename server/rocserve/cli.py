@@ -112,15 +112,15 @@ def _describe(parser: argparse.ArgumentParser, verb: Verb) -> None:
         add_flags(parser, verb.options)
         return
     parsers = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, (text, action) in verb.actions.items():
-        _describe(parsers.add_parser(name, help=text, allow_abbrev=False), action)
+    for name, action in verb.actions.items():
+        _describe(parsers.add_parser(name, help=action.description, allow_abbrev=False), action)
 
 
 def _run_verb(verb: Verb, given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     from rocserve.flags.arguments import filled
     from rocserve.tools.verb import UsageError, guarded
 
-    action = verb.actions[given.action][1] if verb.actions else verb
+    action = verb.actions[given.action] if verb.actions else verb
     options = filled(action.options, given)
     try:
         return guarded(given.verb, str(action.subject(options)), lambda: action.run(options))

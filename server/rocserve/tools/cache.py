@@ -79,82 +79,73 @@ def prune_programs(options: PruneOptions) -> None:
     models = options.models
     if (cache := _open_cache(settings, console)) is None:
         return
+    before = cache.entries()
     if models:
-        pruned = _prune_models(cache, models)
+        removed, in_use, failure = _prune_models(cache, [entry for entry in before if _model(entry) in models])
     else:
-        pruned = _prune_to(cache, 0 if options.all else settings.cache_bytes if options.size is None else options.size)
+        limit = 0 if options.all else settings.cache_bytes if options.size is None else options.size
+        removed, in_use, failure = _prune_to(cache, before, limit)
     forgotten: list[LoadTrial] = []
     for key, trial in cache.load_trials.entries():
         if options.all or trial.model in models:
             try:
                 cache.load_trials.forget(key)
             except OSError:
-                if pruned.failure is None:
+                if failure is None:
                     raise
                 # The folder is not writable. The error about the programs came first and says so.
                 continue
             if trial.crash:
                 forgotten.append(trial)
-    found = (*pruned.removed, *pruned.kept, *pruned.failed)
-    unknown = [name for name in models if not any(_is_of(entry, name) for entry in found)]
-    for entry in pruned.removed:
+    for entry in removed:
         say(console, f"removed {_named(entry)}, {size(entry.size_bytes)}")
-    for entry in pruned.kept:
+    for entry in in_use:
         say(console, f"kept {_named(entry)}: a process is using it")
     for trial in forgotten:
         say(console, f"forgot that {trial.file} of model {trial.model} crashed: it is tried again")
-    for name in unknown:
-        if not any(trial.model == name for trial in forgotten):
+    known = {*map(_model, before), *(trial.model for trial in forgotten)}
+    for name in models:
+        if name not in known:
             say(console, f"nothing is kept of model {name}")
-    total = sum(entry.size_bytes for entry in pruned.removed)
-    count = _count(len(pruned.removed), "program")
+    total = sum(entry.size_bytes for entry in removed)
+    count = _count(len(removed), "program")
     say(console, f"{count} removed, {size(total)}; {_summary(cache, cache.entries())}")
-    if pruned.failure is not None:
-        raise pruned.failure
+    if failure is not None:
+        raise failure
 
 
-@dataclass(frozen=True, slots=True)
-class _Pruned:
-    removed: Sequence[CacheEntry]
-    kept: Sequence[CacheEntry]
-    """Not removed, because a process is using them."""
-    failed: Sequence[CacheEntry] = ()
-    """Removal failed. Filled only if the programs were removed one by one."""
-    failure: ServeError | None = None
+_Pruned = tuple[Sequence[CacheEntry], Sequence[CacheEntry], ServeError | None]
+"""Removed programs, programs that a process is using, and the first error."""
 
 
-def _prune_models(cache: ProgramCache, models: Sequence[str]) -> _Pruned:
+def _prune_models(cache: ProgramCache, entries: Sequence[CacheEntry]) -> _Pruned:
     removed: list[CacheEntry] = []
-    kept: list[CacheEntry] = []
-    failed: list[CacheEntry] = []
+    in_use: list[CacheEntry] = []
     failure: ServeError | None = None
-    for entry in cache.entries():
-        if any(_is_of(entry, name) for name in models):
-            try:
-                (removed if cache.remove(entry.key) else kept).append(entry)
-            except ServeError as error:
-                failed.append(entry)
-                failure = failure or error
-    return _Pruned(removed, kept, failed, failure)
+    for entry in entries:
+        try:
+            (removed if cache.remove(entry.key) else in_use).append(entry)
+        except ServeError as error:
+            failure = failure or error
+    return removed, in_use, failure
 
 
-def _prune_to(cache: ProgramCache, limit: int) -> _Pruned:
-    before = cache.entries()
+def _prune_to(cache: ProgramCache, before: Sequence[CacheEntry], limit: int) -> _Pruned:
     try:
         removed = cache.prune(limit)
     except ServeError as error:
         # The cache does not report which of the remaining programs are merely in use.
-        return _Pruned([entry for entry in before if not entry.path.exists()], (), failure=error)
+        return [entry for entry in before if not entry.path.exists()], (), error
     entries = cache.entries()
     excess = sum(entry.size_bytes for entry in entries) - limit
     # Programs beyond the limit that are still there are in use.
-    kept: list[CacheEntry] = []
+    in_use: list[CacheEntry] = []
     for entry in entries:
         if excess <= 0:
             break
-        kept.append(entry)
+        in_use.append(entry)
         excess -= entry.size_bytes
-    return _Pruned(removed, kept)
+    return removed, in_use, None
 
 
 def _open_cache(settings: EngineSettings, console: Console) -> ProgramCache | None:
@@ -202,14 +193,17 @@ def _summary(cache: ProgramCache, entries: Sequence[CacheEntry]) -> str:
     )
 
 
-def _is_of(entry: CacheEntry, model: str) -> bool:
-    return entry.about is not None and entry.about.model == model
+def _model(entry: CacheEntry) -> str | None:
+    return entry.about.model if entry.about else None
 
 
 def _named(entry: CacheEntry) -> str:
-    batch = _batch(entry)
-    model = f" of model {entry.about.model}" if entry.about else ""
-    return f"{entry.key[:_KEY_DIGITS]}{model}" + (f", batch {batch}" if batch != _UNKNOWN else "")
+    batch, model = _batch(entry), _model(entry)
+    return (
+        f"{entry.key[:_KEY_DIGITS]}"
+        + (f" of model {model}" if model else "")
+        + (f", batch {batch}" if batch != _UNKNOWN else "")
+    )
 
 
 def _count(number: int, noun: str) -> str:
@@ -229,21 +223,15 @@ def _age(seconds: float) -> str:
 VERB = Verb(
     "List or remove the programs that MIGraphX has compiled. Programs in use are not removed.",
     actions={
-        "list": (
-            "show the programs, and the files that are not loaded again because they crashed",
-            Verb(
-                "Show the programs in the cache, and the files that are not loaded again because they crashed.",
-                ListOptions(),
-                list_programs,
-            ),
+        "list": Verb(
+            "Show the programs in the cache, and the files that are not loaded again because they crashed.",
+            ListOptions(),
+            list_programs,
         ),
-        "prune": (
-            "remove the least recently used programs",
-            Verb(
-                "Remove programs, the least recently used ones first, until the rest takes no more than the limit.",
-                PruneOptions(),
-                prune_programs,
-            ),
+        "prune": Verb(
+            "Remove programs, the least recently used ones first, until the rest takes no more than the limit.",
+            PruneOptions(),
+            prune_programs,
         ),
     },
 )

@@ -112,18 +112,35 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
     """Print each model of the folder as config.pbtxt, with comments on the completed fields, then the files of the
     models that `preprocess` makes from it. Raises ServeError if the configuration is wrong, OSError if a file cannot be
     written."""
-    definitions, text = _effective_config(
-        options.model_folder,
-        registry or discover_backends(),
-        describe,
-        options.model_config_name,
-        options.strict,
-    )
+    folder, strict = options.model_folder, options.strict
+    if not folder.is_dir():
+        raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
+    reading = read_folder(folder, registry or discover_backends(), options.model_config_name, strict=strict)
+    with advised(reading):
+        written = reading.written()
+        definitions = reading.definitions(written)
+        newest = {each.name: newest_version(each) for each in definitions if each.backend is not None}
+    signatures = [describe(each, newest[each.name]) if each.name in newest else None for each in definitions]
+    complete = [
+        complete_definition(definition, signature, strict=strict)
+        for definition, signature in zip(definitions, signatures, strict=True)
+    ]
+    # A chain's members are in its own folder, so the chain can be checked. The members of any other ensemble are
+    # elsewhere.
+    if len(complete) > 1:
+        members = {ModelKey(definition.name): definition.config for definition in complete}
+        for definition in complete:
+            if definition.is_ensemble:
+                check_ensemble(definition.config, members)
+    texts = [
+        _header(definition, before) + format_model_config(definition.message)
+        for definition, before in zip(complete, written.models, strict=True)
+    ]
     made: list[MadeModel] = []
-    for definition in definitions:
+    for definition in complete:
         if PREPROCESS in definition.config.parameters:
             made += image_models(definition.config, class_names(definition.config, definition.files))
-    print(text + "".join(map(_printed, made)), end="")
+    print("\n".join(texts) + "".join(map(_printed, made)), end="")
     if options.save is not None:
         _save(made, options.save)
         print(f"# Written to {options.save}. Take '{PREPROCESS}' out of the model's parameters where these are served.")
@@ -152,33 +169,6 @@ def _printed(model: MadeModel) -> str:
         f"\n# {model.name}/{path}"
         + (f" ({text.count(chr(10))} lines)\n" if path.name == LABELS_FILENAME else f"\n{text}")
         for path, text in texts.items()
-    )
-
-
-def _effective_config(
-    folder: Path, registry: BackendRegistry, describe: Describe, config_name: str, strict: bool
-) -> tuple[list[ModelDefinition], str]:
-    if not folder.is_dir():
-        raise invalid_argument("is not a folder; expected the folder of a model, as in a model repository")
-    reading = read_folder(folder, registry, config_name, strict=strict)
-    with advised(reading):
-        written = reading.written()
-        definitions = reading.definitions(written)
-        newest = {each.name: newest_version(each) for each in definitions if each.backend is not None}
-    complete: list[ModelDefinition] = []
-    for definition in definitions:
-        signature = describe(definition, newest[definition.name]) if definition.name in newest else None
-        complete.append(complete_definition(definition, signature, strict=strict))
-    # A chain's members are in its own folder, so the chain can be checked. The members of any other ensemble are
-    # elsewhere.
-    if len(complete) > 1:
-        members = {ModelKey(definition.name): definition.config for definition in complete}
-        for definition in complete:
-            if definition.is_ensemble:
-                check_ensemble(definition.config, members)
-    return complete, "\n".join(
-        _header(definition, before) + format_model_config(definition.message)
-        for definition, before in zip(complete, written.models, strict=True)
     )
 
 

@@ -31,8 +31,8 @@ class Verb:
     """Takes the parsed options and returns the exit status; None = 0. Raises ServeError or UsageError."""
     subject: Callable[[Any], object] = lambda _: ""
     """Returns from the options the subject that error lines name."""
-    actions: Mapping[str, tuple[str, Verb]] = field(default_factory=dict)
-    """Nested verbs by name, each with its help; instead of `options` and `run`."""
+    actions: Mapping[str, Verb] = field(default_factory=dict)
+    """Nested verbs by name, instead of `options` and `run`."""
 
 
 def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:

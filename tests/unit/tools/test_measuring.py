@@ -18,6 +18,7 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 from rocserve.settings import EngineSettings
 from rocserve.tools.measuring.process import (
     Measure,
+    Measured,
     MeasuredInput,
     MeasuringProcess,
     Timing,
@@ -101,7 +102,7 @@ def test_a_process_that_crashes_is_reported_with_its_last_words() -> None:
     crashing = ("/bin/sh", "-c", "echo alas >&2; kill -6 $$")
     end = r"^m: the process ended by signal 6 \(SIGABRT\): alas$"
     with MeasuringProcess("m", crashing, {}) as process, pytest.raises(ServeError, match=end):
-        process.answer()
+        process.answer(Measured)
 
 
 def test_a_process_that_cannot_be_started() -> None:
@@ -116,7 +117,7 @@ def test_an_answer_that_does_not_come_in_time() -> None:
         MeasuringProcess("m", hanging, {}, timeout_seconds=0.1) as process,
         pytest.raises(ServeError, match=late),
     ):
-        process.answer()
+        process.answer(Measured)
 
 
 def test_a_time_that_no_poll_lasts(tmp_path: Path) -> None:

@@ -97,11 +97,9 @@ def run(options: GetOptions, console: Console | None = None, patience: Patience 
         try:
             try:
                 folders = copy_samples(name, repository)
-            except shutil.Error as error:
-                *_, reason = error.args[0][0]
-                raise GetError(f"cannot write to '{repository}': {reason}") from error
             except OSError as error:
-                raise GetError(f"cannot write to '{repository}': {error.strerror or error}") from error
+                reason = error.args[0][0][-1] if isinstance(error, shutil.Error) else error.strerror or error
+                raise GetError(f"cannot write to '{repository}': {reason}") from error
             if options.untrained:
                 _build(name, repository / name, force, out)
             else:

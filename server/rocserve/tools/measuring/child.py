@@ -140,19 +140,21 @@ def main(answers: int, parent_pipe: int) -> None:
     run: Run | None = None
     with open(_STANDARD_INPUT, "rb") as orders, os.fdopen(answers, "wb", buffering=0) as writing:
         for line in orders:
-            asked = from_json(Order, line).asked
-            given: Opened | Measured | str
+            action = from_json(Order, line).action
+            result: Opened | Measured | str
             try:
-                if isinstance(asked, Measure):
+                if isinstance(action, Measure):
                     assert run is not None, "it is opened before"
-                    given = measure(run, asked)
+                    result = measure(run, action)
                 else:
-                    given, run = _open_torch(asked) if isinstance(asked, TorchModule) else _open_worker_engine(asked)
+                    result, run = (
+                        _open_torch(action) if isinstance(action, TorchModule) else _open_worker_engine(action)
+                    )
             except ServeError as error:
-                given = error.text
+                result = error.text
             except Exception as error:
-                given = f"{type(error).__name__}: {error}"
-            writing.write(to_json(Answer(given)) + b"\n")
+                result = f"{type(error).__name__}: {error}"
+            writing.write(to_json(Answer(result)) + b"\n")
     os.close(held)
 
 

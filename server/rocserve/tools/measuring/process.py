@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from rocserve.settings import EngineSettings
 from rocserve.settings.flag import AMOUNT, POSITIVE, flag, number
 
 Array = np.ndarray[Any, Any]
+Result = TypeVar("Result", "Opened", "Measured")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +102,14 @@ class Measured:
 class Order:
     """Is a line of JSON to the process: an engine to open, or a measurement to run."""
 
-    asked: Engine | Measure
+    action: Engine | Measure
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Is a line of JSON from the process. A str is an error text."""
 
-    given: Opened | Measured | str
+    result: Opened | Measured | str
 
 
 def random_inputs(inputs: Sequence[MeasuredInput], seed: int = 0) -> dict[str, Array]:
@@ -162,23 +163,19 @@ class MeasuringProcess:
     def open(self, engine: Engine) -> Opened:
         """Load the model. Raises ServeError with the reason if it cannot be loaded."""
         self.send(engine)
-        opened = self.answer()
-        assert isinstance(opened, Opened)
-        return opened
+        return self.answer(Opened)
 
     def measure(self, order: Measure) -> Measured:
         self.send(order)
-        measured = self.answer()
-        assert isinstance(measured, Measured)
-        return measured
+        return self.answer(Measured)
 
-    def send(self, asked: Engine | Measure) -> None:
+    def send(self, action: Engine | Measure) -> None:
         try:
-            self._process.send(to_json(Order(asked)))
+            self._process.send(to_json(Order(action)))
         except BrokenPipeError:
             raise unavailable(f"{self.title}: {self._end()}") from None
 
-    def answer(self) -> Opened | Measured:
+    def answer(self, kind: type[Result]) -> Result:
         """Return the next answer. Raises ServeError if it is an error, or if the process ended or timed out."""
         poll = select.poll()
         poll.register(self._process.replies, select.POLLIN)
@@ -196,10 +193,11 @@ class MeasuringProcess:
                 self._lines += lines
         # The engine's log lines stay in memory until they are taken, and there may be many.
         self._process.output.take_lines()
-        given = from_json(Answer, self._lines.pop(0)).given
-        if isinstance(given, str):
-            raise unavailable(f"{self.title}: {given}")
-        return given
+        result = from_json(Answer, self._lines.pop(0)).result
+        if isinstance(result, str):
+            raise unavailable(f"{self.title}: {result}")
+        assert isinstance(result, kind)
+        return result
 
     def _end(self) -> str:
         status = self._process.wait()

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from rich.console import Console
 
@@ -142,7 +141,7 @@ def _sweep(
 def _all(processes: Sequence[MeasuringProcess], order: Measure) -> list[Measured]:
     for process in processes:
         process.send(order)
-    return [cast(Measured, process.answer()) for process in processes]
+    return [process.answer(Measured) for process in processes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +183,11 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
         description, measurements, failures = _sweep(model, engine, options, progress, log)
     title = f"{model.source.name} on {description}"
     # With --json, standard output gets nothing but JSON.
-    told = console_on(sys.stderr) if options.json else out
+    texts = console_on(sys.stderr) if options.json else out
     try:
         best, reason = recommend(measurements, options.latency_budget_ms)
     except ValueError as error:
-        _print_table(title, measurements, None, told)
+        _print_table(title, measurements, None, texts)
         raise invalid_argument(str(error)) from None
     if options.json:
         result = {
@@ -209,9 +208,9 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
         from rocserve.tools.tune.plot import draw
 
         draw(measurements, best, title, options.latency_budget_ms, options.plot)
-        say(told, f"curve: {options.plot}")
+        say(texts, f"curve: {options.plot}")
     if path is not None:
-        _write(path, model, engine, measurements, best, told)
+        _write(path, model, engine, measurements, best, texts)
     return 1 if failures else 0
 
 
