@@ -1,8 +1,6 @@
-"""Defines the contracts of a backend: how it registers, and what its engine does in a worker.
-
-A backend is a folder of this package. Its `__init__.py` defines `BACKEND: BackendSpec` and imports no engine; the
-server reads only that. An engine's module is imported in a worker, where its `load` returns a LoadedModel.
-"""
+"""Defines the contracts of a backend: how it registers, and what its engine does in a worker. A backend is a folder of
+this package. Its `__init__.py` defines `BACKEND: BackendSpec` and imports no engine; the server reads only that. An
+engine's module is imported in a worker, where its `load` returns a LoadedModel."""
 
 from __future__ import annotations
 
@@ -23,14 +21,12 @@ from rocserve.settings import EngineSettings
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One way to run a backend's models."""
-
     name: str
     """The value of the parameter `engine` that names it, such as "onnxruntime"."""
     module: str
-    """The module with `def load(model: ModelSource) -> LoadedModel`, imported in the worker. If the backend answers
-    requests, it has `def load(model: RequestModelSource) -> RequestModel`. The ServeError or any other exception that
-    it raises becomes the reason in the repository index."""
+    """Defines `load(model: ModelSource) -> LoadedModel`, or, if the backend answers requests, `load(model:
+    RequestModelSource) -> RequestModel`. Imported in the worker. Any exception becomes the reason in the repository
+    index."""
     thread_safe: bool
     """Several threads may execute one loaded model at the same time; else each instance is a separate worker."""
     forks_from_zygote: bool
@@ -53,13 +49,11 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The engine that runs a model, and why."""
-
     engine: EngineSpec
     reason: str
     """For the log and the model's metadata; continues "engine onnxruntime: "."""
     fallback: EngineChoice | None = None
-    """The next choice if the engine cannot load the model, used with a warning: another engine, or the same without
+    """The next choice, with a warning, if the engine cannot load the model: another engine, or the same without
     GPUs."""
     auto_takes_gpus: bool = False
     """Instances of KIND_AUTO use the GPUs if there are any; else the CPU."""
@@ -83,7 +77,7 @@ class Machine(Protocol):
         """Return a GPU's architecture, such as "gfx90a"; "" = not known."""
 
     def cores(self, policy: str) -> Sequence[int]:
-        """Return the CPU cores that a host policy names; empty = any. Raises ServeError if the policy cannot be applied
+        """Return the CPU cores of a host policy; empty = any. Raises ServeError if the policy cannot be applied
         here."""
 
     def most_instances(self, gpus: int) -> int:
@@ -91,7 +85,7 @@ class Machine(Protocol):
 
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
         """Return the words before the interpreter in the command of the engine's workers. Raises ServeError
-        (UNAVAILABLE) if something that the engine needs to start is missing."""
+        (UNAVAILABLE)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +97,7 @@ class BackendSpec:
     engines: tuple[EngineSpec, ...]
     """The engines that can run the models; the first is used unless `choose_engine` decides otherwise."""
     model_filenames: tuple[str, ...]
-    """Names of model files in a version folder, of which the first that exists is used ("*.json": the only such
-    file)."""
+    """Model files in a version folder, of which the first that exists is used ("*.json": the only such file)."""
     file_endings: tuple[str, ...] = ()
     """Endings, in lower case, by which a file of any name is recognised as a model of this backend."""
     default_max_batch_size: int = 64
@@ -174,8 +167,7 @@ class Batch:
     request_sizes: tuple[int, ...]
     """Rows of each request in the first dimension; (1,) without batching."""
     cuts: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
-    """Shapes of the requests' parts, by output, for outputs that hold these parts one after the other instead of
-    rows."""
+    """Shapes of the requests' parts, by output, for outputs that hold the parts one after the other, not rows."""
     may_stay: tuple[str, ...] = ()
     """Outputs that may be References, for models whose properties have DEVICE_PROPERTY."""
     room: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
@@ -185,8 +177,7 @@ class Batch:
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """The inputs as arrays, made once. A later batch of the same shapes in the same memory may be the same
-        object."""
+        """The inputs as arrays, made once. A later batch of equal shapes in the same memory may be the same object."""
         if not self._arrays:
             self._arrays.update((name, tensor.numpy()) for name, tensor in self.inputs.items())
         return self._arrays
@@ -211,8 +202,7 @@ class LoadedModel(Protocol):
     def signature(self) -> Signature: ...
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run the samples, or the engine's choice if there are none, so that the first request is as fast as later
-        ones."""
+        """Run the samples, or the engine's choice if there are none, so that the first request is fast."""
 
     def execute(self, batch: Batch) -> BatchResult: ...
 
@@ -223,8 +213,7 @@ class Execution(Protocol):
     """Runs batches of a model, one at a time. Executions of the same model run at the same time. On one thread."""
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        """Return memory for the inputs of a batch of `rows`, by name, to be used before `start`; empty = any memory
-        will do."""
+        """Return memory for a batch's inputs, by name, to be used before `start`; empty = any memory will do."""
 
     def start(self, batch: Batch) -> None:
         """Begin to run a batch, which must not change until `result`. Raises as `LoadedModel.execute`."""
@@ -234,8 +223,7 @@ class Execution(Protocol):
         """Whether `result` would return without waiting."""
 
     def result(self) -> BatchResult:
-        """Return the result of the last batch started, after waiting for it. Outputs are valid until the next `start`.
-        Raises as `start`."""
+        """Wait for the last batch started. Outputs are valid until the next `start`. Raises as `start`."""
 
 
 class SequentialExecution:
@@ -285,24 +273,22 @@ class ThreadedExecution:
 
 
 def model_executions(model: LoadedModel) -> Sequence[Execution]:
-    """Return as many executions as one instance may have batches in flight: the model's attribute `executions` if it
-    has one, which needs a model that only one thread calls, else one execution."""
+    """Return an execution for each batch that an instance may have in flight: the model's attribute `executions` if it
+    has one (which needs a model that only one thread calls), else one."""
     executions: Sequence[Execution] = getattr(model, "executions", ())
     return executions or (SequentialExecution(model),)
 
 
 def model_reads_files(model: LoadedModel) -> bool:
-    """Return whether the inputs of a lone request may stay in its client's file, which may be truncated at any time:
-    the model's attribute `reads_files` if it has one. Only true for a model that never holds the GIL while it reads."""
+    """Return the model's attribute `reads_files`, or False: a lone request's inputs may stay in its client's file,
+    which may be truncated at any time. Only for a model that never holds the GIL while it reads."""
     reads: bool = getattr(model, "reads_files", False)
     return reads
 
 
 def model_properties(model: object) -> Mapping[str, str]:
-    """Return how a loaded model runs, for its metadata: its attribute `properties` if it has one.
-
-    Names and texts are for people and scripts, such as {"target": "gpu"}. They may change as long as the model lives;
-    the server reads them after the load and with each report. From any thread.
-    """
+    """Return a loaded model's attribute `properties`, or nothing: how it runs, for its metadata. Names and texts are
+    for people and scripts, such as {"target": "gpu"}. They may change; the server reads them after the load and with
+    each report. From any thread."""
     properties: Mapping[str, str] = getattr(model, "properties", {})
     return properties

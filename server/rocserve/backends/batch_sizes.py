@@ -30,16 +30,14 @@ _LARGEST_SIZE = 2**31 - 1
 
 
 def default_batch_sizes(largest: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, ... and `largest` itself, ascending; empty for a model without a batch dimension (`largest`
-    0)."""
+    """Return 1, 2, 4, ... and `largest` itself, ascending; empty if `largest` is 0 (no batch dimension)."""
     powers = (1 << exponent for exponent in range(largest.bit_length()))
     return tuple(sorted({*powers, largest})) if largest > 0 else ()
 
 
 def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_sizes'") -> tuple[int, ...]:
-    """Parse a list of sizes such as "1, 4, 8"; return them ascending and unique. `named`: the setting's name in errors.
-    Raises ServeError (INVALID_ARGUMENT) if the text is no such list, or a size is not within 1 to `largest`
-    (max_batch_size)."""
+    """Parse a list such as "1, 4, 8" into ascending, unique sizes. `named`: for errors. Raises ServeError
+    (INVALID_ARGUMENT) if it is no such list, or a size is not within 1 to `largest` (max_batch_size)."""
     if largest <= 0:
         raise invalid_argument(
             f'{named} is "{text}", but max_batch_size is 0, so the model has no batch dimension; set max_batch_size'
@@ -58,9 +56,9 @@ def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_si
 def wanted_batch_sizes(
     values: Mapping[str, str], largest: int, model: str, named: str = "parameter"
 ) -> tuple[int, ...]:
-    """Return the sizes that these parameters ask for: the one in `batch`, or those in a list; empty if neither is set.
-    `named`: the word for a parameter in errors. Raises ServeError (INVALID_ARGUMENT) if `batch` is no number or is set
-    together with a list, and as `parse_batch_sizes`."""
+    """Return the sizes in these parameters: the one in `batch`, or those in a list; empty if neither is set. `named`:
+    for errors. Raises ServeError (INVALID_ARGUMENT) if `batch` is no number or both are set, and as
+    `parse_batch_sizes`."""
     given = {name: text for name in (*_LISTS, _ONE_SIZE) if (text := values.get(name, "").strip())}
     if not given:
         return ()
@@ -89,8 +87,8 @@ class Piece:
 
 
 def pieces(rows: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
-    """Cut a batch of `rows` (at least 1) into the fewest pieces that `sizes` (ascending, not empty) allow, each padded
-    as little as possible."""
+    """Cut `rows` (at least 1) into the fewest pieces that `sizes` (ascending, not empty) allow, padded as little as
+    possible."""
     largest = sizes[-1]
     whole, rest = divmod(rows, largest)
     parts = [Piece(index * largest, largest, largest) for index in range(whole)]
@@ -106,11 +104,9 @@ def rows_that_fit(
     run: Callable[[int], object], batches: int, memory_bytes: int, host: Host | None = None
 ) -> int | None:
     """Return how many rows fit into memory in each of `batches` concurrent batches; None = not known. `run`: runs the
-    model with a number of rows. `memory_bytes`: bound of this process, 0 = none.
-
-    Each row beyond the first is taken to need as much as the second one, because the first run also allocates what
-    every run needs once. The engine is taken to keep its working memory.
-    """
+    model with a number of rows. `memory_bytes`: bound of this process, 0 = none. Each further row is taken to need as
+    much as the second, because the first run also allocates what every run needs once; engines keep their working
+    memory."""
     run(1)
     before = private_bytes()
     run(_RUN_ROWS)

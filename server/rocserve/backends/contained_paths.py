@@ -9,9 +9,9 @@ from rocserve.core.errors import invalid_argument
 
 
 def path_within(base: Path, name: str, roots: Sequence[Path], what: str) -> Path:
-    """Return the path that `name` means within the folder `base`; its links may lead anywhere within `roots`. The file
-    need not exist. `what`: the word for it in errors. Raises ServeError (INVALID_ARGUMENT) if the name is empty,
-    absolute, contains `..`, leads out, or cannot be looked up."""
+    """Return the path that `name` means in the folder `base`; links may lead anywhere in `roots`, and the file may be
+    missing. `what`: for errors. Raises ServeError (INVALID_ARGUMENT) if the name is empty, absolute, contains `..`,
+    leads out, or cannot be looked up."""
     pure = PurePosixPath(name)
     if not name or "\0" in name or pure.is_absolute() or ".." in pure.parts:
         raise invalid_argument(f"{what} '{name}' must be a path within its folder, without '..' and not absolute")

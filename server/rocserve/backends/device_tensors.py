@@ -51,12 +51,11 @@ class DeviceTensors:
         return SharedTensor(block, free, datatype_of(value.dtype, "an output"), tuple(value.shape))
 
     def wait(self) -> None:
-        """Wait for the copies on the current stream."""
         torch.cuda.current_stream(self._device).synchronize()
 
     def open(self, tensor: Tensor) -> torch.Tensor:
-        """Return the tensor that References lead to; valid until the server knows that their batch is done. Raises
-        ServeError (UNAVAILABLE) if the memory cannot be opened."""
+        """Return the tensor that References lead to, valid until the server knows that their batch is done. Raises
+        ServeError (UNAVAILABLE)."""
         runs: list[tuple[DeviceReference, int]] = []
         for reference in references_of(tensor):
             first = reference
@@ -132,8 +131,7 @@ class SharedTensor:
 
 
 def named_outputs(outputs: Mapping[str, Any], batching: bool) -> BatchResult:
-    """Return a batch's outputs from PyTorch tensors and shared tensors. Raises ServeError (INTERNAL) if one has no
-    datatype in the protocol."""
+    """Return a batch's outputs. Raises ServeError (INTERNAL) if one has no datatype in the protocol."""
     named: dict[str, np.ndarray[Any, Any] | Tensor] = {}
     kept: list[object] = []
     for name, output in outputs.items():

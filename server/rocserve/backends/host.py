@@ -33,7 +33,6 @@ _NO_LIMIT = 1 << 60
 """Version 1 of control groups writes a number of about this size for "no limit"."""
 
 _Node = tuple[Path, Mapping[str, int]]
-"""A folder of the topology, and its properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,7 @@ class Host:
 
     @property
     def gpus(self) -> Sequence[int]:
-        """The usable GPUs, by their numbers in a worker's HIP_VISIBLE_DEVICES: those in this process' own variable,
-        else all."""
+        """Usable GPUs by number in a worker's HIP_VISIBLE_DEVICES: those in this process' own variable, else all."""
         chosen = self.environment.get(_HIP)
         if chosen is not None:
             return tuple(int(number) for number in chosen.split(",") if number.strip().isdecimal())
@@ -127,8 +125,8 @@ class Host:
         return min((memory.total_bytes for memory in self._memories()), default=None)
 
     def free_gpu_memory(self, gpu: Gpu) -> FreeMemory | None:
-        """Return the free memory of one GPU; None = not known. If the GPU has no own memory, or less than ROCm may
-        allocate, the driver allocates in the host's, and part of that is returned."""
+        """Return the free memory of one GPU; None = not known. If ROCm may allocate more than the GPU's own memory, the
+        driver allocates in the host's, and part of that is returned."""
         devices = (link.resolve() for link in sorted((self.system / "class/drm").glob("card*/device")))
         device = next((device for device in devices if device.name.rpartition(".")[0] == gpu.pci_slot), None)
         if device is None:
@@ -145,7 +143,6 @@ class Host:
         return FreeMemory(place, gpu.memory_bytes, min(free, around.free_bytes) if around else free)
 
     def _gpu_nodes(self) -> Sequence[_Node]:
-        """Return the GPUs in HIP's order."""
         folders = [path for path in (self.system / _NODES).glob("*") if path.name.isdecimal()]
         nodes = [
             (folder, _fields(folder / "properties")) for folder in sorted(folders, key=lambda path: int(path.name))
@@ -189,8 +186,8 @@ class Host:
 
 
 def architecture_name(gfx_target_version: int) -> str:
-    """Return the name for a version, such as "gfx90a" for 90010; "" for 0, the version of CPUs. The version has two
-    decimal digits each for minor and stepping, which the name shows as one hexadecimal digit each."""
+    """Return the name for a version, such as "gfx90a" for 90010; "" for 0 (a CPU). Minor and stepping are two decimal
+    digits each in the version, and one hexadecimal digit each in the name."""
     if gfx_target_version <= 0:
         return ""
     major, rest = divmod(gfx_target_version, 10_000)
@@ -200,7 +197,7 @@ def architecture_name(gfx_target_version: int) -> str:
 
 def _with_parents(mounted: Path, group: str) -> Iterator[Path]:
     """Yield the group's folder and those above it, whose limits apply too. In a container the group's name may be the
-    host's; then only the outermost folder exists, and is the container's."""
+    host's; then only the container's outermost folder exists."""
     inner = PurePosixPath(group.lstrip("/"))
     if ".." in inner.parts:
         inner = PurePosixPath()

@@ -18,8 +18,7 @@ MOST_THREADS = 1024
 
 
 def read_integer(config: ModelConfig, name: str, default: int, least: int, most: int) -> int:
-    """Return an integer parameter. Raises ServeError (INVALID_ARGUMENT) if it is no whole number from `least` to
-    `most`."""
+    """Raises ServeError (INVALID_ARGUMENT) if the parameter is no whole number from `least` to `most`."""
     text = config.parameters.get(name, "").strip()
     if not text:
         return default
@@ -38,7 +37,7 @@ def asked_engine(config: ModelConfig) -> str:
 
 
 def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str, ...]) -> str:
-    """Return a parameter with fixed choices. Raises ServeError (INVALID_ARGUMENT) if it is none of them."""
+    """Raises ServeError (INVALID_ARGUMENT) if the parameter is none of `choices`."""
     text = config.parameters.get(name, "").strip() or default
     if text not in choices:
         raise unfit(config, name, "one of " + ", ".join(filter(None, choices)))
@@ -46,7 +45,7 @@ def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str
 
 
 def read_switch(config: ModelConfig, name: str, default: bool) -> bool:
-    """Return a boolean parameter. Raises ServeError (INVALID_ARGUMENT) if it is none."""
+    """Raises ServeError (INVALID_ARGUMENT) if the parameter is no boolean."""
     text = config.parameters.get(name, "").strip().lower()
     if text not in ("", "true", "1", "false", "0"):
         raise unfit(config, name, "true, false, 1 or 0")
@@ -54,7 +53,6 @@ def read_switch(config: ModelConfig, name: str, default: bool) -> bool:
 
 
 def unfit(config: ModelConfig, name: str, expected: str) -> ServeError:
-    """Return the error for an invalid parameter."""
     text = config.parameters[name].strip()
     return invalid_argument(f"parameter '{name}' of model '{config.name}' must be {expected}, not \"{text}\"")
 

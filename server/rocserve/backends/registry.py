@@ -58,8 +58,8 @@ _WITHOUT_EFFECT = {
 def with_backend_config(
     registry: BackendRegistry, values: Iterable[tuple[str, str, str]]
 ) -> tuple[BackendRegistry, tuple[str, ...]]:
-    """Apply the settings to the backends, and return warnings about settings without effect. `values`: backend ("" =
-    all), setting, value; numbers have been checked."""
+    """Apply settings, with warnings about those without effect. `values`: backend ("" = all), setting, checked
+    value."""
     sizes: dict[str, int] = {}
     warnings: list[str] = []
     for backend, setting, value in values:

@@ -1,9 +1,6 @@
-"""Defines the contracts of backends whose models see each request separately, such as Python models.
-
-In addition to a request's inputs, such a model sees its id and parameters. It may answer with tensors of any shape, an
-error, or (decoupled) any number of responses, on any thread, and after `execute` has returned. It may also call other
-models of the server.
-"""
+"""Defines the contracts of backends whose models see each request separately, such as Python models. Such a model sees
+a request's id and parameters, and may answer with tensors of any shape, an error, or (decoupled) any number of
+responses, on any thread, and after `execute` has returned. It may also call other models of the server."""
 
 from __future__ import annotations
 
@@ -22,8 +19,7 @@ from rocserve.core.tensors import Tensor
 
 @dataclass(slots=True)
 class ModelResponse:
-    """One response to a request, or to a call of another model. Not frozen, for the same reason as
-    core.tensors.Tensor."""
+    """One response to a request, or to a call of another model. Not frozen: see core.tensors.Tensor."""
 
     outputs: Sequence[Tensor]
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
@@ -36,8 +32,7 @@ Answer = ModelResponse | ServeError
 
 
 class Rescheduled(enum.Enum):
-    """Returned instead of an answer if the model needs the same request again in a later batch (iterative
-    sequences)."""
+    """Returned instead of an answer to get the same request again in a later batch (iterative sequences)."""
 
     RESCHEDULED = enum.auto()
 
@@ -48,24 +43,21 @@ Result = Answer | Rescheduled
 
 
 class RequestResponder(Protocol):
-    """Answers one request if `execute` does not return its answer. From any thread, also after `execute` has
-    returned."""
+    """Answers a request if `execute` does not. From any thread, also after `execute` has returned."""
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for the answer any more."""
+        pass
 
     def send(self, answer: Answer | None, final: bool) -> None:
-        """Send a response or an error. None with `final` ends the request without another response. Raises RuntimeError
-        if the final answer has been sent before."""
+        """Send an answer. None with `final` ends the request without one. Raises RuntimeError after the final
+        answer."""
 
 
 @dataclass(slots=True)
 class ModelRequest:
-    """One request, as a model sees it. Its tensors stay valid as long as they are held.
-
-    Not frozen, for the same reason as core.tensors.Tensor.
-    """
+    """One request, as a model sees it. Its tensors stay valid as long as they are held. Not frozen: see
+    core.tensors.Tensor."""
 
     inputs: Mapping[str, Tensor]
     """With the batch dimension if the model batches."""
@@ -139,18 +131,14 @@ class RequestModel(Protocol):
         ServeError or any exception; its text becomes the reason in the repository index."""
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
-        """Return the answer to each request, in their order; None if the request's responder answers or has answered.
-
-        An exception fails all requests of the batch that have no answer yet; a ServeError keeps its code.
-        """
+        """Return the answer to each request, in their order; None if its responder answers or has answered. An
+        exception fails all requests of the batch that have no answer yet; a ServeError keeps its code."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RequestModelSource:
-    """Describes a model to such an engine."""
-
     source: ModelSource
     config_json: str
     """The configuration before completion, in Triton's JSON."""

@@ -1,5 +1,4 @@
-"""Captures what a library writes to descriptor 2 during a call: MIGraphX and ONNX Runtime report some errors only
-there."""
+"""Captures what libraries write to descriptor 2: MIGraphX and ONNX Runtime report some errors only there."""
 
 from __future__ import annotations
 
@@ -13,13 +12,10 @@ STANDARD_ERROR = 2
 
 
 class StandardErrorCapture:
-    """Captures what any code writes to descriptor 2 between `begin` and `end`. Thread-safe; calls may overlap.
-
-    If descriptor 2 is an anonymous file (made by the parent, to read it), nothing is redirected: the text is read from
-    that file, which also keeps text written before an abort. Otherwise descriptor 2 is replaced by an anonymous file
-    while calls are running. The descriptor belongs to the whole process, so the text of other threads is captured too,
-    and overlapping calls all see each other's text.
-    """
+    """Captures what any code writes to descriptor 2 between `begin` and `end`. Thread-safe; calls may overlap. If
+    descriptor 2 is an anonymous file (made by the parent, to read it), the text is read from it, and text from before
+    an abort stays in it. Otherwise an anonymous file replaces descriptor 2 while calls run. The descriptor is the
+    process's, so the text of other threads is captured too, and overlapping calls see each other's."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

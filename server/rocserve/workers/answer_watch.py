@@ -1,7 +1,5 @@
-"""Detects workers that do not answer, by comparing what each instance has in flight at two checks.
-
-Neither the worker nor a request pays anything for it.
-"""
+"""Detects workers that do not answer, by comparing what each instance has in flight at two checks. Neither the worker
+nor a request pays anything for it."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class Owed:
 @dataclass(frozen=True, slots=True)
 class ProcessState:
     is_stopped: bool = False
-    """Stopped by SIGSTOP, so it can do nothing."""
     is_traced: bool = False
-    """Held by a debugger."""
 
 
 class Silence:

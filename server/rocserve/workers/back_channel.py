@@ -1,5 +1,5 @@
-"""Carries the messages of a worker's instance that do not belong to a batch: calls of other models and their answers,
-responses to single requests, cancellations."""
+"""Carries an instance's messages outside of batches: calls of other models, responses to single requests,
+cancellations."""
 
 from __future__ import annotations
 
@@ -26,11 +26,8 @@ OnAnswer = Callable[[Result | None, bool], None]
 
 
 class BackChannel:
-    """Implements request_model.ModelCalls.
-
-    A separate thread reads the channel, because an answer to a call must arrive while the model's thread waits for it
-    in `execute`.
-    """
+    """Implements request_model.ModelCalls. A separate thread reads the channel, because an answer to a call must arrive
+    while the model's thread waits for it in `execute`."""
 
     def __init__(self, end: WorkerEnd, log: logging.Logger) -> None:
         self._log = log
@@ -40,11 +37,9 @@ class BackChannel:
         self.renew(end)
 
     def renew(self, end: WorkerEnd) -> None:
-        """Use another server's link, from the next `start` on. Request numbers belong to one server, so responders of
-        the earlier server keep its link."""
+        """Use another server's link after the next `start`. Earlier responders keep the earlier server's link."""
         self._end = end
         self._is_over = False
-        """The server is gone."""
         self._requests: dict[int, BatchedResponder] = {}
         self._left_early: dict[int, bool] = {}
         """Requests that were cancelled before `open_request`, and some that had already ended."""
@@ -54,8 +49,7 @@ class BackChannel:
         self._reader.start()
 
     def stop(self) -> None:
-        """End the channel after the server is gone: all open requests count as cancelled, and calls get no more
-        answers."""
+        """End after the server is gone: open requests count as cancelled, and calls get no more answers."""
         for responder in list(self._requests.values()):
             responder.is_cancelled = True
         self._reader.join()
@@ -135,8 +129,7 @@ class BackChannel:
 
 
 class BatchedResponder:
-    """Implements request_model.RequestResponder. The final answer goes with the batch if the model has sent nothing
-    before."""
+    """Implements request_model.RequestResponder. The final answer goes with the batch if nothing was sent before."""
 
     __slots__ = ("_end", "_ended", "_lock", "_open", "_spoken", "is_cancelled", "number")
 
@@ -174,8 +167,7 @@ class BatchedResponder:
             return True
 
     def settle(self, answer: Result | None) -> Answer | None:
-        """Return the part of `execute`'s answer that goes with the batch; None if the request is answered by
-        messages."""
+        """Return the part of `execute`'s answer that goes with the batch; None if messages answer the request."""
         if answer is None:
             return None
         if answer is not RESCHEDULED and self.claim():

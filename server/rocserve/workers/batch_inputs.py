@@ -133,12 +133,10 @@ class BatchGatherer:
         return batch, columns
 
     def _lent(self, rows: int) -> Mapping[str, memoryview]:
-        """Return the memory that the engine lends for this number of rows."""
         return self._input_memory(rows) if self._batching and not self._is_ragged else {}
 
     def _mixed(self, requests: Sequence[ReceivedRequest]) -> Batch:
-        """Join requests that name inputs in different orders, want different outputs, or have parts of different
-        lengths."""
+        """Join requests that differ in the order of inputs, in the outputs that they want, or in shapes."""
         rows = tuple([one.form.layout.rows for one in requests])
         lent = self._lent(sum(rows))
         parts: dict[str, list[Buffer]] = {head.name: [] for head in requests[0].form.layout.inputs}
@@ -180,7 +178,6 @@ class BatchGatherer:
 
 
 def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
-    """Return the parts as one buffer: a single part in place, else joined, in the engine's memory if it lends any."""
     if len(parts) == 1:
         return parts[0]
     if memory is None:
@@ -191,8 +188,8 @@ def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
 
 
 def separate(batch: Batch) -> list[dict[str, Tensor]]:
-    """Split a warm-up sample into the inputs of each request, copied, so that a model may keep and change them. Raises
-    ServeError (INVALID_ARGUMENT) if the strings of several requests are damaged."""
+    """Split a warm-up sample into copies of each request's inputs. Raises ServeError (INVALID_ARGUMENT) for damaged
+    strings."""
     requests: list[dict[str, Tensor]] = [{} for _ in batch.request_sizes]
     for name, tensor in batch.inputs.items():
         parts = [tensor]

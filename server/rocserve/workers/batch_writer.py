@@ -28,16 +28,13 @@ class SentBatch:
 
     id: int
     entry: bytes
-    """The message to the worker."""
     sizes: tuple[int, ...]
-    """Rows of each request."""
     on_outcome: Callable[[BatchOutcome], None]
     slot: Slot
     """Holds the batch's table and inputs; the heap gets it back when this object is deleted."""
     placed: Sequence[PlacedTensors]
     """Inputs that lie elsewhere in the heap, in clients' files, or in another worker's heap."""
     view: memoryview
-    """The slot's memory."""
     large: Sequence[tuple[int, Buffer]]
     """Parts that must still be copied into the slot, with their offsets."""
     posted: int = 0
@@ -55,17 +52,16 @@ class BatchWriter:
         self._forms: dict[RequestForm, int] = {}
         """Layout numbers of the request forms that the worker knows."""
         self._texts = Memo[bytes, int](entries.REMEMBERED_LAYOUTS)
-        """Numbers of the last layouts sent, by their text. Heads that differ (only some name their outputs) may have
-        equal layouts. The worker sees one form then, and gathers a batch of one form faster."""
+        """Numbers of the last layouts sent, by their text. Forms with equal layouts are one form to the worker, which
+        gathers a batch of one form faster."""
         self._numbers = itertools.count()
         self._batch_ids = itertools.count(1)
 
     def write(
         self, members: Sequence[Member], is_grouped: bool, on_outcome: Callable[[BatchOutcome], None]
     ) -> SentBatch:
-        """Write a batch, except for its large inputs, which are still to be copied. `is_grouped`: its requests run one
-        by one. Raises ServeError: INTERNAL if the inputs do not fit their shapes, RESOURCE_EXHAUSTED if the heap has no
-        room."""
+        """Write a batch, except for its large inputs. `is_grouped`: its requests run one by one. Raises ServeError:
+        INTERNAL if the inputs do not fit their shapes, RESOURCE_EXHAUSTED if the heap has no room."""
         inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
         fresh: dict[RequestForm, int] = {}
         texts: dict[bytes, int] = {}

@@ -1,9 +1,6 @@
-"""Starts a module of rocserve in any Python: `python bootstrap.py MODULE ARGUMENT...` calls its `main(arguments)`.
-
-A model may bring an interpreter with its own packages. That interpreter imports rocserve by its path, and none of the
-server's other packages: it gets no PYTHONPATH and no site-packages of the server. This file runs before rocserve can be
-imported. Old Pythons can read it too, so that one that is too old can say so.
-"""
+"""Starts a module of rocserve in any Python: `python bootstrap.py MODULE ARGUMENT...` calls its `main(arguments)`. It
+gives a model's own interpreter rocserve, by its path, and none of the server's other packages (no PYTHONPATH, no
+site-packages). It runs before rocserve can be imported, and Pythons that are too old can read it and say so."""
 
 import gc
 import importlib

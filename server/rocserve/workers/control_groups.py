@@ -1,9 +1,6 @@
-"""Bounds workers by cgroups (version 2), if the server's own cgroup is delegated to it.
-
-A cgroup that passes memory and tasks on to children may hold no process itself. So the server first moves into a child
-cgroup, and each worker with a bound gets another child. The worker enters it before its program begins, and all
-processes that it starts belong to it.
-"""
+"""Bounds workers by cgroups (version 2), if the server's own cgroup is delegated to it. A cgroup that passes memory and
+tasks on to children may hold no process, so the server moves into a child cgroup first. Each worker with a bound gets
+another child, enters it before its program begins, and all its processes belong to it."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ class ControlGroup:
     tasks: int
 
     def excess(self) -> str:
-        """Return which bound the worker exceeded, in words; "" = none."""
         if self.memory_bytes:
             events = _counts(self.folder / "memory.events")
             # "oom_kill" alone may also come from a limit of a cgroup above, which does not raise "oom" here.
@@ -49,7 +45,6 @@ class ControlGroup:
         return ""
 
     def was_refused_tasks(self) -> bool:
-        """Return whether the kernel refused the worker a new process or thread."""
         return bool(self.tasks and _counts(self.folder / "pids.events").get("max"))
 
     def kill(self) -> None:
@@ -104,14 +99,13 @@ def enter(folder: str) -> None:
 
 
 def _move(folder: Path, processes: Set[int]) -> None:
-    """Move this process, and others."""
     for process in (_SELF, *map(str, processes - {os.getpid()})):
         _write(folder / _PROCESSES, process)
 
 
 def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
-    """Move this process, which must have no children yet, and its supervisor into a child cgroup. Workers' cgroups can
-    be made next to it then. Raises NotDelegated if the cgroup is not delegated; nothing has changed then."""
+    """Move this process, which must have no children yet, and its supervisor into a child cgroup, next to which
+    workers' cgroups can be made. Raises NotDelegated if that is not allowed; nothing has changed then."""
     folder = _own_folder(processes)
     for name in _DELEGATION_MARKS:
         with suppress(OSError):
@@ -145,7 +139,7 @@ def take_delegation(processes: Path = Path("/proc")) -> ControlGroups:
 
 
 def _own_folder(processes: Path) -> Path:
-    """Return the folder of this process' cgroup. Raises NotDelegated if none is visible."""
+    """Raises NotDelegated if no cgroup is visible."""
     try:
         groups = (processes / "self/cgroup").read_text().splitlines()
         mounts = (processes / "self/mountinfo").read_text().splitlines()
@@ -171,7 +165,6 @@ def _write(file: Path, text: str) -> None:
 
 
 def _counts(file: Path) -> Mapping[str, int]:
-    """Read lines such as "name 3"; empty if the file cannot be read."""
     with suppress(OSError):
         return {name: int(count) for name, count in map(str.split, file.read_text().splitlines())}
     return {}

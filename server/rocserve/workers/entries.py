@@ -57,10 +57,10 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
 
 ATTACH = struct.Struct("<I")
-"""The message that opens an instance's socket: how often the worker polls for a batch before it sleeps. It carries
-descriptors: the worker's ring, the server's ring, the worker's heap, the heap of the version's inputs, the page in
-which the server notes that it sleeps, and, if the model sees each request separately, the socket of the back channel.
-From then on both sockets are doorbells."""
+"""Opens an instance's socket: how often the worker polls for a batch before it sleeps. Descriptors come with it: the
+worker's ring, the server's ring, the worker's heap, the heap of the version's inputs, the page in which the server
+notes that it sleeps, and, if the model sees each request separately, the back channel's socket. Then both sockets are
+doorbells."""
 
 ENTRY = struct.Struct("<BBHIQQQ")
 """Kind, flags, count, number, a, b, c."""
@@ -68,7 +68,6 @@ NO_ENTRY = bytes(ENTRY.size)
 """Fills up a table of an odd number of entries: two entries are as long as a tensor's alignment."""
 
 WORK, BACK, RETURNS = range(3)
-"""Indices of the server's rings."""
 SERVER_RINGS = (128, 1024, 1024)
 """Entries of each ring; few batches are in flight at a time."""
 WORKER_RINGS = (1024,)
@@ -91,13 +90,11 @@ while another defines layouts. Numbers are not reused."""
 
 
 def returned_places(entries: bytes) -> Iterator[int]:
-    """Yield the places that RETURN entries name."""
     for _, _, count, _, *places in ENTRY.iter_unpack(entries):
         yield from places[:count]
 
 
 def return_entries(places: list[int]) -> bytes:
-    """Make the RETURN entries for places."""
     entries = b""
     for start in range(0, len(places), 3):
         three = places[start : start + 3]
@@ -109,17 +106,14 @@ _START = struct.Struct("<QBII")
 
 
 class RequestDetails(NamedTuple):
-    """The part of a request that is neither layout nor inputs, for a model that sees each request separately.
-
-    It follows the inputs, little-endian: the number of the request's sequence (u64), its flags (u8), the lengths of its
-    id and of its sequence's text id (u32 each), these two texts and the trace context, in UTF-8. It is empty if all
-    fields have their defaults. It is a tuple, because one is made for each request and tuples are fast.
-    """
+    """The part of a request that is neither layout nor inputs, for a model that sees each request separately. It
+    follows the inputs, little-endian: the number of the sequence (u64), its flags (u8), the lengths of the request's id
+    and of the sequence's text id (u32 each), these texts and the trace context, in UTF-8. Empty if all have their
+    defaults. A tuple is the fastest type to make for each request."""
 
     request_id: str = ""
     correlation_id: SequenceId = 0
     flags: int = 0
-    """Sequence flags."""
     trace_context: str = ""
     """The W3C trace context, in JSON."""
 
@@ -143,7 +137,7 @@ def write_details(request: InferRequest) -> bytes:
 
 
 def read_details(data: bytes) -> RequestDetails:
-    """Parse the details of a request. Raises ValueError if they are too short."""
+    """Raises ValueError if the details are too short."""
     if not data:
         return NO_DETAILS
     if len(data) < _START.size:

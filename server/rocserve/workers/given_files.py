@@ -1,8 +1,6 @@
-"""Passes clients' files and other workers' heaps to an instance's worker, which reads inputs there in place.
-
-Each file is passed once, as a read-only descriptor with its size, through the socket that also carries the doorbell
-rings; the size of a heap is sent as 0. Both ends number the files in their order.
-"""
+"""Passes clients' files and other workers' heaps to an instance's worker, which reads inputs there in place. Each is
+passed once, as a read-only descriptor with its size (0 for a heap), through the socket that also carries the doorbell
+rings. Both ends number the files in their order."""
 
 from __future__ import annotations
 
@@ -25,7 +23,6 @@ _MOST_BYTES = 4096
 _MOST_RESIDENT = 256 << 20
 """Bytes of clients' files that may count as an instance's memory, in addition to those of one batch."""
 _ROOM = socket.CMSG_LEN(4)
-"""Ancillary bytes of one descriptor."""
 _CLOSE_ON_EXEC, _WAS_CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 """As int, because the enum's operators take microseconds."""
 
@@ -79,8 +76,8 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
         self._resident = 0
 
     def take(self, connection: socket.socket, flags: int = socket.MSG_DONTWAIT) -> bool:
-        """Receive rings, and a file if one follows. `flags`: 0 = wait for the next message. Returns False if the server
-        is gone. Raises OSError if a file has come that cannot be opened or mapped."""
+        """Receive rings, and a file if one follows. `flags`: 0 = wait. Returns False if the server is gone. Raises
+        OSError if a file has come that cannot be opened or mapped."""
         try:
             # Not in a function, because it runs for each lone request.
             data, rights, state, _ = connection.recvmsg(_MOST_BYTES, _ROOM, int(flags) | _CLOSE_ON_EXEC)
@@ -107,8 +104,8 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
             file.close()
 
     def read(self, nbytes: int) -> None:
-        """Note that `nbytes` of a file will be read. What was read counts as the worker's memory, which may be bounded,
-        until GuardedFile.leave; reading it again is slower then."""
+        """Note that `nbytes` of a file will be read. They count as the worker's memory until GuardedFile.leave, after
+        which reading them is slower."""
         self._resident += nbytes
         if self._resident > _MOST_RESIDENT:
             self._resident = nbytes

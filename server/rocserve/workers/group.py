@@ -33,7 +33,7 @@ from rocserve.workers.process import WorkerProcess, WorkerSession
 _Result = TypeVar("_Result")
 
 _MEASURE = re.compile(r"[0-9][0-9.:]* ?(?:%|(?:ms|s|min|h|[KMGT]?i?B)\b)")
-"""Matches times, shares and sizes."""
+"""Times, percentages and sizes."""
 _BURST_LINES = 100
 _LINES_A_SECOND = 10
 """Bounds lines of progress in the log; an engine has a handful of phases."""
@@ -46,14 +46,12 @@ class RestartPolicy:
     """The delays between a worker's end and its restart. Restarts never stop."""
 
     first_delay_seconds: float = 0.1
-    """Delay before the second restart in a row. The first is immediate, and each further delay is twice the one
-    before."""
+    """Before the second restart in a row. The first is immediate; each further delay is twice the one before."""
     longest_delay_seconds: float = 30.0
     healthy_seconds: float = 60.0
     """A worker that served this long, or answered a batch, resets the count of failures."""
 
     def delay(self, failures: int) -> float:
-        """Return the seconds before the restart after this many failures in a row."""
         if failures <= 1:
             return 0.0
         return min(self.first_delay_seconds * 2.0 ** min(failures - 2, 60), self.longest_delay_seconds)
@@ -75,7 +73,7 @@ class WorkerGroupEvents:
         """A worker has ended, or could not be restarted. It is started after the delay."""
 
     def recovered(self) -> None:
-        """All workers serve again."""
+        pass
 
     def progress(self, text: str) -> None:
         """What the workers' engines are doing, in one line; "" = nothing. Also called during the load."""
@@ -84,10 +82,10 @@ class WorkerGroupEvents:
         """Which instances have not answered for a while, in one line; "" = none."""
 
     def described(self, properties: Mapping[str, str]) -> None:
-        """How an engine runs the model."""
+        pass
 
     def measured(self, changes: MetricChanges) -> None:
-        """How the metrics that the model defines have changed."""
+        pass
 
 
 class WorkerGroup:
@@ -108,10 +106,9 @@ class WorkerGroup:
         limits: TimeLimits = NO_TIME_LIMITS,
         content: str = "",
     ) -> None:
-        """`load`: the same for all workers, except for their plans. `options`: how workers are started; a worker on a
-        GPU is never forked, and may also use its devices. `start_call`: runs the model's calls, on the data plane's
-        thread; only for a backend that answers requests. `content`: digest of the loaded files; "" = the workers are
-        not kept for the next server."""
+        """`options`: a worker on a GPU is never forked, and may also use its devices. `start_call`: runs the model's
+        calls, on the data plane's thread; only for a backend that answers requests. `content`: digest of the loaded
+        files; "" = the workers are not kept for the next server."""
         self.events = events
         self.launcher = launcher
         self.mail = mail
@@ -122,9 +119,7 @@ class WorkerGroup:
         self.content = content
         self.name = f"model '{load.model_name}' version {load.version}"
         self.inputs = SharedHeap(f"rocserve:{load.model_name}", HEAP_BYTES, mail.plane.work_off_later)
-        """The inputs of requests, for all workers."""
         self.restarts = 0
-        """Number of times that a worker had to be started again."""
         self._down: set[int] = set()
         self._progress: dict[int, str] = {}
         self._silent: dict[int, Sequence[float]] = {}
@@ -150,21 +145,19 @@ class WorkerGroup:
         return {process.pid: len(process.sessions) for process in processes if process.sessions}
 
     async def load(self) -> Signature:
-        """Start all workers at the same time. If one fails or the call is cancelled, all are ended. Raises ServeError
-        with the first failure's reason."""
+        """Start all workers at the same time. After a failure or a cancellation none is left. Raises ServeError."""
         signatures = await self._all_or_none([supervisor.load() for supervisor in self._supervisors])
         return signatures[0]
 
     async def warm_up(self, config: ModelConfig, config_json: str = "") -> None:
-        """Warm up all workers with the completed config; each instance opens when its worker is ready. If one fails or
-        the call is cancelled, all are ended. `config_json`: for backends that answer requests. Raises ServeError with
-        the first failure's reason."""
+        """Warm up all workers with the completed config; an instance opens when its worker is ready. After a failure or
+        a cancellation no worker is left. `config_json`: for backends that answer requests. Raises ServeError."""
         message = WarmUp(config, config_json)
         await self._all_or_none([supervisor.warm_up(message) for supervisor in self._supervisors])
 
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
-        """End all workers after the batches in flight; kill those that take longer than `grace_seconds`. `reason`: the
-        error of the requests that are in them then."""
+        """End all workers after the batches in flight, or after `grace_seconds`. `reason`: the error of requests lost
+        then."""
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
         # The supervisors and the group refer to each other. Without these references no garbage collection is needed.
         self._supervisors.clear()
@@ -190,13 +183,11 @@ class WorkerGroup:
         self.events.restarting(reason, delay_seconds)
 
     def worker_up(self, index: int) -> None:
-        """Report the recovery when the last worker that was down serves again."""
         self._down.discard(index)
         if not self._down:
             self.events.recovered()
 
     def worker_progress(self, index: int, text: str) -> None:
-        """Report what a worker's engine is doing now."""
         before = self._progress_line()
         # The log gets a line for each new phase, not for each change of its numbers.
         phases = {_MEASURE.sub("", line) for line in self._progress.values()}
@@ -236,21 +227,17 @@ class WorkerGroup:
 
 
 _TAKE_OVER_SECONDS = 10.0
-"""A worker of the previous server may still run a batch of that server; if the batch takes longer, the worker is
-ended."""
+"""A worker of the previous server may still run that server's batch; after this time it is ended."""
 
 
 class LoadLimit:
-    """Bounds the time in which a worker loads and warms up its model.
-
-    Time in which the engine reports that it compiles is not counted, because compiling has separate limits.
-    """
+    """Bounds the time in which a worker loads and warms up its model. Time in which the engine reports that it compiles
+    is not counted, because compiling has separate limits."""
 
     def __init__(self, seconds: float) -> None:
         """`seconds`: 0 = no limit."""
         self._left = seconds or math.inf
         self._timeout: asyncio.Timeout | None = None
-        """The timeout of the part of the load that is running."""
         self._compiles = False
         self._counted_from: float | None = None
 
@@ -266,12 +253,10 @@ class LoadLimit:
                 self._timeout = None
 
     def note(self, doing: str) -> None:
-        """Note the engine's report; "" = it does nothing that takes long."""
         self._compiles = bool(doing)
         self._count(not self._compiles)
 
     def _count(self, counts: bool) -> None:
-        """Count the time from now on, or stop counting."""
         if self._timeout is None:
             return
         now = asyncio.get_running_loop().time()
@@ -283,10 +268,7 @@ class LoadLimit:
 
 
 class WorkerSupervisor:
-    """Starts, watches and restarts one worker until it is stopped."""
-
     def __init__(self, group: WorkerGroup, index: int, plan: WorkerPlan, load: Load, options: LaunchOptions) -> None:
-        """`index`: of this worker in the group."""
         self._group = group
         self._index = index
         self._load = dataclasses.replace(load, plan=plan, model_file=plan.model_file or load.model_file)
@@ -306,8 +288,8 @@ class WorkerSupervisor:
         self._supervision: asyncio.Task[None] | None = None
 
     async def load(self) -> Signature:
-        """Start the worker and load the model, or take over a worker that has loaded it. After a failure or a
-        cancellation nothing is left. Raises ServeError with the reason why the model cannot be loaded."""
+        """Load the model in a new worker, or take over a worker that has loaded it. Cleans up on failure. Raises
+        ServeError."""
         try:
             async with asyncio.timeout(_TAKE_OVER_SECONDS):
                 is_held = self._key and not self._options.shared_worker
@@ -374,14 +356,14 @@ class WorkerSupervisor:
             self._group.events.described(progress.properties)
 
     async def warm_up(self, message: WarmUp) -> None:
-        """Warm up the model. From then on the worker serves, and is restarted when it ends. Raises ServeError with the
-        reason why the model cannot be warmed up; the worker has been ended then."""
+        """Warm up the model; then the worker serves, and is restarted when it ends. Cleans up on failure. Raises
+        ServeError."""
         await self._warm_up(message)
         self._load = dataclasses.replace(self._load, config=message.config)
         self._supervision = self._loop.create_task(self._supervise(message))
 
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
-        """End the worker after its batches; kill it after `grace_seconds`. `reason`: see WorkerGroup.stop."""
+        """See WorkerGroup.stop."""
         await self._stop_supervision()
         if (worker := self.worker) is not None:
             if not await worker.unload(grace_seconds) and grace_seconds:
@@ -396,7 +378,6 @@ class WorkerSupervisor:
             self.worker = None
 
     async def kill(self) -> None:
-        """Kill the worker immediately."""
         await self._stop_supervision()
         self._discard()
 
@@ -419,7 +400,6 @@ class WorkerSupervisor:
 
     @contextlib.asynccontextmanager
     async def _limited_load(self, worker: WorkerSession) -> AsyncIterator[None]:
-        """Run a part of the load within its time limit; end the worker if it fails."""
         try:
             async with self._load_limit.bounding():
                 yield
@@ -483,7 +463,6 @@ class WorkerSupervisor:
             watch.stop()
 
     def _lose(self, worker: WorkerSession) -> str:
-        """Clean up after a worker that has ended. Returns why it ended."""
         text = f"{worker.process.title} of {self._name} {worker.process.fate}"
         self._log.error("%s; it is being restarted", text)
         self.worker = None
@@ -499,7 +478,7 @@ class WorkerSupervisor:
             self._group.mail.plane.call_soon(functools.partial(instance.end, unavailable(text)))
 
     def _instance_broken(self, instance: Instance, reason: str) -> None:
-        """Report the broken instance. On the data plane's thread."""
+        """On the data plane's thread."""
 
         def report() -> None:
             if self.worker is not None and instance in self.worker.instances:

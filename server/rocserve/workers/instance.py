@@ -1,8 +1,6 @@
-"""Connects the server to one instance of a model in a worker: sends batches, and takes their results.
-
-Inputs of requests lie in a heap of the model version, outputs in the instance's heap. `entries.py` defines the
-messages. All calls come on the data plane's thread, unless a docstring says otherwise.
-"""
+"""Connects the server to one instance of a model in a worker: sends batches, and takes their results. Inputs lie in a
+heap of the model version, outputs in the instance's heap; `entries.py` defines the messages. All calls come on the data
+plane's thread, unless a docstring says otherwise."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ HEAP_BYTES = 1 << 32
 _RETURNED_TOGETHER = 15
 """Places of slots smaller than a page that are returned together: five full messages."""
 _MOST_UNRETURNED = 1 << 16
-"""Places that a worker may leave unread in the ring of returned places. A worker reads all of them whenever it needs
-memory."""
+"""Places that a worker may leave in the ring of returned places, which it empties whenever it needs memory."""
 
 
 class WorkerGone(ServeError):
@@ -65,17 +62,10 @@ class Instance:
         device: int | None = None,
         rate_limiter: InstanceRateLimiter = NO_LIMITS,
     ) -> None:
-        """From any thread.
-
-        Args:
-            mail: reads the instances' messages.
-            inputs: the version's heap, which its workers map for reading.
-            on_broken: called at most once, if the worker closes its socket or sends invalid messages. The owner then
-            ends the worker and calls `end`.
-            start_call: runs the model's calls, if the model sees each request separately; else None.
-            device: number of the instance's GPU; None = CPU.
-            rate_limiter: the resources that the instance holds while it runs.
-        """
+        """From any thread. `inputs`: the version's heap, which its workers map for reading. `on_broken`: called at most
+        once, if the worker closes its socket or sends invalid messages; the owner then ends the worker and calls `end`.
+        `start_call`: runs the model's calls; None unless the model sees each request separately. `device`: the GPU's
+        number; None = CPU. `rate_limiter`: the resources that the instance holds while it runs."""
         self._model_name = model_name
         self.device = device
         self.rate_limiter = rate_limiter
@@ -85,25 +75,20 @@ class Instance:
         self._on_broken = on_broken
         self._log = log
         self.closed = False
-        """No new batches are taken."""
         self.has_ended = False
-        """Nothing more is sent to the worker."""
         self.batches_at_once = 1
         """Batches that the engine may run at the same time; further ones wait in the worker."""
         self.has_answered = False
-        """Whether a batch has come back."""
         self._gone_text = f"the worker of model '{model_name}' has ended"
         self._listening = False
         self._sent: dict[int, SentBatch] = {}
         """In the order of sending, which is also the order of running."""
         self._unposted: deque[SentBatch] = deque()
-        """Batches that wait for the copy of their inputs, or for an earlier batch in this queue: a batch may use
-        layouts that an earlier one defines."""
+        """Batches that wait for the copy of their inputs, or behind such a batch, whose layouts they may use."""
         self._to_return: list[int] = []
         self.requests: InstanceRequests | None = None
         """Only if the model sees each request separately."""
         self._to_forget: deque[int] = deque()
-        """Files that the worker must still release."""
         self._attach(start_call)
         self._files = GivenFiles(self._socket, self._file_gone)
         # A model that brings its own code must see nothing of a client's memory except the tensors of its requests.
@@ -163,9 +148,8 @@ class Instance:
     # Batches
 
     def execute(self, is_grouped: bool, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]) -> None:
-        """Write a batch's inputs where the worker reads them, and start the batch. `is_grouped`: its requests travel
-        together and run one by one. Raises WorkerGone if the worker has ended and nothing ran; ServeError: INTERNAL if
-        the inputs do not fit their shapes, RESOURCE_EXHAUSTED if the heap has no room."""
+        """Write a batch's inputs where the worker reads them, and start the batch. `is_grouped`: its requests run one
+        by one. Raises WorkerGone if the worker has ended and nothing ran, and as BatchWriter.write."""
         has_room = self.room(self._work) > len(self._unposted)
         if self.closed:
             raise WorkerGone(self._gone_text)
@@ -181,7 +165,6 @@ class Instance:
             self._post_written()
 
     def _write_large(self, batch: SentBatch) -> Steps[None]:
-        """Copy the large parts of a batch step by step."""
         for begin, part in batch.large:
             yield from copy_in_steps(batch.view, begin, part)
         batch.large = ()
@@ -228,11 +211,9 @@ class Instance:
 
     @property
     def is_expected(self) -> bool:
-        """Whether the worker has something to answer."""
         return bool(self._sent) or (self.requests is not None and self.requests.is_expected)
 
     def take_mail(self) -> None:
-        """Handle the messages that have come."""
         if not self._listening:
             return
         requests = self.requests
@@ -291,15 +272,13 @@ class Instance:
     # Returns of slots
 
     def give_place(self, place: int) -> None:
-        """Return a slot to the worker after it was read. Small slots are returned together, because the worker has more
-        of them."""
+        """Return a slot to the worker after it was read. Small slots are returned together, as the worker has more."""
         self._to_return.append(place)
         if place >= self._reader.pages_from or len(self._to_return) >= _RETURNED_TOGETHER:
             # Posted at the end of this poll.
             self._mail.returning[self] = None
 
     def return_places(self) -> None:
-        """Post the places of slots that have been read."""
         if self._to_return and not self.has_ended:
             count = min(self.room(self._returns), -(-len(self._to_return) // 3))
             self._returns.post(entries.return_entries(self._to_return[: 3 * count]))
@@ -309,12 +288,10 @@ class Instance:
     # Called by the AnswerWatch, from any thread
 
     def owed(self) -> Owed:
-        """Return what the instance must answer now."""
         requests, batch = self.requests, next(iter(list(self._sent)), 0)
         return requests.owed(batch) if requests is not None else Owed(batch)
 
     def has_unread(self) -> bool:
-        """Return whether the server has not yet read all of the worker's messages."""
         return not self.has_ended and self.inbox.has_mail()
 
     # The end
@@ -341,9 +318,9 @@ class Instance:
         self.closed = True
 
     def end(self, error: ServeError) -> None:
-        """Finish all work after the worker has ended. Answered batches are reported as usual. Batches that were in the
-        engine fail with `error`, batches behind them with WorkerGone. Open requests also fail with `error`, and calls
-        are cancelled. Memory is freed as the outcomes are released."""
+        """Finish after the worker has ended. Answered batches are reported as usual. Batches that were in the engine,
+        and open requests, fail with `error`; later batches fail with WorkerGone; calls are cancelled. Memory is freed
+        as outcomes are released."""
         self.take_mail()
         self._stop_listening()
         self._end_talk()
@@ -367,20 +344,17 @@ class Instance:
 
 
 _POLLS_BETWEEN_OTHERS = 32
-"""Polls between two checks of instances that seldom send. With hundreds of them the checks stay cheap, and while the
-loop is awake a message waits only for this many polls."""
+"""Polls between two checks of instances that seldom send: hundreds of them stay cheap, and a message waits little."""
 
 
 class InstanceMail:
-    """Polls the instances' messages. Implements plane.loop.Source. A worker that posts while the loop sleeps rings
-    through its socket."""
+    """Polls the instances' messages, as a plane.loop.Source. A worker rings its socket when the loop sleeps."""
 
     wake_descriptor: int | None = None
     longest_sleep_seconds = math.inf
     looks = 1
 
     def __init__(self, plane: PlaneLoop, looks: int = 0) -> None:
-        """`looks`: how often a worker polls for a batch before it sleeps."""
         self.looks_of_workers = looks
         self.plane = plane
         self.expected: dict[Instance, RingReader] = {}

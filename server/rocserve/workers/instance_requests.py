@@ -1,8 +1,5 @@
-"""Handles, in the server, the messages of an instance that do not belong to a batch, if its model sees each request
-separately: responses to open requests, calls of other models and their answers, cancellations.
-
-All calls come on the data plane's thread, unless a docstring says otherwise.
-"""
+"""Handles, in the server, an instance's messages outside of batches: responses to open requests, calls of other models
+and their answers, cancellations. All calls come on the data plane's thread, unless a docstring says otherwise."""
 
 from __future__ import annotations
 
@@ -54,8 +51,7 @@ class InstanceRequests:
     def __init__(
         self, instance: Instance, start_call: CallStarter, writer: RingWriter, ring: Callable[[], None]
     ) -> None:
-        """`start_call`: runs the model's calls. `writer`: of the ring to the worker. `ring`: wakes the ring's
-        reader."""
+        """`writer`: of the ring to the worker. `ring`: wakes the ring's reader."""
         self._instance = instance
         self._start_call = start_call
         self._writer = writer
@@ -66,35 +62,28 @@ class InstanceRequests:
         self.traces: dict[int, Trace] = {}
         """Traces of open requests by number; calls that a model makes for a request belong to its trace."""
         self.said = 0
-        """Number of messages so far."""
         self._sender = TensorSender(self._allocate, self._send)
-        """Sends the answers to calls."""
         self._unread: dict[int, object] = {}
-        """By place, what must stay until the worker has read it: the slots of answers and layouts, and what references
-        in them lead to."""
+        """By place, what must stay until the worker has read it: slots, and what references in them lead to."""
         self._waiting: deque[bytes] = deque()
-        """Messages that must still be posted."""
         self._waiting_since = 0.0
         self._retry: TimerHandle | None = None
 
     def owed(self, batch: int) -> Owed:
-        """See Instance. `batch`: see Owed."""
         return Owed(batch, len(self._open), len(self._calls), self.said)
 
     @property
     def is_expected(self) -> bool:
-        """Whether the worker must still send something."""
         return bool(self._open or self._calls or self._unread)
 
     def open_request(self, on_answer: OnAnswer) -> int:
-        """Return the number for a request that will be sent to the worker. The model's responses go to `on_answer`,
-        until the last one, `close_requests`, or the worker's end."""
+        """Number a request to the worker. Responses go to `on_answer` until the last, `close_requests` or the worker's
+        end."""
         number = next(self._numbers)
         self._open[number] = on_answer
         return number
 
     def close_requests(self, numbers: Iterable[int]) -> None:
-        """Forget requests that have been answered."""
         for number in numbers:
             self._open.pop(number, None)
             if self.traces:
@@ -106,8 +95,7 @@ class InstanceRequests:
             self._send(ENTRY.pack(CANCELLED, 0, 0, 0, number, 0, 0))
 
     def answer_call(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> None:
-        """Send the answer to a call; tensors are copied before this returns. `references`: how many of the first
-        tensors are references."""
+        """Copy and send the answer to a call. `references`: how many of the first tensors are references."""
         if self._instance.has_ended:
             return
         if final and self._calls.pop(number, None) is None:
@@ -138,7 +126,7 @@ class InstanceRequests:
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        """Post as many messages as the ring has room for, and try again later with the rest."""
+        """Post what the ring has room for, and try again later with the rest."""
         self._retry = None
         waiting, now = self._waiting, time.monotonic()
         count = min(len(waiting), self._instance.room(self._writer))
@@ -156,7 +144,7 @@ class InstanceRequests:
     # Messages from the worker
 
     def take_response(self, flags: int, code: int, layout: int, request: int, place: int, nbytes: int) -> None:
-        """Handle RESPONSE. Raises ValueError."""
+        """Raises ValueError."""
         self.said += 1
         final = bool(flags & (FINAL | AGAIN))
         on_answer = self._open.get(request)
@@ -171,7 +159,7 @@ class InstanceRequests:
             self._instance.guarded(on_answer, answer, final)
 
     def take_call(self, layout: int, number: int, place: int, nbytes: int) -> None:
-        """Handle CALL. Raises ValueError."""
+        """Raises ValueError."""
         if number in self._calls:
             raise ValueError(f"two calls of the number {number}")
         self.said += 1
@@ -188,7 +176,6 @@ class InstanceRequests:
             opened.send(invalid_argument(f"the call cannot be run: {error}"))
 
     def take_returns(self, places: tuple[int, ...]) -> None:
-        """Handle RETURN: the worker has read these answers."""
         for place in places:
             self._unread.pop(place, None)
 
@@ -209,11 +196,9 @@ class InstanceRequests:
 
 
 class OpenCall:
-    """A call that a model has made, as the server sees it. Implements core.serving.Responder; answers after the
-    worker's end are dropped."""
+    """A model's call in the server. Implements core.serving.Responder; answers after the worker's end are dropped."""
 
     def __init__(self, requests: InstanceRequests, number: int, slot: Slot) -> None:
-        """`slot`: of the call's tensors."""
         self.requests = requests
         self._number = number
         self.slot: Slot | None = slot
@@ -225,7 +210,6 @@ class OpenCall:
         self._on_cancel: list[Callable[[], None]] = []
 
     def send_again(self) -> None:
-        """Make the caller send the call again, without references."""
         self.requests.answer_call(self._number, RESCHEDULED, True)
         self.slot = None
 

@@ -1,9 +1,7 @@
-"""Confines worker processes: their environment, their user, their rights, and bounds that the kernel enforces.
-
-The server lists the users that a worker may run as, preferred first (`candidates`). The zygote, which alone may change
-users, takes the first that may do what the model needs (`choose`). The new process becomes that user permanently before
-any of the model's code runs (`confine`).
-"""
+"""Confines worker processes: their environment, user, rights, and bounds that the kernel enforces. The server lists the
+users that a worker may run as, preferred first (`candidates`). The zygote, which alone may change users, takes the
+first that may do what the model needs (`choose`). The new process becomes that user permanently before any of the
+model's code runs (`confine`)."""
 
 from __future__ import annotations
 
@@ -63,8 +61,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user that a worker may run as."""
-
     name: str
     uid: int
     gid: int
@@ -76,8 +72,6 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """The limits that the zygote sets for a new worker."""
-
     candidates: tuple[Identity, ...] = ()
     """Preferred first; empty = the zygote's user."""
     core_dumps: bool = False
@@ -90,8 +84,8 @@ class Confinement:
 def worker_environment(
     environment: Mapping[str, str], settings: WorkerSettings, model_name: str = ""
 ) -> Mapping[str, str]:
-    """Return the part of the server's environment that all workers get, and the zygote; with a model's name, the part
-    that only this model's workers get."""
+    """Return the variables that all workers and the zygote get; with a name, those that only this model's workers
+    get."""
     passed_on = {name for model, name in settings.environment if model == model_name}
     if not model_name:
         passed_on |= {name for name in environment if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)}
@@ -102,8 +96,8 @@ def worker_environment(
 
 
 def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
-    """Return the users that workers may run as, preferred first; empty if workers can only run as the server's user.
-    Raises ValueError if there is no such user, or if only root could start processes as that user."""
+    """Return the users that workers may run as, preferred first; empty = only the server's user. Raises ValueError if
+    the user in the settings does not exist, or only root could start workers as that user."""
     name = settings.user
     if os.geteuid() != _ROOT:
         if name not in ("", KEEP_USER) and find_user(name).uid != os.geteuid():
@@ -122,8 +116,8 @@ def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
 
 
 def find_user(text: str) -> Identity:
-    """Find a user by name or number; `user:group` sets another primary group. The groups that GPUs belong to are added
-    to the user's own. Raises ValueError if there is no such user or group."""
+    """Find a user by name or number, with the GPUs' groups added; `user:group` sets another primary group. Raises
+    ValueError if there is no such user or group."""
     user, _, group = text.partition(":")
     try:
         entry = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
@@ -149,7 +143,7 @@ def find_user(text: str) -> Identity:
 
 
 def gpu_devices() -> tuple[str, ...]:
-    """Return the devices that a worker on a GPU reads and writes, if they exist."""
+    """Return the devices that exist and that a worker on a GPU reads and writes."""
     return tuple(str(device) for device in _gpu_files() if device.name == "kfd" or device.name.startswith("renderD"))
 
 
@@ -167,16 +161,10 @@ def _gpu_files() -> Iterator[Path]:
 def choose(
     confinement: Confinement, readable: Sequence[str], writable: Sequence[str], program: Sequence[str]
 ) -> tuple[Identity | None, str]:
-    """Return the first candidate that may do what the model needs (None = the settings leave no choice). If it is not
-    the first of all, also return in words who it is and why.
-
-    Args:
-        readable: files, and folders with all their contents, that the worker reads.
-        writable: devices, and folders, which are made if they do not exist.
-        program: further files and folders that it reads, without their contents.
-
-    Raises PermissionError if no candidate may.
-    """
+    """Return the first candidate that may do what the model needs; None = no choice. If it is not the preferred one,
+    also return in words who it is and why. `readable`: files, and folders with all contents, to read. `writable`:
+    devices, and folders, which may be missing. `program`: files and folders to read, without contents. Raises
+    PermissionError if no candidate may."""
     if not confinement.candidates:
         return None, ""
     # Listed as root, who sees all files.
@@ -246,8 +234,8 @@ def _acting_as(identity: Identity) -> Iterator[None]:
 
 
 def confine(identity: Identity | None, confinement: Confinement) -> None:
-    """Become this user permanently, without capabilities or a way to more rights, within the bounds. Runs in the new
-    process, before any of the model's code. Raises OSError if the kernel refuses."""
+    """Become this user permanently, with no way to more rights, within the bounds. Runs before any of the model's code.
+    Raises OSError if the kernel refuses."""
     if confinement.control_group:
         enter(confinement.control_group)
     if not confinement.core_dumps:
@@ -282,8 +270,7 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
 
 
 def hide_memory() -> None:
-    """Hide this process's memory from other processes of the same user (ptrace, /proc), unless core dumps are
-    wanted."""
+    """Hide this process's memory from others of its user (ptrace, /proc), unless core dumps are wanted."""
     if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0:
         _prctl(_PR_SET_DUMPABLE, 0)
 
@@ -293,14 +280,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _capabilities() -> tuple[int, int]:
-    """Return this process's effective and permitted capabilities, as bits."""
+    """Return the effective and permitted capabilities, as bits."""
     data = (ctypes.c_uint32 * 6)()
     _check(_libc.capget((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), data))
     return data[0] | data[3] << 32, data[1] | data[4] << 32
 
 
 def _set_capabilities(effective: int, permitted: int) -> None:
-    """Set this process's capabilities; none can be inherited."""
     low, high = (1 << 32) - 1, 32
     data = (effective & low, permitted & low, 0, effective >> high, permitted >> high, 0)
     _check(_libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)(*data)))

@@ -67,7 +67,7 @@ class ZygoteProcess:
         return cls(process.pid, connection, process)
 
     def end(self) -> str:
-        """Kill the zygote. Returns how it ended."""
+        """Returns how it ended."""
         with self.connection:
             if self.process is not None:
                 self.process.kill()
@@ -82,19 +82,15 @@ class ZygoteProcess:
 
 _LAUNCH_ATTEMPTS = 3
 _ANSWER_SECONDS = 60.0
-"""How long the zygote may be silent while a launch waits for it. A worker takes it milliseconds; its imports, which
-come first, take seconds, and many more on a busy machine."""
+"""How long the zygote may be silent during a launch. A worker takes milliseconds, its imports seconds, or many seconds
+on a busy machine."""
 
 
 class WorkerLauncher:
-    """Keeps a zygote and starts workers through it.
-
-    `start` needs no asyncio loop. It must be called before grpc is imported, so that the zygote has the machine to
-    itself while the server imports the rest. Everything else runs on the loop. If the zygote dies, workers go on, and
-    the next launch starts another zygote. A zygote that does not answer is killed.
-
-    Zygote and workers outlive the server if another process holds their pipe and the zygote's connection.
-    """
+    """Keeps a zygote and starts workers through it. If the zygote dies, workers go on, and the next launch starts
+    another; a zygote that does not answer is killed. Zygote and workers outlive the server if another process holds
+    their pipe and the zygote's connection. `start` needs no asyncio loop, and must be called before grpc is imported,
+    so that the zygote has the machine to itself; everything else runs on the loop."""
 
     def __init__(
         self,
@@ -109,9 +105,8 @@ class WorkerLauncher:
     ) -> None:
         """`preload`: modules that the zygote imports if they are installed. `settings`: None = workers run as this
         process' user. `groups`: None = this process may make no cgroups. `parent_pipe`: zygote and workers end when it
-        breaks; None = a pipe of this process. `zygote`: the previous server's, with the workers that it has kept.
-        `on_zygote`: called with each zygote that is started. Raises ValueError if workers cannot run as the user in the
-        settings."""
+        breaks; None = a new pipe. `zygote`: the previous server's. `on_zygote`: called with each zygote that is
+        started. Raises ValueError if workers cannot run as the user in the settings."""
         self._log = log
         self.settings = settings or WorkerSettings(user=KEEP_USER)
         self._candidates = candidates(self.settings)
@@ -133,7 +128,6 @@ class WorkerLauncher:
         """When the zygote last sent something; less than `_started_at` if it has sent nothing yet."""
         self._attached = False
         self._asked: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
-        """The launches that wait for the zygote's replies, in their order."""
         self._is_in_turn = zygote is None
         """Replies are for this server; until then they are for the previous one."""
         self._may_take_over = zygote is not None
@@ -148,8 +142,7 @@ class WorkerLauncher:
         return str(self._groups.folder) if self._groups is not None else ""
 
     def start(self) -> None:
-        """Start the zygote, or greet the previous server's. It imports the modules by itself; a launch waits for the
-        imports."""
+        """Start the zygote, or greet the previous server's. A launch waits for the zygote's imports."""
         if self.zygote is not None:
             self._tell(messages.NewServer())
         else:
@@ -158,9 +151,9 @@ class WorkerLauncher:
     async def launch(
         self, options: messages.LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
     ) -> WorkerSession:
-        """Open a session with these instances, in a new process, or in the process of its group, which may come from
-        the previous server. The process's output goes to `log`. `key`: see WorkerSession.open. Raises ServeError
-        (INTERNAL) if the process cannot be started, OSError if no descriptor or no cgroup is free."""
+        """Open a session with these instances, in a new process, or in its group's, which may come from the previous
+        server. The output goes to `log`. `key`: see WorkerSession.open. Raises ServeError (INTERNAL) if the process
+        cannot be started, OSError if no descriptor or no cgroup is free."""
         name = options.shared_worker
         async with self._starting[name] if name else nullcontext():
             process = self._shared.get(name)
@@ -204,7 +197,6 @@ class WorkerLauncher:
         return None
 
     def _bounded(self, options: messages.LaunchOptions) -> WorkerSettings:
-        """Return the settings with the model's own bounds."""
         bounds: Mapping[str, Any] = options.bounds
         return replace(self.settings, **bounds)
 
@@ -249,13 +241,11 @@ class WorkerLauncher:
         return worker
 
     def keep(self, worker: WorkerProcess, key: str) -> None:
-        """Keep a serving worker for the next server."""
         # If the message is lost, the next server loads the model again.
         self._tell(messages.Keep(worker.pid, key))
 
     def end_kept(self) -> None:
-        """End the previous server's workers and sessions that have not been taken over by now, because their models are
-        gone or have changed. Also remove the cgroups that it left."""
+        """End the previous server's workers and sessions that were not taken over, and remove its cgroups."""
         if not self._may_take_over:
             return
         self._may_take_over = False
@@ -269,7 +259,6 @@ class WorkerLauncher:
                 self._watch.add_grouped(group, None)
 
     def set_verbose(self, verbose: bool) -> None:
-        """Switch the details in all workers' logs on or off."""
         for worker in self._workers.values():
             for session in worker.sessions:
                 session.send(messages.Verbosity(verbose))
@@ -292,7 +281,7 @@ class WorkerLauncher:
         return self.zygote
 
     def _tell(self, message: Any) -> None:
-        """Send a message; it is lost if there is no zygote or the zygote's queue is full."""
+        """Send a message; it is lost if there is no zygote or its queue is full."""
         if self.zygote is not None:
             with suppress(OSError):
                 self.zygote.connection.send(messages.encode_message(message), socket.MSG_DONTWAIT)
@@ -301,8 +290,7 @@ class WorkerLauncher:
         self, message: messages.Spawn | messages.TakeOver, options: messages.LaunchOptions, log: logging.Logger
     ) -> WorkerProcess:
         """Return the worker that the zygote replies with; if cancelled, end it. Raises ConnectionResetError if the
-        zygote has ended, ServeError (INTERNAL) if the worker could not be started, OSError if no descriptors are
-        free."""
+        zygote has ended, ServeError (INTERNAL) if there is no worker, OSError if no descriptors are free."""
         answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         try:
             await self._send(messages.encode_message(message))
@@ -340,7 +328,6 @@ class WorkerLauncher:
                 self._gone()
 
     def _give_up(self) -> None:
-        """Kill a zygote that has not answered in time."""
         self._log.error(
             "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
             self._answer_seconds,
@@ -351,7 +338,7 @@ class WorkerLauncher:
         self._gone()
 
     def _end_zygote(self) -> str:
-        """Kill the zygote. Returns how it ended."""
+        """Returns how it ended."""
         zygote, self.zygote = self.zygote, None
         if zygote is None:
             return ""

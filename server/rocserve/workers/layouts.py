@@ -24,15 +24,13 @@ from rocserve.workers.messages import LONGEST_TEXT, status_code
 
 _PARAMETERS: Any = Parameters
 _MOST_COMMAS = 1 << 15
-"""Commas in a layout's JSON. A layout of the most tensors that a model may have, with 29 dimensions each, has no more.
-It is parsed in a tenth of a second, in which the server does nothing else."""
+"""Commas in a layout's JSON, enough for the most tensors that a model may have, with 29 dimensions each. Parsing so
+many takes a tenth of a second, in which the server does nothing else."""
 _MOST_DIMENSIONS = 64
 """Of one tensor; numpy supports no more."""
 
 
 class Layout:
-    """A layout, as its sender keeps it."""
-
     __slots__ = ("number", "places", "text")
 
     def __init__(self, heads: tuple[TensorHead, ...]) -> None:
@@ -49,8 +47,7 @@ class TensorSender:
     """Sends tensors from one end. From any thread."""
 
     def __init__(self, allocate: Callable[[int], tuple[int, memoryview]], post: Callable[[bytes], None]) -> None:
-        """`allocate`: returns the place and memory of a slot of that size, which the other end returns after reading.
-        `post`: posts an entry."""
+        """`allocate`: returns place and memory of a slot of that size, which the other end returns after reading."""
         self._allocate = allocate
         self._post = post
         self._layouts: Memo[tuple[tuple[str, DataType, tuple[int, ...]], ...], Layout] = Memo(
@@ -62,7 +59,7 @@ class TensorSender:
         self._lock = threading.RLock()
 
     def of(self, tensors: Sequence[Tensor]) -> Layout:
-        """Return the layout of tensors. Raises ServeError as Layout."""
+        """Raises ServeError as Layout."""
         key = tuple([(each.name, each.datatype, each.shape) for each in tensors])
         layout = self._layouts.get(key)
         if layout is None:
@@ -70,8 +67,7 @@ class TensorSender:
         return layout
 
     def number(self, layout: Layout) -> int:
-        """Return the layout's number at the other end, after sending the layout if the other end does not know it or
-        may have forgotten it."""
+        """Return the layout's number, after sending the layout if the other end may not know it."""
         if layout.number <= self._defined - entries.REMEMBERED_LAYOUTS:
             with self._lock:
                 self._defined += 1
@@ -81,7 +77,7 @@ class TensorSender:
         return layout.number
 
     def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, int, int]:
-        """Write tensors to a slot. Returns the number of their layout, the place, and the bytes of the details. Raises
+        """Write tensors to a slot; return their layout's number, the place, and the bytes of the details. Raises
         ServeError: INTERNAL if the details are too long or a tensor's bytes do not fit its shape; or if no slot is
         free."""
         checked(details)
@@ -99,8 +95,8 @@ class TensorSender:
         return place
 
     def response(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> bytes:
-        """Make a RESPONSE entry for the request or call of that number. `references`: how many of the first tensors are
-        references. Raises ServeError as `put`."""
+        """Make a RESPONSE entry. `references`: how many of the first tensors are references. Raises ServeError as
+        `put`."""
         flags = entries.FINAL if final else 0
         code = layout = place = nbytes = 0
         if answer is None:
@@ -117,17 +113,14 @@ class TensorSender:
 
 
 class TensorReader:
-    """Reads the tensors that the other end sends, by the layouts that it has defined. Memory is bounded.
-
-    Methods raise ValueError if the other end's messages are invalid.
-    """
+    """Reads tensors by the layouts that their sender has defined, in bounded memory. Methods raise ValueError if the
+    sender's messages are invalid."""
 
     def __init__(self, heap: HeapReader) -> None:
         self._heap = heap
         self._places: dict[int, TensorPlaces] = {}
 
     def define(self, number: int, place: int, nbytes: int) -> None:
-        """Handle LAYOUT. Raises ValueError."""
         if len(self._places) >= 2 * entries.REMEMBERED_LAYOUTS:
             del self._places[next(iter(self._places))]
         text = self.text(place, nbytes)
@@ -143,18 +136,17 @@ class TensorReader:
         self._places[number] = TensorPlaces(heads)
 
     def get(self, number: int) -> TensorPlaces:
-        """Raises ValueError."""
         places = self._places.get(number)
         if places is None:
             raise ValueError(f"tensors of layout {number}, which it has not defined")
         return places
 
     def text(self, place: int, nbytes: int) -> bytes:
-        """Read a slot that holds only a text. Raises ValueError."""
+        """Read a slot that holds only a text."""
         return bytes(self._heap.checked(place, text_length(nbytes)))
 
     def read(self, number: int, place: int, details: int) -> tuple[list[Tensor], bytes]:
-        """Return the tensors of a slot, as views, and the details behind them. Raises ValueError."""
+        """Return the tensors of a slot, as views, and the details behind them."""
         places = self.get(number)
         bounds, end = bounds_of(places, self._heap.checked(place, places.table_bytes))
         view = self._heap.checked(place, end + text_length(details))
@@ -162,7 +154,6 @@ class TensorReader:
         return tensors, bytes(view[end:])
 
     def response(self, flags: int, code: int, number: int, place: int, nbytes: int) -> Result | None:
-        """Read a RESPONSE. Raises ValueError."""
         if flags & entries.AGAIN:
             return RESCHEDULED
         if flags & entries.NONE:
@@ -204,15 +195,14 @@ def text_length(nbytes: int) -> int:
 
 
 def parameters_text(parameters: Parameters) -> bytes:
-    """Write a response's parameters as details. Raises ServeError (INTERNAL) if they are more than a request may
-    have."""
+    """Write a response's parameters. Raises ServeError (INTERNAL) if they are more than a request may have."""
     if len(parameters) > MOST_ENTRIES:
         raise internal(f"a response has {len(parameters)} parameters, at most {MOST_ENTRIES} can be sent")
     return to_json(parameters) if parameters else b""
 
 
 def read_parameters(text: bytes) -> Parameters:
-    """Parse a response's parameters. Raises ValueError."""
+    """Raises ValueError."""
     if not text:
         return NO_PARAMETERS
     # Each parameter has this text between its name and value, but a value may contain the text too.

@@ -2,13 +2,12 @@
 
 Through its reception the process gets the sockets of a session for each version: one to control it, and one for each
 instance. A session's thread reads the control socket, and loads and warms up the model. Then each instance has a thread
-that takes batches and answers them, because engines release the GIL while they compute, or have only one instance. If a
-model sees each request separately, the roles of the threads are swapped; see RequestService.
+that runs its batches, because engines release the GIL while they compute, or have only one instance. See RequestService
+for models that see each request separately.
 
-If the process has one session, that session runs on the main thread, and the process ends with it. In a shared process
-the main thread waits for further sessions until the process is ended. If the server dies, sessions stay, with their
-models: work in flight is dropped, and the next server passes new sockets, because the zygote keeps the other end of the
-reception open meanwhile.
+A single session runs on the main thread, and the process ends with it. In a shared process the main thread waits for
+further sessions until the process is ended. If the server dies, sessions stay, with their models: work in flight is
+dropped, and the next server passes new sockets through the reception, whose other end the zygote keeps open.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ from rocserve.workers.worker_end import error_text
 
 _LOG = logging.getLogger("rocserve.worker")
 _SERVER_LOG = "rocserve"
-"""The parent of all loggers of the server's code."""
 _PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_REPORT = 500
 """Characters; a report is one line of the repository index."""
@@ -54,8 +52,8 @@ _OOM_SCORE = 300
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Be a worker until the server ends it, or is gone and no other server comes. Returns the exit status. Arguments:
-    the title, the parent's pipe, the reception."""
+    """Serve until the server ends the worker, or is gone and no other comes. Returns the exit status. Arguments: the
+    title, the parent's pipe, the reception."""
     title, parent_pipe, reception = arguments[0], *map(int, arguments[1:])
     for descriptor in (parent_pipe, reception):
         os.set_inheritable(descriptor, False)
@@ -74,19 +72,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Worker:
-    """Handles the messages of a process's reception."""
-
     def __init__(self, reception: socket.socket) -> None:
         self._reception = reception
         self.guard = FaultGuard()
         self._sessions: set[Session] = set()
-        """Only in a shared process."""
         self._quiet_levels: dict[str, int] = {}
         """The level of each logger before the log became verbose; empty while it is not."""
 
     def run(self) -> int:
-        """Handle messages until the end; return the exit status. Raises EOFError or OSError if the server is gone and
-        no other has come."""
+        """Return the exit status. Raises EOFError or OSError if the server is gone and no other has come."""
         kind, sockets = self.receive()
         if kind == messages.ALONE:
             session = Session(self, sockets, kind)
@@ -121,7 +115,7 @@ class Worker:
                 trim(0)
 
     def receive(self) -> tuple[bytes, list[socket.socket]]:
-        """Receive a message, and the sockets of a session. Raises EOFError or OSError."""
+        """Return a message, and the sockets of a session. Raises EOFError or OSError."""
         kind, descriptors = receive_with_descriptors(self._reception, messages.LONGEST_RECEPTION, messages.MOST_SOCKETS)
         if not kind:
             end_group()
@@ -140,8 +134,6 @@ class Worker:
 
 
 class Session:
-    """Runs the worker's side of one model version."""
-
     def __init__(self, worker: Worker, sockets: Sequence[socket.socket], kind: bytes) -> None:
         """`kind`: the message that came with the sockets; the next server finds a kept session by it."""
         self._worker = worker
@@ -159,8 +151,8 @@ class Session:
         self._reported: messages.Progress | None = None
 
     def run(self) -> int:
-        """Serve until the end. Returns the exit status for a process with only this session. Raises EOFError or OSError
-        if the server is gone and no other has come, or, in a shared process, if it has closed the control socket."""
+        """Serve until the end; return the exit status. Raises EOFError or OSError if the server is gone and no other
+        has come, or, in a shared process, if the control socket is closed."""
         load = self._receive()
         if not isinstance(load, messages.Load):
             raise ValueError(f"expected messages.Load, got {type(load).__name__}")
@@ -196,11 +188,10 @@ class Session:
         return 0
 
     def _properties(self) -> dict[str, str]:
-        """Return how the engine runs the model; empty before the load."""
         return dict(model_properties(self._service.model)) if self._service is not None else {}
 
     def _report(self, text: str) -> None:
-        """Send an engine's report to the server; see backends.base.ModelSource."""
+        """Send an engine's report to the server."""
         line = " ".join(text.split())
         if len(line) > _LONGEST_REPORT:
             line = f"{line[: _LONGEST_REPORT - 3]}..."
@@ -210,7 +201,6 @@ class Session:
             self._control.send_later(progress)
 
     def close(self) -> None:
-        """Unload the model and close the sockets, which tells the server that the session has ended."""
         try:
             if self._service is not None:
                 self._service.model.close()
@@ -220,7 +210,7 @@ class Session:
             self._control.close()
 
     def _wait(self) -> bool:
-        """Wait for the end. Returns False if the server is gone."""
+        """Returns False if the server is gone."""
         try:
             self._receive(ends_without=False)
         except (EOFError, ConnectionError):
@@ -229,8 +219,7 @@ class Session:
         return True
 
     def renew(self, kind: bytes, sockets: Sequence[socket.socket]) -> bool:
-        """Go on as the session of this kind that a new server opens. Returns False if this is another session. On the
-        main thread."""
+        """Go on as the session of this kind that a new server opens, unless it is another. On the main thread."""
         if not self._waits or kind != self._kind:
             return False
         self._is_left = self._waits = False
@@ -244,8 +233,7 @@ class Session:
             self._handed.put(())
 
     def _wait_for_server(self, service: ModelService, loaded: messages.Loaded) -> None:
-        """Wait for the next server's sockets, and report the loaded model to it as to the one before. Raises EOFError
-        or OSError."""
+        """Serve the next server's sockets, after the usual messages. Raises EOFError or OSError."""
         if self._is_shared:
             self._waits = True
             sockets = self._handed.get()
@@ -267,8 +255,8 @@ class Session:
             self._control.send(changes)
 
     def _receive(self, ends_without: bool = True) -> messages.Message:
-        """Return the next message that is not Verbosity. `ends_without`: without a server, a process that is not shared
-        ends. Raises EOFError or OSError."""
+        """Return the next message except Verbosity. `ends_without`: end the process if it is not shared and the server
+        is gone. Raises EOFError or OSError."""
         try:
             while isinstance(message := self._control.receive(), messages.Verbosity):
                 self._worker.set_verbose(message.verbose)
@@ -310,15 +298,14 @@ class ControlSocket:
         """The newest Progress that has not been sent; older ones no longer matter."""
 
     def send(self, message: messages.Message) -> None:
-        """Send a message behind all earlier ones; waits until it is in the socket. Raises OSError if the server is
-        gone."""
+        """Send a message, waiting until it is in the socket. Raises OSError if the server is gone."""
         with self._lock:
             self._connection.sendall(self._rest + self._waiting + messages.encode_frame(message))
             self._rest = self._waiting = b""
 
     def send_later(self, progress: messages.Progress) -> None:
-        """Send a report without waiting for the server. If the socket is full, the report goes with the next message,
-        unless a newer report replaces it. It is dropped if there is no server."""
+        """Send a report without waiting: if the socket is full, the report goes with the next message, or is replaced
+        by a newer one. It is dropped if there is no server."""
         with self._lock, suppress(OSError):
             self._waiting = messages.encode_frame(progress)
             self._rest = self._rest[self._connection.send(self._rest, socket.MSG_DONTWAIT) :]
@@ -331,7 +318,7 @@ class ControlSocket:
             self._connection.close()
 
     def receive(self) -> messages.Message:
-        """Return the next message. Raises EOFError or ConnectionError if the server is gone."""
+        """Raises EOFError or ConnectionError if the server is gone."""
         (length,) = messages.FRAME_LENGTH.unpack(self._receive_exactly(messages.FRAME_LENGTH.size))
         return messages.decode_message(self._receive_exactly(length))
 
@@ -346,8 +333,8 @@ class ControlSocket:
 
 
 def end_group() -> None:
-    """End this process group, because the server is gone. The broken pipe ends it too, with all processes that a model
-    has started. But if this process left before that signal came, the others would stay behind."""
+    """End this process group, because the server is gone. The broken pipe ends it too, but if this process left before
+    that signal came, processes that the model has started would stay."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
 
@@ -371,7 +358,7 @@ def _become(title: str) -> None:
 
 
 def _pass_over(number: int, frame: object) -> None:
-    """Ignore a signal that is not for workers."""
+    pass
 
 
 def _take_signals() -> None:
@@ -383,9 +370,9 @@ def _take_signals() -> None:
 
 
 def _open_log() -> None:
-    """Write log lines with levels, by which the server's log sorts them. The loggers of the server's code have a
-    separate stream, handler and level, because models close the standard streams and configure logging. Python also
-    writes the line of a crash (a signal such as SIGSEGV) to that stream."""
+    """Write log lines with levels, by which the server's log sorts them. The server's own lines, and Python's line
+    of a crash, have a separate stream, handler and level, because models close the standard streams and configure
+    logging."""
     stream = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     faulthandler.enable(stream, all_threads=False)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)

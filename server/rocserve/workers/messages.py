@@ -1,13 +1,9 @@
-"""Defines the messages between the server, the zygote and the workers, except for batches and their results
-(`entries.py`).
+"""Defines the messages between the server, the zygote and the workers, except for batches and results (`entries.py`).
 
-Control messages go through the control socket of a session, one at a time: Load -> Loaded | LoadFailed, WarmUp ->
-WarmedUp | LoadFailed, Unload -> (the session ends). Progress and MetricChanges come from the worker in between. Spawn
-and TakeOver go to the zygote, which answers in the same order; Keep, NewServer and EndLeft go to it too. Exited comes
-from it at any time.
-
-A message is its name and JSON; on a control socket, a stream, its length comes first. Pickle is not used, so that no
-message can make the receiver run or import code.
+Through the control socket of a session go, one at a time: Load -> Loaded | LoadFailed, WarmUp -> WarmedUp | LoadFailed,
+Unload -> (the session ends); Progress and MetricChanges come from the worker in between. The zygote answers Spawn and
+TakeOver in their order, gets Keep, NewServer and EndLeft, and sends Exited at any time. A message is its name and JSON,
+on a control socket with its length in front. Pickle is not used, because it would let a message run or import code.
 """
 
 from __future__ import annotations
@@ -26,10 +22,9 @@ from rocserve.settings import EngineSettings
 from rocserve.workers.isolation import Confinement, gpu_devices
 
 ALONE, SHARED, LEFT_END = b"1", b"+", b"-"
-"""The messages of a worker's reception. ALONE and SHARED come with the sockets of a session: a control socket, and
-one for each instance. ALONE: the process has only this session. SHARED: it has sessions of other models too, and the
-session's key follows. LEFT_END comes without sockets: the previous server's sessions that were not taken over must
-end."""
+"""The messages of a worker's reception. ALONE and SHARED come with a session's control socket and its instances'
+sockets. ALONE: the process has only this session. SHARED: it has other sessions too, and the session's key follows.
+LEFT_END: the previous server's sessions that were not taken over must end."""
 LONGEST_RECEPTION = 64
 """Bytes."""
 MOST_SOCKETS = 253
@@ -43,18 +38,14 @@ LONGEST_FRAME = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """The plan of one worker of a model version."""
-
     kind: InstanceKind
     """CPU or GPU; MODEL if the model itself chooses its devices."""
     device: int | None
     """The GPU's number; None = CPU or KIND_MODEL."""
     instance_count: int
-    """Number of instances; each has a thread."""
     instance_name: str = ""
     """Triton's name, <group>_<instance>; only for a worker with one instance."""
     rate_limiter: InstanceRateLimiter = NO_LIMITS
-    """The resources that each instance holds while it runs."""
     cores: tuple[int, ...] = ()
     """The CPU cores that the worker is bound to; empty = any."""
     architecture: str = ""
@@ -73,7 +64,6 @@ class Load:
     version_folder: str
     model_file: str
     engine: str
-    """The name of the engine's module."""
     config: ModelConfig
     plan: WorkerPlan = field(default_factory=lambda: WorkerPlan(InstanceKind.CPU, None, 1))
     answers_requests: bool = False
@@ -84,7 +74,6 @@ class Load:
     memory_bytes: int = 0
     """The worker's bound; 0 = none."""
     shares_process: bool = False
-    """Other models are in the same process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +100,6 @@ class Progress:
     """Reports what the engine is doing. Comes at any time after Load; after Loaded, about work in the background."""
 
     text: str
-    """One line; "" = nothing."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """The current value of Loaded.properties; empty before Loaded."""
 
@@ -127,7 +115,7 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class WarmedUp:
-    """The instances take batches now."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +132,6 @@ class Verbosity:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """The settings by which a worker is started."""
-
     title: str
     """Shown by ps; Linux keeps 15 bytes."""
     forked: bool
@@ -164,14 +150,12 @@ class LaunchOptions:
     """Folders and devices that the worker writes to."""
     model_name: str = ""
     shared_worker: str = ""
-    """The group of models that share one process; "" = the process has one model. All other options come from the first
-    model that is launched."""
+    """The group of models in one process, started by the options of the first; "" = the process has one model."""
     bounds: Mapping[str, int] = field(default_factory=dict)
     """The model's own bounds, by fields of WorkerSettings. All other bounds come from the settings."""
 
     def on_gpus(self, device: int | None) -> LaunchOptions:
-        """Return the options of a worker on a GPU; None = on all GPUs that the server may use. Such a worker is never
-        forked."""
+        """Return the options of a worker on a GPU; None = on all that the server may use. It is never forked."""
         own = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
         return replace(
             self,
@@ -183,22 +167,20 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a worker."""
-
     options: LaunchOptions
     confinement: Confinement = field(default_factory=Confinement)
 
 
 @dataclass(frozen=True, slots=True)
 class Spawned:
-    """The worker runs. Comes with the server's end of its reception, the reading end of its output pipe and, if the
-    kernel has pidfds (Linux 5.3), a pidfd."""
+    """The worker runs. Comes with the server's end of its reception, the reading end of its output pipe and, since
+    Linux 5.3, a pidfd."""
 
     pid: int
     user_problem: str = ""
     """Why the worker does not run as the preferred user; "" = it does."""
     control_group: str = ""
-    """Folder of the worker's cgroup; "" = it has none."""
+    """Folder; "" = the worker has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +206,8 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class NewServer:
-    """Another server is here. The zygote sends the message back: replies before it were for the previous server.
-    Workers that are not kept for the new server are ended."""
+    """Another server is here. The zygote echoes it: earlier replies were for the previous server. Workers that are not
+    kept are ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +253,5 @@ def status_code(code: int) -> StatusCode:
 
 
 def encode_frame(message: Message) -> bytes:
-    """Return a control message with its length in front."""
     data = encode_message(message)
     return FRAME_LENGTH.pack(len(data)) + data

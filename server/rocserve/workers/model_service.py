@@ -66,7 +66,6 @@ class ModelService(ABC):
     model: LoadedModel | RequestModel
 
     def __init__(self, load: Load, log: logging.Logger, guard: FaultGuard) -> None:
-        """`guard`: one for the process."""
         self._load = load
         self._log = log
         self._guard = guard
@@ -85,7 +84,6 @@ class ModelService(ABC):
         """Use other sockets, from the next `serve` on."""
 
     def _source(self, report: Callable[[str], None]) -> ModelSource:
-        """Describe the model to the engine. `report`: see ModelSource."""
         load = self._load
         return ModelSource(
             name=load.model_name,
@@ -120,8 +118,7 @@ class ModelService(ABC):
 
 
 def serve_error(error: BaseException, log: logging.Logger) -> ServeError:
-    """Return the error of a failed batch. SystemExit counts too: a model that calls sys.exit() fails its batch, and
-    does not end the worker."""
+    """Return the error of a failed batch. sys.exit() in a model also fails its batch only, not the worker."""
     if isinstance(error, ServeError):
         return error
     log.error("the model failed to run a batch", exc_info=error)
@@ -191,7 +188,7 @@ class TensorExecutor:
         self._log = log
         self._free = deque(BatchLane(end, model, config, execution, log) for execution in model_executions(model))
         self._running: deque[BatchLane] = deque()
-        """In the order of their batches, which are also answered in this order."""
+        """In the order in which their batches began and are answered."""
         self._engine_free_ns = 0
         """time.monotonic_ns() when the engine ended its last batch."""
 
@@ -241,8 +238,7 @@ class TensorExecutor:
 
 
 class BatchLane:
-    """Takes batches from their inputs to their results, one after the other. Other lanes of the instance may have
-    batches in flight at the same time."""
+    """Runs batches from their inputs to their results, one after the other, next to the instance's other lanes."""
 
     def __init__(
         self,
@@ -263,7 +259,6 @@ class BatchLane:
         self._error: BaseException | None = None
 
     def start(self, received: ReceivedBatch) -> None:
-        """Make the engine begin with a batch."""
         self._received, self._error = received, None
         self._input_end = received.taken_ns
         try:
@@ -280,7 +275,7 @@ class BatchLane:
         return self._error is not None or self._execution.is_done
 
     def finish(self, engine_free_ns: int) -> int:
-        """Wait for the batch and send its result. Returns time.monotonic_ns() when the engine ended it.
+        """Wait for the batch and send its result. Returns when the engine ended it (time.monotonic_ns()).
         `engine_free_ns`: when the engine ended the batch before."""
         writer, end = self._writer, self._end
         input_end = output_start = max(self._input_end, engine_free_ns)
@@ -315,19 +310,16 @@ class BatchLane:
         return result.kept
 
     def drop(self) -> None:
-        """Wait for the batch and drop its result."""
         with suppress(Exception):
             self._execution.result()
         self._writer.give_up_room()
 
 
 class RequestService(ModelService):
-    """Serves a model that sees each request separately: one instance, on the worker's main thread.
-
-    Users' models may use libraries that work only on the thread that loaded them, or only on the main thread. So
-    initialize, execute and finalize all run there. A second thread waits for the end on the control socket, and a third
-    reads the back channel.
-    """
+    """Serves a model that sees each request separately: one instance, on the worker's main thread. Users' models may
+    use libraries that work only on the thread that loaded them, or only on the main thread, so initialize, execute
+    and finalize all run there. A second thread waits for the end on the control socket, and a third reads the back
+    channel."""
 
     def __init__(
         self,
@@ -338,8 +330,7 @@ class RequestService(ModelService):
         guard: FaultGuard,
         send_metrics: Callable[[MetricChanges], None],
     ) -> None:
-        """`report`: see backends.base.ModelSource. `send_metrics`: see backends.request_model.RequestModelSource.
-        Raises ServeError or any exception if the model cannot be loaded."""
+        """`report`: see ModelSource. `send_metrics`: see RequestModelSource. Raises ServeError or any exception."""
         super().__init__(load, log, guard)
         self._end = WorkerEnd(connection, guard)
         self._back = BackChannel(self._end, log)
@@ -410,8 +401,8 @@ class RequestService(ModelService):
         self._end.finish(received, (input_end, output_start), results, kept)
 
     def _request(self, received: ReceivedRequest, responders: list[BatchedResponder]) -> ModelRequest:
-        """Return a request on separate memory, so that the model may keep and change it. Its responder is appended to
-        `responders`, even if the rest fails."""
+        """Return a request whose memory the model may keep and change. Its responder is appended to `responders` in any
+        case."""
         responder = self._back.open_request(received.number)
         responders.append(responder)
         layout, heap = received.form.layout, self._end.inputs
@@ -440,8 +431,7 @@ class RequestService(ModelService):
         )
 
     def _run_alone(self, request: ModelRequest) -> Result | None:
-        """Run one request of a group. The answer is copied, because the model may reuse its memory for the next
-        request."""
+        """Run one request of a group. The answer is copied, as the model may reuse its memory for the next one."""
         (answer,) = self._run([request])
         if isinstance(answer, ModelResponse):
             return replace(answer, outputs=[tensor.copied() for tensor in answer.outputs])
@@ -477,8 +467,6 @@ def _of_samples(names: Iterable[str]) -> Iterator[None]:
 
 
 class _SampleResponder:
-    """Takes the answers to one request of a warm-up sample."""
-
     is_cancelled = False
 
     def __init__(self) -> None:

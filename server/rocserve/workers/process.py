@@ -1,5 +1,5 @@
-"""Watches worker processes in the server: when and why each ends, and its sessions, one for each model version in it,
-with their control messages and instances."""
+"""Watches worker processes in the server, and their sessions: control messages and instances of one model version
+each."""
 
 from __future__ import annotations
 
@@ -32,17 +32,15 @@ class WorkerProcess:
     pid: int
     _pidfd: int | None
     reception: socket.socket
-    """The socket by which the process gets the sockets of its sessions."""
+    """Through it the process gets the sockets of its sessions."""
     _output: WorkerOutput
     group: ControlGroup | None = None
-    """The process's cgroup, if it has a separate one."""
     group_name: str = ""
     """The group of models that share the process; "" = the process has one model."""
 
     def __post_init__(self) -> None:
         self.sessions: list[WorkerSession] = []
         self.opening = 0
-        """Sessions that are being opened."""
         self._loop = asyncio.get_running_loop()
         self.exited = asyncio.Event()
         self._is_killed = False
@@ -53,7 +51,6 @@ class WorkerProcess:
 
     @property
     def title(self) -> str:
-        """The name in errors and in the log."""
         return f"shared worker '{self.group_name}'" if self.group_name else "worker"
 
     @property
@@ -63,12 +60,10 @@ class WorkerProcess:
 
     @property
     def fate(self) -> str:
-        """The end of the process, in the words of errors and the log."""
         return f"was killed: {self._fault}" if self._fault else f"ended unexpectedly ({self.reason})"
 
     @property
     def last_words(self) -> str:
-        """The last line of the process's output, to be appended to the reason of its end."""
         line = self._output.last_line
         return f"; it last wrote: {line}" if line else ""
 
@@ -78,11 +73,9 @@ class WorkerProcess:
 
     @property
     def takes_sessions(self) -> bool:
-        """Whether the process has neither ended nor been killed."""
         return not self._is_killed and not self.exited.is_set()
 
     def kill(self) -> None:
-        """Kill the process by SIGKILL, unless it has ended."""
         if self.exited.is_set():
             return
         self._is_killed = True
@@ -100,7 +93,7 @@ class WorkerProcess:
         self._status_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def zygote_gone(self) -> None:
-        """Watch the process directly, because no zygote reports its end any more, or ends its process group."""
+        """Watch the process directly: without the zygote, nothing else reports its end or ends its process group."""
         if self.exited.is_set():
             return
         if self._pidfd is None:
@@ -110,14 +103,13 @@ class WorkerProcess:
             self._loop.add_reader(self._pidfd, self._exited_alone)
 
     def _exited_alone(self) -> None:
-        """End the process group, as the zygote would have done. The group's number is not reused as long as one of its
-        processes is left."""
+        """End the process group, whose number is not reused as long as one of its processes is left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.has_exited(None)
 
     def has_exited(self, wait_status: int | None) -> None:
-        """Record the end of the process; `wait_status`: None = not known."""
+        """`wait_status`: None = not known."""
         if self.exited.is_set():
             return
         self._end = "its exit status is not known"
@@ -156,8 +148,7 @@ def kill(pid: int, pidfd: int | None) -> None:
 _TURN_SECONDS = 0.005
 """A worker whose messages took longer than this to handle must wait."""
 _WAIT_PER_TURN = 9
-"""Times that the handling took, as the wait before more messages are read: a worker gets at most a tenth of the
-loop."""
+"""The wait, as a multiple of the time that the handling took: a worker gets at most a tenth of the loop."""
 
 _Reply = TypeVar("_Reply", messages.Loaded, messages.WarmedUp)
 
@@ -180,7 +171,6 @@ class WorkerSession:
         self.ended = asyncio.Event()
         self._on_progress: Callable[[messages.Progress | MetricChanges], None] | None = None
         self._reply: asyncio.Future[messages.Message] | None = None
-        """The reply that the last message waits for."""
         self._is_unloading = False
         self._kill_timer: asyncio.TimerHandle | None = None
         self._reading = self._loop.create_task(self._read(reader))
@@ -190,9 +180,9 @@ class WorkerSession:
 
     @classmethod
     async def open(cls, process: WorkerProcess, instances: Sequence[Instance], key: str = "") -> WorkerSession:
-        """Pass the session's sockets through the process' reception. `key`: the name under which a shared process keeps
-        the session for the next server; "" = not kept. Raises ServeError (INTERNAL) if the instances are too many for
-        one message, OSError if no descriptor is free."""
+        """Pass the session's sockets to the process. `key`: a shared process keeps the session under it for the next
+        server; "" = not kept. Raises ServeError (INTERNAL) if the instances do not fit one message, OSError if no
+        descriptor is free."""
         if len(instances) >= messages.MOST_SOCKETS:
             raise internal(f"a worker can have {messages.MOST_SOCKETS - 1} instances, not {len(instances)}")
         control, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -220,8 +210,7 @@ class WorkerSession:
     async def load(
         self, message: messages.Load, on_progress: Callable[[messages.Progress | MetricChanges], None]
     ) -> messages.Loaded:
-        """Load the model. `on_progress` is called with all reports of the engine and the model, now and as long as the
-        session lives. Raises ServeError with the engine's reason if the model cannot be loaded."""
+        """Load the model. `on_progress`: called with all reports as long as the session lives. Raises ServeError."""
         self._on_progress = on_progress
         return await self._ask(message, "loading", messages.Loaded)
 
@@ -251,8 +240,7 @@ class WorkerSession:
         return has_ended
 
     async def _ask(self, message: messages.Message, doing: str, expected: type[_Reply]) -> _Reply:
-        """Send a message and return the worker's reply. Raises ServeError: INTERNAL if the worker ended without one, or
-        the worker's reason."""
+        """Return the reply. Raises ServeError: INTERNAL if the worker ended without one, or the worker's reason."""
         self._reply = self._loop.create_future()
         if self._reading.done():
             self._reply.set_exception(EOFError())
@@ -277,7 +265,6 @@ class WorkerSession:
         self._writer.write(messages.encode_frame(message))
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Handle the worker's messages until it closes its control socket."""
         took = 0.0
         try:
             while True:
@@ -307,7 +294,7 @@ class WorkerSession:
             self.end()
 
     def _received(self, message: messages.Message) -> None:
-        """Handle a message. Raises ValueError if workers may not send it."""
+        """Raises ValueError if workers may not send the message."""
         if isinstance(message, messages.Progress):
             message = replace(message, text=message.text[: messages.LONGEST_TEXT])
         if isinstance(message, messages.Progress | MetricChanges):

@@ -1,10 +1,7 @@
-"""Keeps workers within their bounds of memory and tasks: checks the processes of each worker, and ends a worker that
-exceeds a bound, with all processes that it has started.
-
-The kernel enforces such bounds only for a cgroup, which few servers may make (control_groups.py); a check then only
-reads what the kernel refused. The kernel's limits for a process (RLIMIT_AS) count memory that engines only reserve, and
-those for a user (RLIMIT_NPROC) count other models' processes.
-"""
+"""Keeps workers within their bounds of memory and tasks: checks the processes of each, and ends a worker that exceeds a
+bound, with all its processes. For a cgroup, which few servers may make (control_groups.py), the kernel enforces bounds,
+and a check only reads what it refused. The kernel's limits for a process (RLIMIT_AS) count memory that engines only
+reserve, and those for a user (RLIMIT_NPROC) count other models' processes."""
 
 from __future__ import annotations
 
@@ -49,14 +46,12 @@ class _Watched:
     memory_bytes: int
     tasks: int
     known: set[tuple[int, int]] = field(default_factory=set)
-    """The worker's processes at the last check, by number and start time. They remain its own when their parents
-    end."""
+    """By number and start time, at the last check. They remain the worker's when their parents end."""
     is_over: bool = False
 
 
 class ResourceWatch:
-    """Checks all workers of a server that have bounds. Lives on the asyncio loop, and does nothing while there are
-    none."""
+    """Checks all workers of a server that have bounds. Lives on the asyncio loop; idle while there are none."""
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
@@ -116,7 +111,7 @@ class ResourceWatch:
                 del self._grouped[group]
 
     def _goes_on(self, watched: _Watched, processes: Sequence[Process]) -> bool:
-        """Check a worker. Returns whether it must be checked again."""
+        """Returns whether the worker must be checked again."""
         worker = watched.worker
         if worker.has_ended and not watched.is_over:
             return False
@@ -132,10 +127,9 @@ class ResourceWatch:
 
 
 def _stop(watched: _Watched) -> None:
-    """Stop a worker and all processes that it has started, until a check finds no new one. A process that is forked
-    between the check and the kill may have a new session and no parent left; nothing would show whose it is. The
-    worker's group is stopped by one call, which no fork escapes: a process that forks and ends all the time is always
-    ahead of a check."""
+    """Stop all processes of a worker, until a check finds no new one. A process forked between check and kill may have
+    a new session and no parent left; nothing would show whose it is. The worker's group is stopped by one call, because
+    a process that forks and ends all the time is always ahead of a check."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(watched.worker.pid, signal.SIGSTOP)
     stopped: set[tuple[int, int]] = set()
@@ -173,7 +167,6 @@ def _own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
 
 
 def _excess(watched: _Watched, own: Sequence[Process]) -> str:
-    """Return which bound a worker exceeds, in words; "" = none."""
     tasks = sum(process.tasks for process in own)
     if watched.tasks and tasks > watched.tasks:
         return f"limit of {watched.tasks} tasks exceeded (it had {tasks} processes and threads)"
@@ -194,8 +187,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def share_bytes(pid: int) -> int:
-    """Return the same, but divide pages between the processes that share them; if only root may see that, without the
-    division."""
+    """Return the same, with pages divided between the processes that share them, if that is visible."""
     shares = _sum(pid, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
     return memory_bytes(pid) if shares is None else shares
 
@@ -209,7 +201,6 @@ def _sum(pid: int, file: str, names: tuple[str, ...]) -> int | None:
 
 
 def read_processes() -> Sequence[Process]:
-    """Return all visible processes of this machine or container."""
     found: list[Process] = []
     with os.scandir("/proc") as entries:
         for name in (entry.name for entry in entries if entry.name.isdecimal()):

@@ -34,8 +34,7 @@ NO_ROOM: Mapping[str, Array] = {}
 
 
 def answer_results(sender: TensorSender, answers: Sequence[Answer | None]) -> list[OutgoingResult]:
-    """Return results for the requests of a batch; consecutive alike ones are one result. None = the request is answered
-    by separate messages."""
+    """Make results for the requests of a batch, one for consecutive alike ones. None = messages answer the request."""
     results: list[OutgoingResult] = []
     for answer in answers:
         if answer is None:
@@ -53,8 +52,8 @@ def answer_results(sender: TensorSender, answers: Sequence[Answer | None]) -> li
 def _add_result(
     sender: TensorSender, results: list[OutgoingResult], outputs: Sequence[Tensor], parameters: Parameters
 ) -> None:
-    """Add the next request's result, to the previous result if both differ only in their bytes. Raises ServeError
-    (INTERNAL) if it cannot be sent."""
+    """Add the next request's result, to the one before if both differ only in their bytes. Raises ServeError
+    (INTERNAL)."""
     layout, data = sender.of(outputs), [each.data for each in outputs]
     if not parameters and results and results[-1].layout is layout:
         packed = layout.places.packed(data)
@@ -71,8 +70,6 @@ def _add_result(
 
 
 class _Plan:
-    """Assigns outputs of known shapes to parts of a slot."""
-
     __slots__ = ("_rooms", "layout")
 
     def __init__(self, layout: Layout) -> None:
@@ -93,8 +90,7 @@ class _Plan:
 
 
 class ResultWriter:
-    """Writes the results of one instance's batches. For each set of shapes, the outputs' parts of a slot are computed
-    once."""
+    """Writes the results of one instance. For each set of shapes, the outputs' parts of a slot are computed once."""
 
     def __init__(self, end: WorkerEnd, signature: Signature, batching: bool) -> None:
         """`batching`: outputs have the batch's rows."""
@@ -122,8 +118,8 @@ class ResultWriter:
             self._reserved = None
 
     def write(self, results: list[OutgoingResult], batch: Batch, result: BatchResult) -> None:
-        """Add the results of a batch, or of one request of a group. Raises ServeError (INTERNAL) if the outputs are not
-        the requested ones, or not of the batch's rows."""
+        """Add the results of a batch, or of one request of a group. Raises ServeError (INTERNAL) for wrong outputs or
+        rows."""
         outputs = result.outputs
         names = batch.requested_outputs or tuple(outputs)
         try:
@@ -205,7 +201,6 @@ class ResultWriter:
     def _split(
         self, batch: Batch, values: Mapping[str, Array | Tensor], failures: Mapping[int, ServeError]
     ) -> list[Answer]:
-        """Return the answer to each of several requests."""
         columns = [
             self._cut(name, value, batch.cuts.get(name) or [(size, *value.shape[1:]) for size in batch.request_sizes])
             for name, value in values.items()
@@ -219,7 +214,7 @@ class ResultWriter:
         ]
 
     def _cut(self, name: str, value: Array | Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-        """Cut an output into consecutive tensors of these shapes. Raises ServeError (INTERNAL) if it is damaged."""
+        """Cut an output into consecutive tensors. Raises ServeError (INTERNAL) if it is damaged."""
         datatype, counts = self._datatype(name, value), list(accumulate(map(math.prod, shapes), initial=0))
         if isinstance(value, Tensor):
             data, bounds = flat_octets(value.data), _ends(value, counts)
@@ -238,14 +233,12 @@ class ResultWriter:
 
 
 def _octets(array: Array | Tensor) -> Buffer:
-    """Return the bytes of an array, in C order."""
     assert isinstance(array, np.ndarray)
     return octets(np.ascontiguousarray(array))
 
 
 def _ends(tensor: Tensor, counts: Sequence[int]) -> list[int]:
-    """Return the byte at which the first elements of an output end, for each count of elements. Raises ServeError
-    (INTERNAL)."""
+    """Return the byte at which the first elements end, for each count. Raises ServeError (INTERNAL)."""
     nbytes = memoryview(tensor.data).nbytes
     if tensor.datatype is not DataType.BYTES:
         expected = tensor.element_count * tensor.datatype.itemsize

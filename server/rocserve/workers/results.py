@@ -32,8 +32,6 @@ _NOTHING = memoryview(b"")
 
 
 class BatchOutcome:
-    """The outcome of a batch."""
-
     __slots__ = (
         "_view",
         "compute_end_ns",
@@ -51,7 +49,7 @@ class BatchOutcome:
     def __init__(self, error: ServeError | None, times: tuple[int, int, int], view: memoryview = _NOTHING) -> None:
         """`view`: the memory of all outputs."""
         self.error = error
-        """Set if the whole batch failed."""
+        """Of the whole batch."""
         # time.monotonic_ns() when the engine began, when it ended, and when the outputs were in the heap.
         self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
         self.failures: dict[int, ServeError] = {}
@@ -69,7 +67,6 @@ class BatchOutcome:
 
     @property
     def nbytes(self) -> int:
-        """Size of the memory of all outputs."""
         return len(self._view)
 
     def outputs_of(self, request_index: int) -> Outputs:
@@ -91,14 +88,8 @@ class ResultReader:
     def read_batch(
         self, place: int, nbytes: int, entries: int, times: tuple[int, int, int], sizes: tuple[int, ...], may_open: bool
     ) -> BatchOutcome:
-        """Read the results of a batch.
-
-        Args:
-            place: of the results' slot of `nbytes`, which begins with a table of `entries` entries.
-            times: see BatchOutcome.
-            sizes: rows of each request in the batch.
-            may_open: the model sees each request separately, so it may keep a request open.
-        """
+        """Read results from a slot that begins with a table of `entries` entries. `sizes`: rows of each request.
+        `may_open`: the model may keep requests open."""
         if not 0 < entries * ENTRY_BYTES <= nbytes:
             raise ValueError(f"results in {entries} entries of {nbytes} bytes")
         view = self._heap.checked(place, nbytes)
@@ -142,7 +133,6 @@ class ResultReader:
         return outcome
 
     def _cut(self, key: _Cut, bounds: Bounds) -> Sequence[Part]:
-        """Return the parts of each request. Raises ValueError."""
         places, sizes = key
         parts = _cut(places.heads, bounds, sizes)
         if places.sizes is not None:
@@ -155,7 +145,6 @@ class ResultReader:
 
 
 def _cut(heads: tuple[TensorHead, ...], bounds: Bounds, sizes: tuple[int, ...]) -> Sequence[Part]:
-    """Compute the parts of each request. Raises ValueError."""
     if len(sizes) == 1:
         return ((heads, [slice(*bound) for bound in bounds]),)
     rows = sum(sizes)
@@ -172,7 +161,6 @@ def _cut(heads: tuple[TensorHead, ...], bounds: Bounds, sizes: tuple[int, ...]) 
 
 
 def _text(view: memoryview, start: int, nbytes: int) -> bytes:
-    """Return bytes of a slot. Raises ValueError."""
     if start + text_length(nbytes) > len(view):
         raise ValueError(f"a text of {nbytes} bytes at byte {start} of {len(view)}")
     return bytes(view[start : start + nbytes])

@@ -72,7 +72,7 @@ class Spawner:
             return
 
     def _serve(self) -> bool:
-        """Handle one message. Returns False if the server is gone."""
+        """Returns False if the server is gone."""
         data = self._connection.recv(_LONGEST_MESSAGE)
         if not data:
             return False
@@ -169,8 +169,8 @@ class Spawner:
             os._exit(status)
 
     def _leave(self, held: _Held) -> None:
-        """Close all of the zygote's descriptors in a new child, above all those of other workers. The child leads a new
-        process group, which also gets the processes that a model starts, and ends with the worker."""
+        """Close all of the zygote's descriptors in a new child, and lead a new process group, with which processes that
+        a model starts will end."""
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -208,8 +208,7 @@ class Spawner:
             self._send(messages.Exited(*os.waitpid(ended.si_pid, 0)))
 
     def _send_worker(self, pid: int, held: _Held, problem: str = "") -> None:
-        """Send a worker's descriptors. Only the zygote reaps the worker, so its number is still valid for the pidfd,
-        which comes last."""
+        """Only the zygote reaps the worker, so its number is still valid for the pidfd, which comes last."""
         descriptors = [held.reception.fileno(), held.output]
         with suppress(OSError):
             descriptors.append(os.pidfd_open(pid))
@@ -225,6 +224,5 @@ class Spawner:
 
 
 def _end_group(leader: int) -> None:
-    """Kill the processes that a worker has started and left behind."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

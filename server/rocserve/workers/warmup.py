@@ -22,8 +22,8 @@ _SEED = 0
 
 
 def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[str, Batch]]:
-    """Yield a sample's name and a batch for each run of each sample, in the order of the config. Raises ServeError
-    (INVALID_ARGUMENT) if a sample's file is missing, outside the folder `warmup`, or of the wrong size."""
+    """Yield a sample's name and a batch for each run of each sample, in order. Raises ServeError (INVALID_ARGUMENT) if
+    a sample's file is missing, outside the folder `warmup`, or of the wrong size."""
     added: dict[str, WarmupInput] = {}
     if (batching := config.sequence_batching) is not None:
         # Tensors that the server adds to a request's inputs; zeros if a sample does not have them.

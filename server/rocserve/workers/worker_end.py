@@ -32,8 +32,7 @@ _MOST_DESCRIPTORS = 6
 _MOST_UNREAD_BYTES = 256 << 20
 """A worker waits while the server has more bytes than this to read."""
 _RETURNED_AT_ONCE = 16 << 10
-"""If the server has fewer bytes than this to read, a worker does not check which slots were returned. Some 80 small
-results' slots are then freed together."""
+"""With fewer unread bytes, a worker does not check which slots were returned: some 80 small ones are freed together."""
 _WAIT_SECONDS = 0.001
 """Time between two checks whether the server has read something."""
 _TRIM_SECONDS = 10.0
@@ -42,8 +41,7 @@ _TRIM_SECONDS = 10.0
 
 @dataclass(slots=True)
 class ReceivedRequest:
-    """A request of a batch. It is not frozen, because one is made for each request and frozen dataclasses are
-    slower."""
+    """A request of a batch. Not frozen, because one is made for each request."""
 
     form: RequestForm
     number: int
@@ -59,7 +57,6 @@ class ReceivedRequest:
 class ReceivedBatch:
     id: int
     is_grouped: bool
-    """The requests run one by one."""
     requests: Sequence[ReceivedRequest]
     taken_ns: int
 
@@ -82,11 +79,9 @@ class OutgoingResult:
     flags: int = 0
     code: int = 0
     number: int = 0
-    """Of the result's layout."""
     text_bytes: int = 0
     """Of the details, or of an error's text."""
     nbytes: int = 0
-    """Of all contents."""
     contents: list[Buffer] = field(default_factory=list)
     """The outputs and details one after the other, each padded to a multiple of 64 bytes (tensor_places.padded)."""
     requests: int = 1
@@ -104,12 +99,12 @@ class OutgoingResult:
 
 
 class WorkerEnd:
-    """The worker's end of the link of one instance. One thread takes batches. Any thread may post results, because a
-    model that sees each request separately may answer on any thread."""
+    """The worker's end of an instance's link. One thread takes batches; any thread may post, as models may answer on
+    any."""
 
     def __init__(self, connection: socket.socket, guard: FaultGuard, is_alone: bool = True) -> None:
-        """`guard`: maps clients' files. `is_alone`: no other instance in this process would have to wait for the GIL
-        while this one polls. Raises EOFError if the server is gone, ValueError if the first message is invalid."""
+        """`is_alone`: no other instance in this process would wait for the GIL while this one polls. Raises EOFError if
+        the server is gone, ValueError if the first message is invalid."""
         data, descriptors = receive_with_descriptors(connection, entries.ATTACH.size, _MOST_DESCRIPTORS)
         if not data:
             raise EOFError("the server closed the connection")
@@ -150,15 +145,15 @@ class WorkerEnd:
         """Objects that the references in a slot refer to, by place."""
         self.sender = TensorSender(self.place, self.post)
         self.kept: KeptMemory | None = None
-        """One for the process; None = not used before the model is loaded."""
+        """None = not used before the model is loaded."""
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
 
     def batches(self, work_on: Callable[[], bool] | None = None) -> Iterator[ReceivedBatch]:
         """Yield batches until the server closes the connection, or `stop`. `work_on`: works on the batches in flight;
-        returns False if there are none, so that waiting for the next batch is allowed. None = no batch is in flight
-        when the next is asked for."""
+        returns False if there are none, so that waiting is allowed. None = there are never any when the next is asked
+        for."""
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
             is_busy = work_on is not None and work_on()
@@ -188,7 +183,7 @@ class WorkerEnd:
                 is_open = self._sleep(time.monotonic() - idle_since)
 
     def _sleep(self, idle_seconds: float) -> bool:
-        """Sleep until a batch comes. Returns False if the server has closed the connection."""
+        """Returns False if the server has closed the connection."""
         # After two rounds all unused memory has been returned, so there is no reason to wake up.
         is_worth_trimming = idle_seconds < 3 * _TRIM_SECONDS
         is_open = self._sleeper.sleep(_TRIM_SECONDS if is_worth_trimming else None, self._work.has_mail)
@@ -231,8 +226,8 @@ class WorkerEnd:
                 raise ServerGone
 
     def stop(self, is_wanted: bool = True) -> None:
-        """End `batches` after the batches that were already posted. If `is_wanted` is False, end after the one that
-        runs, and drop results. From any thread."""
+        """End `batches` after those already posted, or, if not `is_wanted`, after the one that runs, without results.
+        From any thread."""
         self._is_wanted = is_wanted
         with suppress(OSError):  # The server has closed the connection.
             self._connection.shutdown(socket.SHUT_RD)
@@ -249,8 +244,7 @@ class WorkerEnd:
     # Results
 
     def place(self, nbytes: int) -> tuple[int, memoryview]:
-        """Allocate a slot of `nbytes` for the next message. Waits while the server has much to read. Raises HeapFull or
-        ServerGone."""
+        """Allocate a slot; waits while the server has much to read. Raises HeapFull or ServerGone."""
         with self._lock:
             self._await_reader()
             place, view = self._heap.allocate(nbytes)
@@ -302,9 +296,8 @@ class WorkerEnd:
         self.post(entry)
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
-        """Reserve a slot for the only result of a batch. Returns its place, and the memory of `nbytes` for the result.
-        Never waits, and the slot does not count as unread before it is sent, so that batches are sent in the order in
-        which they began. Raises HeapFull."""
+        """Reserve a slot for a batch's only result of `nbytes`. Never waits, and the slot counts as unread only when it
+        is sent, so that batches are sent in their order. Raises HeapFull."""
         with self._lock:
             if self._returns.has_mail():
                 self._take_returns()
@@ -318,8 +311,8 @@ class WorkerEnd:
         results: Sequence[OutgoingResult],
         kept: Sequence[object] = (),
     ) -> None:
-        """Post the results of a batch. `times`: time.monotonic_ns() when its inputs were ready and when its engine
-        ended. `kept`: see BatchResult."""
+        """Post the results. `times`: time.monotonic_ns() when inputs were ready and when the engine ended. `kept`: see
+        BatchResult."""
         count = len(results)
         # Two entries are as long as a tensor's alignment.
         end = (count + count % 2) * ENTRY_BYTES
@@ -347,7 +340,6 @@ class WorkerEnd:
         self.post(done + ENTRY.pack(entries.RESULTS, 0, 0, 0, place, count, end))
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
-        """Post the failure of a whole batch."""
         self.finish(batch, times, [error_result(error, 0)])
 
 

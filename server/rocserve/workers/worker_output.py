@@ -1,8 +1,6 @@
-"""Copies a worker's standard output and error to the server's log, line by line.
-
-A model may write anything: binary data, lines without end, millions of lines. Lines are cut, unprintable characters are
-escaped, and the rate is bounded. A worker that writes faster than the server reads waits in its write.
-"""
+"""Copies a worker's standard output and error to the server's log, line by line. A model may write anything: binary
+data, lines without end, millions of lines. So lines are cut, unprintable characters escaped, and the rate bounded; a
+worker that writes faster than the server reads waits in its write."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ _LONGEST_LINE = 4096
 """Bytes; the rest of a line is dropped."""
 _READ_BYTES = 64 * 1024
 _PAUSE_SECONDS = 0.005
-"""Pause after a full read, or while lines are left out, so that a flood takes little of the loop's time (at most 13
-MB/s are read)."""
+"""Pause after a full read, or while lines are left out: at most 13 MB/s are read, which takes little of the loop."""
 _LINES_A_SECOND = 100
 _BURST_LINES = 500
 _CHARACTERS_A_SECOND = 32 * 1024
@@ -33,8 +30,6 @@ _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING",
 
 
 class WorkerOutput:
-    """Reads one worker's output pipe on the asyncio loop."""
-
     def __init__(self, descriptor: int, prefix: str, log: logging.Logger) -> None:
         """Take over the pipe's reading end. `prefix`: printed before each line."""
         os.set_blocking(descriptor, False)
@@ -55,8 +50,8 @@ class WorkerOutput:
 
     @property
     def last_line(self) -> str:
-        """The last line that was not empty, which often says why a worker ended. What Python writes about a crash comes
-        after it and does not count."""
+        """The last line that was not empty, without Python's report of a crash: often the reason of the worker's
+        end."""
         return _split_level(printable_line(self._last, _LONGEST_LINE))[1]
 
     def close(self) -> None:
@@ -87,7 +82,7 @@ class WorkerOutput:
         self._loop.add_reader(self._descriptor, self._on_readable)
 
     def _read(self) -> int:
-        """Read once and handle the lines. Returns the number of bytes."""
+        """Returns the number of bytes."""
         try:
             data = os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:

@@ -2,15 +2,12 @@
 
 It is started by exec before the server imports grpc, has one thread and none of the server's state. So forking it is
 safe, and takes milliseconds, while importing an engine takes seconds. Workers that must not be forked are started by
-exec.
+exec. The zygote answers Spawn and TakeOver in their order, and reports Exited for every worker, one message per
+datagram. Spawned comes with descriptors: the server's ends of the worker's reception and output pipe.
 
-The zygote answers Spawn and TakeOver in their order, with Spawned or SpawnFailed, and reports Exited for every worker;
-each message is one datagram. Spawned comes with descriptors: the server's ends of the worker's reception and output
-pipe.
-
-The zygote outlives the server, and keeps what the next server needs to take over a worker: the server's end of its
-reception, through which the next server passes the sockets of a session, and its output pipe. The zygote ends with the
-supervisor, which holds its connection, or when a server has started another zygote.
+The zygote outlives the server, and keeps these descriptors, by which the next server takes workers over and passes them
+the sockets of new sessions. It ends with the supervisor, which holds its connection, or when a server has started
+another zygote.
 """
 
 from __future__ import annotations

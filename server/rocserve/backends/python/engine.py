@@ -72,7 +72,6 @@ class EventLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Stop the loop and cancel unfinished coroutines."""
         self._closing = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -96,11 +95,8 @@ class EventLoop:
 
 
 class AbandonedRequests:
-    """Takes dropped requests from garbage collections and answers them on a separate thread.
-
-    A garbage collection may run while the same thread holds a lock that answering needs. SimpleQueue's `put` is safe in
-    that situation, and the thread reads from the queue.
-    """
+    """Takes dropped requests from garbage collections and answers them on a separate thread. A garbage collection may
+    run while its thread holds a lock that answering needs; SimpleQueue's `put` is safe even then."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -108,17 +104,15 @@ class AbandonedRequests:
         self._thread = threading.Thread(target=self._run, name="abandoned requests", daemon=True)
 
     def take(self, responder: RequestResponder, may_be_without: bool) -> None:
-        """Take a dropped request. Called in a garbage collection. `may_be_without`: the request may end without a
-        further response."""
+        """Called in a garbage collection. `may_be_without`: the request may end without a further response."""
         self._dropped.put((responder, may_be_without))
 
     def watch(self) -> None:
-        """Start the thread. Called when a request may be dropped: after `execute` has left one unanswered."""
+        """Start the thread. Called when `execute` has left a request unanswered, which may then be dropped."""
         if self._thread.ident is None:
             self._thread.start()
 
     def close(self) -> None:
-        """Answer all dropped requests, and end the thread."""
         self.watch()
         self._dropped.put(None)
         self._thread.join()
@@ -141,8 +135,6 @@ class AbandonedRequests:
             with suppress(RuntimeError, ServeError, OSError):
                 responder.send(error, True)
 
-    """An instance of a model's TritonPythonModel."""
-
 
 @dataclass(eq=False)
 class PythonModel:
@@ -154,7 +146,6 @@ class PythonModel:
     signature: Signature
     _given: RequestModelSource
     _instance_kind: str
-    """CPU, GPU or MODEL."""
     _tensors: DeviceTensors | None
     """Of the model's GPU, if its inputs may be on that GPU; else None."""
 
@@ -170,8 +161,8 @@ class PythonModel:
         self._model: Any = None
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
-        """Make the instance and call its `initialize`, if it has one. Raises ServeError (INTERNAL) if the model's code
-        raises; the text says where."""
+        """Make the instance and call its `initialize`. Raises ServeError (INTERNAL) if that raises; the text says
+        where."""
         self._decoupled = config.decoupled
         sequences = config.sequence_batching
         self._request_class._may_come_again = sequences is not None and sequences.iterative
@@ -199,8 +190,7 @@ class PythonModel:
         self._caller.calls = self._given.calls
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
-        """Return the model's answers. Raises ServeError (INTERNAL) if the model's code raises or returns an invalid
-        value."""
+        """Raises ServeError (INTERNAL) if the model's code raises or returns an invalid value."""
         answers: list[InferenceResponseSender] = []
         received: list[InferenceRequest] = []
         wrap = wrapper_of(self._tensors)
@@ -248,7 +238,7 @@ class PythonModel:
     def _results(
         self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[InferenceResponseSender]
     ) -> list[Result | None]:
-        """Check what `execute` returned. Raises ServeError, in Triton's words."""
+        """Raises ServeError, in Triton's words, if `execute` returned an invalid value."""
         if returned is None:
             returned = [None] * len(answers)
         elif self._decoupled:
@@ -284,8 +274,8 @@ class PythonModel:
             raise internal(str(error)) from None
 
     def _answer(self, wanted: tuple[str, ...], may_stay: tuple[str, ...], response: InferenceResponse) -> Answer:
-        """Return the tensors of a response that the client wants, as they are sent. Tensors on the GPU stay there if
-        `may_stay` names them. From any thread."""
+        """Return the wanted tensors of a response, those on the GPU in place if `may_stay` names them. From any
+        thread."""
         tensors = self._tensors
         if tensors is None or not may_stay:
             return answer_of(response, wanted)
@@ -308,8 +298,7 @@ class PythonModel:
         )
 
     def _background_ended(self, answers: Sequence[InferenceResponseSender], ended: Future[Any]) -> None:
-        """Fail the requests of a decoupled model's coroutine that has ended by an exception, because nothing else would
-        end them."""
+        """Fail the requests of a coroutine that ended by an exception, because nothing else would end them."""
         fault = asyncio.CancelledError("the model was unloaded") if ended.cancelled() else ended.exception()
         if fault is None and ended.result() is not None:
             fault = self._decoupled_fault()
@@ -352,11 +341,9 @@ def _relative(filename: str, model_folder: Path) -> str:
 
 
 def keep_server_log() -> None:
-    """Enable the server's own loggers again.
-
-    If a model configures logging by dictConfig or fileConfig without `disable_existing_loggers`, all loggers are
-    disabled. The model's own lines through pb_utils.Logger would then be lost too.
-    """
+    """Enable the server's own loggers again. If a model configures logging by dictConfig or fileConfig without
+    `disable_existing_loggers`, all loggers are disabled, and its own lines through pb_utils.Logger would be lost
+    too."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "rocserve" and isinstance(logger, logging.Logger):
             logger.disabled = False
@@ -366,9 +353,9 @@ _CLASS_NAME = "TritonPythonModel"
 
 
 def load(model: RequestModelSource) -> RequestModel:
-    """Import the model's file and read its configuration; the model is not initialised yet. Raises ServeError
-    (INVALID_ARGUMENT) if the file cannot be imported, has no TritonPythonModel with an `execute`, or its
-    auto_complete_config fails. The text names the line."""
+    """Import the model's file and read its configuration, without initialising it. Raises ServeError
+    (INVALID_ARGUMENT), with the line, if the file cannot be imported, has no TritonPythonModel with an `execute`, or
+    its auto_complete_config fails."""
     source = model.source
     utilities = make_module(source.version_folder, Caller(), MetricBook(model.send_metrics))
     try:
@@ -415,10 +402,8 @@ _FOR_CHILDREN = Path(__file__).with_name("spawned")
 
 
 class SourceLoader(importlib.machinery.SourceFileLoader):
-    """Compiles on each import: no bytecode is written into the repository, and no old bytecode is used.
-
-    Python compares the age of bytecode in whole seconds, and models may be swapped within one second.
-    """
+    """Compiles on each import: no bytecode is written into the repository, and no old bytecode is used. Python compares
+    its age in whole seconds, and models may be swapped within one."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -428,12 +413,10 @@ class SourceLoader(importlib.machinery.SourceFileLoader):
 
 def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) -> ModuleType:
     """Import a model as the module `<version>.<file's name>`, as in Triton. `utilities` becomes its
-    `triton_python_backend_utils`. Raises any exception that the file raises.
-
-    The version's folder and the model's folder are appended to sys.path, and the version's folder is a package. So a
-    file next to model.py can be imported by its name or relatively. Children spawned by multiprocessing inherit the
-    path, and find a separate `triton_python_backend_utils` in it. Only for a process that has one model.
-    """
+    `triton_python_backend_utils`. The version's and the model's folders are appended to sys.path, and the version's
+    folder is a package, so a file next to model.py can be imported by its name or relatively. Children spawned by
+    multiprocessing inherit the path, and find a separate `triton_python_backend_utils` in it. Only for a process that
+    has one model."""
     version_folder = model_file.parent
     sys.modules.update(dict.fromkeys(MODULE_NAMES, utilities))
     # As in Triton, models see no arguments. A model that parses a command line must not find the worker's.
@@ -446,7 +429,6 @@ def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) ->
     )
 
     def find_in(path: str | os.PathLike[str]) -> importlib.machinery.FileFinder:
-        """Find modules in the model's folders, except in an environment that the model may bring."""
         folder = Path(path)
         if not folder.is_relative_to(model_folder) or folder.is_relative_to(environment):
             raise ImportError("not a folder of the model", path=str(path))

@@ -11,13 +11,11 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
 
 _LARGEST_BATCH_SIZE, _LARGEST_SIZE = (1 << 31) - 1, (1 << 63) - 1
-"""Bounds of a configuration's fields."""
 
 
 def read_signature(model_class: type[Any], config_json: str, model_name: str) -> Signature:
-    """Return the model's signature from the configuration after the class's auto_complete_config. Raises ServeError
-    (INVALID_ARGUMENT) if that function returns another type or values that a configuration cannot hold, and any
-    exception that it raises."""
+    """Return the signature after the class's auto_complete_config. Raises ServeError (INVALID_ARGUMENT) if it returns
+    another type or values that a configuration cannot hold, and any exception that it raises."""
     completing = ModelConfig(config_json)
     if hasattr(model_class, "auto_complete_config"):
         completing = model_class.auto_complete_config(completing)

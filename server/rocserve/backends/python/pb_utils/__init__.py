@@ -57,8 +57,7 @@ _CONSTANTS = {
 
 
 def make_module(version_folder: Path, caller: Caller, book: metrics.MetricBook) -> ModuleType:
-    """Make the module for one model: its requests are sent by `caller`, its metrics are kept in `book`, and
-    `get_model_dir` returns `version_folder`."""
+    """Make the module for one model. `caller`: sends its requests. `book`: keeps its metrics."""
     module = ModuleType(MODULE_NAMES[0], __doc__)
     for entry in _SAME_FOR_ALL_MODELS:
         setattr(module, entry.__name__, entry)

@@ -33,8 +33,8 @@ class Caller:
     """Of the model's GPU, if its tensors may be on that GPU; else None."""
 
     def start(self, call: ModelCall, inputs: Sequence[Tensor], on_response: OnResponse) -> None:
-        """Start a call with these inputs. If it cannot be sent, its answer is an error. Raises TritonModelException if
-        the model is not being served."""
+        """Start a call; if it cannot be sent, its answer is an error. Raises TritonModelException if the model is not
+        served."""
         if self.calls is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         started = _Call(self.calls, self.tensors, call, inputs, on_response)
@@ -116,10 +116,8 @@ class _Call:
 
 
 class ResponseIterator:
-    """The responses of a call, in order; a second iteration begins with the first response again.
-
-    As in Triton, if a model ends without a further response, the last response has no tensors.
-    """
+    """The responses of a call, in order; a second iteration begins with the first response again. As in Triton, if a
+    model ends without a further response, the last response has no tensors."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

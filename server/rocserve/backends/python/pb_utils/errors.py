@@ -8,8 +8,8 @@ from rocserve.core.errors import ServeError, StatusCode
 
 
 def as_text(value: str | bytes, what: str) -> str:
-    """Return a text; `what` names it in errors. Raises TypeError if it is neither str nor bytes, UnicodeDecodeError if
-    the bytes are no UTF-8."""
+    """`what`: for errors. Raises TypeError if it is neither str nor bytes, UnicodeDecodeError if the bytes are no
+    UTF-8."""
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):
@@ -22,8 +22,7 @@ class TritonModelException(Exception):
 
 
 class ErrorCode(int, enum.Enum):
-    """Triton's error codes, with its numbers (TRITONSERVER_Error_Code). Not an IntEnum, which would print numbers, not
-    names."""
+    """Triton's error codes, by TRITONSERVER_Error_Code. Not an IntEnum, which would print numbers."""
 
     UNKNOWN = 0
     INTERNAL = 1

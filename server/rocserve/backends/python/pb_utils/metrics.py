@@ -1,5 +1,5 @@
-"""Counts custom metrics of models. They are counted in the worker, where models can read them, and sent to the server,
-which adds the sums over all workers to its own metrics."""
+"""Counts custom metrics of models, in the worker, where models can read them. The server gets the changes, and shows
+the sums over all workers."""
 
 from __future__ import annotations
 
@@ -98,8 +98,7 @@ class Metric:
 
 
 class MetricBook:
-    """All metrics of the model in this process. A separate thread sends them, so that models never wait for the
-    server."""
+    """All metrics of the model in this process. Models never wait for the server: a separate thread sends."""
 
     def __init__(self, send: Callable[[MetricChanges], None], gather_seconds: float = GATHER_SECONDS) -> None:
         self._send = send
@@ -138,7 +137,6 @@ class MetricBook:
         return self._metrics[key]
 
     def send(self) -> None:
-        """Send the changes now."""
         with self._lock:
             metrics = list(self._metrics.values())
         changes = tuple(change for metric in metrics if (change := metric.take_change()) is not None)
@@ -162,7 +160,6 @@ class MetricFamily:
     """Set in the subclass that a model sees."""
 
     def __init__(self, name: str | bytes, description: str | bytes, kind: MetricKind) -> None:
-        """Raises TritonModelException if the name is invalid, or names a family of another kind."""
         if not isinstance(kind, MetricKind):
             raise TypeError(f"kind must be MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {type(kind).__name__}")
         self._name = as_text(name, "the name of a MetricFamily")
@@ -171,8 +168,7 @@ class MetricFamily:
         self._kind = kind
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
-        """Return a time series of the family. Raises TritonModelException if the labels are no dict of valid names, or
-        the buckets do not fit the kind."""
+        """Raises TritonModelException if the labels are no dict of valid names, or the buckets do not fit the kind."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         given = {str(name): str(value) for name, value in (labels or {}).items()}

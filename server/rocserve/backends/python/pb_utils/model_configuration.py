@@ -7,10 +7,7 @@ from typing import Any
 
 
 class ModelConfig:
-    """The configuration that a model's auto_complete_config completes."""
-
     def __init__(self, model_config: str) -> None:
-        """`model_config`: in JSON."""
         self._model_config: dict[str, Any] = json.loads(model_config)
         self._model_config.setdefault("max_batch_size", 0)
         self._model_config.setdefault("input", [])
@@ -62,7 +59,7 @@ class ModelConfig:
             policy["decoupled"] = decoupled
 
     def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002
-        """Add an input with `name`, `data_type`, `dims` and perhaps `optional`, or complete the input of that name.
+        """Add an input with `name`, `data_type`, `dims` and perhaps `optional`, or complete the one of that name.
         Raises ValueError if it has another property, lacks one, or contradicts the configuration."""
         self._add("input", input, ("name", "data_type", "dims", "optional"))
 

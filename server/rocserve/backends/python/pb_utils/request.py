@@ -85,8 +85,8 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: dict[str, Any] | None = None,
     ) -> None:
-        """`timeout`: microseconds. `preferred_memory`: with the CPU, outputs come in the CPU's memory. Otherwise they
-        stay on the model's GPU if its inputs may be there and the called model leaves the outputs there."""
+        """`timeout`: microseconds. `preferred_memory`: CPU = outputs come in the CPU's memory. Otherwise they stay on
+        the model's GPU if its inputs may be there and the called model leaves them there."""
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
         if isinstance(requested_output_names, str | bytes):
@@ -163,7 +163,6 @@ class InferenceRequest:
         return self._trace
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for the answer to this received request any more."""
         return self._answers is not None and self._answers.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
@@ -175,7 +174,7 @@ class InferenceRequest:
         return self._answers
 
     def set_release_flags(self, flags: int) -> None:
-        """Raises TritonModelException if the request would be scheduled again, but its model has no iterative
+        """Raises TritonModelException if the request must be scheduled again, but its model has no iterative
         sequences."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
@@ -190,9 +189,8 @@ class InferenceRequest:
         self._is_rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Run the request on the model that it names, and return the response or, if `decoupled`, an iterator of any
-        number of responses. Errors come as responses. Raises TritonModelException if the model is not being served, as
-        in `initialize`."""
+        """Run the request on the model that it names, and return the response or, if `decoupled`, an iterator of
+        responses. Errors are responses. Raises TritonModelException if the model is not served, as in `initialize`."""
         if not decoupled:
             return self._caller.run(self._call(), self._inputs).result()
         responses = ResponseIterator()
@@ -201,8 +199,7 @@ class InferenceRequest:
         return responses
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[InferenceResponse | ResponseIterator]:
-        """Start the request on the model that it names; the future has the result of `exec`. Raises RuntimeError if no
-        event loop is running."""
+        """Start the request; the future has the result of `exec`. Raises RuntimeError if no event loop is running."""
         return asyncio.ensure_future(self._run(self._call(), decoupled), loop=asyncio.get_running_loop())
 
     async def _run(self, call: ModelCall, decoupled: bool) -> InferenceResponse | ResponseIterator:
@@ -243,8 +240,7 @@ def received_request(
     answers: InferenceResponseSender,
     wrap: Callable[[core.Tensor], Tensor],
 ) -> InferenceRequest:
-    """Return a request for a model, as an object of its module's `kind`. `outputs`: the requested ones. `wrap`: makes
-    an input that the model sees."""
+    """Return a request as an object of its module's `kind`. `wrap`: makes an input that the model sees."""
     received = kind.__new__(kind)
     received._inputs = [wrap(tensor) for tensor in request.inputs.values()]
     received._names = outputs
@@ -255,7 +251,6 @@ def received_request(
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """Return the request's input of that name; None if there is none, such as an optional input that was left out."""
     for tensor in inference_request._inputs:
         if tensor._tensor.name == name:
             return tensor
@@ -263,7 +258,6 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """Return the response's output of that name; None if there is none."""
     for tensor in inference_response._tensors:
         if tensor._tensor.name == name:
             return tensor

@@ -22,7 +22,7 @@ from rocserve.core.requests import NO_PARAMETERS, Parameters, ParameterValue
 
 
 def checked_parameters(parameters: dict[str, Any]) -> dict[str, ParameterValue]:
-    """Return the parameters. Raises TritonModelException if a key is no str, or a value no bool, int or str."""
+    """Raises TritonModelException if a key is no str, or a value no bool, int or str."""
     if not isinstance(parameters, dict):
         raise TritonModelException(f"Expect dict, got {type(parameters)}")
     for key, value in parameters.items():
@@ -103,10 +103,9 @@ class InferenceResponseSender:
     _responder: RequestResponder
     _decoupled: bool
     _to_answer: Callable[[InferenceResponse], Answer]
-    """Makes an answer from a response."""
     _on_abandoned: Callable[[RequestResponder, bool], None]
-    """Called when nobody can answer any more, perhaps in a garbage collection. Takes the responder, and whether the
-    request may end without a further response."""
+    """Called when nobody can answer any more, perhaps in a garbage collection, with whether the request may end without
+    a further response."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _sent: int = field(default=0, init=False)
     _is_closed: bool = field(default=False, init=False)
@@ -118,7 +117,6 @@ class InferenceResponseSender:
             self._on_abandoned(self._responder, self._decoupled or self._sent > 0)
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for the answer any more."""
         return self._responder.is_cancelled
 
     def _returned(self, response: InferenceResponse) -> Answer:
@@ -127,9 +125,9 @@ class InferenceResponseSender:
         return self._to_answer(response)
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL, also end the request, for which no response is
-        needed. Raises TritonModelException if the flags are invalid, there is a response too many or too few, or it
-        cannot be sent. Then nothing was sent, and the request must still be answered."""
+        """Send a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL, end the request. Raises TritonModelException if
+        the flags are invalid, there is a response too many or too few, or it cannot be sent; then nothing was sent, and
+        the request must still be answered."""
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"response must be a pb_utils.InferenceResponse, got {type(response).__name__}")
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):

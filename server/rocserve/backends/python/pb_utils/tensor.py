@@ -1,9 +1,7 @@
-"""Holds the tensors of models, Triton's names and numbers of datatypes, and their numpy types.
-
-Arrays are exchanged with DLPack (https://dmlc.github.io/dlpack) by numpy's own export and import. numpy has no BF16, so
-such tensors pass through it as uint16, and the datatype in the capsule is rewritten. The maker of a capsule frees it
-without looking at the datatype.
-"""
+"""Holds the tensors of models, Triton's names and numbers of datatypes, and their numpy types. Arrays are exchanged
+with DLPack (https://dmlc.github.io/dlpack) by numpy's own export and import. numpy has no BF16, so such tensors pass
+through it as uint16, and the datatype in the capsule is rewritten; a capsule's maker frees it without looking at the
+datatype."""
 
 from __future__ import annotations
 
@@ -64,8 +62,7 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
 
 def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
     """Return an array on the memory of a capsule, or of an object with `__dlpack__`, and whether it holds the bits of
-    BF16. Raises TritonModelException if it is no such object, the CPU cannot read it, it is not contiguous, or its
-    datatype is not supported."""
+    BF16. Raises TritonModelException if the object, its memory, order or datatype is not supported."""
     capsule = tensor
     if type(tensor).__name__ != "PyCapsule":
         if not hasattr(tensor, "__dlpack__") or not hasattr(tensor, "__dlpack_device__"):
@@ -99,8 +96,8 @@ def import_array(tensor: Any) -> tuple[np.ndarray[Any, Any], bool]:
 
 
 def device_tensor(tensor: Any) -> Any:
-    """Return a PyTorch tensor on the memory of a capsule, or of an object with `__dlpack__`, that is on a GPU; None if
-    it is on the CPU, or the model has imported no PyTorch with a GPU."""
+    """Return a PyTorch tensor on the GPU memory of a capsule, or of an object with `__dlpack__`; None if it is on the
+    CPU, or the model has imported no PyTorch with a GPU."""
     torch = sys.modules.get("torch")
     if torch is None or _device_type(tensor) in _HOST_DEVICES or not torch.cuda.is_available():
         return None
@@ -155,8 +152,7 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """Return the numpy type of a configuration's data_type, such as "TYPE_FP32". Raises KeyError, also for
-    TYPE_BF16."""
+    """Return the numpy type of a data_type such as "TYPE_FP32". Raises KeyError, also for TYPE_BF16."""
     return TRITON_STRING_TO_NUMPY[triton_type_string]
 
 
@@ -178,11 +174,8 @@ def _datatype_of_numpy(dtype: np.dtype[Any]) -> DataType | None:
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray[Any, Any]) -> bytes | tuple[()] | None:
-    """Return the serialised elements of an array of objects or bytes, in C order. Elements other than bytes are written
-    as their str().
-
-    As in Triton, returns () for an array without elements, and None for an array of another type.
-    """
+    """Return an array of objects or bytes, serialised in C order; elements other than bytes are written as their str().
+    As in Triton, returns () for an array without elements, and None for an array of another type."""
     if input_tensor.size == 0:
         return ()
     return _encode_array(input_tensor) if input_tensor.dtype.kind in "OS" else None
@@ -237,8 +230,7 @@ class Tensor:
         self._tensor = core.Tensor(name, datatype, numpy_array.shape, data)
         self._array: np.ndarray[Any, Any] | None = array
         self._on_device: Any = None
-        """The PyTorch tensor if this one is on a GPU; then `_tensor` has no data (`host_tensor` makes a tensor with
-        data)."""
+        """The PyTorch tensor, if on a GPU; then `_tensor` has no data (see `host_tensor`)."""
 
     def name(self) -> str:
         return self._tensor.name
@@ -254,8 +246,8 @@ class Tensor:
         return self._on_device is None
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """Return the tensor's own memory, which may be written; for BYTES, an array of bytes objects. Raises
-        TritonModelException if the tensor is on a GPU, or is BF16, for which numpy has no type."""
+        """Return the memory, which may be written; for BYTES, an array of bytes objects. Raises TritonModelException if
+        the tensor is on a GPU, or is BF16, for which numpy has no type."""
         if self._on_device is not None:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._tensor.datatype is DataType.BF16:
@@ -265,7 +257,6 @@ class Tensor:
         return self._memory() if self._array is None else self._array
 
     def to_dlpack(self) -> Any:
-        """Return a DLPack capsule on the tensor's memory."""
         if self._tensor.datatype is DataType.BYTES:
             raise TritonModelException("DLPack does not have support for string tensors.")
         if self._on_device is not None:
@@ -323,8 +314,7 @@ def wrap_tensor(tensor: core.Tensor) -> Tensor:
 
 
 def wrap_device_tensor(name: str, value: Any) -> Tensor:
-    """Return a PyTorch tensor on a GPU as a model sees it. Raises TritonModelException if it has no datatype in KServe,
-    or is not contiguous."""
+    """Raises TritonModelException if the tensor has no datatype in KServe, or is not contiguous."""
     from rocserve.backends.pytorch.datatypes import datatype_of
 
     try:
@@ -339,8 +329,8 @@ def wrap_device_tensor(name: str, value: Any) -> Tensor:
 
 
 def wrapper_of(tensors: DeviceTensors | None) -> Callable[[core.Tensor], Tensor]:
-    """Return the function that makes the model's tensor from a received one, which the model may keep: a tensor on the
-    GPU is copied there, on the current stream. `tensors`: of that GPU."""
+    """Return what makes the model's tensor from a received one, which the model may keep: one on the GPU is copied
+    there, on the current stream. `tensors`: of that GPU."""
     if tensors is None:
         return wrap_tensor
 
