@@ -1,4 +1,4 @@
-"""How good a detector is: the mean average precision of its boxes against the truth."""
+"""Measures detectors: the mean average precision of boxes against the truth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class LabelledBox:
-    """A box (x1, y1, x2, y2 in pixels) in one picture; the score is of no meaning for a true one."""
+    """A box (x1, y1, x2, y2 in pixels) in one picture; the score of a true box has no meaning."""
 
     picture: str
     label: str
@@ -26,11 +26,7 @@ class LabelledBox:
 def mean_average_precision(
     found: Sequence[LabelledBox], true: Sequence[LabelledBox], iou_threshold: float = IOU_THRESHOLD
 ) -> float:
-    """The mean over the labels of the truth of `average_precision`.
-
-    Raises:
-        ValueError: there is no true box.
-    """
+    """Return the mean of `average_precision` over the truth's labels. Raises ValueError if there is no true box."""
     labels = sorted({box.label for box in true})
     if not labels:
         raise ValueError("expected at least one true box to measure against, got none")
@@ -44,11 +40,11 @@ def mean_average_precision(
 
 
 def average_precision(found: Sequence[LabelledBox], true: Sequence[LabelledBox], iou_threshold: float) -> float:
-    """The area under the curve of precision over recall, for the boxes of one label.
+    """Return the area under the curve of precision over recall, for the boxes of one label.
 
-    The rules are those of the PASCAL VOC challenge since 2010: in the order of the scores, a box is right when the true
-    box of its picture that it overlaps most has at least this IoU and was not found before; precision at a recall is
-    the best at that recall or any higher one.
+    The rules are those of the PASCAL VOC challenge since 2010. In the order of the scores, a box is right if the true
+    box of its picture that it overlaps most has at least this IoU and has not been found before. The precision at a
+    recall is the best at this recall or any higher recall.
     """
     truth: dict[str, list[LabelledBox]] = {}
     for box in true:
@@ -70,7 +66,7 @@ def average_precision(found: Sequence[LabelledBox], true: Sequence[LabelledBox],
 
 
 def intersection_over_union(left: Sequence[float], right: Sequence[float]) -> float:
-    """Of two boxes x1, y1, x2, y2; 0 where they do not touch."""
+    """Return the IoU of two boxes x1, y1, x2, y2; 0 if they do not touch."""
     width = min(left[2], right[2]) - max(left[0], right[0])
     height = min(left[3], right[3]) - max(left[1], right[1])
     if width <= 0 or height <= 0:

@@ -1,4 +1,4 @@
-"""A sheet of small images, each with its predicted label, the wrong ones outlined in red."""
+"""Writes a sheet of small images, each with its predicted label; wrong labels are outlined in red."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tile:
 
 
 def write_contact_sheet(tiles: Sequence[Tile], title: str, path: Path) -> None:
-    """Write the tiles, row by row, to a PNG at `path`; makes its folder."""
+    """Write the tiles, row by row, as a PNG at `path`, and make its folder."""
     width = COLUMNS * (IMAGE_SIZE + GAP) + GAP
     rows = math.ceil(len(tiles) / COLUMNS)
     row_height = IMAGE_SIZE + CAPTION_HEIGHT + GAP

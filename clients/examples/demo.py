@@ -1,10 +1,10 @@
-"""The whole of rocserve on real input: start the server, put its pipelines to use, show how well they do, stop.
+"""Shows rocserve on real input: starts the server, uses its pipelines, shows their accuracy, and stops the server.
 
-- digits: JPEGs of handwritten digits -> their names; asked with tritonclient's own gRPC client
-- detect_shapes: pictures drawn just now -> boxes, measured against the truth
-- efficientnet_lite0_image: photographs -> ImageNet's classes; where its weights cannot be fetched it is left out
+- digits: JPEGs of handwritten digits -> their names; requested with tritonclient's own gRPC client
+- detect_shapes: newly drawn pictures -> boxes, measured against the truth
+- efficientnet_lite0_image: photographs -> ImageNet's classes; left out if its weights cannot be fetched
 
-The exit status is 0 when at least 97 % of the digits are right, the mean average precision of the shapes is at least
+The exit status is 0 if at least 97 % of the digits are right, the mean average precision of the shapes is at least
 0.9, each photograph has a right class among its best three, and the server ended well.
 """
 

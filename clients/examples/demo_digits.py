@@ -1,4 +1,4 @@
-"""The demo's first part: the digits that no training has seen, with tritonclient's own gRPC client."""
+"""Shows the demo's first part: digits that no training has seen, with tritonclient's own gRPC client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Answer:
     image: Path
     expected: str
     label: str
-    """What the ensemble's LABEL output says."""
+    """The ensemble's LABEL output."""
     best_class: str
     """The label of the highest probability, by the classification extension."""
     confidence: float
@@ -40,7 +40,7 @@ class Answer:
 
 
 def show_digits(address: str, images: Sequence[Path], output: Path, console: Console) -> bool:
-    """Classify the images and write the contact sheet; whether enough labels are right."""
+    """Classify the images and write the contact sheet. Returns whether enough labels are right."""
     answers, rate = ask_all(address, images)
     console.print(answers_table(answers))
     right = sum(answer.right for answer in answers)
@@ -57,7 +57,7 @@ def show_digits(address: str, images: Sequence[Path], output: Path, console: Con
 
 
 def ask(client: triton.InferenceServerClient, image: Path) -> Answer:
-    """The server's answer for one image, whose file is named <index>_<label>.jpg."""
+    """Return the server's answer for one image, whose file is named <index>_<label>.jpg."""
     encoded = triton.InferInput(ENCODED, [1, 1], "BYTES")
     encoded.set_data_from_numpy(np.array([[image.read_bytes()]], dtype=object))
     outputs = [triton.InferRequestedOutput(PROBABILITIES, class_count=1), triton.InferRequestedOutput(LABEL)]
@@ -68,7 +68,7 @@ def ask(client: triton.InferenceServerClient, image: Path) -> Answer:
 
 
 def ask_all(address: str, images: Sequence[Path]) -> tuple[list[Answer], float]:
-    """The answers in the order of the images, and the images answered in a second."""
+    """Return the answers in the order of the images, and the images answered per second."""
     local = threading.local()
 
     def ask_from_thread(image: Path) -> Answer:
@@ -83,7 +83,7 @@ def ask_all(address: str, images: Sequence[Path]) -> tuple[list[Answer], float]:
 
 
 def answers_table(answers: Sequence[Answer]) -> Table:
-    """The first answers, and all wrong ones."""
+    """Return a table of the first answers and all wrong ones."""
     shown = [answer for place, answer in enumerate(answers) if place < ROWS_SHOWN or not answer.right]
     table = Table(
         "image", "label", Column("confidence", justify="right"), "", title=f"{len(shown)} of {len(answers)} images"

@@ -1,4 +1,4 @@
-"""The demo's third part: photographs that come with scientific packages, classified by EfficientNet-Lite0."""
+"""Shows the demo's third part: photographs that come with scientific packages, classified by EfficientNet-Lite0."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PHOTOGRAPHS = {
     "skimage/data/coffee.png": ("espresso",),
     "skimage/data/rocket.jpg": ("missile", "projectile, missile"),
 }
-"""In their packages, with the classes that are right; ImageNet has no temple, and two names for rockets."""
+"""Files in their packages, with the right classes; ImageNet has no temple, and two names for rockets."""
 
 
 def photographs(folder: Path) -> Mapping[Path, tuple[str, ...]]:
-    """Copies in the folder of those that are installed here, with their classes."""
+    """Copy the installed photographs to the folder, and return them with their classes."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {}
     for name, classes in PHOTOGRAPHS.items():
@@ -47,12 +47,12 @@ def photographs(folder: Path) -> Mapping[Path, tuple[str, ...]]:
 
 
 def with_weights(sample: Path, copy: Path, console: Console) -> tuple[Path, bool]:
-    """A repository like the sample with the network's weights, and whether they could be had; they are kept in a copy
-    where the sample has none."""
+    """Return a repository like the sample, with the network's weights, and whether the weights could be fetched. If the
+    sample has no weights, they go into a copy."""
     weights = Path(NETWORK, "1", "model.onnx")
     if (sample / weights).is_file():
         return sample, True
-    # Links are followed: what they lead to need not lie in the copy.
+    # Links are followed, because their targets need not lie in the copy.
     shutil.copytree(sample, copy, dirs_exist_ok=True)
     if not (copy / weights).is_file():
         command = [str(Path(sysconfig.get_path("scripts")) / "rocserve"), "get", NETWORK]
@@ -64,7 +64,8 @@ def with_weights(sample: Path, copy: Path, console: Console) -> tuple[Path, bool
 
 
 def show_photographs(address: str, output: Path, console: Console) -> bool:
-    """Classify the photographs and write a sheet of them; whether each has a right class among its best three."""
+    """Classify the photographs and write a sheet of them. Returns whether each has a right class among its best
+    three."""
     expected = photographs(output / "demo-photographs")
     if len(expected) < len(PHOTOGRAPHS):
         missing = sorted({Path(name).name for name in PHOTOGRAPHS} - {path.name for path in expected})

@@ -1,4 +1,4 @@
-"""A rocserve server as a process of its own, for as long as the demo needs it."""
+"""Runs a rocserve server in a separate process for the demo."""
 
 from __future__ import annotations
 
@@ -21,11 +21,8 @@ STOP_TIMEOUT_S = 30.0
 def running_server(
     repository: Path, models: Sequence[str], log: Path, start_timeout_s: float = START_TIMEOUT_S
 ) -> Iterator[str]:
-    """The address of a server whose `models` are ready; at the end it is stopped by SIGTERM.
-
-    Raises:
-        SystemExit: it did not become ready, or did not end with exit status 0.
-    """
+    """Yield the address of a server whose `models` are ready; SIGTERM stops the server at the end. Raises SystemExit if
+    the server did not become ready, or did not end with exit status 0."""
     port = _free_port()
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [str(Path(sysconfig.get_path("scripts")) / "rocserve"), "serve", "--model-repository", str(repository)]
@@ -59,7 +56,7 @@ def _wait_until_ready(
                 if all(client.is_model_ready(model, client_timeout=1.0) for model in models):
                     return
             except triton.InferenceServerException:
-                pass  # It does not listen yet.
+                pass  # The server does not listen yet.
             time.sleep(0.05)
     raise SystemExit(f"not all of {', '.join(models)} are ready after {timeout_s:g} s{_last_lines(log)}")
 

@@ -1,4 +1,4 @@
-"""The demo's second part: the shape detector on pictures drawn just now, measured against the truth."""
+"""Shows the demo's second part: the shape detector on newly drawn pictures, measured against the truth."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rocserve.tools.images.drawing import draw_detections
 
 MODEL = "detect_shapes"
 SEED = 2026
-"""Not one that training has used: those are pairs of numbers."""
+"""No training has used it, because the seeds of training are pairs of numbers."""
 PICTURES = 48
 PICTURES_SHOWN = 12
 REQUIRED_PRECISION = 0.9
 
 
 def show_shapes(address: str, output: Path, console: Console) -> bool:
-    """Draw pictures, find their shapes, write a sheet of them; whether the detector is as good as it should be."""
+    """Draw pictures, find their shapes, and write a sheet. Returns whether the detector is precise enough."""
     folder = output / "demo-shapes"
     write_pictures(draw_pictures(SEED, PICTURES), folder)
     truth = read_truth(folder)
@@ -51,7 +51,7 @@ def show_shapes(address: str, output: Path, console: Console) -> bool:
 
 
 def measure(findings: Sequence[Finding[Detection]], truth: Mapping[str, Sequence[Shape]]) -> float:
-    """The mean average precision of what was found in the pictures of `truth`."""
+    """Return the mean average precision of the boxes found in the pictures of `truth`."""
     found = [
         LabelledBox(finding.image.name, detection.label, detection.box, detection.score)
         for finding in findings

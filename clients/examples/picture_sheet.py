@@ -1,4 +1,4 @@
-"""A sheet of pictures of any size, each with a caption of one or more lines."""
+"""Writes a sheet of pictures of any size, each with a caption of one or more lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tile:
 
 
 def write_picture_sheet(tiles: Sequence[Tile], title: str, path: Path) -> None:
-    """Write the tiles, row by row, to a PNG at `path`; makes its folder. Pictures are scaled to fit their cells."""
+    """Write the tiles, row by row, as a PNG at `path`, and make its folder. Pictures are scaled to fit their cells."""
     columns = min(COLUMNS, len(tiles))
     caption_height = LINE_HEIGHT * max(len(tile.caption.splitlines()) for tile in tiles)
     title_font, font = ImageFont.load_default(24), ImageFont.load_default(15)
@@ -47,7 +47,7 @@ def write_picture_sheet(tiles: Sequence[Tile], title: str, path: Path) -> None:
 
 
 def _cut(line: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """As much of it as fits beneath a picture."""
+    """Cut the text to the width of a picture."""
     if font.getlength(line) <= CELL_SIZE:
         return line
     while font.getlength(f"{line}...") > CELL_SIZE:

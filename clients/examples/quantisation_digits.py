@@ -1,9 +1,9 @@
-"""Train a network of convolutions on the digits, as a program of torch.export. Needs PyTorch.
+"""Trains a network of convolutions on the digits, and writes a program of torch.export. Needs PyTorch.
 
     python clients/examples/quantisation_digits.py --out build/quantisation
 
-`train` is also what `rocserve quantise --method qat --train clients/examples/quantisation_digits.py` calls: it is given
-the network with its rounding, and trains it a little further.
+`train` is also what `rocserve quantise --method qat --train clients/examples/quantisation_digits.py` calls, with a
+network that rounds; `train` then trains it a little further.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from train_digits import HELD_OUT_SHARE, LABELS, ROOT, SEED, preprocess, sample_
 
 MOST_ROWS = 256
 PASSES, PASSES_AFTER = 6, 2
-"""Over all drawings: from the beginning, and with rounding."""
+"""Passes over all drawings: from the beginning, and with rounding."""
 BATCH = 128
 LEARNING_RATE, LEARNING_RATE_AFTER = 2e-3, 2e-4
 CALIBRATION_SAMPLES = 512
@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 
 
 def new_network() -> nn.Module:
-    """FP32 [n, 1, 16, 16] -> the ten scores."""
+    """Return a network: FP32 [n, 1, 16, 16] -> the ten scores."""
     torch.manual_seed(SEED)
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1, bias=False),
@@ -52,7 +52,7 @@ def new_network() -> nn.Module:
 
 @cache
 def training_data() -> tuple[Array, Array]:
-    """What the sample's classifier was trained with, FP32 [n, 1, 16, 16], and the labels."""
+    """Return the training data of the sample's classifier, FP32 [n, 1, 16, 16], and the labels."""
     digits, labels = load_digits(return_X_y=True)
     trained, _ = train_test_split(np.arange(len(labels)), test_size=HELD_OUT_SHARE, stratify=labels, random_state=SEED)
     random = np.random.default_rng(SEED)
@@ -63,7 +63,7 @@ def training_data() -> tuple[Array, Array]:
 
 
 def held_out_data() -> tuple[Array, Array]:
-    """The images that no network here has been trained with, and their labels."""
+    """Return images that no network here has been trained with, and their labels."""
     files = sorted((ROOT / "tests" / "data" / "digits").glob("*.jpg"))
     engine = sample_pipeline(ROOT / "model_repository" / "digits_preprocess" / "1" / "pipeline.json")
     labels = np.array([LABELS.index(file.stem.rpartition("_")[2]) for file in files])

@@ -1,9 +1,9 @@
-"""Write EfficientNet-Lite0, with the weights that it was trained to on ImageNet, as a program of torch.export.
+"""Writes EfficientNet-Lite0, with its weights trained on ImageNet, as a program of torch.export. Needs PyTorch.
 
     rocserve get efficientnet_lite0
     python clients/examples/quantisation_photographs.py model_repository/efficientnet_lite0/1/model.onnx model.pt2
 
-`rocserve quantise` takes it from there. Needs PyTorch.
+`rocserve quantise` can then quantise the program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIDE = 224
 
 
 def as_network(model: onnx.ModelProto) -> nn.Module:
-    """The network of an ONNX file that `rocserve get efficientnet_lite0` has written: six kinds of nodes."""
+    """Return the network of an ONNX file that `rocserve get efficientnet_lite0` has written: six kinds of nodes."""
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     layers: dict[str, nn.Module] = {}
     steps: list[tuple[str, list[str], str]] = []

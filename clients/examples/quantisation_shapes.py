@@ -1,4 +1,4 @@
-"""Write the sample repository's shape detector, with its trained weights, as a program of torch.export. Needs PyTorch.
+"""Writes the sample repository's shape detector, with its trained weights, as a program of torch.export. Needs PyTorch.
 
     python clients/examples/quantisation_shapes.py --out build/quantisation
 
@@ -33,15 +33,16 @@ LEARNING_RATE = 1e-5
 HELD_OUT_SEED, HELD_OUT_PICTURES = 2026, 48
 """The pictures of the demo."""
 THRESHOLDS = Thresholds(score=0.25, iou=0.45, max_boxes=50)
-"""Those of detect_shapes_postprocess."""
+"""The thresholds of detect_shapes_postprocess."""
 LEAST_PROBABILITY = 1e-6
-"""A smaller one has no finite logit."""
+"""Smaller probabilities have no finite logit."""
 
 Array = np.ndarray[Any, Any]
 
 
 def trained_network() -> nn.Module:
-    """FP32 [n, 3, 192, 192] -> the two heads; the file's convolutions hold their batch normalisation."""
+    """Return the network: FP32 [n, 3, 192, 192] -> the two heads. The file's convolutions include their batch
+    normalisation."""
     model = onnx.load(WEIGHTS)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     network = ShapesNetwork()
@@ -57,7 +58,7 @@ def trained_network() -> nn.Module:
 
 
 def train(network: Any) -> None:
-    """A pass over new pictures at a small learning rate."""
+    """Train one pass over new pictures at a small learning rate."""
     images, truths = training_data(TRAINING_PICTURES)
     optimiser = torch.optim.Adam(network.parameters(), LEARNING_RATE)
     for batch, truth in batches(images, truths, BATCH, passes=1):
@@ -77,7 +78,7 @@ def held_out_pictures() -> list[Picture]:
 
 
 def precision(heads: Sequence[Array], pictures: Sequence[Picture]) -> float:
-    """The mean average precision of the boxes in the heads."""
+    """Return the mean average precision of the boxes in the heads."""
     geometries = [HeadGeometry(*numbers) for numbers in zip(STRIDES, ANCHORS, XY_SCALES, strict=True)]
     found, true = [], []
     for number, picture in enumerate(pictures):

@@ -1,10 +1,10 @@
-"""Quantise the digits' network, the shape detector and the text encoder each way; print and draw size, accuracy, speed.
+"""Quantises the digits' network, the shape detector and the text encoder by each method, and compares the files.
 
     make pytorch
     python clients/examples/quantisation_table.py --out build/quantisation
 
-Each file is served by engine eager, and measured bare on the same inputs: by PyTorch itself, compiled by Inductor, and
-as ONNX by ONNX Runtime.
+Prints and draws size, accuracy and speed. Engine eager serves each file, and each is measured without a server on the
+same inputs: by PyTorch itself, compiled by Inductor, and as ONNX by ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.ao.quantization.fx._decomposed  # The operators of quantised programs.
+import torch.ao.quantization.fx._decomposed  # Registers the operators of quantised programs.
 from demo_server import running_server
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -35,11 +35,11 @@ from rocserve_client import Client
 
 HERE = Path(__file__).parent
 ROWS = 32
-"""Of a batch."""
+"""Rows per batch."""
 START_SECONDS = 1800.0
 """Each of sixteen workers imports PyTorch."""
 SECONDS = 0.5
-"""Of CPU time; each speed is measured for so long."""
+"""CPU time for each measurement of speed."""
 METHODS = {"digits": ("dynamic", "static", "qat"), "shapes": ("static", "qat"), "text": ("dynamic", "static")}
 ENGINES = ("eager", "inductor", "onnxruntime")
 COLUMNS = ("network", "in", "KiB", "judged by", "served", *(f"{engine}, CPU ms a batch" for engine in ENGINES))
@@ -52,7 +52,7 @@ Run = Callable[[Array], Outputs]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """How a network is judged."""
+    """A network and the measure of its accuracy."""
 
     inputs: Array
     measure: str
@@ -68,7 +68,7 @@ class Row:
     measure: str
     served: float
     bare: Mapping[str, float]
-    """By engine, as the milliseconds are."""
+    """By engine, as `milliseconds`."""
     milliseconds: Mapping[str, float]
 
 
@@ -84,7 +84,7 @@ def tasks() -> dict[str, Task]:
 
 
 def make_files(folder: Path, networks: Sequence[str]) -> None:
-    """Those that exist already stay."""
+    """Write the missing files."""
     for network in networks:
         if not (folder / f"{network}.pt2").exists():
             _command(str(HERE / f"quantisation_{network}.py"), f"--out={folder}")
@@ -116,11 +116,13 @@ def inductor(file: Path, way: str) -> Run:
     if not package.exists():
         torch._inductor.aoti_compile_and_package(torch.export.load(file), package_path=str(package))
     compiled = torch._inductor.aoti_load_package(str(package))
-    return outputs_as_floats(lambda values: compiled(values.contiguous()))  # It does not check its inputs' strides.
+    return outputs_as_floats(
+        lambda values: compiled(values.contiguous())
+    )  # The program does not check the strides of its inputs.
 
 
 def in_half(module: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
-    """The module in bf16 or fp16, which takes FP32 as ever."""
+    """Return the module in bf16 or fp16, still with FP32 inputs."""
     half = module.to(dtype)
     return lambda values: half(values.to(dtype) if values.is_floating_point() else values)
 
@@ -153,7 +155,7 @@ def in_batches(run: Run, inputs: Array) -> Outputs:
 
 
 def milliseconds(run: Run, batch: Array) -> float:
-    """Of CPU time, the median of a batch: other work of the machine does not count."""
+    """Return the median CPU time of a batch, so that other work of the machine does not count."""
     for _ in range(5):
         run(batch)
     taken: list[float] = []
@@ -165,7 +167,7 @@ def milliseconds(run: Run, batch: Array) -> float:
 
 
 def served_scores(folder: Path, networks: Sequence[str], task_of: Mapping[str, Task]) -> dict[tuple[str, str], Outputs]:
-    """By network and way: the answers of a server that has just these files."""
+    """Return the scores, by network and way, of the answers of a server with these files only."""
     repository = folder / "repository"
     names = {(network, way): f"{network}_{way}" for network in networks for way in ("fp32", *HALVES, *METHODS[network])}
     for (network, way), name in names.items():
@@ -234,7 +236,7 @@ def figure(row: Row, value: float) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Milliseconds a batch by way, a picture a network."""
+    """Draw milliseconds per batch by way, one picture per network."""
     networks = tuple(dict.fromkeys(row.network for row in rows))
     figure = Figure(figsize=(13.0, 3.8), layout="constrained")
     FigureCanvasAgg(figure)

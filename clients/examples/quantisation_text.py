@@ -1,9 +1,9 @@
-"""Train a small text encoder on Python's own manual, as a program of torch.export. Needs PyTorch.
+"""Trains a small text encoder on Python's own manual, and writes a program of torch.export. Needs PyTorch.
 
     python clients/examples/quantisation_text.py --out build/quantisation
 
-It tells of each byte which byte follows, from those before it; how well, its perplexity says: the number of bytes that
-it is as unsure between. The text is what `help()` shows (pydoc_data.topics); every tenth topic is held out.
+The encoder predicts the byte after each byte, from the bytes before. Its perplexity is the number of bytes between
+which it is undecided. The text is that of `help()` (pydoc_data.topics); every tenth topic is held out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional
 from train_digits import SEED
 
 BYTES = 128
-"""Values of a byte; others are left out of the text."""
+"""Byte values; higher ones are left out of the text."""
 LENGTH, WIDTH, HEADS, LAYERS = 64, 128, 4, 2
 STEPS, BATCH = 300, 32
 LEARNING_RATE = 3e-3
@@ -47,7 +47,7 @@ class Layer(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """INT64 [n, 64] -> FP32 [n, 64, 128], the scores of what follows each."""
+    """A network: INT64 [n, 64] -> FP32 [n, 64, 128], the scores of the byte after each byte."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class TextEncoder(nn.Module):
 
 
 def texts() -> tuple[Array, Array]:
-    """To learn from, and held out: INT64, all topics one after the other."""
+    """Return the texts to learn from and the held-out texts: INT64, all topics one after the other."""
     numbered = enumerate(topics[name] for name in sorted(topics))
     learnt: list[str] = []
     held_out: list[str] = []
@@ -78,7 +78,7 @@ def _as_bytes(parts: list[str]) -> Array:
 
 
 def windows(text: Array, starts: Array) -> Array:
-    """[n, 65]: what goes in, and one more, which follows."""
+    """Return windows of the text, [n, 65]: the input, and one byte more, which follows."""
     return text[starts[:, None] + np.arange(LENGTH + 1)]
 
 

@@ -1,10 +1,10 @@
-"""Pictures of circles, squares and triangles on busy backgrounds, with the truth about them.
+"""Draws pictures of circles, squares and triangles on busy backgrounds, and writes the truth about them.
 
     python clients/examples/shapes.py --count 12 --seed 7 --out build/shapes
 
 The same seed gives the same pictures. The shapes differ in colour, size and rotation; they overlap, are cut off by the
-frame, shaded, blurred and noisy. What lies behind them imitates a photograph out of focus: clouds of colour, soft
-blobs, stripes and hairs.
+frame, shaded, blurred and noisy. The background imitates a photograph out of focus: clouds of colour, soft blobs,
+stripes and hairs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from PIL import Image, ImageDraw, ImageFilter
 LABELS = ("circle", "square", "triangle")
 
 LONG_SIDE = (256, 640)
-"""Of a picture, in pixels; the short side is at least ASPECT of it."""
+"""A picture's long side in pixels; the short side is at least ASPECT of it."""
 ASPECT = 0.6
 MOST_SHAPES = 7
 DIAMETER = (0.11, 0.48)
-"""Of the circle around a shape, as a share of the picture's short side."""
+"""Diameter of the circle around a shape, as a share of the picture's short side."""
 LEAST_VISIBLE = 0.65
-"""The share of each shape that no later one covers."""
+"""The share of each shape that later shapes must leave uncovered."""
 LEAST_INSIDE = 0.85
-"""The share of each shape that lies in the picture."""
+"""The share of each shape that must lie in the picture."""
 LEAST_CONTRAST = 70.0
-"""Between a shape's colour and the mean of what is behind it, as a distance in RGB."""
+"""Between a shape's colour and the mean of its background, as a distance in RGB."""
 OVERSAMPLING = 4
 PLACEMENT_ATTEMPTS = 20
 
@@ -42,7 +42,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A shape's name and the pixels that it spans, hidden ones too: x1, y1, x2, y2."""
+    """A shape's name, and the pixels that it spans, including hidden ones: x1, y1, x2, y2."""
 
     label: str
     box: tuple[int, int, int, int]
@@ -58,7 +58,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class _Stencil:
-    """A shape as coverage (0..1) of the part of the picture that it spans."""
+    """The coverage (0..1) of a shape, for the part of the picture that it spans."""
 
     coverage: Array
     left: int
@@ -76,7 +76,7 @@ class _Stencil:
 
 
 def draw_picture(random: np.random.Generator) -> Picture:
-    """A picture with 1 to MOST_SHAPES shapes; the generator decides everything."""
+    """Return a picture with 1 to MOST_SHAPES shapes; the generator decides everything."""
     long_side = int(random.integers(LONG_SIDE[0], LONG_SIDE[1] + 1))
     short_side = round(long_side * random.uniform(ASPECT, 1.0))
     width, height = (long_side, short_side) if random.random() < 0.6 else (short_side, long_side)
@@ -91,7 +91,7 @@ def draw_pictures(seed: int, count: int) -> list[Picture]:
 
 
 def _background(random: np.random.Generator, width: int, height: int) -> Array:
-    """FP32, height x width x 3, levels of 0..255."""
+    """Return FP32, height x width x 3, levels of 0..255."""
     first, second, third = (random.uniform(10, 245, 3).astype(np.float32) for _ in range(3))
     clouds = _clouds(random, width, height)[..., np.newaxis]
     canvas = first + (second - first) * clouds
@@ -108,7 +108,7 @@ def _background(random: np.random.Generator, width: int, height: int) -> Array:
 
 
 def _clouds(random: np.random.Generator, width: int, height: int) -> Array:
-    """Noise of several scales, each half as strong as the coarser one; 0..1."""
+    """Return noise of several scales, each half as strong as the next coarser one; 0..1."""
     clouds = np.zeros((height, width), dtype=np.float32)
     for octave, cells in enumerate((3, 6, 12, 24)):
         clouds += _small_noise(random, width, height, cells) * np.float32(0.5**octave)
@@ -117,13 +117,13 @@ def _clouds(random: np.random.Generator, width: int, height: int) -> Array:
 
 
 def _small_noise(random: np.random.Generator, width: int, height: int, cells: int) -> Array:
-    """`cells` x `cells` random levels of 0..1, blown up smoothly."""
+    """Return `cells` x `cells` random levels of 0..1, enlarged smoothly."""
     coarse = Image.fromarray(random.random((cells, cells), dtype=np.float32))
     return np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC))
 
 
 def _ramp(random: np.random.Generator, width: int, height: int) -> Array:
-    """From 0 to 1 across the picture, or outwards from a point of it."""
+    """Return a ramp from 0 to 1 across the picture, or outwards from a point."""
     rows, columns = np.ogrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
     if random.random() < 0.5:
         angle = random.uniform(0, 2 * np.pi)
@@ -136,7 +136,7 @@ def _ramp(random: np.random.Generator, width: int, height: int) -> Array:
 
 
 def _add_blob(random: np.random.Generator, canvas: Array) -> None:
-    """A soft patch, without an edge that could be taken for a circle's."""
+    """Add a soft patch, without an edge that could be taken for a circle's."""
     height, width = canvas.shape[:2]
     rows, columns = np.ogrid[0:height, 0:width]
     spread = random.uniform(0.06, 0.25, 2) * min(width, height)
@@ -155,7 +155,7 @@ def _add_stripes(random: np.random.Generator, canvas: Array) -> None:
 
 
 def _add_hairs(random: np.random.Generator, canvas: Array) -> Array:
-    """Thin lines, straight and bent, as edges that belong to no shape."""
+    """Add thin lines, straight and bent, as edges that belong to no shape."""
     height, width = canvas.shape[:2]
     image = Image.fromarray(np.clip(canvas, 0, 255).astype(np.uint8))
     draw = ImageDraw.Draw(image)
@@ -167,7 +167,7 @@ def _add_hairs(random: np.random.Generator, canvas: Array) -> Array:
 
 
 def _draw_shapes(random: np.random.Generator, canvas: Array) -> tuple[Shape, ...]:
-    """Paint shapes onto the canvas, each over the ones before."""
+    """Paint shapes onto the canvas, each over the earlier ones."""
     height, width = canvas.shape[:2]
     owner = np.full((height, width), -1, dtype=np.int8)
     areas: list[int] = []
@@ -187,8 +187,8 @@ def _draw_shapes(random: np.random.Generator, canvas: Array) -> tuple[Shape, ...
 
 
 def _stencil(random: np.random.Generator, label: str, width: int, height: int) -> _Stencil | None:
-    """A shape of random size, place and rotation; None where too much of it lies outside of the picture."""
-    # Small shapes are as frequent as large ones on a logarithmic scale.
+    """Return a shape of random size, place and rotation; None if too much of it lies outside the picture."""
+    # On a logarithmic scale, small shapes are as frequent as large ones.
     radius = min(width, height) / 2 * np.exp(random.uniform(*np.log(DIAMETER)))
     centre = random.uniform(0, (width, height))
     corners = _corners(random, label) * radius + centre
@@ -209,17 +209,15 @@ def _stencil(random: np.random.Generator, label: str, width: int, height: int) -
 
 
 def _corners(random: np.random.Generator, label: str) -> Array:
-    """A shape's outline within the unit circle, turned at random; [corners, 2]."""
+    """Return a shape's outline within the unit circle, turned at random; [corners, 2]."""
     count = {"circle": 64, "square": 4, "triangle": 3}[label]
     angles = random.uniform(0, 2 * np.pi) + np.arange(count) * (2 * np.pi / count)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 def _leaves_others_visible(stencil: _Stencil, owner: Array, areas: Sequence[int]) -> bool:
-    """Whether the shapes that are there keep enough uncovered pixels.
-
-    What an earlier shape has lost to others before counts too: `owner` holds who is seen at each pixel.
-    """
+    """Return whether the existing shapes keep enough uncovered pixels, including what they have lost to earlier ones.
+    `owner` has the visible shape of each pixel."""
     covered = owner[stencil.window][stencil.coverage >= 0.5]
     for index, area in enumerate(areas):
         lost = int(np.count_nonzero(covered == index))
@@ -243,7 +241,7 @@ def _paint(random: np.random.Generator, canvas: Array, stencil: _Stencil) -> Non
 
 
 def _photograph(random: np.random.Generator, canvas: Array) -> bytes:
-    """A JPEG: out of focus a little, noisy, more or less compressed."""
+    """Return a JPEG: slightly out of focus, noisy, more or less compressed."""
     image = Image.fromarray(np.clip(canvas, 0, 255).astype(np.uint8))
     image = image.filter(ImageFilter.GaussianBlur(random.uniform(0, 1.6)))
     noise = random.standard_normal(canvas.shape, dtype=np.float32) * np.float32(random.uniform(0, 12))
@@ -254,7 +252,7 @@ def _photograph(random: np.random.Generator, canvas: Array) -> bytes:
 
 
 def write_pictures(pictures: Sequence[Picture], folder: Path) -> None:
-    """Write 00.jpg, 01.jpg, ... and truth.json, which tells the label and the box of every shape in each of them."""
+    """Write 00.jpg, 01.jpg, ... and truth.json, which has the label and the box of every shape in each picture."""
     folder.mkdir(parents=True, exist_ok=True)
     truth = {}
     for index, picture in enumerate(pictures):
@@ -266,7 +264,7 @@ def write_pictures(pictures: Sequence[Picture], folder: Path) -> None:
 
 
 def read_truth(folder: Path) -> dict[str, tuple[Shape, ...]]:
-    """By the picture's file name, what `write_pictures` wrote."""
+    """Return what `write_pictures` wrote, by the picture's file name."""
     truth = json.loads((folder / "truth.json").read_text())
     return {
         name: tuple(Shape(shape["label"], tuple(shape["box"])) for shape in shapes) for name, shapes in truth.items()

@@ -1,4 +1,4 @@
-"""The network of `detect_shapes`: a small YOLO with two heads, and how its outputs are read. Needs PyTorch."""
+"""Defines the network of `detect_shapes`, a small YOLO with two heads, and how to read its outputs. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 INPUT_SIZE = 192
 STRIDES = (8, 16)
 ANCHORS = (((18, 19), (25, 26), (30, 40)), ((40, 33), (48, 49), (64, 70)))
-"""Width and height in pixels of the input, for each head: medians of six clusters of the shapes."""
+"""For each head: width and height in pixels of the input, medians of six clusters of the shapes."""
 XY_SCALES = (1.2, 1.1)
 VALUES = 5 + len(LABELS)
 OPSET = 17
-"""Old enough for the ONNX Runtime and MIGraphX versions that are about."""
+"""Old enough for common versions of ONNX Runtime and MIGraphX."""
 
 
 class ConvolutionBlock(nn.Sequential):
@@ -40,7 +40,8 @@ class Residual(nn.Module):
 
 
 class ShapesNetwork(nn.Module):
-    """FP32 [n, 3, 192, 192], levels of 0..1 -> the raw heads, each [n, rows, columns, anchors, 5 + classes]."""
+    """A network: FP32 [n, 3, 192, 192], levels of 0..1 -> the raw heads, each [n, rows, columns, anchors, 5 +
+    classes]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class ShapesNetwork(nn.Module):
         channels = len(ANCHORS[0]) * VALUES
         self.heads = nn.ModuleList([nn.Conv2d(64, channels, 1), nn.Conv2d(96, channels, 1)])
         for head in self.heads:
-            # Objects are rare: starting from "hardly any" spares the first passes from learning it.
+            # Objects are rare. Starting at "hardly any" spares the first passes from learning that.
             nn.init.constant_(head.bias.view(-1, VALUES)[:, 4], -5.0)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -71,7 +72,7 @@ class ShapesNetwork(nn.Module):
 
 
 class ServedNetwork(nn.Module):
-    """The network as it is served: the object's and the classes' values as probabilities."""
+    """The network as it is served, with the values of the object and the classes as probabilities."""
 
     def __init__(self, network: ShapesNetwork) -> None:
         super().__init__()
@@ -83,7 +84,8 @@ class ServedNetwork(nn.Module):
 
 
 def decode_boxes(head: Tensor, index: int) -> Tensor:
-    """x1, y1, x2, y2 in pixels of the input for each cell and anchor of a raw head: [n, rows, columns, anchors, 4]."""
+    """Return x1, y1, x2, y2 in pixels of the input for each cell and anchor of a raw head: [n, rows, columns, anchors,
+    4]."""
     rows, columns = torch.meshgrid(*(torch.arange(side, device=head.device) for side in head.shape[1:3]), indexing="ij")
     cells = torch.stack([columns, rows], dim=-1).unsqueeze(2)
     scale = XY_SCALES[index]
@@ -93,7 +95,7 @@ def decode_boxes(head: Tensor, index: int) -> Tensor:
 
 
 def write_onnx(network: ShapesNetwork, path: Path) -> None:
-    """IMAGE FP32 [n, 3, 192, 192] -> HEAD_0, HEAD_1; the metadata tell how to read them."""
+    """Write an ONNX file: IMAGE FP32 [n, 3, 192, 192] -> HEAD_0, HEAD_1. Its metadata say how to read the heads."""
     served = ServedNetwork(network).eval().cpu()
     images = torch.zeros(1, 3, INPUT_SIZE, INPUT_SIZE)
     names = [f"HEAD_{index}" for index in range(len(STRIDES))]
@@ -123,6 +125,6 @@ def write_onnx(network: ShapesNetwork, path: Path) -> None:
 
 
 def _as_cells(features: Tensor) -> Tensor:
-    """[n, anchors * values, rows, columns] -> [n, rows, columns, anchors, values]."""
+    """Return [n, anchors * values, rows, columns] as [n, rows, columns, anchors, values]."""
     rows, columns = features.shape[2:]
     return features.permute(0, 2, 3, 1).reshape(-1, rows, columns, len(ANCHORS[0]), VALUES)

@@ -1,11 +1,11 @@
-"""Train the sample repository's digit classifier and write it, and the images that it has never seen.
+"""Trains and writes the sample repository's digit classifier, and writes the images that it has never seen.
 
     python clients/examples/train_digits.py
 
 The data are scikit-learn's 1,797 handwritten digits of 8 x 8 pixels. Each is drawn as a JPEG of some size, dark on
-light with a margin, and goes through the very pipeline that the server will run (model_repository/digits_preprocess),
-so that the classifier learns from what it will be given. A fifth of the digits, drawn by lot for each class, is held
-out: those are the JPEGs in tests/data/digits, named <index in the data set>_<label>.jpg.
+light with a margin, and goes through the pipeline that the server will run (model_repository/digits_preprocess), so
+that the classifier learns from the inputs that it will get. A fifth of the digits of each class, chosen at random, is
+held out: these are the JPEGs in tests/data/digits, named <index in the data set>_<label>.jpg.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 HELD_OUT_SHARE = 0.2
 VARIANTS = 8
-"""Slightly moved, turned and scaled drawings of each training digit, beside the straight one."""
+"""Slightly moved, turned and scaled drawings of each training digit, in addition to the straight one."""
 SIZES = ((64, 64), (72, 72), (80, 60), (96, 96), (120, 90), (160, 120))
 """Width and height of the JPEGs, in pixels."""
 MARGIN = 0.1
@@ -47,24 +47,24 @@ JPEG_QUALITY = 90
 HIDDEN_UNITS = (192, 96)
 
 OPSET, IR_VERSION = 17, 9
-"""Old enough for the ONNX Runtime and MIGraphX versions that are about."""
+"""Old enough for common versions of ONNX Runtime and MIGraphX."""
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Pose:
-    """How a digit lies in its frame."""
+    """The position of a digit in its frame."""
 
     turn_degrees: float = 0.0
     scale: float = 1.0
     shift_x: float = 0.0
-    """Shares of the digit's width and height."""
+    """In parts of the digit's width and height."""
     shift_y: float = 0.0
 
 
 def draw(digit: Array, size: tuple[int, int], pose: Pose = Pose()) -> bytes:
-    """A JPEG of a digit (8 x 8, 0 = paper, 16 = ink)."""
+    """Return a JPEG of a digit (8 x 8, 0 = paper, 16 = ink)."""
     width, height = size
     inner_width, inner_height = round(width * (1 - 2 * MARGIN)), round(height * (1 - 2 * MARGIN))
     ink = Image.fromarray((digit * (230 / 16)).astype(np.uint8))
@@ -78,7 +78,7 @@ def draw(digit: Array, size: tuple[int, int], pose: Pose = Pose()) -> bytes:
 
 
 def _inverse_affine(size: tuple[int, int], pose: Pose) -> tuple[float, float, float, float, float, float]:
-    """Pillow's coefficients: from a place in the result to the place in the source."""
+    """Return Pillow's coefficients, which lead from a place in the result to the place in the source."""
     width, height = size
     angle = np.deg2rad(pose.turn_degrees)
     cosine, sine = np.cos(angle) / pose.scale, np.sin(angle) / pose.scale
@@ -103,7 +103,7 @@ def random_pose(random: np.random.Generator) -> Pose:
 
 
 def sample_pipeline(pipeline_file: Path) -> PipelineEngine:
-    """The sample repository's pipeline as its config.pbtxt has it: grey, FP32, channels first."""
+    """Return the sample repository's pipeline, as in its config.pbtxt: grey, FP32, channels first."""
     color_format = ColorFormat.U8
     pipeline = parse_pipeline(pipeline_file.read_bytes(), color_format.channels)
     return PipelineEngine(
@@ -112,7 +112,7 @@ def sample_pipeline(pipeline_file: Path) -> PipelineEngine:
 
 
 def preprocess(engine: PipelineEngine, jpegs: Sequence[bytes]) -> Array:
-    """FP32, images x 1 x 16 x 16."""
+    """Return FP32, images x 1 x 16 x 16."""
     return np.stack([engine.run(jpeg)[0] for jpeg in jpegs])
 
 
@@ -131,7 +131,7 @@ def train(images: Array, labels: Array) -> MLPClassifier:
 
 
 def to_onnx(classifier: MLPClassifier, accuracy: float) -> onnx.ModelProto:
-    """IMAGE FP32 [n, 1, 16, 16] -> PROBABILITIES FP32 [n, 10] and LABEL BYTES [n, 1]."""
+    """Return an ONNX model: IMAGE FP32 [n, 1, 16, 16] -> PROBABILITIES FP32 [n, 10] and LABEL BYTES [n, 1]."""
     nodes = [helper.make_node("Flatten", ["IMAGE"], ["hidden_0"], axis=1)]
     constants = [numpy_helper.from_array(np.array(LABELS, dtype=object), "labels")]
     last = len(classifier.coefs_) - 1

@@ -1,11 +1,11 @@
-"""Train the sample repository's shape detector and write it.
+"""Trains and writes the sample repository's shape detector.
 
     pip install torch
     python clients/examples/train_shapes.py
 
-It draws the pictures of `shapes.py`, with one process a CPU, and trains `shapes_network.py` on them. On a GPU with 16
-CPUs that is five minutes, and the mean average precision at an overlap of 0.5 is 0.997 on new pictures. Two CPUs alone
-take about 20 minutes for `--pictures 6000 --passes 12 --batch-size 32`, which makes 0.975.
+The script draws the pictures of `shapes.py`, with one process per CPU, and trains `shapes_network.py` on them. On a GPU
+with 16 CPUs, training takes five minutes, and reaches a mean average precision of 0.997 at an overlap of 0.5 on new
+pictures. Two CPUs take about 20 minutes for `--pictures 6000 --passes 12 --batch-size 32`, and reach 0.975.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from torch.nn import functional
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 2718
-"""Of the training pictures: picture i is drawn from the seed (SEED, i), so no other seed draws one of them again."""
+"""Of the training pictures: picture i is drawn from the seed (SEED, i), so no other seed draws it again."""
 
 LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 5e-4
 WARM_UP_STEPS = 300
 ANCHOR_IOU = 0.45
-"""An anchor learns a shape when, laid upon each other, they overlap at least so much; the best one always does."""
+"""An anchor learns a shape if they overlap at least this much when their centres coincide; the best anchor always
+learns it."""
 IGNORED_IOU = 0.6
-"""A box that happens to lie so well on a shape that it is not its own is not taught to be nothing."""
+"""A box that is not a shape's own, but overlaps it at least this much, does not learn to be empty."""
 
 Array = np.ndarray[Any, Any]
 
 
 def prepare(picture: Picture) -> tuple[Array, Array]:
-    """What the network sees of a picture, UINT8 [3, 192, 192], and its truth.
+    """Return the network's view of a picture, UINT8 [3, 192, 192], and its truth.
 
-    It is what model_repository/detect_shapes_preprocess does, to within a grey level. The truth is FP32
-    [MOST_SHAPES, 5]: label, x1, y1, x2, y2 in pixels of the input; label -1 in the rows that are left.
+    The view is that of model_repository/detect_shapes_preprocess, to within a grey level. The truth is FP32
+    [MOST_SHAPES, 5]: label, x1, y1, x2, y2 in pixels of the input; the label of unused rows is -1.
     """
     decoded: Array = np.asarray(cv2.imdecode(np.frombuffer(picture.jpeg, dtype=np.uint8), cv2.IMREAD_COLOR_RGB))
     image = cv2.resize(decoded, (INPUT_SIZE, INPUT_SIZE), interpolation=cv2.INTER_LINEAR)
@@ -64,7 +65,7 @@ def prepare_numbered(number: int) -> tuple[Array, Array]:
 
 
 def training_data(count: int) -> tuple[Tensor, Tensor]:
-    """UINT8 [count, 3, 192, 192] and the truths."""
+    """Return UINT8 [count, 3, 192, 192] and the truths."""
     with ProcessPoolExecutor(os.cpu_count()) as processes:
         prepared = list(processes.map(prepare_numbered, range(count), chunksize=32))
     images, truths = zip(*prepared, strict=True)
@@ -72,7 +73,7 @@ def training_data(count: int) -> tuple[Tensor, Tensor]:
 
 
 def batches(images: Tensor, truths: Tensor, size: int, passes: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless variety: each batch is mirrored, turned and given other colours at random."""
+    """Yield batches without end; each is mirrored, turned and coloured at random."""
     for _ in range(passes):
         for chosen in torch.randperm(len(images), device=images.device).split(size):
             yield vary(images[chosen].float() / 255, truths[chosen].clone())
@@ -100,7 +101,7 @@ def vary(images: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(heads: Sequence[Tensor], truths: Tensor) -> Tensor:
-    """GIoU of the boxes, cross-entropy of object and classes; per box that has a shape to learn."""
+    """Return the loss: GIoU of the boxes, cross-entropy of object and classes, per box with a shape to learn."""
     boxes = torch.cat([decode_boxes(head, index).flatten(1, 3) for index, head in enumerate(heads)], dim=1)
     values = torch.cat([head.flatten(1, 3) for head in heads], dim=1)
     picture, place, shape = assign(truths)
@@ -120,9 +121,10 @@ def loss_of(heads: Sequence[Tensor], truths: Tensor) -> Tensor:
 
 
 def assign(truths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which boxes learn which shapes, as three equally long indexes: the picture, the box in it, the shape in it.
+    """Return which boxes learn which shapes, as three equally long indices: the picture, the box in it, the shape in
+    it.
 
-    A shape is learnt in the cell that holds its centre, by all anchors that are alike enough.
+    A shape is learnt in the cell with its centre, by all anchors that are similar enough.
     """
     sizes = truths[:, :, 3:5] - truths[:, :, 1:3]
     centres = (truths[:, :, 1:3] + truths[:, :, 3:5]) / 2
@@ -143,7 +145,7 @@ def assign(truths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pair_overlap(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """IoU and generalised IoU (Rezatofighi et al., 2019) of boxes x1, y1, x2, y2 that broadcast."""
+    """Return IoU and generalised IoU (Rezatofighi et al., 2019) of boxes x1, y1, x2, y2 that broadcast."""
     low, high = torch.maximum(left[..., :2], right[..., :2]), torch.minimum(left[..., 2:], right[..., 2:])
     common = (high - low).clamp(min=0).prod(-1)
     areas = (left[..., 2:] - left[..., :2]).prod(-1) + (right[..., 2:] - right[..., :2]).prod(-1)
@@ -159,7 +161,7 @@ def train(images: Tensor, truths: Tensor, batch_size: int, passes: int) -> Shape
     optimiser = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
     def rate(step: int) -> float:
-        """A short warm-up, then a cosine down to zero."""
+        """Return the factor of the learning rate: a short warm-up, then a cosine down to zero."""
         return min(1.0, (step + 1) / WARM_UP_STEPS) * (1 + math.cos(math.pi * step / steps)) / 2
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, rate)

@@ -31,7 +31,7 @@ Headers = Mapping[str, str | bytes] | None
 
 
 class AsyncClient:
-    """`Client` with coroutines in the place of its methods; to be made and used inside one running event loop."""
+    """`Client` with coroutines as methods. Must be made and used inside one running event loop."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class AsyncClient:
         balancing: Balancing | None = None,
         channel_options: ChannelOptions = (),
     ) -> None:
-        """Connects with the first call; the arguments are `Connection`'s."""
+        """Connects with the first call. The arguments are those of `Connection`."""
         self._connection = Connection(url, tls, headers or {}, keepalive, balancing, channel_options)
         self._channel = self._connection.channel(grpc.aio)
         self._methods: dict[str, Any] = {}
@@ -68,9 +68,9 @@ class AsyncClient:
         headers: Headers = None,
         **options: Unpack[RequestOptions],
     ) -> InferResult:
-        """Run a model. Without `outputs` all of them come back; `options` are those of RequestOptions.
+        """Run a model. Without `outputs`, the model returns all of its outputs; `options` are those of RequestOptions.
 
-        A model with one input takes that alone, without a name; it is asked for its name with a call more.
+        A model with one input takes an array without a name; one more call then asks the server for the name.
         """
         self._connection.check_request(options)
         if not isinstance(inputs, Mapping):
@@ -106,19 +106,20 @@ class AsyncClient:
     async def model_config(
         self, model: str, version: str = "", *, timeout: float | None = None, headers: Headers = None
     ) -> model_config_pb2.ModelConfig:
-        """The configuration that the server uses, completed from the model file, as its protobuf message."""
+        """Return the configuration that the server uses, completed from the model file, as its protobuf message."""
         return await self._call(calls.model_config(model, version), timeout, headers)
 
     async def statistics(
         self, model: str = "", version: str = "", *, timeout: float | None = None, headers: Headers = None
     ) -> tuple[ModelStatistics, ...]:
-        """The counters of each ready version: of all models, or of one."""
+        """Return the counters of each ready version, of all models or of one."""
         return await self._call(calls.statistics(model, version), timeout, headers)
 
     async def repository_index(
         self, *, ready: bool = False, timeout: float | None = None, headers: Headers = None
     ) -> tuple[IndexEntry, ...]:
-        """The versions of all models and why those that are not ready are not; with `ready` only the ready ones."""
+        """Return the versions of all models, with the reasons why versions are not ready; with `ready`, only ready
+        versions."""
         return await self._call(calls.repository_index(ready), timeout, headers)
 
     async def load_model(
@@ -130,21 +131,19 @@ class AsyncClient:
         timeout: float | None = None,
         headers: Headers = None,
     ) -> None:
-        """Load or reload a model, optionally with a config (JSON) and files ("<version>/<path>") of the call's own."""
+        """Load or reload a model, optionally with a config (JSON) and files ("<version>/<path>") that come with this
+        call."""
         await self._call(calls.load_model(name, config, files), timeout, headers)
 
     async def unload_model(
         self, name: str, *, unload_dependents: bool = False, timeout: float | None = None, headers: Headers = None
     ) -> None:
-        """Unload a model; with `unload_dependents` an ensemble's members too."""
+        """Unload a model; with `unload_dependents`, also the members of an ensemble."""
         await self._call(calls.unload_model(name, unload_dependents), timeout, headers)
 
     async def wait_until_ready(self, timeout: float, model: str | None = None) -> None:
-        """Wait until the server, or a model of it, is ready.
-
-        Raises:
-            DeadlineExceeded: it is not after `timeout` seconds; the text says why.
-        """
+        """Wait until the server, or a model, is ready. Raises DeadlineExceeded with the reason if it is not ready after
+        `timeout` seconds."""
         wait = ReadinessWait(timeout, model)
         while True:
             try:

@@ -1,4 +1,4 @@
-"""A stream of requests and answers for asyncio, and what its calls raise."""
+"""Sends requests and receives answers on a stream, for asyncio, and translates grpc.aio's errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rocserve_client.results import InferResult
 
 @contextmanager
 def grpc_errors() -> Iterator[None]:
-    """Around each await of a grpc.aio call: what it raises, as this package's exceptions."""
+    """Translate what grpc.aio raises in a `with` block to this package's exceptions."""
     try:
         yield
     except grpc.RpcError as error:
@@ -25,8 +25,8 @@ def grpc_errors() -> Iterator[None]:
     except grpc.aio.UsageError as error:
         raise Cancelled(CLOSED) from error
     except asyncio.CancelledError as error:
-        # grpc.aio raises this also for a call that was ended by its stream or channel being closed. Nobody has
-        # cancelled the task then, and it must not end as if somebody had.
+        # grpc.aio also raises this if the stream or channel of a call has been closed. Then nobody has cancelled the
+        # task, and the task must not end as cancelled.
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
@@ -34,7 +34,7 @@ def grpc_errors() -> Iterator[None]:
 
 
 class AsyncStream:
-    """As `Stream`: one task may send while another iterates, and a request that fails does not end the stream."""
+    """As `Stream`: one task may send while another iterates, and a failed request does not end the stream."""
 
     def __init__(self, method: Any, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         with grpc_errors():
@@ -49,18 +49,15 @@ class AsyncStream:
     async def send(
         self, model: str, inputs: Inputs, outputs: Outputs = None, **options: Unpack[RequestOptions]
     ) -> None:
-        """Send a request; waits only while the connection takes no more.
-
-        Raises:
-            RocserveError: the stream is broken; Cancelled: its sending was closed.
-        """
+        """Send a request; waits only while the connection accepts no more data. Raises RocserveError if the stream is
+        broken, and Cancelled if it is closed for requests."""
         request = encode_infer_request(model, inputs, outputs, options)
         try:
             with grpc_errors():
                 await self._call.write(request)
         except asyncio.InvalidStateError as error:
-            # grpc.aio tells of closed sending in this way, and of a stream that ended before this call, without its
-            # status.
+            # grpc.aio raises this if sending is closed, and also, without the status, if the stream ended before this
+            # call.
             if not self._call.done():
                 raise Cancelled(CLOSED_FOR_REQUESTS) from error
             status = StatusCode((await self._call.code()).value[0])
@@ -69,16 +66,12 @@ class AsyncStream:
             raise error_with(status, await self._call.details() or "the stream has ended") from error
 
     async def close_sending(self) -> None:
-        """No more requests: the server ends the stream behind its last answer."""
+        """Send no more requests: the server will end the stream after its last answer."""
         await self._call.done_writing()
 
     async def receive(self) -> InferResult:
-        """The next answer.
-
-        Raises:
-            RocserveError: this one request failed, or the stream is broken.
-            EOFError: the stream has ended.
-        """
+        """Return the next answer. Raises RocserveError if its request failed or the stream is broken, and EOFError if
+        the stream has ended."""
         with grpc_errors():
             message = await self._call.read()
         if message is grpc.aio.EOF:
@@ -95,5 +88,5 @@ class AsyncStream:
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """End the stream at once, whatever is still on its way."""
+        """End the stream immediately, and drop what is on its way."""
         self._call.cancel()

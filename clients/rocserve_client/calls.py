@@ -1,7 +1,5 @@
-"""Every call of the service as data: its method, its request and how its answer is read.
-
-The sync and the asyncio client differ only in how they carry such a call to the server.
-"""
+"""Describes every call of the service as data: the method, the request, and how to read the answer. Both clients use
+these; they differ only in how they send a call."""
 
 from __future__ import annotations
 
@@ -55,11 +53,7 @@ def infer(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptions)
 
 
 def only_input(metadata: ModelMetadata, value: OneInput) -> Inputs:
-    """The inputs of a model for which a value without a name was given.
-
-    Raises:
-        InvalidArgument: the model has several inputs.
-    """
+    """Return named inputs for a value without a name. Raises InvalidArgument if the model has several inputs."""
     if len(metadata.inputs) != 1:
         names = ", ".join(entry.name for entry in metadata.inputs)
         raise InvalidArgument(
@@ -127,7 +121,7 @@ def unload_model(model: str, unload_dependents: bool) -> UnaryCall[None]:
 
 
 def _call(request: Message, response: type[Response], read: Callable[[Response], Answer]) -> UnaryCall[Answer]:
-    """A call whose answer is a small message; KServe v2 names a method's messages after the method."""
+    """Return a call with a small message as its answer. KServe v2 names a method's messages after the method."""
     method = response.DESCRIPTOR.name.removesuffix("Response")
     path = f"{_SERVICE}/{method}"
     return UnaryCall(path, request.SerializeToString(), lambda data: read(decode_message(data, response)))
@@ -167,6 +161,5 @@ _OF_A_MODEL = ("success", "fail", "queue", *_OF_A_BATCH, "cache_hit", "cache_mis
 
 
 def _read_durations(message: Message, names: Iterable[str]) -> dict[str, Duration]:
-    """Those of the fields with these names."""
     durations = {name: getattr(message, name) for name in names}
     return {name: Duration(one.count, one.ns) for name, one in durations.items()}

@@ -1,4 +1,4 @@
-"""How a client reaches its server: address, TLS, keepalive, headers."""
+"""Configures a client's connection: address, TLS, keepalive, load balancing, headers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IDEMPOTENT_METHODS = (
 )
 _LONGEST_MESSAGE = (1 << 31) - 1
 _LONGEST_TIMEOUT_S = 1e9
-"""gRPC counts nanoseconds in 64 bits, some 290 years of them; what is longer it takes for passed."""
+"""gRPC counts nanoseconds in 64 bits, about 290 years. It regards longer timeouts as expired."""
 
 _HEADER_NAME = re.compile(r"[0-9A-Za-z_.-]+")
 _HEADER_VALUE = re.compile(rb"[ -~]*")
@@ -39,7 +39,7 @@ ChannelOptions = tuple[tuple[str, int | str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files. Without a root certificate the ones that come with gRPC are trusted."""
+    """The PEM files for TLS. Without a root certificate, gRPC's own root certificates are trusted."""
 
     root_certificates: Path | None = None
     private_key: Path | None = None
@@ -47,7 +47,7 @@ class Tls:
     certificate_chain: Path | None = None
 
     def __post_init__(self) -> None:
-        """Raises: InvalidArgument: gRPC would end the process."""
+        """Raises InvalidArgument, because gRPC would end the process."""
         if (self.private_key is None) != (self.certificate_chain is None):
             raise InvalidArgument("private_key and certificate_chain go together: give both of them, or none")
 
@@ -61,26 +61,26 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """HTTP/2 pings that find a connection which died silently. The server may forbid frequent ones."""
+    """HTTP/2 pings that find connections which died silently. The server may forbid frequent pings."""
 
     time_ms: int
-    """A ping is sent after so long without traffic."""
+    """A connection without traffic for this time sends a ping."""
     timeout_ms: int = 20_000
-    """The connection is given up when a ping is not answered within this time."""
+    """A connection is closed if a ping is not answered within this time."""
     permit_without_calls: bool = False
     max_pings_without_data: int = 2
-    """0: without bound."""
+    """0 = without limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Balancing:
-    """Spreads calls over all servers that the URL stands for, and tries those again that may be, by gRPC's own service
-    config: a stream stays on one server."""
+    """Spreads calls over all servers of the URL, and retries calls that may be repeated, by gRPC's service config. A
+    stream stays on one server."""
 
     attempts: int = 4
-    """Of a call that a server or a connection failed; 1: it is not tried again. gRPC makes 5 at most."""
+    """The most attempts at a call if a server or a connection fails; 1 = no retry. gRPC allows 5 at most."""
     health_check: bool = True
-    """Leave out the servers that are not ready (grpc.health.v1)."""
+    """Leave out servers that are not ready (grpc.health.v1)."""
 
     def service_config(self) -> str:
         config: dict[str, Any] = {"loadBalancingConfig": [{"round_robin": {}}]}
@@ -92,34 +92,34 @@ class Balancing:
                 "initialBackoff": "0.05s",
                 "maxBackoff": "1s",
                 "backoffMultiplier": 2,
-                # As gRPC's core answers what comes while it shuts down.
+                # gRPC's core answers with CANCELLED while it shuts down.
                 "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
             }
             names = [{"service": SERVICE, "method": method} for method in IDEMPOTENT_METHODS]
             config["methodConfig"] = [{"name": names, "retryPolicy": policy}]
-            # Servers that fail most calls are not asked for more.
+            # No retries to servers that fail most calls.
             config["retryThrottling"] = {"maxTokens": 100, "tokenRatio": 0.1}
         return json.dumps(config)
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Everything that a channel is made from; messages of any size pass in both directions."""
+    """The settings of a channel. Messages of any size pass in both directions."""
 
     url: str = DEFAULT_URL
-    """host:port, unix:/path, or any other name that gRPC resolves; for several servers ipv4:host:port,host:port with
+    """host:port, unix:/path, or any other name that gRPC resolves. For several servers: ipv4:host:port,host:port with
     their addresses, or dns:///name:port."""
     tls: Tls | None = None
     headers: Mapping[str, str | bytes] = field(default_factory=dict)
-    """Sent with every call; a name that ends in "-bin" takes bytes."""
+    """Sent with every call. A name that ends in "-bin" takes bytes."""
     keepalive: KeepAlive | None = None
     balancing: Balancing | None = None
-    """None: one server is asked, and no call is tried again."""
+    """None = one server, and no retries."""
     channel_options: ChannelOptions = ()
-    """Further gRPC channel arguments; they win over those set here."""
+    """Further gRPC channel arguments, which replace those set here."""
 
     def __post_init__(self) -> None:
-        """Raises: InvalidArgument: the URL is one of HTTP."""
+        """Raises InvalidArgument if the URL is one of HTTP."""
         scheme, separator, rest = self.url.partition("://")
         if separator and scheme in ("http", "https", "grpc", "grpcs"):
             tls = ", and Tls() as `tls`" if scheme.endswith("s") else ""
@@ -129,7 +129,7 @@ class Connection:
             )
 
     def channel(self, makers: Any) -> Any:
-        """A new channel. `makers`: grpc, or grpc.aio."""
+        """Return a new channel. `makers`: the module grpc or grpc.aio."""
         if self.tls is None:
             return makers.insecure_channel(self.url, self.options())
         return makers.secure_channel(self.url, self.tls.credentials(), self.options())
@@ -138,7 +138,7 @@ class Connection:
         chosen: dict[str, int | str] = {
             "grpc.max_send_message_length": -1,
             "grpc.max_receive_message_length": -1,
-            # A server that is being started is found soon after it listens; gRPC's own first pause is a second.
+            # A starting server is found soon after it listens. gRPC's own first pause is a second.
             "grpc.initial_reconnect_backoff_ms": 100,
             "grpc.max_reconnect_backoff_ms": 2_000,
         }
@@ -149,15 +149,15 @@ class Connection:
             chosen["grpc.http2.max_pings_without_data"] = self.keepalive.max_pings_without_data
         if self.balancing is not None:
             chosen["grpc.service_config"] = self.balancing.service_config()
-            # gRPC's core (1.85) crashes at times when a connection ends whose health several channels of it check.
+            # gRPC's core (1.85) sometimes crashes if a connection ends while several channels check its health.
             chosen["grpc.use_local_subchannel_pool"] = 1
-            # What is longer than this, 256 KiB otherwise, is not kept to be sent again.
+            # Longer messages (256 KiB by default) would not be kept for a retry.
             chosen["grpc.per_rpc_retry_buffer_size"] = _LONGEST_MESSAGE
         chosen.update(self.channel_options)
         return tuple(chosen.items())
 
     def check_request(self, options: RequestOptions) -> None:
-        """Raises: InvalidArgument: it is one that neither another server nor a second attempt may get."""
+        """Raises InvalidArgument if the request must not go to another server, or twice."""
         if self.balancing is not None and options.get("parameters", {}).get("sequence_id"):
             raise InvalidArgument(
                 "the requests of a sequence belong on one server, once each: send them on a stream, or by a client"
@@ -165,8 +165,8 @@ class Connection:
             )
 
     def metadata(self, headers: Mapping[str, str | bytes] | None) -> tuple[tuple[str, str | bytes], ...]:
-        """The headers of one call; its own win. gRPC takes names in lower case only. Raises: InvalidArgument: one that
-        gRPC does not take."""
+        """Return the headers of one call; they replace headers of the connection. gRPC takes names in lower case only.
+        Raises InvalidArgument if gRPC does not take a header."""
         merged = {**self.headers, **(headers or {})}
         for name, value in merged.items():
             _check_header(name, value)
@@ -174,7 +174,7 @@ class Connection:
 
 
 def _check_header(name: str, value: str | bytes) -> None:
-    """Values may be secrets: the text shows none."""
+    """Raises InvalidArgument. The text never shows the value, because values may be secrets."""
     if _HEADER_NAME.fullmatch(name) is None:
         raise InvalidArgument(f"header '{name}': expected a name of letters, digits and -_.")
     if name.lower().endswith("-bin"):
@@ -187,7 +187,7 @@ def _check_header(name: str, value: str | bytes) -> None:
 
 
 def grpc_timeout(seconds: float | None) -> float | None:
-    """The timeout of a call for gRPC: None, never, in the place of one that is longer than it counts."""
+    """Return a call's timeout for gRPC; None (never) if it is longer than gRPC counts."""
     return None if seconds is not None and seconds > _LONGEST_TIMEOUT_S else seconds
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a call, as exceptions: one class for each status that a caller tells apart."""
+"""Defines the exceptions for failed calls: one class for each status that callers tell apart."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class RocserveError(Exception):
     """A call that failed.
 
     Attributes:
-        status: gRPC's status code; UNKNOWN for an error inside a stream, whose protocol carries only a text.
-        text: what the server, or gRPC itself, says.
-        request_id: for an error inside a stream, the id of the request that failed, where the server tells it.
+        status: gRPC's status code; UNKNOWN for an error inside a stream, because a stream carries only the text.
+        text: the text of the server, or of gRPC.
+        request_id: for an error inside a stream, the id of the failed request, if the server sends it.
     """
 
     default_status: ClassVar[StatusCode] = StatusCode.UNKNOWN
@@ -74,9 +74,9 @@ class Unauthenticated(RocserveError):
 
 CLOSED = "the client or the stream was closed"
 CLOSED_FOR_REQUESTS = "the stream is closed for further requests"
-"""What a request is told that comes behind the end of sending."""
+"""For requests after the end of sending."""
 _SIGNS_OF_HTTP = ("Failed parsing HTTP/2", "http1.x server")
-"""What gRPC says of a server that speaks HTTP/1."""
+"""In gRPC's text if a server speaks HTTP/1."""
 _HTTP_PORT = "; this looks like an HTTP port: give the server's gRPC port (8001 by default)"
 _CLASSES: dict[StatusCode, type[RocserveError]] = {
     error.default_status: error
@@ -97,12 +97,12 @@ _CLASSES: dict[StatusCode, type[RocserveError]] = {
 
 
 def error_with(status: StatusCode, text: str) -> RocserveError:
-    """The exception for a status; RocserveError itself for those without a class of their own."""
+    """Return the exception for a status; a RocserveError if the status has no class."""
     return _CLASSES.get(status, RocserveError)(text, status)
 
 
 def error_from_grpc(error: Any) -> RocserveError:
-    """The exception for what grpcio raises: a grpc.RpcError, of the sync or of the asyncio interface."""
+    """Return the exception for a grpc.RpcError of the blocking or the asyncio interface."""
     text = error.details() or ""
     hint = _HTTP_PORT if any(sign in text for sign in _SIGNS_OF_HTTP) else ""
     return error_with(StatusCode(error.code().value[0]), text + hint)

@@ -1,7 +1,5 @@
-"""Inference requests and answers to and from the bytes of their messages.
-
-They are ModelInferRequest, ModelInferResponse and ModelStreamInferResponse of KServe v2's gRPC service.
-"""
+"""Encodes inference requests and decodes answers: ModelInferRequest, ModelInferResponse and ModelStreamInferResponse of
+KServe v2's gRPC service."""
 
 from __future__ import annotations
 
@@ -28,32 +26,29 @@ _STREAM_INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 
 Inputs = Mapping[str, Array | Input]
 OneInput = Array | Input
-"""Of a model that has no other."""
+"""The only input of a model."""
 Outputs = Sequence[str | Output] | None
 
 
 class RequestOptions(TypedDict, total=False):
-    """What a request may say beside its model and tensors."""
+    """The options of a request, in addition to its model and tensors."""
 
     version: str
-    """The model's version; empty: the highest that is ready."""
+    """The model's version; "" = the highest ready version."""
     request_id: str
     """Comes back in the answer, and in the texts of errors about the request."""
     priority: int
-    """1 is the highest; 0: the model's default."""
+    """1 is the highest; 0 = the model's default."""
     parameters: Mapping[str, ParameterValue]
     """Request parameters, e.g. "timeout" (microseconds in the server's queue)."""
     mark_last: bool
-    """In a stream: let the last answer to the request be marked (`InferResult.is_last`). A decoupled model may end a
-    request without an answer; then an empty one comes for the mark."""
+    """In a stream: mark the request's last answer (`InferResult.is_last`). If a decoupled model ends a request without
+    an answer, an empty answer with the mark comes."""
 
 
 def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptions) -> bytes:
-    """A ModelInferRequest; all tensors are in raw_input_contents.
-
-    Raises:
-        InvalidArgument: an input, a parameter or another word that has no form on the wire.
-    """
+    """Return a ModelInferRequest with all tensors in raw_input_contents. Raises InvalidArgument if an input, a
+    parameter or a text cannot be encoded."""
     try:
         return _encoded(model, inputs, outputs, options)
     except ValueError as error:
@@ -87,11 +82,8 @@ def _encoded(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptio
 
 
 def decode_infer_response(message: Buffer) -> InferResult:
-    """The answer in a ModelInferResponse, its arrays being views on `message`.
-
-    Raises:
-        Internal: the message is none, or its tensors do not fit what it says of them.
-    """
+    """Return the answer in a ModelInferResponse; its arrays are views on `message`. Raises Internal if the message is
+    faulty, or its tensors do not fit their shapes and datatypes."""
     head, contents = _take_apart(message, pb.ModelInferResponse, _RAW_OUTPUT_CONTENTS)
     if len(contents) != len(head.outputs):
         raise Internal(
@@ -110,11 +102,8 @@ def decode_infer_response(message: Buffer) -> InferResult:
 
 
 def decode_stream_response(message: bytes) -> InferResult:
-    """The answer in a ModelStreamInferResponse.
-
-    Raises:
-        RocserveError: the request failed, alone; the message carries a text instead of an answer.
-    """
+    """Return the answer in a ModelStreamInferResponse. Raises RocserveError if the message reports that the request
+    failed."""
     head, responses = _take_apart(message, pb.ModelStreamInferResponse, _STREAM_INFER_RESPONSE)
     response = responses[0] if responses else b""
     if head.error_message:
@@ -124,11 +113,7 @@ def decode_stream_response(message: bytes) -> InferResult:
 
 
 def decode_message(message: bytes, kind: type[Head]) -> Head:
-    """A whole message.
-
-    Raises:
-        Internal: it is none of this kind.
-    """
+    """Parse a message. Raises Internal if it is not of this kind."""
     try:
         return kind.FromString(message)
     except DecodeError as error:
@@ -136,7 +121,7 @@ def decode_message(message: bytes, kind: type[Head]) -> Head:
 
 
 def _take_apart(message: Buffer, kind: type[Head], bulk_field: int) -> tuple[Head, list[memoryview]]:
-    """The message without its bulk field, and the contents of that."""
+    """Return the message without its bulk field, and the contents of that field."""
     try:
         head, contents = split(message, bulk_field)
     except WireError as error:

@@ -1,4 +1,4 @@
-"""Waiting until a server or a model answers, and saying why it did not."""
+"""Waits until a server or a model is ready, and says why it is not."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PAUSE_S = 0.05
 """Between two probes."""
 
 PROBE_S = 2.0
-"""The longest that one probe may take."""
+"""The longest time for one probe."""
 
 
 class ReadinessWait:
-    """The state of one wait; the clients do the probing and the sleeping."""
+    """The state of one wait. The clients probe and sleep."""
 
     def __init__(self, timeout: float, model: str | None) -> None:
         self._end = time.monotonic() + timeout
@@ -35,17 +35,17 @@ class ReadinessWait:
         return server_ready() if self._model is None else model_ready(self._model, "")
 
     def note_unready(self, index: Sequence[IndexEntry]) -> None:
-        """The server answered; what its repository index tells of the model becomes the reason."""
+        """Note the reason: what the repository index says about the model, because the server has answered."""
         rows = [entry for entry in index if self._model in (None, entry.name)]
         if self._model is not None and not rows:
             self._reason = "there is no such model in the repository"
             return
-        # A server is ready without the models that nobody has asked for.
+        # Models that nobody has asked for need not be loaded for the server to be ready.
         states = [_told(row) for row in rows if row.state != "READY" and (row.state or self._model is not None)]
         self._reason = "; ".join(states) if states else "the repository index does not tell why"
 
     def note_failure(self, error: RocserveError) -> None:
-        """Go on when the server may still come up; an error of another kind is final."""
+        """Note the reason if the server may still come up. Raises every other error, because it is final."""
         if not isinstance(error, Unavailable | DeadlineExceeded):
             raise error
         self._reason = error.text

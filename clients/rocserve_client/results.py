@@ -1,4 +1,4 @@
-"""What a client gives back."""
+"""Holds the answers that clients return."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class InferResult:
 
     @property
     def is_last(self) -> bool:
-        """Whether no further answer to the request comes; told in a stream when asked for with `mark_last`."""
+        """Return whether no further answer to the request comes. Only for requests of a stream that set `mark_last`."""
         return self.parameters.get("triton_final_response") is True
 
     def __getitem__(self, name: str) -> Array:
@@ -34,13 +34,8 @@ class InferResult:
             raise KeyError(f"no output '{name}' in the answer, which has {sorted(self.outputs)}") from None
 
     def classes(self, name: str) -> tuple[tuple[Classification, ...], ...]:
-        """An output asked for with `Output(name, classification=k)`: a row for each batch element, best class first.
-
-        A model without batching gives one row.
-
-        Raises:
-            ValueError: the output holds something else than classes.
-        """
+        """Return the classes of an output requested with `Output(name, classification=k)`: a row per batch element,
+        best class first. A model without batching gives one row. Raises ValueError if the output holds no classes."""
         array = self[name]
         try:
             return parse_classes(array)
@@ -62,7 +57,7 @@ class TensorMetadata:
     name: str
     datatype: str
     shape: tuple[int, ...]
-    """-1 where any size is taken; the batch dimension included."""
+    """With the batch dimension; -1 = any size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +68,12 @@ class ModelMetadata:
     inputs: tuple[TensorMetadata, ...]
     outputs: tuple[TensorMetadata, ...]
     properties: Mapping[str, str] = field(default_factory=dict)
-    """How the version is run: `engine`, `engine_reason`, and what the engine tells."""
+    """How the version runs: `engine`, `engine_reason`, and what the engine reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One version of a model in the repository index; version and state are empty for one that was never loaded."""
+    """One model version in the repository index. If a model was never loaded, version and state are ""."""
 
     name: str
     version: str
@@ -89,14 +84,14 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How often something happened and how long it took in all."""
+    """How often something happened, and how long it took in all."""
 
     count: int = 0
     ns: int = 0
 
     @property
     def mean_us(self) -> float:
-        """Microseconds on the average; 0 when it never happened."""
+        """Mean in microseconds; 0 if it never happened."""
         return self.ns / self.count / 1000 if self.count else 0.0
 
 
@@ -112,16 +107,16 @@ class BatchStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """The counters of one model version since it was loaded."""
+    """The counters of one model version since its load."""
 
     name: str
     version: str
     last_inference_ms: int
     """Milliseconds since the epoch; 0 = never."""
     inference_count: int
-    """Batch elements that were run."""
+    """Batch elements that the model ran."""
     execution_count: int
-    """Batches that were run."""
+    """Batches that the model ran."""
     success: Duration
     fail: Duration
     queue: Duration

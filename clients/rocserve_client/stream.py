@@ -1,4 +1,4 @@
-"""A stream of requests and answers, blocking."""
+"""Sends requests and receives answers on a stream, blocking."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rocserve_client.results import InferResult
 
 
 class Stream:
-    """Requests go out with `send`; answers come back by iterating, or with `receive`.
+    """A stream: `send` sends requests; iteration or `receive` returns answers.
 
-    One thread may send while another receives. A request that fails raises a RocserveError where its answer would have
-    come, and the stream goes on: iterate again, or call `receive` again. A broken stream raises at every receive.
+    One thread may send while another receives. A failed request raises a RocserveError in place of its answer, and the
+    stream continues: iterate again, or call `receive` again. A broken stream raises at every receive.
 
-    Answers come in the order of the requests, but those of a decoupled model, any number to a request, when it makes
-    them: tell them apart by `request_id`, and ask for `mark_last` to know which is the last.
+    Answers come in the order of the requests, except those of decoupled models, which come as the model sends them, any
+    number per request. Tell them apart by `request_id`, and set `mark_last` to know which is the last.
     """
 
     def __init__(self, method: Any, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
@@ -37,27 +37,20 @@ class Stream:
         self.close()
 
     def send(self, model: str, inputs: Inputs, outputs: Outputs = None, **options: Unpack[RequestOptions]) -> None:
-        """Send a request, without waiting; the arguments are those of `Client.infer`.
-
-        Raises:
-            Cancelled: the stream was closed, or its sending; gRPC would read no further request.
-        """
+        """Send a request without waiting; the arguments are those of `Client.infer`. Raises Cancelled if the stream is
+        closed, or closed for requests, because gRPC would not read the request."""
         if self._is_closed:
             raise Cancelled(CLOSED_FOR_REQUESTS)
         self._requests.put(encode_infer_request(model, inputs, outputs, options))
 
     def close_sending(self) -> None:
-        """No more requests: the server ends the stream behind its last answer."""
+        """Send no more requests: the server will end the stream after its last answer."""
         self._is_closed = True
         self._requests.put(None)
 
     def receive(self) -> InferResult:
-        """The next answer.
-
-        Raises:
-            RocserveError: this one request failed, or the stream is broken.
-            EOFError: the stream has ended.
-        """
+        """Return the next answer. Raises RocserveError if its request failed or the stream is broken, and EOFError if
+        the stream has ended."""
         try:
             return next(self)
         except StopIteration:
@@ -74,6 +67,6 @@ class Stream:
         return decode_stream_response(message)
 
     def close(self) -> None:
-        """End the stream at once, whatever is still on its way."""
+        """End the stream immediately, and drop what is on its way."""
         self.close_sending()
         self._answers.cancel()

@@ -1,4 +1,4 @@
-"""Arrays and the bytes that stand for them on the wire."""
+"""Converts arrays to tensors on the wire, and back."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
-    """An input that says more than its array does."""
+    """An input with more than its array: a datatype or parameters."""
 
     array: Array
     datatype: str = ""
-    """The KServe datatype; empty: from the array's dtype. "BF16" with a uint16 array sends the bits as they are."""
+    """The KServe datatype; "" = by the array's dtype. "BF16" with a uint16 array sends the bits unchanged."""
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output that is asked for."""
+    """A requested output."""
 
     name: str
     classification: int = 0
-    """0: the tensor itself; k: its k highest classes, to be read with `InferResult.classes`."""
+    """0 = the tensor itself; k = its k highest classes, to be read with `InferResult.classes`."""
 
 
 class Classification(NamedTuple):
@@ -50,15 +50,13 @@ class Classification(NamedTuple):
     score: float
     class_index: int
     label: str
-    """Empty when the model has no label for the class."""
+    """"" if the model has no label for the class."""
 
 
 def encode_array(name: str, value: Array | Input) -> Tensor:
-    """The tensor for an input; shares the array's memory where that is C-ordered and little-endian.
-
-    Raises:
-        InvalidArgument: the value is no array, or its dtype has no KServe datatype or is not the one asked for.
-    """
+    """Return the tensor of an input. It shares the array's memory if the array is C-ordered and little-endian.
+    Raises InvalidArgument if the value is no array, or if its dtype has no KServe datatype or does not fit the
+    requested one."""
     wanted = value.datatype if isinstance(value, Input) else ""
     array = value.array if isinstance(value, Input) else value
     if not isinstance(array, np.ndarray):
@@ -82,12 +80,10 @@ def encode_array(name: str, value: Array | Input) -> Tensor:
 
 
 def decode_array(name: str, datatype: str, shape: tuple[int, ...], content: memoryview) -> Array:
-    """The array of an output: a read-only view on `content`, or an object array of bytes for BYTES.
+    """Return the array of an output: a read-only view on `content`, or an object array of bytes for BYTES.
 
-    BF16 comes as ml_dtypes.bfloat16 where ml_dtypes is installed, else as its uint16 bits.
-
-    Raises:
-        Internal: the content does not fit the datatype and shape that the server gave.
+    BF16 becomes ml_dtypes.bfloat16 if ml_dtypes is installed, else its bits as uint16. Raises Internal if the content
+    does not fit the datatype and shape.
     """
     try:
         array = Tensor(name, DataType(datatype), shape, content).numpy()
@@ -97,11 +93,11 @@ def decode_array(name: str, datatype: str, shape: tuple[int, ...], content: memo
 
 
 def parse_classes(array: Array) -> tuple[tuple[Classification, ...], ...]:
-    """The rows of an output asked for with `classification`, whose elements read `score:index[:label]`. Raises:
-    ValueError: they do not."""
+    """Return the rows of an output requested with `classification`, whose elements are `score:index[:label]`. Raises
+    ValueError if they are not."""
     if array.dtype != object:
         raise ValueError("classes are texts")
-    # As many rows as the shape says: of an output without values that does not follow from what a row has.
+    # The number of rows comes from the shape, because the size of a row does not give it if the output is empty.
     rows = array.reshape(math.prod(array.shape[:-1]), array.shape[-1]) if array.ndim else array.reshape(1, 1)
     return tuple(tuple(_parse_class(element) for element in row) for row in rows)
 

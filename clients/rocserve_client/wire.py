@@ -1,7 +1,7 @@
-"""Protobuf messages whose large fields stay where they are.
+"""Joins and splits protobuf messages with large fields, without copying the fields through protobuf.
 
-A tensor's bytes pass through protobuf's own objects at the price of two or three copies. Here the small rest of a
-message goes through protobuf, and its bulk fields are joined to it or cut out of it by the rules of the encoding.
+protobuf's own objects would copy a tensor's bytes two or three times. Here protobuf encodes only the small rest of a
+message; the bulk fields are joined to it, or cut out of it, by the rules of the encoding.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rocserve.core.wire_format import LENGTH_DELIMITED, Buffer, field_spans, len
 
 
 def join(head: bytes, field: int, contents: Iterable[Buffer]) -> bytes:
-    """The message `head` with each of `contents` appended as bytes field `field`."""
+    """Return the message `head` with each of `contents` appended as bytes field `field`."""
     parts: list[Buffer] = [head]
     for content in contents:
         parts += (length_prefix(field, len(content)), content)
@@ -20,11 +20,8 @@ def join(head: bytes, field: int, contents: Iterable[Buffer]) -> bytes:
 
 
 def split(message: Buffer, field: int) -> tuple[bytes, list[memoryview]]:
-    """The message without its bytes field `field`, and views on the field's contents in their order.
-
-    Raises:
-        WireError: the bytes are no protobuf message.
-    """
+    """Return the message without its bytes field `field`, and views on the field's contents in order. Raises WireError
+    if the bytes are no protobuf message."""
     view = memoryview(message)
     rest: list[Buffer] = []
     contents: list[memoryview] = []
