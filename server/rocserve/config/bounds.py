@@ -1,6 +1,5 @@
-"""Bounds of what one configuration may demand of the machine: far above what models need, below what would harm
-other models. Settings that cost only when they are used (priority levels, sequence slots, the largest batch) have no
-bound."""
+"""Bounds of what one configuration may demand of the machine: far above what models need, below what would harm others.
+Settings that cost only when they are used (priority levels, sequence slots, the largest batch) have no bound."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
 MOST_CONFIG_BYTES = 1 << 20
-"""Of a configuration's text. Ensembles of hundreds of steps need a tenth of it; a text of this size takes seconds to
-read."""
+"""Of a configuration's text. Ensembles of hundreds of steps need a tenth; reading a text of this size takes seconds."""
 MOST_LABEL_BYTES = 16 << 20
 MOST_LABELS = 1_000_000
 """Lines of a label file, which the server holds in memory. The largest vocabularies of models have a quarter of it."""
@@ -36,8 +34,7 @@ MOST_SAMPLE_RUNS = 10_000
 
 
 def check_bounds(message: ModelConfig) -> None:
-    """Check a configuration's bounds. Raises ServeError (INVALID_ARGUMENT) with the first exceeded bound and the
-    demanded number."""
+    """Raise ServeError (INVALID_ARGUMENT) with the first exceeded bound and the demanded number."""
     name = message.name
     _check_number(f"model '{name}' has", len(message.input), "inputs", MOST_TENSORS)
     _check_number(f"model '{name}' has", len(message.output), "outputs", MOST_TENSORS)

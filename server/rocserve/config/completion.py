@@ -1,7 +1,5 @@
-"""Completes a configuration: writes defaults, and takes tensors and batching from the loaded model.
-
-The rules are Triton's: its normalisation of configurations and the auto-complete of its ONNX Runtime backend.
-"""
+"""Completes a configuration: writes defaults, and takes tensors and batching from the loaded model. The rules are
+Triton's: its normalisation of configurations and the auto-complete of its ONNX Runtime backend."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The definition of a model: its checked configuration, its backend and its files.
-
-`FolderReading` reads a folder; `complete_definition` adds what the loaded model reports.
-"""
+"""The definition of a model: its checked configuration, its backend and its files. `FolderReading` reads a folder;
+`complete_definition` adds what the loaded model reports."""
 
 from __future__ import annotations
 
@@ -151,8 +149,8 @@ def complete_definition(
 def with_placements(
     definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]
 ) -> ModelDefinition:
-    """Return the definition with the final kind and GPUs of each instance group, so no group is of KIND_AUTO. `places`:
-    in the groups' order."""
+    """Return the definition with each instance group's final kind (not KIND_AUTO) and GPUs. `places`: in the groups'
+    order."""
     message = deepcopy(definition.message)
     for group, (kind, gpus) in zip(message.instance_group, places, strict=False):
         group.kind = cast("ModelInstanceGroup.Kind", ModelInstanceGroup.Kind.Value(kind.value))
@@ -226,8 +224,8 @@ class FolderReading:
     ) -> tuple[ModelDefinition, ...]:
         """Define the models. `written` replaces the folder's configuration. `keep_refused`: return definitions that
         cannot be loaded, with their `refusal`, instead of raising it. Raises ServeError: INVALID_ARGUMENT with the
-        fault and its position, UNIMPLEMENTED for unsupported settings; RequestRefused if the request sets what clients
-        may not."""
+        fault and its position, UNIMPLEMENTED for unsupported settings; RequestRefused for settings that clients may not
+        set."""
         written = written or self.written()
         definitions = tuple(
             self._define(model, written, () if place else written.warnings)
@@ -394,8 +392,7 @@ def describe_files(place: Listing) -> str:
 
 
 def _backend_of_files(message: ModelConfig, registry: BackendRegistry, folder: ModelFolder, reason: str) -> BackendSpec:
-    """Return the backend that fits the model's file. `reason` begins the error. Raises ServeError
-    (INVALID_ARGUMENT)."""
+    """Return the backend that fits the model's file. `reason` begins the error, ServeError (INVALID_ARGUMENT)."""
     if message.default_model_filename:
         ending = Path(message.default_model_filename).suffix
         candidates = [

@@ -1,8 +1,6 @@
 """Checks of ensembles: alone, that every tensor is written, read and reachable; with the members, that every mapped
-tensor exists and that datatypes, shapes and batch sizes agree.
-
-Rules and texts are Triton's (its model_config_utils and ensemble_utils).
-"""
+tensor exists and that datatypes, shapes and batch sizes agree. Rules and texts are Triton's (its model_config_utils and
+ensemble_utils)."""
 
 from __future__ import annotations
 
@@ -61,8 +59,7 @@ def ensemble_faults(message: ModelConfig) -> Iterator[str]:
 
 
 def _order(steps: Sequence[EnsembleStep | ModelEnsembling.Step], given: Iterable[str]) -> list[int]:
-    """Return the indices of the steps that can run, each after the steps that write its inputs. `given`: the request's
-    tensors."""
+    """Return the indices of the steps that can run, in an order of running. `given`: the request's tensors."""
     readers: defaultdict[str, list[int]] = defaultdict(list)
     missing = []
     for place, step in enumerate(steps):
@@ -195,8 +192,8 @@ def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
 
 
 def check_no_cycle(key: ModelKey, ensembles: Mapping[ModelKey, PlainConfig]) -> None:
-    """Check that an ensemble does not contain itself through other ensembles. Raises ServeError (INVALID_ARGUMENT) with
-    the names along the cycle."""
+    """Check that an ensemble does not contain itself. Raises ServeError (INVALID_ARGUMENT) with the names of the
+    cycle."""
     waiting = [key] if key in ensembles else []
     found_in: dict[ModelKey, ModelKey] = {}
     while waiting:

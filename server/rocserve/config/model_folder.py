@@ -26,7 +26,7 @@ _GET_WITH = "get_with"
 
 
 def is_version_name(name: str) -> bool:
-    """Whether a folder of this name holds a version: digits only, at most 63 bits, without a leading zero except "0"
+    """Whether a folder of this name holds a version: digits only, at most 63 bits, no leading zero except "0"
     itself."""
     digits = name.isascii() and name.isdigit() and len(name) <= 19
     return digits and (name == "0" or not name.startswith("0")) and int(name) <= _HIGHEST

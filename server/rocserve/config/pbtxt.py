@@ -1,7 +1,5 @@
-"""Protobuf's text format, with errors that state the position and the name that was probably meant.
-
-The format: https://protobuf.dev/reference/protobuf/textformat-spec/
-"""
+"""Protobuf's text format, with errors that state the position and the name that was probably meant. The format:
+https://protobuf.dev/reference/protobuf/textformat-spec/"""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _LONGEST_NAME = 100
-"""Characters of a wrong name that are compared with known names, because the time grows with the square of the
-length."""
+"""Compared characters of a wrong name, because the time grows with the square of the length."""
 _YAML = re.compile(r"^---[^\S\n]*$|^[^\S\n]*- \S|^\w+:[^\S\n]*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
 """A document mark, a list entry, a name without a value, or an unquoted text. Each match stays within its line, because
 a search across a million empty lines would take quadratic time."""
@@ -39,8 +36,7 @@ def parse_model_config(text: str, source: str) -> ModelConfig:
 
 
 def parse_text(text: str, message: Message, source: str) -> None:
-    """Merge text into an empty message of any type. Raises ServeError (INVALID_ARGUMENT), "<source>:<line>:<column>:
-    <fault>"."""
+    """Merge text into an empty message of any type. Raises as `parse_model_config`."""
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
@@ -87,8 +83,7 @@ def format_model_config(message: ModelConfig) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Read a configuration file. Raises ServeError (INVALID_ARGUMENT) if it cannot be read, is too large, or is not
-    UTF-8 (with line and column)."""
+    """Read a configuration file. Raises ServeError (INVALID_ARGUMENT) if it is unreadable, too large, or not UTF-8."""
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_CONFIG_BYTES + 1)

@@ -1,8 +1,6 @@
 """Plain configurations: converts a validated ModelConfig message to the dataclasses that the rest of the server uses.
-
 Fields are read by name and converted by the types in core.model_config. `_NAMES` has the fields with another name in
-the message, `_FIELDS` and `_KINDS` the fields with another form.
-"""
+the message, `_FIELDS` and `_KINDS` the fields with another form."""
 
 from __future__ import annotations
 
@@ -44,9 +42,8 @@ def sequence_batching(message: ModelSequenceBatching) -> plain.SequenceBatching:
 
 
 def correct_by_signature(config: ModelConfig, signature: Signature) -> ModelConfig:
-    """Correct the configuration by the loaded model. Inputs that only the configuration calls optional become
-    required. Scalars get an empty reshape, because config.pbtxt cannot express rank 0 without batching and writes
-    dims of ones."""
+    """Correct the configuration by the loaded model. Inputs that only the configuration calls optional become required.
+    Scalars get an empty reshape: without batching config.pbtxt cannot express rank 0 and writes dims of ones."""
     needed = {spec.name for spec in signature.inputs} - signature.optional_inputs
     tensors = () if config.max_batch_size > 0 else (*signature.inputs, *signature.outputs)
     scalars = {spec.name for spec in tensors if not spec.shape}

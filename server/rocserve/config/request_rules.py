@@ -1,7 +1,5 @@
-"""Rules for load requests: a request may set values, but never choose which code or program runs.
-
-Each allowed field of ModelConfig has a rule here; other fields are refused.
-"""
+"""Rules for load requests: a request may set values, but never choose which code or program runs. Each allowed field of
+ModelConfig has a rule here; other fields are refused."""
 
 from __future__ import annotations
 
@@ -139,11 +137,8 @@ class ConfigRequest:
     """The request sends files, which replace the model's folder."""
 
     def apply_rules(self, message: ModelConfig, backend: BackendSpec | None) -> None:
-        """Refuse fields that the request may not set, and write the repository's values into them.
-
-        `message`: the request's configuration. `backend`: the request's choice; None for an ensemble. Raises
-        RequestRefused for the first forbidden field.
-        """
+        """Refuse fields that the request may not set, and write the repository's values into them. `message`: the
+        request's configuration. `backend`: the request's choice; None for an ensemble. Raises RequestRefused."""
         is_data = backend is None or backend.models_are_data
         if backend is not None and not is_data and (self.brings_files or backend.name != self.own_backend):
             why = "not from files in a request" if self.brings_files else "where the model is one of that backend"
@@ -176,9 +171,8 @@ class ConfigRequest:
 def _check(
     message: ModelConfig, own: ModelConfig, opened: frozenset[str], labels: set[str] | None, settled: tuple[str, ...]
 ) -> None:
-    """Check each field against its rule. `opened`: parameters that may be set. `labels`: label files that may be
-    named; None = any in the model's folder. `settled`: fields that already have the repository's value. Raises
-    RequestRefused."""
+    """Check each field against its rule. `opened`: parameters that may be set. `labels`: label files that may be named;
+    None = any in the model's folder. `settled`: fields that have the repository's value. Raises RequestRefused."""
     for where, rule, value in _settings(message):
         if where in settled:
             continue

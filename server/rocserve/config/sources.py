@@ -1,5 +1,4 @@
-"""Configuration sources: finds a model folder's configuration in any dialect, or a load request's JSON, and reads it as
-ModelConfig messages."""
+"""Configuration sources: finds and reads a model folder's configuration in any dialect, or a load request's JSON."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def check_readable(message: ModelConfig) -> None:
 
 
 def check_loadable(message: ModelConfig) -> None:
-    """Check tensors and instance groups, as Triton does when it loads a version. Raises ServeError (INVALID_ARGUMENT)
-    with the first fault."""
+    """Check tensors and instance groups, as Triton does in a load. Raises ServeError (INVALID_ARGUMENT) with the first
+    fault."""
     for fault in _unloadable(message):
         raise invalid_argument(fault)
 
@@ -196,8 +196,7 @@ def _dynamic_batching_faults(batching: ModelDynamicBatching, message: ModelConfi
 
 
 _SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"}
-"""No warning: Triton prints the first two in every configuration, and the engines themselves report unsupported
-accelerators."""
+"""No warning: Triton prints the first two in every configuration; the engines report unsupported accelerators."""
 
 
 def check_supported(message: ModelConfig, backend: BackendSpec | None) -> tuple[str, ...]:

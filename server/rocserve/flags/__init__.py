@@ -93,8 +93,7 @@ WITHOUT_EFFECT: tuple[str, ...] = (
     "pinned-memory-pool-byte-size",
     "repoagent-directory",
 )
-"""Flags that tune parts of tritonserver without a counterpart here. They are accepted because charts and scripts use
-them."""
+"""Flags of tritonserver without a counterpart here. They are accepted because charts and scripts use them."""
 
 
 def refuse_unserved(given: dict[str, Sequence[str]]) -> None:

@@ -56,8 +56,7 @@ def flags_of(defaults: Any, prefix: str = "", group: str = "", begin: str = "") 
 
 
 def add_flags(parser: argparse.ArgumentParser, defaults: Any, group: str = "") -> None:
-    """Add the flags to a parser; `filled` reads the result. `group`: heading of the dataclass's own flags; "" =
-    none."""
+    """Add the flags to a parser for `filled`. `group`: heading of the dataclass's own flags; "" = none."""
     containers: dict[str, argparse._ActionsContainer] = {"": parser}
     for one in flags_of(defaults, group=group):
         place = "exclusive" if one.flag.exclusive else one.group
@@ -98,8 +97,7 @@ def _add_flag(container: argparse._ActionsContainer, one: FieldFlag) -> None:
 
 
 def filled(defaults: T, arguments: argparse.Namespace, prefix: str = "") -> T:
-    """Return the dataclass with the given arguments instead of its defaults. Raises ValueError if a value is
-    unusable."""
+    """Return the dataclass with the given arguments instead of defaults. Raises ValueError if one is unusable."""
     plain: Any = defaults
     changes = {}
     for field in dataclasses.fields(plain):

@@ -1,8 +1,6 @@
-"""Reads the content of a model's folder: the model's definition, its files and the versions to serve.
-
-A load request may bring a configuration and files that replace the repository's. Models whose files do not lie in a
-model folder get a private folder of the server.
-"""
+"""Reads the content of a model's folder: its definition, files and versions. A load request may bring a configuration
+and files that replace the repository's. Models whose files do not lie in a model folder get a private folder of the
+server."""
 
 from __future__ import annotations
 
@@ -89,8 +87,8 @@ class PrivateFolder:
         self.folder.mkdir()
 
     def open_to_workers(self) -> None:
-        """Let workers of another user read the files, whatever the umask. Other processes would have to know the
-        folder's name. Raises OSError."""
+        """Let workers of another user read the files, whatever the umask. The folder's name is unguessable. Raises
+        OSError."""
         self.folder.parent.chmod(0o711)
         for folder, _, files in os.walk(self.folder):
             Path(folder).chmod(0o755)
@@ -107,14 +105,12 @@ class ModelContent:
     wanted: frozenset[int]
     """Versions that the version policy selects."""
     shared_key: str
-    """Digest of everything that all versions depend on: folder, other files, and the configuration without its version
-    policy."""
+    """Digest of all that every version depends on: folder, other files, configuration without version policy."""
     private_folder: PrivateFolder | None = None
     """Where the files lie if not in a repository; exists as long as this content."""
 
     @property
     def model(self) -> ModelKey:
-        """The model's key within the server."""
         return qualified(self.scan.namespace, self.definition.name)
 
     def key(self, version: int) -> str:

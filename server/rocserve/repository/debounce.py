@@ -1,7 +1,5 @@
-"""Debounces file changes: a change counts when two scans, the settle time apart, see the same files.
-
-Times are seconds of any steady clock. Fingerprints are only compared for equality, because a copy may carry old times.
-"""
+"""Debounces file changes: a change counts when two scans, the settle time apart, see the same files. Times are seconds
+of any steady clock. Fingerprints are only compared for equality, because a copy may carry old times."""
 
 from __future__ import annotations
 

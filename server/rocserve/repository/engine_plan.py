@@ -1,5 +1,5 @@
-"""Engine plans: choose the engine of a version, its workers (instance groups as processes and threads), and the engine
-that replaces a failed one."""
+"""Engine plans: choose a version's engine, its workers (processes and threads), and the engine that replaces a failed
+one."""
 
 from __future__ import annotations
 
@@ -140,16 +140,13 @@ class EnginePlan:
     loader: tuple[str, ...]
     """Words before the interpreter in the workers' command."""
     fallback: EngineChoice | None
-    """The engine to try if this one cannot load the model."""
     model_bytes: int
-    """Size of the version's files."""
     places: Places = ()
     replaces: str = ""
     """The engine that was planned first and failed; "" = this is the first one."""
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """The plan's facts for the model's metadata."""
         facts = {"engine": self.engine.name, "engine_reason": self.reason}
         if self.replaces:
             facts["engine_replaces"] = self.replaces
@@ -191,9 +188,9 @@ class EngineFailed(ServeError):
 async def load_on_engine(
     order: LoadOrder, machine: Machine, load: Callable[[EnginePlan], Awaitable[_Loaded]], log: logging.Logger
 ) -> _Loaded:
-    """Load on the planned engine, and on its fallback if it fails. `load` raises EngineFailed with the engine's error.
-    Raises ServeError from `plan_engine` or `load`, or the engine's failure with the reason why no fallback has loaded
-    the model."""
+    """Load on the planned engine, and on its fallback if it fails. `load` raises EngineFailed with the engine's
+    error. Raises ServeError from `plan_engine` or `load`, or the engine's failure with the reason why no fallback
+    loaded it."""
     definition = order.definition
     plan = await asyncio.to_thread(plan_engine, definition, order.folder, machine)
     before = ""
@@ -230,6 +227,4 @@ class Fallback:
     model: str
     version: int
     engine: str
-    """The engine that was planned."""
     replaced_by: str
-    """The engine that runs the model."""

@@ -78,9 +78,9 @@ class ExplicitControl:
         return missing
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
-        """Load a model and an ensemble's members. The load goes on if the caller is cancelled. Raises ServeError with
-        Triton's answer to a failed load, of which the repository index has more details; RequestRefused if clients may
-        not use these parameters."""
+        """Load a model and an ensemble's members. The load goes on if the caller is cancelled. Raises ServeError in
+        Triton's words (the repository index has more details); RequestRefused if clients may not use these
+        parameters."""
         parsed = parse_load_parameters(name, parameters)
         if parsed.files and not self._context.settings.allow_remote_files:
             raise RequestRefused(
@@ -124,9 +124,8 @@ class ExplicitControl:
                     await self._context.residents.ensure_loaded(version)
 
     async def _load(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> ManagedModel:
-        """Load a model, and first the members of an ensemble, at any depth, that do not serve. Members load at the
-        same time unless one is a member of the other. A failed member is reported through its ensemble. Raises
-        ServeError."""
+        """Load a model, and first the members of an ensemble, at any depth, that do not serve. Members load at the same
+        time unless one contains the other. A failed member is reported through its ensemble. Raises ServeError."""
         readings, members = await self._read_with_members(key, parameters, scan)
         loads: dict[ModelKey, asyncio.Task[ManagedModel]] = {}
         for each in innermost_first(members):
@@ -164,8 +163,7 @@ class ExplicitControl:
         return readings, members
 
     def _not_serving(self, members: Set[ModelKey], scan: RepositoryScan) -> Set[ModelKey]:
-        """Return the keys of members to load. With namespaces these are the members' names in every repository, as in
-        Triton."""
+        """Return the keys of members to load; with namespaces the members' names in every repository, as in Triton."""
         keys = (key for member in members for key in self._keys(self._names.bare(member), scan))
         return {key for key in keys if not self._is_serving(key)}
 
@@ -181,7 +179,6 @@ class ExplicitControl:
         return readings
 
     def _log_failure(self, error: BaseException) -> None:
-        """Log a member's failure."""
         if not isinstance(error, ServeError):
             raise error
         self._context.log.error("a member could not be loaded: %s", error.text)
@@ -243,7 +240,6 @@ class ExplicitControl:
         raise _not_polled(name)
 
     async def _read(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> _Reading:
-        """Read the folder that defines a model. Raises ServeError."""
         name = self._names.bare(key)
         folder = await self._find_folder(key, parameters, scan)
         try:

@@ -116,8 +116,7 @@ class HotReload:
         return min(poll_at, self._full_scan_at, due)
 
     def _take_settled(self, scan: RepositoryScan, began: float, ended: float) -> float:
-        """Take over the folders that have settled. Returns the time at which the unsettled ones must be scanned
-        next."""
+        """Take over the settled folders. Returns the time at which the unsettled ones must be scanned next."""
         settle_seconds = self._context.settings.settle_seconds
         old_ns = time.time_ns() - int(max(_OLD_SECONDS, settle_seconds) * 1e9)
         fingerprints = {name: model.fingerprint for name, model in scan.models.items()}

@@ -1,5 +1,4 @@
-"""Image models: keeps the models that the parameter `preprocess` asks for next to each served model; see
-config.image_models."""
+"""Image models: keeps the models of the parameter `preprocess` next to each served model; see config.image_models."""
 
 from __future__ import annotations
 
@@ -28,11 +27,9 @@ class _Making:
     config: ModelConfig | None = None
     """The served configuration that they are made for."""
     content: ModelContent | None = None
-    """The model's content at the last review."""
     made: tuple[MadeModel, ...] = ()
     blocked_by: ModelKey | None = None
-    """Key of a model in another folder that has one of the names. The folder may define more models and outlive this
-    one."""
+    """Key of another folder's model with one of the names. That folder may define more models and outlive it."""
     task: asyncio.Task[None] | None = None
 
 
@@ -43,7 +40,6 @@ class ImageModels:
         self._context = context
         self._table = table
         self._makings: dict[ModelKey, _Making] = {}
-        """By the key of the model that they are made for."""
         self._unsubscribe = table.subscribe(self._review)
 
     async def wait(self, keys: Collection[ModelKey]) -> None:
@@ -59,7 +55,6 @@ class ImageModels:
         return {_folder(key) for key in self._makings}
 
     def stop(self) -> None:
-        """Make no more image models."""
         self._unsubscribe()
         for making in self._makings.values():
             if making.task is not None:
@@ -91,7 +86,6 @@ class ImageModels:
                 self._table.drop(_folder(key))
 
     def _is_free(self, name: ModelKey, key: ModelKey) -> bool:
-        """Whether an image model of `key` may have this name."""
         return self._table.folder_of(name) in (None, _folder(key))
 
     def _lacks_some(self, key: ModelKey, making: _Making) -> bool:

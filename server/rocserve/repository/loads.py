@@ -33,8 +33,7 @@ class LoadedVersion(ServedVersion, Protocol):
         worker killed by signal 9"); "" = nothing."""
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """Of an ensemble: note whether a member makes it decoupled. Called on the loop, before the version is
-        published."""
+        """Of an ensemble: note whether a member makes it decoupled. Called on the loop, before the publication."""
 
     async def unload(self) -> None:
         """Refuse new requests, finish queued and running ones, then end the workers."""
@@ -45,14 +44,12 @@ class LoadOrder:
     definition: ModelDefinition
     version: int
     folder: Path
-    """The version's folder."""
     content: str = ""
     """Key of what is loaded: two loads of one key load the same files. "" = no other load loads these files."""
     on_change: Callable[[], None] = lambda: None
     """Called from any thread when `available` changes, and when a problem of `status_reason` appears or ends."""
     on_progress: Callable[[str], None] = lambda _: None
-    """Called on the loop during the load with what the load is doing, one line; "" = nothing to report. After the load
-    `status_reason` reports what still runs."""
+    """Called on the loop during the load with its progress, one line; "" = nothing to report."""
     reported_warnings: set[str] = field(default_factory=set)
     """Warnings that loads of the same content have logged."""
 
@@ -62,15 +59,13 @@ class LoadOrder:
 
 
 LoadVersion = Callable[[LoadOrder], Awaitable[LoadedVersion]]
-"""Loads one version and warms it up. Cancelling the call ends the load and frees all its resources.
-
-Raises ServeError if the version cannot be served; its text is the reason in the repository index.
-"""
+"""Loads one version and warms it up. Cancelling the call ends the load and frees all its resources. Raises ServeError
+if the version cannot be served; its text is the reason in the repository index."""
 
 
 class FilesChanged(ServeError):
-    """A version's files changed during its load. `is_followed`: the server loads the new files by itself. `file`: the
-    file that changed last; "" = unknown."""
+    """A version's files changed during its load. `is_followed`: the server loads the new files by itself. `file`:
+    changed last; "" = unknown."""
 
     def __init__(self, is_followed: bool, file: str = "") -> None:
         which = f" ('{printable_name(file)}' last)" if file else ""
@@ -100,9 +95,9 @@ class LoadSlots:
 
     @contextlib.asynccontextmanager
     async def acquire(self, compiles: bool, is_retry: bool = False) -> AsyncIterator[None]:
-        """Wait for a slot and hold it. `compiles`: the load compiles a program first, usually in a bounded process of
-        low priority; such loads need no permit to pass their slots on. `is_retry`: the same content has failed before;
-        first loads go first."""
+        """Wait for a slot and hold it. `compiles`: the load compiles a program first, usually in a bounded process
+        of low priority; such loads need no permit to pass their slots on. `is_retry`: the same content has failed
+        before."""
         if self._free:
             self._free -= 1
         else:

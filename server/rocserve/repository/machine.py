@@ -73,8 +73,8 @@ class ThisMachine:
 
     def cores(self, policy: str) -> Sequence[int]:
         """Return a policy's cores, ascending: its `cpu-cores`, else those of its `numa-node`; empty = no such policy,
-        so any core. Raises ServeError: INVALID_ARGUMENT for an unreadable setting; INTERNAL if this machine lacks the
-        node or the cores."""
+        so any core. Raises ServeError: INVALID_ARGUMENT for an unreadable setting; INTERNAL for a missing node or
+        cores."""
         settings: Mapping[str, str] = self._host_policies.get(policy, {})
         if _CORES in settings:
             wanted = {core for part in settings[_CORES].split(",") for core in _range(part)}

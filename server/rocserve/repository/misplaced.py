@@ -1,5 +1,5 @@
-"""Advice on misplaced files: finds model files in folders that are not served, and unread configurations, and names the
-commands that repair them."""
+"""Advice on misplaced files: finds model files and configurations that are not read, and names the repairing
+commands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _VERSION_WITH_LETTER = re.compile(r"[vV]0*(\d+)")
 
 
 def model_filename(file: str, known: Sequence[str]) -> str:
-    """Return the name that a model file must have in its version folder; "" = not a model file. `known`: the backends'
-    file names."""
+    """Return the name of a model file in a version folder; "" = not a model file. `known`: the backends' file names."""
     name = PurePosixPath(file).name
     if name in known:
         return name
@@ -36,8 +35,7 @@ def advice_on_stray(file: Path, filename: str) -> str:
 def advice_on_folder(
     folder: Path, paths: Collection[str], versions: Collection[int], known: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return advice on a model's folder; empty if all is well. `paths`: its files, relative to it. `known`: the
-    backends' file names."""
+    """Return advice on a model's folder. `paths`: its files, relative to it. `known`: the backends' file names."""
     found = [_in_version(folder, version, paths, known) for version in versions]
     if not versions:
         found.append(_without_versions(folder, paths, known))

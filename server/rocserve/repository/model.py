@@ -1,5 +1,4 @@
-"""The life of one model: decides which of its versions are loaded, kept and retired, and reports them to the repository
-index."""
+"""The life of one model: decides which of its versions are loaded, kept and retired, and reports them to the index."""
 
 from __future__ import annotations
 
@@ -47,7 +46,6 @@ class ManagedModel:
         self.is_optional = table.is_started and table.context.is_polling
         """No client relies on the model before it has served, so its failure makes nothing unready."""
         self._has_warned = False
-        """The log says that nothing of the model is served."""
         self._versions: Mapping[int, ManagedVersion] = {}
         """In ascending order. Replaced, never changed, because other threads read it."""
         self._problem: Failure | None = None
@@ -100,7 +98,7 @@ class ManagedModel:
 
     def apply(self, content: ModelContent, *, retries_failed: bool = False) -> None:
         """Replace the model's content. A served version stays until its successor is ready. `retries_failed`: load even
-        content that has just failed."""
+        content that just failed."""
         self.content = content
         self._is_rejected = False
         if retries_failed:
@@ -142,7 +140,6 @@ class ManagedModel:
             version.stop_loading()
 
     def unload_retired(self) -> None:
-        """Unload the versions that the serving table no longer offers."""
         for version in self.versions:
             version.unload_retired()
 
@@ -189,7 +186,6 @@ class ManagedModel:
         return namespace_of(self.key, self.name)
 
     def entries(self) -> list[IndexEntry]:
-        """Return the model's rows of the repository index."""
         rows = [version.entry() for version in self.versions]
         problem = self.problem_text()
         if not problem:
@@ -213,8 +209,7 @@ class ManagedModel:
         ]
 
     def is_ready(self) -> bool:
-        """Whether everything that clients rely on is served. A failed newer content or a failed new model makes nothing
-        unready."""
+        """Whether all that clients rely on is served. A failed newer content or new model makes nothing unready."""
         if self.lacks_files or self.is_optional:
             return True
         versions = [version for version in self.versions if not version.is_unloaded]
@@ -244,13 +239,11 @@ class ManagedModel:
         return self.problem_text() or "; ".join(texts)
 
     def unlogged_failure(self) -> str:
-        """Return `failure_text` if it is not in the log yet: failed loads and unreadable folders are logged when they
-        happen."""
+        """Return `failure_text` if it is not logged yet: failed loads and unreadable folders are logged immediately."""
         return "" if self._is_rejected or any(version.failure for version in self.versions) else self.failure_text()
 
     def load_error(self) -> ServeError | None:
-        """Return the error for the client that asked for the load, in Triton's words; None if all wanted versions are
-        served."""
+        """Return the error for the client that asked for the load, in Triton's words; None = all is served."""
         content = self.content
         if content is None:
             return unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
@@ -315,8 +308,7 @@ class ManagedModel:
             self._versions[number].want(content)
 
     def _retire_unwanted(self, content: ModelContent) -> None:
-        """Retire unwanted versions when all wanted ones serve. A version whose folder is gone retires when any wanted
-        one serves."""
+        """Retire unwanted versions when all wanted ones serve; versions without a folder when any wanted one serves."""
         wanted = [self._versions[number] for number in content.wanted if number in self._versions]
         serving = [version for version in wanted if version.served is not None]
         replaced = [version for version in serving if version.serves(content)]

@@ -42,7 +42,6 @@ class ModelRepository:
         log: logging.Logger,
         residents: ResidentModels | None = None,
     ) -> None:
-        """`residents`: see lifecycle.LifecycleContext."""
         self._settings = settings
         self._log = log
         self._remotes = RemoteRepositories(settings, log.getChild("remote"))
@@ -60,8 +59,8 @@ class ModelRepository:
         )
         self._scan_task: asyncio.Task[None] | None = None
         self._not_found: Mapping[str, str] = {}
-        """Models of --load-model that were not found at the start, with the reason. Replaced, never changed, because
-        other threads read it."""
+        """Models of --load-model that were not found, with the reason. Replaced, never changed: other threads read
+        it."""
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -187,7 +186,6 @@ class ModelRepository:
             (self._unready.discard if self._is_ready(key) else self._unready.add)(key)
 
     def _is_ready(self, key: ModelKey) -> bool:
-        """Whether a model lets the server be ready."""
         model = self._table.models.get(key)
         if model is None:
             return True
@@ -218,12 +216,11 @@ class ModelRepository:
                 self._log.error("model '%s' failed to load: %s", name, text)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back on the loop's thread whenever readiness may have changed. Calling the returned function ends the
+        """Call back on the loop's thread when readiness may have changed. The returned function ends the
         subscription."""
         return self._table.subscribe(lambda _: callback())
 
     def scan_soon(self) -> None:
-        """Scan the repositories now."""
         self._context.watch.wake()
 
     def _start_scanning(self) -> None:
@@ -261,8 +258,8 @@ class ModelRepository:
 
 
 def outcomes(rows: Iterable[IndexEntry]) -> dict[tuple[str, str], bool]:
-    """Return whether each model is served, by name and namespace, from rows of the repository index. Models that nobody
-    wanted are left out."""
+    """Return whether each model is served, by name and namespace, from index rows. Models that nobody wanted are left
+    out."""
     rows = list(rows)
     served = {(row.name, row.namespace) for row in rows if row.state == VersionState.READY.value}
     wanted = {(row.name, row.namespace) for row in rows if row.reason not in ("", UNLOADED)}

@@ -40,8 +40,7 @@ class Failure:
 
 @dataclass(slots=True)
 class RetryPolicy:
-    """Doubles the pauses between retries from `first_seconds` up to `longest_seconds`. The server switches it on after
-    the start."""
+    """Doubles the pauses between retries from `first_seconds` up to `longest_seconds`. Enabled after the start."""
 
     first_seconds: float
     longest_seconds: float
@@ -63,8 +62,7 @@ class RetryPolicy:
         took_seconds: float = 0.0,
         can_pass: bool = True,
     ) -> Failure:
-        """Record a failure. Attempts count as long as the content stays the same. `can_pass`: a later try may
-        succeed."""
+        """Record a failure. Attempts count while the content stays the same. `can_pass`: a later try may succeed."""
         attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
         pause = self.pause(attempts, took_seconds) if can_pass else None
         return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)

@@ -78,8 +78,7 @@ def summarise(marks: Iterable[FileMark]) -> FilesScan:
 
 
 def link_refusal(path: Path, allowed: tuple[Path, ...]) -> str:
-    """Return why the link `path` must not be followed: it leads out of the resolved folders `allowed`; "" = it may be
-    followed."""
+    """Return why the link `path` must not be followed: it leads out of the resolved folders `allowed`; "" = it may."""
     try:
         target = path.resolve()
     except (OSError, RuntimeError):
@@ -177,7 +176,6 @@ class ModelScan:
     name: str
     folder: Path
     root: Path
-    """The repository of the folder."""
     config_files: str = ""
     """Fingerprint of the configuration files."""
     other_files: str = ""
@@ -298,8 +296,7 @@ def scan_model(
 
 
 def _part_of(path: str, flat: bool) -> str | int | None:
-    """Return the part of a model that a file belongs to: a version's number, "config", "other", or None (an ignored
-    version)."""
+    """Return the model's part that has a file: a version's number, "config", "other", or None (an ignored version)."""
     top, in_folder, _ = path.partition("/")
     if (path.endswith(_CONFIG_SUFFIXES) and not in_folder) or (in_folder and top == CONFIGS_FOLDER):
         return "config"

@@ -167,8 +167,7 @@ class RepositoryScanner:
         return found
 
     def _scan_stray(self, file: Path, root: Path, namespace: str) -> ModelScan | None:
-        """Scan a file directly in the repository. Returns a scan that advises where to put a model file; None = not a
-        model file."""
+        """Scan a file directly in the repository, to advise where to put it; None = not a model file."""
         filename = model_filename(file.name, self._model_filenames)
         if not filename or printable_name(file.name) != file.name:
             return None
@@ -216,8 +215,7 @@ class RepositoryScanner:
         return scan_model(model, allowed, self._most_entries, self._model_filenames)
 
     def _is_flat(self, names: Collection[str]) -> bool:
-        """Whether a repository without version folders holds a model file directly. `names`: the repository's
-        entries."""
+        """Whether a repository without versions holds a model file directly. `names`: the repository's entries."""
         return not any(map(is_version_name, names)) and any(map(self._is_model_filename, names))
 
 

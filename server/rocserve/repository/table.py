@@ -1,7 +1,5 @@
-"""The table of models: assigns models to folders, and publishes what they serve.
-
-A folder may define several models, and a name belongs to one folder. Only the table changes the serving table.
-"""
+"""The table of models: assigns models to folders, and publishes what they serve. A folder may define several models,
+and a name belongs to one folder. Only the table changes the serving table."""
 
 from __future__ import annotations
 
@@ -129,8 +127,8 @@ class ModelTable:
         return None if model is None else model.folder
 
     def member(self, key: ModelKey) -> ManagedModel | None:
-        """Return the model that an ensemble's member of this key refers to: the model of the ensemble's repository, or
-        else the only model of that name."""
+        """Return the model that an ensemble's member of this key refers to: the ensemble's repository's, or else the
+        only one of that name."""
         own = self.models.get(key)
         if not self.names.namespaces or (own is not None and own.content is not None):
             return own
@@ -170,9 +168,8 @@ class ModelTable:
             model.stop_loading()
 
     def apply(self, folder: ModelKey, contents: Sequence[ModelContent], *, retries_failed: bool = False) -> None:
-        """Give a folder's contents to its models, and remove the models that the folder no longer defines. Raises,
-        before anything is changed: NameTaken if another folder defines one of the names; ServeError (UNAVAILABLE) after
-        `close`."""
+        """Give a folder's contents to its models, and remove models that it no longer defines. Raises, before anything
+        is changed: NameTaken if another folder defines one of the names; ServeError (UNAVAILABLE) after `close`."""
         if self._is_closed:
             raise unavailable("Server exiting")
         names = [content.model for content in contents]
@@ -189,8 +186,8 @@ class ModelTable:
             self._own(content.model, folder).apply(content, retries_failed=retries_failed)
 
     def reject(self, folder: ModelKey, problem: Failure, name: ModelKey | None = None) -> None:
-        """Note that a folder's content cannot be used; served models stay. `name`: the model's key if it differs from
-        the folder's."""
+        """Note that a folder's content cannot be used; served models stay. `name`: the model's key if not the
+        folder's."""
         name = name or folder
         self.context.log.error("failed to read model folder '%s': %s", name, problem.text)
         models = self.models_of(folder)
@@ -275,8 +272,7 @@ class ModelTable:
 
     @contextlib.contextmanager
     def one_publication(self) -> Iterator[None]:
-        """Collect changes and publish them together at the end, because each publication takes time in proportion to
-        the number of models."""
+        """Publish changes together at the end, because a publication's time grows with the number of models."""
         self._collected = set()
         try:
             yield
@@ -313,8 +309,7 @@ class ModelTable:
             self._served[key] = offered
 
     def is_any_loading(self, keys: Iterable[ModelKey]) -> bool:
-        """Whether one of these models is being loaded, or is an ensemble that waits for a member that is being
-        loaded."""
+        """Whether one of these models is being loaded, or is an ensemble that waits for such a member."""
         waiting = list(keys)
         seen: set[ModelKey] = set()
         while waiting:

@@ -83,11 +83,11 @@ class _Load:
 
 
 class ManagedVersion:
-    """Loads, serves and retires one version of a model. All calls are made on the loop's thread; the properties may be
-    read from any thread."""
+    """Loads, serves and retires one version. All calls are made on the loop's thread; properties may be read from
+    any."""
 
     def __init__(self, model: ManagedModel, number: int, *, is_added_later: bool) -> None:
-        """`is_added_later`: the version appeared while the model or the server was ready, so its failure makes nothing
+        """`is_added_later`: it appeared while the model or the server was ready, so its failure makes nothing
         unready."""
         self.name = model.name
         self.number = number
@@ -188,8 +188,7 @@ class ManagedVersion:
         return self.last_discard.text if self.last_discard is not None else ""
 
     def serves(self, content: ModelContent) -> bool:
-        """Whether the served version was loaded from this content. False if a resident version has ended because its
-        files changed."""
+        """Whether the served version was loaded from this content and has not ended because its files changed."""
         served, is_retired = self._served_content, isinstance(self.served, LazyVersion) and self.served.is_retired
         return served is not None and not is_retired and served.key(self.number) == content.key(self.number)
 
@@ -224,8 +223,7 @@ class ManagedVersion:
             load.task = self._context.background.start(self._run(load, content), f"load of {self.name} {self.number}")
 
     def reject(self, problem: ServeError | None) -> None:
-        """Note that the current content cannot be used; the served version stays. `problem`: None = the current content
-        is the served one."""
+        """Note that the current content cannot be used; the served version stays. None: it is the served one."""
         self.stop_loading()
         self.failure = None
         self._note_newer_problem(problem)
@@ -449,7 +447,6 @@ def _dims(config: ModelConfig) -> set[tuple[str, tuple[int, ...]]]:
 def _lost_tensors(
     what: str, served: Sequence[InputConfig | OutputConfig], new: Sequence[InputConfig | OutputConfig]
 ) -> list[str]:
-    """Return the lost tensors; none if there is a new tensor, because the change of the interface is then
-    deliberate."""
+    """Return the lost tensors; none if there is a new tensor, because the change is then deliberate."""
     before, after = {tensor.name for tensor in served}, {tensor.name for tensor in new}
     return [] if after - before else [f"{what} '{name}'" for name in sorted(before - after)]

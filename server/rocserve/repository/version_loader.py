@@ -91,7 +91,7 @@ class WorkerVersionLoader:
         return ensemble
 
     async def _load_on(self, order: LoadOrder, plan: EnginePlan) -> LoadedVersion:
-        """Load a version on one engine. Raises: EngineFailed with the engine's error; ServeError if no other engine can
+        """Load a version on one engine. Raises EngineFailed with the engine's error; ServeError if no engine can
         help."""
         started = time.monotonic()
         definition, version = order.definition, order.version
@@ -147,8 +147,7 @@ class WorkerVersionLoader:
     def _completed(
         self, definition: ModelDefinition, order: LoadOrder
     ) -> tuple[ModelDefinition, ModelStatistics, CachedAnswers | None]:
-        """Return the definition as it will run, its statistics and its response cache. The configuration that clients
-        see stays."""
+        """Return the definition as it will run, its statistics and its response cache."""
         config = definition.config
         if self.cache is None and config.response_cache:
             self._warn_once(
@@ -267,12 +266,9 @@ _FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000
 
 
 async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: PlaneLoop) -> None:
-    """Run each sample of `model_warmup`, one after the other, without counting it in the ensemble's statistics.
-
-    For members with sequences each run is a sequence of one request.
-
-    `folder`: the model's folder with the samples' files. Raises: ServeError of the first sample that failed.
-    """
+    """Run each sample of `model_warmup`, one after the other, without counting it in the ensemble's statistics. For
+    members with sequences each run is a sequence of one request. `folder`: the model's folder with the samples' files.
+    Raises ServeError of the first sample that failed."""
     config, number = ensemble.config, ensemble.version
     has_text_ids = _has_text_ids(config, ensemble.dispatcher.tables.table)
     for identity, (name, batch) in enumerate(warm_up_samples(config, folder), _FIRST_SEQUENCE):

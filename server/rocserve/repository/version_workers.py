@@ -194,7 +194,6 @@ class VersionWorkers(WorkerGroupEvents):
             self._refuse_waiting(self._scheduler, unavailable(text))
 
     def _refuse_waiting(self, scheduler: Scheduler, error: ServeError) -> None:
-        """Refuse the requests that wait for workers, and new ones."""
         self._cancel_outage_timer()
         self._call_on_plane(scheduler.fail_queue, error)
 
@@ -203,8 +202,8 @@ class VersionWorkers(WorkerGroupEvents):
 
 
 async def drained(plane: PlaneLoop, close: Callable[[Callable[[], None]], None], seconds: float) -> bool:
-    """Close a version and wait until all its requests are answered, at most `seconds` (0 = no limit). Returns whether
-    they are."""
+    """Close a version and wait until all its requests are answered, at most `seconds` (0 = no limit), which it
+    returns."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
 
@@ -368,8 +367,7 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
 
 
 def model_interpreter(definition: ModelDefinition) -> str:
-    """Return the path of the model's interpreter; "" = the server's. Raises ServeError (INVALID_ARGUMENT) if the
-    parameter names no Python."""
+    """Return the model's interpreter; "" = the server's. Raises ServeError (INVALID_ARGUMENT) if it is no Python."""
     written = definition.config.parameters.get(_INTERPRETER_PARAMETER, "")
     if not written or definition.backend is None or not definition.backend.answers_requests:
         return ""

@@ -1,8 +1,5 @@
-"""Wakes the scan loop when files in the repositories change, and names the changed folders.
-
-Notifications (inotify, through watchdog) only start a scan. They miss network file systems and other mounts, so polling
-goes on.
-"""
+"""Wakes the scan loop when files in the repositories change, and names the changed folders. Notifications (inotify,
+through watchdog) only start a scan. They miss network file systems and other mounts, so polling goes on."""
 
 from __future__ import annotations
 
@@ -80,8 +77,8 @@ class RepositoryWatch(FileSystemEventHandler):
         return folders if self._watches_all else None
 
     def wake(self, folder: Path | None = None) -> None:
-        """Let the current or next `wait` return immediately. `folder`: the changed folder of a repository; None = any
-        may have changed."""
+        """Let the current or next `wait` return immediately. `folder`: the changed folder; None = any may have
+        changed."""
         if folder is None:
             self._folders = None
         elif self._folders is not None:
@@ -93,7 +90,6 @@ class RepositoryWatch(FileSystemEventHandler):
         return len(self._watches) == len(self._roots) and not self._lacks_watches
 
     async def close(self) -> None:
-        """End the notifications."""
         await asyncio.to_thread(self._close)
 
     def _renew(self) -> None:

@@ -152,8 +152,7 @@ def scoped_setting(text: str) -> tuple[str, str, str]:
 
 
 def setting_of(form: str, shown: str = "") -> Kind:
-    """Return a kind for `scope,name=value` with all three parts. `form` is shown in errors, and in the help if `shown`
-    is empty."""
+    """Return a kind for `scope,name=value` with all parts. `form` is for errors, and the help if `shown` is empty."""
 
     def read(text: str) -> tuple[str, str, str]:
         scope, _, rest = text.partition(",")

@@ -198,8 +198,7 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Seconds after which a worker is killed; 0 = no limit. A model's parameters may override all but the drain
-    timeout."""
+    """Seconds after which a worker is killed; 0 = no limit. A model's parameters may override all but the drain."""
 
     request_timeout_seconds: float = flag(
         0.0,

@@ -1,8 +1,6 @@
-"""The local copy of one unit of a remote repository: its files, and the record of their objects.
-
-Each change is recorded before it is made. If a server is killed in between, the next server completes the change
-without the network.
-"""
+"""The local copy of one unit of a remote repository: its files, and the record of their objects. Each change is
+recorded before it is made. If a server is killed in between, the next server completes the change without the
+network."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ _INCOMING = "incoming"
 _WHOLE_FILE = "%"
 """The file name of the unit WHOLE; no quoted name equals it."""
 READABLE = 0o755
-"""Mode of the models' folders: workers of another user read them, and only the server may write, because files there
-are executed."""
+"""Mode of the models' folders: workers of another user read; only the server writes, because files are executed."""
 _LOCK_POLL_SECONDS = 0.05
 """Interval of checks whether another server has released the lock: flock(2) would block."""
 
@@ -58,9 +55,7 @@ class UnitCopy:
         self._lock = home / _RECORDS / f"{file}.lock"
         self._incoming = home / _INCOMING / file
         self.kept: dict[str, CopiedFile] = {}
-        """By the objects' keys."""
         self.fingerprint: Fingerprint = ()
-        """The fingerprint of the copied listing."""
 
     @contextlib.asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
@@ -161,8 +156,7 @@ _IN_USE = "in-use"
 
 
 def mark_used(home: Path) -> BinaryIO:
-    """Keep a repository's copy from being removed until the returned file is closed. Blocks while another server
-    removes the copy."""
+    """Keep a repository's copy until the returned file is closed. Blocks while another server removes the copy."""
     mark = home / _IN_USE
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -187,8 +181,8 @@ class CopyRoom:
         """Bytes of the last count plus the reserved bytes since; None = not counted yet."""
 
     def make(self, needed: int, what: str) -> None:
-        """Reserve room. If necessary, removes copies that no server uses, least recently used first. Raises StoreError
-        if there is not enough room."""
+        """Reserve room. Unused copies are removed if necessary, least recently used first. Raises StoreError if it is
+        too little."""
         if not self._lack(needed):
             return
         unused = self._unused()

@@ -1,8 +1,6 @@
-"""Remote repositories in buckets: Amazon S3 and compatible stores, Google and Azure storage, all through obstore.
-
-A store is opened with Triton's credentials file, environment variables and AWS profiles. obstore itself finds the rest
-of the providers' usual credentials: roles of machines, pods and containers, and tokens of workload identities.
-"""
+"""Remote repositories in buckets: Amazon S3 and compatible stores, Google and Azure storage, all through obstore. A
+store is opened with Triton's credentials file, environment variables and AWS profiles. obstore finds the providers'
+other credentials: roles of machines, pods and containers, and tokens of workload identities."""
 
 from __future__ import annotations
 
@@ -66,7 +64,6 @@ class BucketSource(Source):
         return await with_store_errors(self._place, "a listing", pages())
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """Fetch an object in parts, several at the same time."""
         with file.open("wb") as opened:
             begins = range(0, item.size, CHUNK_BYTES)
             await run_all(

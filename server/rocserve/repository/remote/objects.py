@@ -32,7 +32,6 @@ class ObjectChanged(StoreError):
 @dataclass(frozen=True, slots=True)
 class RemoteObject:
     key: str
-    """Path within the repository."""
     size: int
     tag: str
     """Changes with the content: an etag, a generation or a digest."""
@@ -114,8 +113,7 @@ class Source(abc.ABC):
         """Write an object's content to a file. Raises StoreError; ObjectChanged if the object was replaced."""
 
     async def is_gone(self, key: str) -> bool:
-        """Whether an object that a listing lacks is really gone. True for stores with complete listings. Raises
-        StoreError."""
+        """Whether an object that a listing lacks is really gone; True if listings are complete. Raises StoreError."""
         return True
 
 

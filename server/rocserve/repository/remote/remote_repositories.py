@@ -41,8 +41,7 @@ _UNITS_AT_ONCE = 8
 _ATTEMPTS = 5
 """Attempts of a listing whose objects change meanwhile."""
 _OLD_SECONDS = 60.0
-"""Objects that had not changed for this long before the server started are not being uploaded. Clocks that are set
-differ by less."""
+"""Objects unchanged for this long before the start are not being uploaded. Clocks that are set differ by less."""
 _PROGRESS_SECONDS = 10.0
 _END_SECONDS = 1.0
 """Then the thread is abandoned; the file that it writes has a temporary name."""
@@ -61,8 +60,7 @@ class _Progress:
 
 
 class RemoteRepository:
-    """Keeps the copy of one remote repository current. All calls but the properties are made on the loop of the remote
-    repositories' thread."""
+    """Keeps the copy of one remote repository current. All calls but the properties are made on the thread's loop."""
 
     def __init__(
         self, place: RemotePlace, source: Source, settle_seconds: float, room: CopyRoom, log: logging.Logger
@@ -277,8 +275,7 @@ class RemoteRepositories:
             await self._run_in_thread(self._open_all())
 
     async def start(self, names: Collection[str] | None) -> None:
-        """Copy the models of these names (None = all), then follow the stores. With no names nothing waits for a
-        store."""
+        """Copy the models of these names (None = all), then follow the stores. No names: nothing waits for a store."""
         if self._loop is not None:
             await self._run_in_thread(self._start(names))
 
@@ -325,7 +322,6 @@ class RemoteRepositories:
         ]
 
     async def _run_in_thread(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run in the remote repositories' thread."""
         assert self._loop is not None
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 

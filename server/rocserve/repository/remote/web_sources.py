@@ -65,8 +65,7 @@ class HubSource(Source):
         return [item for item in objects if not folder or item.key.startswith(f"{folder}/")]
 
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
-        """Fetch a file and compare its digest: the hub lists large files with their SHA-256, others with git's blob
-        digest."""
+        """Fetch and check a file: the hub lists large files with their SHA-256, others with git's blob digest."""
         import obstore
 
         path = f"{self._place.bucket}/resolve/{self._commit}/{self._prefix}{item.key}"
@@ -186,8 +185,7 @@ class ArchiveSource(Source):
     def _unpack_member(
         self, archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, changed: float
     ) -> RemoteObject | None:
-        """Unpack a file; None = a folder or a temporary name. The file is named by its digest, so that no name can lead
-        out of the folder."""
+        """Unpack a file; None = a folder or a temporary name. Files are named by digest, so no name can lead out."""
         key = member.name.removeprefix("./")
         refusal = "" if member.isdir() else path_refusal(key)
         if not member.isdir() and not member.isfile():

@@ -33,9 +33,8 @@ Load = Callable[[Callable[[str], None]], Awaitable[LoadedVersion]]
 
 
 class LazyVersion(Tenant):
-    """Implements repository.loads.LoadedVersion for a version that is not always in memory. Methods about
-    requests are called on the data plane's thread, all others on the asyncio loop. The properties may be read from
-    any thread."""
+    """Implements repository.loads.LoadedVersion for a version that is not always in memory. Methods about requests are
+    called on the data plane's thread, all others on the asyncio loop. Properties may be read from any thread."""
 
     def __init__(
         self,
@@ -58,10 +57,8 @@ class LazyVersion(Tenant):
         self.failure: Failure | None = None
         """Of the last load; the next one waits for its retry time."""
         self.progress = ""
-        """What the running load is doing, one line."""
         self.is_retired = False
-        """The version is never loaded again, because its files have changed since its registration or it is being
-        unloaded."""
+        """Never loaded again: its files have changed since the registration, or it is being unloaded."""
         self.newer_problem: ServeError | None = None
         """Why the newer content cannot be used; None = it can, or that is unknown."""
         self.task: asyncio.Task[None] | None = None
@@ -116,7 +113,6 @@ class LazyVersion(Tenant):
             loaded.infer(waiting.request, waiting)
 
     def refuse(self, error: ServeError) -> None:
-        """Refuse the waiting requests."""
         for waiting in self._take_waiting():
             self._fail(waiting, ServeError(error.code, error.text))
 

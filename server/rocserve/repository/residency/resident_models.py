@@ -71,8 +71,8 @@ class ResidentModels:
         concurrent_loads: int,
         log: logging.Logger,
     ) -> None:
-        """`pinned`: names of models that are never unloaded. `most_waiting`: bound of the requests that wait for one
-        version's load."""
+        """`pinned`: names of models that are never unloaded. `most_waiting`: requests that may wait for one version's
+        load."""
         self.counts = ResidencyCounts()
         self.settings = settings
         self.most_waiting = most_waiting
@@ -94,16 +94,15 @@ class ResidentModels:
     # For the repository
 
     def manages(self, content: ModelContent) -> bool:
-        """Whether the model's versions may be unloaded. Ensembles have no workers and stay. Raises ServeError for a
-        wrong parameter."""
+        """Whether the model's versions may be unloaded; ensembles stay. Raises ServeError for a wrong parameter."""
         definition = content.definition
         if definition.is_ensemble:
             return False
         return idle_unload_seconds(definition.config.parameters) < math.inf or bool(self._limits)
 
     def registers(self, content: ModelContent) -> bool:
-        """Whether a version need not be loaded now: it is not pinned, and its configuration has everything that clients
-        ask for."""
+        """Whether a version need not be loaded now: it is not pinned, and its configuration answers clients'
+        questions."""
         message = content.definition.message
         # The load reports a wrong parameter.
         with contextlib.suppress(ServeError):

@@ -33,8 +33,7 @@ class Stage(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Tenant:
-    """A registered version and its use of room. The data plane's thread counts its requests; the asyncio loop does the
-    rest."""
+    """A registered version and its use of room. The data plane's thread counts requests; the loop does the rest."""
 
     needs: Mapping[str, int]
     """Bytes by place; an estimate until the first load."""
