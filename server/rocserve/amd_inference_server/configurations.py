@@ -159,14 +159,16 @@ def _toml_model(table: _Table, *, id_required: bool) -> _Stage:
 
 
 _COMMENT = re.compile(r"#[^\n]*")
-_THEIRS = re.compile(r"(?m)^[^\S\n]*(?:inputs|outputs)\s*[:\[{<]")
-_TRITONS = re.compile(r"\b(?:input|output|data_type|dims|max_batch_size|instance_group|dynamic_batching)\s*[:\[{<]")
+_AMD_FIELD = re.compile(r"(?m)^[^\S\n]*(?:inputs|outputs)\s*[:\[{<]")
+_TRITON_FIELD = re.compile(
+    r"\b(?:input|output|data_type|dims|max_batch_size|instance_group|dynamic_batching)\s*[:\[{<]"
+)
 
 
 def is_pbtxt(text: str) -> bool:
     """Return whether a text that is no ModelConfig is meant as this dialect."""
     bare = _COMMENT.sub("", text)
-    return bool(_THEIRS.search(bare)) and not _TRITONS.search(bare)
+    return bool(_AMD_FIELD.search(bare)) and not _TRITON_FIELD.search(bare)
 
 
 def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
@@ -182,11 +184,11 @@ def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
         choice = value.WhichOneof("parameter_choice")
         parameters[key] = parameter_text(getattr(value, choice)) if choice else ""
     message = model_message(config.name, config.platform, source, parameters)
-    for what, given, tensors in (
+    for what, written, tensors in (
         ("inputs", config.inputs, message.input),
         ("outputs", config.outputs, message.output),
     ):
-        for one in given:
+        for one in written:
             fill(tensors.add(), one.name, _datatype(one.datatype, f"{source}: {what} '{one.name}'"), one.shape)
     return _translated([_Stage(message, (), ())], name, source)
 
@@ -287,10 +289,10 @@ def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, sourc
                         f" {', '.join(sorted(written)) or 'none'}"
                     )
                 # An ensemble's tensors share one namespace, so an output with an input's name takes its id as its name.
-                taken = {each.name for each in ensemble.input}
-                if what == "output" and end in taken:
+                input_names = {each.name for each in ensemble.input}
+                if what == "output" and end in input_names:
                     end = link
-                    if not end or end in taken:
+                    if not end or end in input_names:
                         raise invalid_argument(
                             f"{where}: output '{tensor.name}' has the name of an input of the chain; give it an id of"
                             " its own, under which it will be answered"

@@ -48,13 +48,13 @@ _PLATFORMS: Mapping[str, Mapping[str, str]] = {
 }
 """By worker and file suffix, best first. If the named file does not exist, one with another suffix is taken, as in that
 server."""
-_FOREIGN = {
+_UNSUPPORTED = {
     "ptzendnn": "export the model to ONNX and load it with the worker 'migraphx'",
     "xmodel": "such models run on FPGAs only; load the ONNX model that it was made from with the worker 'migraphx'",
     "cplusplus": "it is a library against that server's own C++ interface; write a Python model of the repository",
     "python": "its file is a program; put it into the repository, as a model with the backend 'python'",
 }
-_NOT_PASSED_ON = frozenset(("model", "share", "next", "batchers"))
+_ENDPOINT_PARAMETERS = frozenset(("model", "share", "next", "batchers"))
 """Parameters of the endpoint, and tuning parameters of that server's own workers: they are not the model's."""
 
 
@@ -114,9 +114,9 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
     # By input of the following model: the output that it takes.
     outputs, inputs = [entry.name for entry in first.outputs], [entry.name for entry in following.inputs]
     if not set(inputs) <= set(outputs) and len(inputs) != len(outputs):
-        taken, offered = (", ".join(f"'{name}'" for name in names) for names in (inputs, outputs))
+        wanted, offered = (", ".join(f"'{name}'" for name in names) for names in (inputs, outputs))
         raise invalid_argument(
-            f"'{following.name}' cannot come next: its inputs are {taken}, and what comes before gives {offered}"
+            f"'{following.name}' cannot come next: its inputs are {wanted}, and what comes before gives {offered}"
         )
     joined = dict(zip(inputs, inputs if set(inputs) <= set(outputs) else outputs, strict=True))
     between = {output: f"{first.name}:{output}" for output in joined.values()}
@@ -231,16 +231,16 @@ class WorkerEndpoints:
         return await asyncio.shield(self.background.start(self._load(worker, parameters), f"load of worker {worker}"))
 
     async def _load(self, name: str, parameters: Mapping[str, ParameterValue]) -> str:
-        given = dict(parameters)
-        share = given.pop("share", True)
-        following = given.get("next", "")
+        own_parameters = dict(parameters)
+        share = own_parameters.pop("share", True)
+        following = own_parameters.get("next", "")
         if not isinstance(following, str):
             raise invalid_argument(f"parameter 'next' must be the name of an endpoint, got {following!r}")
-        worker = self._read(name, given)
+        worker = self._read(name, own_parameters)
         if following and not self.has(following) and following not in self._present():
             raise not_found(f"No next endpoint found at: {following}")
         while True:
-            endpoint = self._endpoint(name, given, worker)
+            endpoint = self._endpoint(name, own_parameters, worker)
             async with endpoint.lock:
                 # Another task may have dropped it while this one waited for the lock.
                 if self._endpoints.get(endpoint.name) is endpoint:
@@ -276,9 +276,11 @@ class WorkerEndpoints:
         for endpoint in self._endpoints.values():
             if endpoint.worker_name == worker_name and endpoint.parameters == parameters:
                 return endpoint
-        taken = self._endpoints.keys() | self._present() | {scan.name for scan in self.scanner.latest.models.values()}
+        names_in_use = (
+            self._endpoints.keys() | self._present() | {scan.name for scan in self.scanner.latest.models.values()}
+        )
         names = itertools.chain((worker_name,), (f"{worker_name}-{number}" for number in itertools.count()))
-        name = next(name for name in names if name not in taken and name + _STAGE not in taken)
+        name = next(name for name in names if name not in names_in_use and name + _STAGE not in names_in_use)
         self._endpoints[name] = endpoint = _Endpoint(name, worker_name, parameters, worker)
         return endpoint
 
@@ -303,8 +305,8 @@ class WorkerEndpoints:
     def _read(self, name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
         """Return the worker with those parameters that a client may set. Raises ServeError: NOT_FOUND, there is no such
         worker; UNIMPLEMENTED, this server cannot run it; INVALID_ARGUMENT for its parameters."""
-        if name in _FOREIGN:
-            raise ServeError(StatusCode.UNIMPLEMENTED, f"the worker '{name}' cannot be loaded: {_FOREIGN[name]}")
+        if name in _UNSUPPORTED:
+            raise ServeError(StatusCode.UNIMPLEMENTED, f"the worker '{name}' cannot be loaded: {_UNSUPPORTED[name]}")
         if name not in _PLATFORMS:
             raise ServeError(
                 StatusCode.NOT_FOUND, f"there is no worker '{name}'; expected one of {', '.join(sorted(_PLATFORMS))}"
@@ -318,15 +320,15 @@ class WorkerEndpoints:
         batch = parameters.get("batch", BATCH_SIZE)
         if type(batch) is not int or not 1 <= batch < 2**31:
             raise invalid_argument(f"parameter 'batch' must be a positive integer, got {batch!r}")
-        given = {key: parameter_text(value) for key, value in parameters.items() if key not in _NOT_PASSED_ON}
+        texts = {key: parameter_text(value) for key, value in parameters.items() if key not in _ENDPOINT_PARAMETERS}
         if name == "onnxruntime":
-            given.setdefault("engine", "onnxruntime")
+            texts.setdefault("engine", "onnxruntime")
         platforms = _PLATFORMS[name]
         backends = [self.reader.registry.find(platform, "") for platform in platforms.values()]
         allowed = {"batch"}.union(*(backend.request_parameters for backend in backends if backend is not None))
-        if refused := sorted(given.keys() - allowed):
+        if refused := sorted(texts.keys() - allowed):
             self.log.info("worker '%s': parameters without effect: %s", name, ", ".join(refused))
-        return Worker(platforms, file, {key: value for key, value in given.items() if key in allowed})
+        return Worker(platforms, file, {key: value for key, value in texts.items() if key in allowed})
 
     async def _serve(self, endpoint: _Endpoint) -> None:
         """Load the endpoint's models. Raises ServeError."""

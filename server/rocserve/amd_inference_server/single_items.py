@@ -38,9 +38,9 @@ class SingleItems:
         head, data = request.head, request.data
         known = self._heads.get(head)
         if known is None:
-            given = [self._given(entry, part) for entry, part in zip(head.inputs, data, strict=True)]
-            data = [part for _, part in given]
-            entries = tuple(entry for entry, _ in given)
+            adapted = [self._adapted(entry, part) for entry, part in zip(head.inputs, data, strict=True)]
+            data = [part for _, part in adapted]
+            entries = tuple(entry for entry, _ in adapted)
             is_item = bool(entries) and all(self._is_item(entry) for entry in entries)
             if is_item:
                 entries = tuple(replace(entry, shape=(1, *entry.shape)) for entry in entries)
@@ -49,14 +49,14 @@ class SingleItems:
             # The shape of BYTES depends on the data.
             if not head.is_typed and not self._has_bytes:
                 self._heads.keep(head, known)
-        taken, is_item = known
-        if taken is not head:
-            request = replace(request, head=taken, data=data)
+        model_head, is_item = known
+        if model_head is not head:
+            request = replace(request, head=model_head, data=data)
         if is_item or head.is_typed:
             responder = _ItemResponder(responder, is_item, head.is_typed)
         return request, responder
 
-    def _given(self, entry: InputHead, data: Buffer) -> tuple[InputHead, Buffer]:
+    def _adapted(self, entry: InputHead, data: Buffer) -> tuple[InputHead, Buffer]:
         """Return an input with the model's name for it. One element of BYTES gets the model's shape, and a file becomes
         such an element."""
         if self._only and entry.name not in self._inputs:

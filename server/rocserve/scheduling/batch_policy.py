@@ -231,10 +231,10 @@ class Triage:
         begins = now + batches_before * self._run_seconds
         for level in () if self._keeps_order else queue.levels():
             # With the newest first, the oldest would never come up again. The last one may run as a probe.
-            while len(level.may_be_overtaken) > 1 and self.is_hopeless(level.may_be_overtaken[0], begins):
-                self._drop(level.may_be_overtaken[0])
-            if level.may_be_overtaken:
-                level.newest_first = level.has_dropped or half_time(level.may_be_overtaken[0], self.times.of(1)) < now
+            while len(level.overtakable) > 1 and self.is_hopeless(level.overtakable[0], begins):
+                self._drop(level.overtakable[0])
+            if level.overtakable:
+                level.newest_first = level.has_dropped or half_time(level.overtakable[0], self.times.of(1)) < now
         while queue:
             decision = self._policy.decide(queue, now_ns)
             members = list(islice(queue, decision.request_count or None))

@@ -37,12 +37,12 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
     inputs: list[tuple[str, str, tuple[int, ...]]] = []
     data: list[Buffer] = []
     for tensor in call.inputs:
-        given = tensor
+        sent = tensor
         if tensor.name in call.references:
-            given = whole(tensor)
+            sent = whole(tensor)
             if called is not None and called.max_batch_size > 0:
                 tensor = in_rows(tensor)
-        inputs.append((given.name, given.datatype.value, given.shape))
+        inputs.append((sent.name, sent.datatype.value, sent.shape))
         data.append(tensor.data)
     head, _ = step_head(
         call.model_name,

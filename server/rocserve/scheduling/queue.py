@@ -24,34 +24,34 @@ class Level:
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
         self.waiting: deque[InferRequest] = deque()
-        self.may_be_overtaken: deque[InferRequest] = deque()
+        self.overtakable: deque[InferRequest] = deque()
         """Requests with a deadline, which newer ones may overtake, in order of arrival."""
         self.delayed: deque[InferRequest] = deque()
         """Requests that timed out under the action DELAY; they run after all others."""
         self.newest_first = False
-        """`may_be_overtaken` is served from its newest request, in turns with `waiting`."""
+        """`overtakable` is served from its newest request, in turns with `waiting`."""
         self.has_dropped = False
-        """A request was dropped for lack of time since `may_be_overtaken` was last empty."""
+        """A request was dropped for lack of time since `overtakable` was last empty."""
         self._overtakable_turn = True
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.may_be_overtaken) + len(self.delayed)
+        return len(self.waiting) + len(self.overtakable) + len(self.delayed)
 
     def __iter__(self) -> Iterator[InferRequest]:
         """Yield the requests in the order in which they would run."""
         first: Iterable[InferRequest]
-        if not self.may_be_overtaken:
+        if not self.overtakable:
             first = self.waiting
         elif not self.waiting:
-            first = reversed(self.may_be_overtaken) if self.newest_first else self.may_be_overtaken
+            first = reversed(self.overtakable) if self.newest_first else self.overtakable
         elif self.newest_first:
             first = self._in_turns()
         else:
-            first = heapq.merge(self.may_be_overtaken, self.waiting, key=_ARRIVAL)
+            first = heapq.merge(self.overtakable, self.waiting, key=_ARRIVAL)
         return chain(first, self.delayed)
 
     def _in_turns(self) -> Iterator[InferRequest]:
-        first, second = reversed(self.may_be_overtaken), iter(self.waiting)
+        first, second = reversed(self.overtakable), iter(self.waiting)
         if not self._overtakable_turn:
             first, second = second, first
         for one in first:
@@ -65,36 +65,36 @@ class Level:
 
     def push_back(self, request: InferRequest) -> None:
         if request.may_be_overtaken and self.newest_first:
-            self.may_be_overtaken.append(request)
+            self.overtakable.append(request)
         else:
-            (self.may_be_overtaken if request.may_be_overtaken else self.waiting).appendleft(request)
+            (self.overtakable if request.may_be_overtaken else self.waiting).appendleft(request)
 
-    def take(self, count: int, taken: list[InferRequest]) -> None:
-        """Move the next requests to `taken`, until it holds `count` in all or none is left."""
-        waiting, may_be_overtaken = self.waiting, self.may_be_overtaken
-        while may_be_overtaken and len(taken) < count:
+    def take(self, count: int, next_requests: list[InferRequest]) -> None:
+        """Move the next requests to `next_requests`, until it holds `count` in all or none is left."""
+        waiting, overtakable = self.waiting, self.overtakable
+        while overtakable and len(next_requests) < count:
             if not waiting:
-                request = may_be_overtaken.pop() if self.newest_first else may_be_overtaken.popleft()
+                request = overtakable.pop() if self.newest_first else overtakable.popleft()
             elif self.newest_first:
                 is_turn, self._overtakable_turn = self._overtakable_turn, not self._overtakable_turn
-                request = may_be_overtaken.pop() if is_turn else waiting.popleft()
+                request = overtakable.pop() if is_turn else waiting.popleft()
             else:
                 request = (
-                    may_be_overtaken if may_be_overtaken[0].queue_start_ns <= waiting[0].queue_start_ns else waiting
+                    overtakable if overtakable[0].queue_start_ns <= waiting[0].queue_start_ns else waiting
                 ).popleft()
-            taken.append(request)
+            next_requests.append(request)
             self._forget_overload()
         for source in (waiting, self.delayed):
-            room = count - len(taken)
+            room = count - len(next_requests)
             if len(source) <= room:
-                taken += source
+                next_requests += source
                 source.clear()
             else:
-                taken += [source.popleft() for _ in range(room)]
+                next_requests += [source.popleft() for _ in range(room)]
 
     def remove(self, request: InferRequest) -> None:
         """Remove a request. Raises ValueError if it is not here."""
-        for requests in (self.may_be_overtaken if request.may_be_overtaken else self.waiting, self.delayed):
+        for requests in (self.overtakable if request.may_be_overtaken else self.waiting, self.delayed):
             if requests and requests[-1] is request:
                 # When the newest requests run first, this spares the search of a long queue.
                 requests.pop()
@@ -109,7 +109,7 @@ class Level:
         raise ValueError("no request of this level")
 
     def _forget_overload(self) -> None:
-        if not self.may_be_overtaken:
+        if not self.overtakable:
             self.newest_first = self.has_dropped = False
 
 
@@ -184,7 +184,7 @@ class RequestQueue:
         limit = level.policy.max_queue_size
         if limit and len(level) >= limit:
             raise QueueFull(request.id)
-        (level.may_be_overtaken if request.may_be_overtaken else level.waiting).append(request)
+        (level.overtakable if request.may_be_overtaken else level.waiting).append(request)
         request.waiting = True
         self.count += 1
         self._nbytes += request.nbytes
@@ -204,21 +204,21 @@ class RequestQueue:
 
     def take(self, count: int) -> list[InferRequest]:
         """Remove and return the next `count` requests by priority and arrival, fewer if fewer wait."""
-        taken: list[InferRequest] = []
+        next_requests: list[InferRequest] = []
         # A copy, because the loop may close levels.
         for number in self._order.copy():
-            self._levels[number].take(count, taken)
+            self._levels[number].take(count, next_requests)
             if number != self._default_level:
                 self._close_if_empty(number)
-            if len(taken) == count:
+            if len(next_requests) == count:
                 break
-        self.count -= len(taken)
-        for request in taken:
+        self.count -= len(next_requests)
+        for request in next_requests:
             request.waiting = False
             self._nbytes -= request.nbytes
             if request.deadline is not None:
                 self.deadline_count -= 1
-        return taken
+        return next_requests
 
     def remove(self, request: InferRequest) -> bool:
         """Remove a request. Returns False if it has already left the queue."""

@@ -60,9 +60,9 @@ class Restriction:
         """Return whether `value` is the header's value; None = the client sent no such header."""
         if value is None:
             return False
-        given = value.encode(errors="surrogateescape") if isinstance(value, str) else value
+        sent = value.encode(errors="surrogateescape") if isinstance(value, str) else value
         expected = self.secret if isinstance(self.secret, str) else self.secret.value()
-        return hmac.compare_digest(given, expected.encode(errors="surrogateescape"))
+        return hmac.compare_digest(sent, expected.encode(errors="surrogateescape"))
 
     def admits_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
         """Return whether a call's metadata has the header. If the header is there twice, the first one counts."""
@@ -93,7 +93,7 @@ class SecretFile:
         """Raises OSError or ValueError if the file holds no secret."""
         self._path = path
         self._log = log
-        self._mark, self._value = self._read_mark(), self._read()
+        self._stamp, self._value = self._read_stamp(), self._read()
         self._checked_at = time.monotonic()
 
     def value(self) -> str:
@@ -102,15 +102,15 @@ class SecretFile:
         if now - self._checked_at >= _POLL_SECONDS:
             self._checked_at = now
             try:
-                mark = self._read_mark()
-                if mark != self._mark:
-                    self._mark, self._value = mark, self._read()
+                stamp = self._read_stamp()
+                if stamp != self._stamp:
+                    self._stamp, self._value = stamp, self._read()
                     self._log.info("the secret in %s has been renewed", self._path)
             except (OSError, ValueError) as error:
                 self._log.warning("the secret in %s stays as it was: %s", self._path, error)
         return self._value
 
-    def _read_mark(self) -> tuple[int, int, int]:
+    def _read_stamp(self) -> tuple[int, int, int]:
         found = self._path.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino
 
@@ -123,8 +123,8 @@ class SecretFile:
 
 _CHANGES_SETTINGS = frozenset({"TraceSetting", "LogSettings"})
 """Methods that only report unless the request has settings."""
-_ONLY_TELLS = {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaSharedMemoryStatus"}
-ADMIN_METHODS = _CHANGES_SETTINGS | ({*_METHODS["model-repository"], *_METHODS["shared-memory"]} - _ONLY_TELLS)
+_READ_ONLY = {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaSharedMemoryStatus"}
+ADMIN_METHODS = _CHANGES_SETTINGS | ({*_METHODS["model-repository"], *_METHODS["shared-memory"]} - _READ_ONLY)
 
 FORWARDING_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via", "origin"})
 """In lower case. A client with one of these headers is not on this machine: it is a proxy that speaks for another

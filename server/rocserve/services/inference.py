@@ -237,36 +237,36 @@ class _ClientTracedResponder(ForwardingResponder):
 class LoggedResponder(ForwardingResponder):
     """Logs the beginning and end of a request, but no tensor data."""
 
-    __slots__ = ("_asked", "_log", "_model", "_prefix", "_sent", "_started_ns")
+    __slots__ = ("_log", "_model", "_prefix", "_requested", "_sent", "_started_ns")
 
     def __init__(self, responder: Responder, request: InferRequest, started_ns: int, log: logging.Logger) -> None:
         super().__init__(responder)
         head = request.head
         self._model = f"model '{head.model_name}'"
-        self._asked = f"{self._model} version {head.model_version}" if head.model_version else self._model
+        self._requested = f"{self._model} version {head.model_version}" if head.model_version else self._model
         self._prefix = request_prefix([request.id])
         """Triton's prefix, with which many error texts begin already."""
         self._started_ns = started_ns
         self._log = log
         self._sent = 0
         inputs = ", ".join(f"{entry.name} {entry.datatype} {list(entry.shape)}" for entry in head.inputs)
-        self._say("%s begins: %s", self._asked, inputs)
+        self._log_line("%s begins: %s", self._requested, inputs)
 
     def send(self, answer: Answer, final: bool = True) -> None:
         milliseconds = (time.monotonic_ns() - self._started_ns) / 1e6
         if isinstance(answer, ServeError):
             end, text = "ends" if final else "goes on", answer.text.removeprefix(self._prefix)
-            self._say("%s %s: %s after %.3f ms: %s", self._asked, end, answer.code.name, milliseconds, text)
+            self._log_line("%s %s: %s after %.3f ms: %s", self._requested, end, answer.code.name, milliseconds, text)
         elif answer is None:
-            self._say("%s ends: OK, %d responses in %.3f ms", self._model, self._sent, milliseconds)
+            self._log_line("%s ends: OK, %d responses in %.3f ms", self._model, self._sent, milliseconds)
         else:
             self._sent += 1
             if final:
                 version = answer.head.model_version
-                self._say("%s version %s ends: OK after %.3f ms", self._model, version, milliseconds)
+                self._log_line("%s version %s ends: OK after %.3f ms", self._model, version, milliseconds)
         self._responder.send(answer, final)
 
-    def _say(self, text: str, *values: object) -> None:
+    def _log_line(self, text: str, *values: object) -> None:
         self._log.debug(f"%sinference of {text}", self._prefix, *values, stacklevel=2)
 
 

@@ -168,10 +168,10 @@ def server_families(
     tables: ServingTableHolder,
     fallbacks: Mapping[Fallback, int],
     options: LatencyOptions,
-    further: Sequence[Source] = (),
+    other_sources: Sequence[Source] = (),
 ) -> Iterable[MetricFamily]:
     """Yield the metrics of ready versions, and of events since the server's start. A version that loads on demand has
-    metrics after its first request. Safe on any thread. `further`: other sources, such as the machine's gauges and
+    metrics after its first request. Safe on any thread. `other_sources`: such as the machine's gauges and
     metrics that models define."""
     readings: list[VersionReading] = []
     for model in tables.table.all_models:
@@ -201,7 +201,7 @@ def server_families(
             for fallback, count in tuple(fallbacks.items())
         ),
     )
-    for source in further:
+    for source in other_sources:
         yield from source()
 
 
@@ -210,10 +210,10 @@ def assemble_metrics(
     options: LatencyOptions,
     tables: ServingTableHolder,
     fallbacks: Mapping[Fallback, int],
-    further: Sequence[Source],
+    other_sources: Sequence[Source],
     log: logging.Logger,
 ) -> Source:
-    """Return the source of all metrics. `further`: other sources in addition to the machine's gauges."""
+    """Return the source of all metrics. `other_sources`: in addition to the machine's gauges."""
     gauges: list[Callable[[], Sequence[MetricFamily]]] = []
     if settings.allow and settings.gpu:
         gauges.append(GpuGauges(log).families)
@@ -223,7 +223,7 @@ def assemble_metrics(
         except (OSError, ValueError, IndexError) as error:
             log.warning("there are no metrics of the processors: %s", error)
     machine = MachineMetrics(gauges, settings.interval_ms / 1000, log)
-    return lambda: server_families(tables, fallbacks, options, (*further, machine.families))
+    return lambda: server_families(tables, fallbacks, options, (*other_sources, machine.families))
 
 
 _MICROWATTS_FROM = 10_000

@@ -167,14 +167,14 @@ class EnsembleRun:
     def start(self) -> None:
         self._begun_ns = time.monotonic_ns()
         sequence = self._request.sequence
-        given = {
+        inputs = {
             entry.name: _HeldTensor(Tensor(entry.name, entry.datatype, entry.shape, data), sequence)
             for entry, data in zip(self._plan.inputs, self._request.data, strict=True)
         }
         for entry in self._config.inputs:
             if entry.optional:
-                given.setdefault(entry.name, _HeldTensor(None, sequence))
-        self.advance(0, given, is_step_over=False)
+                inputs.setdefault(entry.name, _HeldTensor(None, sequence))
+        self.advance(0, inputs, is_step_over=False)
 
     # Called by the steps
 

@@ -31,7 +31,7 @@ _ZERO = np.zeros(1, dtype=np.uint8)
 _READ_AT_ONCE = 64 * 1024
 """Bytes up to which an input is copied when its request comes."""
 
-SeenPart = tuple[ClientRegion, GuardedMapping, int]
+PartInPlace = tuple[ClientRegion, GuardedMapping, int]
 """A part of a region that a model reads in place: the region, its mapping, and the part's end."""
 WantedPart = tuple[AnyRegion, RegionReference]
 
@@ -57,8 +57,8 @@ class ClientMemory:
         head = request.head
         config = self._tables.table.find(head.model_name, head.model_version).config
         left = self.most_bytes
-        stays = request.trace is None and _only_copies(config)
-        seen: list[SeenPart] = []
+        reads_in_place = request.trace is None and _only_copies(config)
+        in_place: list[PartInPlace] = []
         copying: list[Steps[None]] = []
         data = list(request.data)
         for index, entry in enumerate(head.inputs):
@@ -67,9 +67,9 @@ class ClientMemory:
                 continue
             region = self._regions.checked(reference)
             fits = not _has_other_size(entry, reference.nbytes)
-            if stays and fits and reference.nbytes > _READ_AT_ONCE and isinstance(region, ClientRegion):
+            if reads_in_place and fits and reference.nbytes > _READ_AT_ONCE and isinstance(region, ClientRegion):
                 data[index], mapping = region.view(reference.offset, reference.nbytes)
-                seen.append((region, mapping, reference.offset + reference.nbytes))
+                in_place.append((region, mapping, reference.offset + reference.nbytes))
                 continue
             left -= reference.nbytes
             if not fits:
@@ -88,23 +88,23 @@ class ClientMemory:
                 # A trace records the inputs immediately.
                 data[index] = region.read(reference.offset, reference.nbytes)
         request.data = data
-        if seen and len(seen) == len(data):
-            request.data = _placed(head, seen) or data
+        if in_place and len(in_place) == len(data):
+            request.data = _placed(head, in_place) or data
         wanted = _wanted_parts(head)
-        if not wanted and not seen:
+        if not wanted and not in_place:
             return responder, copying
         parts: dict[str, WantedPart] = {}
         try:
             for name, reference in wanted.items():
-                parts[name] = self._regions.borrow(reference), reference
+                parts[name] = self._regions.acquire(reference), reference
         except ServeError:
-            self.give_back(parts)
+            self.release(parts)
             raise
-        return RegionResponder(responder, self, parts, seen, config), copying
+        return RegionResponder(responder, self, parts, in_place, config), copying
 
-    def give_back(self, parts: Mapping[str, WantedPart]) -> None:
+    def release(self, parts: Mapping[str, WantedPart]) -> None:
         for region, _ in parts.values():
-            self._regions.give_back(region)
+            self._regions.release(region)
 
 
 class RegionResponder(EndingResponder):
@@ -115,14 +115,14 @@ class RegionResponder(EndingResponder):
         responder: Responder,
         memory: ClientMemory,
         parts: Mapping[str, WantedPart],
-        seen: Sequence[SeenPart],
+        in_place: Sequence[PartInPlace],
         config: ModelConfig,
     ) -> None:
         """`parts`: by output; released before the last answer, because a client that has it may unregister its regions.
-        `seen`: the parts that the model reads in place."""
-        super().__init__(responder, partial(memory.give_back, parts))
+        `in_place`: the parts that the model reads in place."""
+        super().__init__(responder, partial(memory.release, parts))
         self._parts = parts
-        self._seen = seen
+        self._seen = in_place
         self._work_off = memory.work_off
         self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
 
@@ -172,19 +172,19 @@ def _only_copies(config: ModelConfig) -> bool:
     )
 
 
-def _placed(head: RequestHead, seen: Sequence[SeenPart]) -> PlacedTensors | None:
+def _placed(head: RequestHead, in_place: Sequence[PartInPlace]) -> PlacedTensors | None:
     """Return the inputs as places in the region's file for workers to read; None if the inputs do not lie there as in a
     heap's slot."""
     places = TensorPlaces([TensorHead(entry.name, DataType(entry.datatype), entry.shape) for entry in head.inputs])
     if places.sizes is None:
         return None  # Strings for a model that takes none.
-    region, _, end = seen[0]
+    region, _, end = in_place[0]
     begin = end - places.sizes[0]
     at = region.offset + begin
     if at % ALIGNMENT or begin + places.end > region.nbytes:
         return None
     ends = [begin + finish for _, finish in places.bounds]
-    if [(part[0], part[2]) for part in seen] != [(region, finish) for finish in ends]:
+    if [(part[0], part[2]) for part in in_place] != [(region, finish) for finish in ends]:
         return None
     return PlacedTensors(region.file.view, places.end, places, region.file, at, region)
 

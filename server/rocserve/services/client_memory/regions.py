@@ -42,7 +42,7 @@ class Region:
         self.nbytes = nbytes
         self.users = 0
         """Requests in flight that write to it. Counted by ClientRegions."""
-        self.is_leaving = False
+        self.is_unregistered = False
         """It is removed after its last user."""
 
     def check_bounds(self, offset: int, nbytes: int) -> None:
@@ -230,7 +230,7 @@ class ClientRegions:
     """Clients may register regions."""
     _regions: dict[str, AnyRegion] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Guards changes of the dict, and the regions' `users` and `is_leaving`."""
+    """Guards changes of the dict, and the regions' `users` and `is_unregistered`."""
     _process: DeviceProcess | None = field(default=None, init=False)
     _starting: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -254,7 +254,7 @@ class ClientRegions:
         with self._lock:
             for region in [self._regions.get(name)] if name else list(self._regions.values()):
                 if isinstance(region, kind):
-                    self._leave(region)
+                    self._remove_if_unused(region)
 
     def registered(self, kind: type[RegionKind]) -> list[RegionKind]:
         with self._lock:
@@ -269,21 +269,21 @@ class ClientRegions:
         region.check_bounds(reference.offset, reference.nbytes)
         return region
 
-    def borrow(self, reference: RegionReference) -> AnyRegion:
-        """Return a region to write to, until `give_back`. Raises as `checked` does."""
+    def acquire(self, reference: RegionReference) -> AnyRegion:
+        """Return a region to write to, until `release`. Raises as `checked` does."""
         with self._lock:
             region = self.checked(reference)
             region.users += 1
         return region
 
-    def give_back(self, region: AnyRegion) -> None:
+    def release(self, region: AnyRegion) -> None:
         with self._lock:
             region.users -= 1
-            if region.is_leaving:
-                self._leave(region)
+            if region.is_unregistered:
+                self._remove_if_unused(region)
 
-    def _leave(self, region: AnyRegion) -> None:
-        region.is_leaving = True
+    def _remove_if_unused(self, region: AnyRegion) -> None:
+        region.is_unregistered = True
         if not region.users:
             del self._regions[region.name]
 
@@ -331,7 +331,7 @@ class ClientRegions:
         self._check_allowed()
         self._check_free(request.name)
         # The first call starts a process, which takes seconds.
-        self._add(await asyncio.to_thread(self._opened, request))
+        self._add(await asyncio.to_thread(self._open_region, request))
         return pb.CudaSharedMemoryRegisterResponse()
 
     def cuda_unregister(self, request: pb.CudaSharedMemoryUnregisterRequest) -> pb.CudaSharedMemoryUnregisterResponse:
@@ -339,7 +339,7 @@ class ClientRegions:
         self.unregister(request.name, DeviceRegion)
         return pb.CudaSharedMemoryUnregisterResponse()
 
-    def _opened(self, request: pb.CudaSharedMemoryRegisterRequest) -> DeviceRegion:
+    def _open_region(self, request: pb.CudaSharedMemoryRegisterRequest) -> DeviceRegion:
         """Open a region. The process starts with the first region, and again if it has ended."""
         failure = f"failed to register CUDA shared memory region: '{request.name}'"
         if not has_file("torch", _GPU_LIBRARIES):
