@@ -277,11 +277,11 @@ class FrontEnds:
                 (anonymous_file.open_for_reading(edition), uses),
             )
 
-            def send_wants() -> None:
+            def send_wants_origins() -> None:
                 for each in self._processes.values():
-                    each.send_wants()
+                    each.send_wants_origins()
 
-            served.inference.watch_wants(lambda: loop.call_soon_threadsafe(send_wants))
+            served.inference.watch_wants(lambda: loop.call_soon_threadsafe(send_wants_origins))
         processes = FrontEndProcesses(where, self._count, routes, self._common, log)
         port = await processes.start()
         self._processes[where.protocol] = processes

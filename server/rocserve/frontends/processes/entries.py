@@ -89,6 +89,12 @@ RINGS = (4096, 1024)
 HEAP_BYTES = 1 << 32
 """Bytes of slots of one size, in the heap of each side."""
 
+ATTACH = b"F"
+"""Comes with descriptors."""
+DESCRIPTORS = 5
+"""With the server's first ATTACH: the front end's file of the link and the server's, the front end's heap and the
+server's, and the page where the server says that it sleeps."""
+
 HEAD, REQUEST, LEFT, REFUSED, DETAILS, UNUSED, CALL, CALL_LEFT, LISTENING, NOT_LISTENING = range(1, 11)
 ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED, OUTPUTS, OUTPUTS_ENDED = range(16, 26)
 CALL_MESSAGE, CALL_REPLY, CALL_END, STOP, ANSWERS_TOGETHER = range(26, 31)
@@ -174,7 +180,7 @@ class FrontLinkEnd:
         self.heaps = {0: heap}
         """By number: the end's own heap, and its shares of other heaps."""
         self._plane = plane
-        self._posts: deque[bytes] = deque()
+        self._queue: deque[bytes] = deque()
         self.to_return: list[int] = []
         """Places to return to the other end, with the next message or by `flush`."""
         self.give_back: Callable[[int], None] = self.to_return.append
@@ -184,7 +190,7 @@ class FrontLinkEnd:
         self._slots: dict[int, object] = {}
         """By place: what the other end may still read."""
         self._held_numbers = itertools.count()
-        self._of_turn: list[int] = []
+        self._turn_places: list[int] = []
         """The places among `_slots` that the other end reads only while it handles the entries of this turn."""
         self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
         self.ring: Callable[[], None] = lambda: None
@@ -196,9 +202,9 @@ class FrontLinkEnd:
         """Post an entry at the end of this turn, after all entries posted before."""
         if not self._is_open:
             return
-        if not self._posts:
+        if not self._queue:
             self._plane.at_end_of_turn(self.flush)
-        self._posts.append(entry)
+        self._queue.append(entry)
 
     def post_contents(self, kind: int, number: int, contents: Sequence[Buffer], count: int = 0) -> None:
         """Post an entry with contents, whose place the other end returns. Raises HeapFull."""
@@ -247,12 +253,12 @@ class FrontLinkEnd:
         share a slot."""
         if nbytes > LARGEST_SHARED:
             place = self.place(pieces, nbytes)
-            self._of_turn.append(place)
+            self._turn_places.append(place)
             return place
         if self._page_used + nbytes > len(self._page):
             self._page_place, self._page = self.new_slot(_PAGE_BYTES)
             self._page_used = 0
-            self._of_turn.append(self._page_place)
+            self._turn_places.append(self._page_place)
         begin = self._page_used
         self._page_used = end = begin + nbytes
         fill(self._page[begin:end], pieces)
@@ -269,16 +275,16 @@ class FrontLinkEnd:
         return place, view
 
     def flush(self) -> None:
-        posts, messages = self._posts, self._messages
-        if self._of_turn:
+        queue, messages = self._queue, self._messages
+        if self._turn_places:
             # The other end returns these places when it reads the entries below.
-            entries = return_entries(self._of_turn)
-            posts += [entries[start : start + ENTRY_BYTES] for start in range(0, len(entries), ENTRY_BYTES)]
-            self._of_turn.clear()
+            entries = return_entries(self._turn_places)
+            queue += [entries[start : start + ENTRY_BYTES] for start in range(0, len(entries), ENTRY_BYTES)]
+            self._turn_places.clear()
             self._page, self._page_used = _NO_PAGE, 0
-        count = min(len(posts), messages.room)
+        count = min(len(queue), messages.room)
         if count:
-            messages.post(b"".join([posts.popleft() for _ in range(count)]))
+            messages.post(b"".join([queue.popleft() for _ in range(count)]))
         to_return = self.to_return
         # Only AWAITED_OUTPUTS are worth waking the other end for: a model may wait for their memory.
         is_awaited = bool(to_return) and max(to_return) >= AWAITED_OUTPUTS
@@ -288,14 +294,14 @@ class FrontLinkEnd:
             del to_return[: 3 * returns]
         if count or is_awaited:
             self.ring()
-        if posts:
+        if queue:
             self._plane.call_at(time.monotonic() + _RETRY_SECONDS, self.flush)
 
     def drop(self) -> None:
         """Post nothing more, because the other end has gone."""
         self._is_open = False
-        self._posts.clear()
-        self._of_turn.clear()
+        self._queue.clear()
+        self._turn_places.clear()
         self._slots.clear()
         for heap in self.heaps.values():
             self._trimmer.forget(heap)

@@ -31,11 +31,11 @@ from rocserve.services.access import PROTOCOLS
 from rocserve.workers.entries import ENTRY
 from rocserve.workers.messages import status_code
 
-_MOST_NUMBERS = (1 << 32) - 1
+_LARGEST_NUMBER = (1 << 32) - 1
 """An entry holds no larger number; after it numbers begin again at 1."""
-_OWN = frozenset({"ModelInfer", "ModelStreamInfer"})
+_HANDLED_METHODS = frozenset({"ModelInfer", "ModelStreamInfer"})
 """The methods that the front end handles itself."""
-_STREAMS = frozenset({"Watch"})
+_STREAM_METHODS = frozenset({"Watch"})
 """Streams for which clients send one message."""
 
 
@@ -51,13 +51,13 @@ class Forwarding:
     _link: FrontLinkEnd
     _number: int = 0
     """The last call's number."""
-    _open: dict[int, _Waiting] = field(default_factory=dict)
+    _waiting: dict[int, _Waiting] = field(default_factory=dict)
 
     def routes(self) -> Mapping[str, Route]:
-        names = PROTOCOLS.keys() - _OWN
+        names = PROTOCOLS.keys() - _HANDLED_METHODS
         return {
             full_name(name): StreamRoute(lambda call: _ForwardedStream(self, call))
-            if name in _STREAMS
+            if name in _STREAM_METHODS
             else UnaryRoute(self._forward)
             for name in names
         }
@@ -75,7 +75,7 @@ class Forwarding:
         call. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory for the message."""
         holding = Holding()
         self._memory.admit(holding, len(message))
-        number = self._number = self._number % _MOST_NUMBERS + 1
+        number = self._number = self._number % _LARGEST_NUMBER + 1
         texts = [(key, value if isinstance(value, str) else value.decode("latin-1")) for key, value in metadata]
         origin = json.dumps((texts, peer))
         try:
@@ -83,23 +83,23 @@ class Forwarding:
         except HeapFull:
             self._memory.release(holding)
             raise
-        self._open[number] = take, fail, holding
+        self._waiting[number] = take, fail, holding
         return number
 
     def cancel(self, number: int) -> None:
         """Stop waiting for a call's answers."""
-        if number in self._open:
-            self._memory.release(self._open.pop(number)[2])
+        if number in self._waiting:
+            self._memory.release(self._waiting.pop(number)[2])
             self._link.post(ENTRY.pack(entries.CALL_LEFT, 0, 0, number, 0, 0, 0))
 
     def on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
-        waiting = self._open.get(number)
+        waiting = self._waiting.get(number)
         if waiting is None:
             return  # The client has left meanwhile.
         take, fail, holding = waiting
         self._memory.release(holding)
         if kind != entries.CALL_MESSAGE:
-            del self._open[number]
+            del self._waiting[number]
         if kind == entries.CALL_END:
             fail(ServeError(status_code(count), content.decode()))
         else:

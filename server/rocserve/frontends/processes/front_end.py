@@ -32,7 +32,6 @@ from rocserve.frontends.processes.entries import (
     read,
     write_head,
 )
-from rocserve.frontends.processes.server_end import ATTACH
 from rocserve.plane import anonymous_file
 from rocserve.plane.doorbell import SocketRinger, sleep_word
 from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, HeapReader, Slot, copy_in_steps, fill
@@ -42,8 +41,7 @@ from rocserve.services.inference import ClientResponder
 from rocserve.workers.entries import ENTRY, RETURN, write_details
 from rocserve.workers.messages import status_code
 
-_DESCRIPTORS = 5
-_RINGS_AT_ONCE = 4096
+_RINGS_PER_READ = 4096
 """Bytes; each rings once."""
 _LATEST_SECONDS = 1 << 34
 """500 years. A later deadline counts as none, because an entry could not hold it."""
@@ -80,8 +78,8 @@ class RemoteInference:
     def __post_init__(self) -> None:
         """Wait for the server's descriptors. Raises EOFError if the server has ended."""
         connection, plane = self._connection, self.plane
-        data, descriptors = receive_with_descriptors(connection, len(ATTACH), _DESCRIPTORS)
-        if data != ATTACH or len(descriptors) != _DESCRIPTORS:
+        data, descriptors = receive_with_descriptors(connection, len(entries.ATTACH), entries.DESCRIPTORS)
+        if data != entries.ATTACH or len(descriptors) != entries.DESCRIPTORS:
             raise EOFError("the server is gone")
         own, servers, requests, answers, server_sleeps = descriptors
         self._heap = Heap.of_file(requests)
@@ -94,26 +92,26 @@ class RemoteInference:
         self.end.ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
         sleeps = anonymous_file.open_for_reading(plane.sleeps)
-        send_with_descriptors(connection, ATTACH, (sleeps,))
+        send_with_descriptors(connection, entries.ATTACH, (sleeps,))
         os.close(sleeps)
         self._heads: dict[RequestHead, _Head] = {}
         self._heads_by_number: dict[int, _Head] = {}
-        self._files: deque[int] = deque()
+        self._received_files: deque[int] = deque()
         """Descriptors of heaps that have come through the socket, and whose entries have not come yet."""
         self._output_heaps: dict[int, HeapReader] = {}
         """The workers' heaps, by number."""
-        self._filled = Counter[int]()
+        self._copies = Counter[int]()
         """By heap: how many requests are being copied into it."""
-        self._ended: set[int] = set()
+        self._ending_heaps: set[int] = set()
         """Heaps among them that the server has ended, and that get no further requests."""
         self._order = SequenceOrder()
         """The order of sequences while one of their requests is being copied."""
         self._sent_heads = 0
         self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces, bool]] = {}
         """By number: a head, where its outputs lie, and whether only one answer uses the head."""
-        self._open: dict[int, tuple[ClientResponder, str]] = {}
+        self._in_flight: dict[int, tuple[ClientResponder, str]] = {}
         """By token: who waits for the answer, and the request's id."""
-        self._tokens: list[int] = []
+        self._free_tokens: list[int] = []
         """Tokens that are free."""
         self._next_token = 0
         self._sends_origins = False
@@ -154,7 +152,7 @@ class RemoteInference:
         left_out: Sequence[tuple[int, Buffer]],
     ) -> Steps[None]:
         heap_number = posted[1] >> entries.HEAP_SHIFT
-        self._filled[heap_number] += 1
+        self._copies[heap_number] += 1
         for begin, part in left_out:
             yield from copy_in_steps(view, begin, part)
         try:
@@ -165,9 +163,9 @@ class RemoteInference:
             client.send(error)
         else:
             self._post(request, client, head.number, *posted)
-        self._filled[heap_number] -= 1
-        if heap_number in self._ended and not self._filled[heap_number]:
-            self._let_go(heap_number)
+        self._copies[heap_number] -= 1
+        if heap_number in self._ending_heaps and not self._copies[heap_number]:
+            self._release_heap(heap_number)
         self._order.release(request)
 
     def _post(
@@ -188,11 +186,11 @@ class RemoteInference:
                 self.end.take_back(place)
                 client.send(error)
                 return
-        if self._tokens:
-            token = self._tokens.pop()
+        if self._free_tokens:
+            token = self._free_tokens.pop()
         else:
             token = self._next_token = self._next_token + 1
-        self._open[token] = (client, request.id)
+        self._in_flight[token] = (client, request.id)
         deadline_ns = 0
         if request.deadline is not None and request.deadline < _LATEST_SECONDS:
             deadline_ns = max(int(request.deadline * 1e9), 1)
@@ -228,14 +226,14 @@ class RemoteInference:
         """Read rings and descriptors from the socket. Returns False if the server has gone."""
         while True:
             try:
-                data, files = receive_with_descriptors(self._connection, _RINGS_AT_ONCE, 1, socket.MSG_DONTWAIT)
+                data, files = receive_with_descriptors(self._connection, _RINGS_PER_READ, 1, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
             if not data:
                 return False
-            self._files += files
+            self._received_files += files
 
     def has_mail(self) -> bool:
         return self._inbox.has_mail() or bool(self.end.to_return)
@@ -269,19 +267,19 @@ class RemoteInference:
             for place in (a, b, c)[:count]:
                 self.end.give_back(place)
         elif kind == entries.WATCH:
-            waiting = self._open.get(number)
+            waiting = self._in_flight.get(number)
             if waiting is not None:
                 client = waiting[0]
-                client.watch_cancellation(lambda: self._left(number, client))
+                client.watch_cancellation(lambda: self._on_client_left(number, client))
         elif kind == entries.MANY:
-            waiting = self._open.get(number)
+            waiting = self._in_flight.get(number)
             if waiting is not None:
                 waiting[0].expect_many()
         elif kind == entries.LENT:
             # The front end must put the inputs of this head's requests into this heap.
             if a not in self.end.heaps:
                 self._take_rings()
-                self.end.heaps[a] = Heap.of_file(self._files.popleft(), b, SHARES, self.plane.work_off_later)
+                self.end.heaps[a] = Heap.of_file(self._received_files.popleft(), b, SHARES, self.plane.work_off_later)
             lent = self._heads_by_number.get(number)
             if lent is not None:
                 lent.heap_number = a
@@ -289,13 +287,13 @@ class RemoteInference:
             for head in self._heads.values():
                 if head.heap_number == number:
                     head.heap_number = 0
-            if self._filled[number]:
-                self._ended.add(number)
+            if self._copies[number]:
+                self._ending_heaps.add(number)
             else:
-                self._let_go(number)
+                self._release_heap(number)
         elif kind == entries.OUTPUTS:
             self._take_rings()
-            self._output_heaps[number] = HeapReader(self._files.popleft(), later=self.plane.work_off_later)
+            self._output_heaps[number] = HeapReader(self._received_files.popleft(), later=self.plane.work_off_later)
         elif kind == entries.OUTPUTS_ENDED:
             self._output_heaps.pop(number).close()
         elif kind == entries.ORIGINS:
@@ -306,19 +304,19 @@ class RemoteInference:
             (content,) = read(self._answers_heap.view(a, b), c)
             self._on_message(kind, number, count, bytes(content))
 
-    def _let_go(self, number: int) -> None:
+    def _release_heap(self, number: int) -> None:
         """Release a heap that the server has ended."""
-        self._ended.discard(number)
-        del self._filled[number]
+        self._ending_heaps.discard(number)
+        del self._copies[number]
         self.end.end_heap(number)
         self.end.post(ENTRY.pack(entries.UNUSED, 0, 0, number, 0, 0, 0))
 
     def _answer(self, flags: int, count: int, token: int, head_number: int, place: int, nbytes: int) -> None:
         final = bool(flags & entries.FINAL)
-        client, request_id = self._open[token]
+        client, request_id = self._in_flight[token]
         if final:
-            del self._open[token]
-            self._tokens.append(token)
+            del self._in_flight[token]
+            self._free_tokens.append(token)
         if flags & entries.NONE:
             client.send(None)
             return
@@ -330,8 +328,8 @@ class RemoteInference:
             client.send(error, final)
             return
         answer_head = head_number & 0xFFFFFFFF
-        known, places, is_of_one = self._answer_heads[answer_head]
-        if is_of_one:
+        known, places, is_single_use = self._answer_heads[answer_head]
+        if is_single_use:
             del self._answer_heads[answer_head]
         data: Sequence[Buffer]
         heap, outputs = self._answers_heap, len(known.head.outputs)
@@ -360,8 +358,8 @@ class RemoteInference:
         slot = Slot(self.end.give_back, held, heap)
         for at in range(2, length, width):
             token = table[at]
-            client, request_id = self._open.pop(token)
-            self._tokens.append(token)
+            client, request_id = self._in_flight.pop(token)
+            self._free_tokens.append(token)
             begins = table[at + 1 : at + width]
             data = [view[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)]
             try:
@@ -369,7 +367,7 @@ class RemoteInference:
             except Exception:
                 self._log.exception("an answer of the server could not be handed on")
 
-    def _left(self, token: int, client: ClientResponder) -> None:
-        waiting = self._open.get(token)
+    def _on_client_left(self, token: int, client: ClientResponder) -> None:
+        waiting = self._in_flight.get(token)
         if waiting is not None and waiting[0] is client:
             self.end.post(ENTRY.pack(entries.LEFT, 0, 0, token, 0, 0, 0))

@@ -23,7 +23,7 @@ from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.service import start_http
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.processes.forwarding import Forwarding
-from rocserve.frontends.processes.main import WayToServer
+from rocserve.frontends.processes.main import ServerLink
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol import page_pb2
 from rocserve.services.methods import Method
@@ -36,25 +36,25 @@ _LARGE_BODY_PROCESSES = 1
 class HttpFrontEnd:
     """Serves HTTP, as main.GrpcFrontEnd serves gRPC."""
 
-    def __init__(self, settings: ServerSettings, port: int, way: WayToServer) -> None:
+    def __init__(self, settings: ServerSettings, port: int, server: ServerLink) -> None:
         self._settings = settings
-        self._way = way
-        methods = remote_methods(way.forwarding, way.loop)
-        models = RemoteModels(way.edition, methods["ModelConfig"])
+        self._server = server
+        methods = remote_methods(server.forwarding, server.loop)
+        models = RemoteModels(server.edition, methods["ModelConfig"])
         large = LargeBodies(_LARGE_BODY_PROCESSES)
-        self._parts = HttpParts(way.inference, methods, models.find, way.memory, large, settings.http, models.ask)
+        self._parts = HttpParts(server.inference, methods, models.find, server.memory, large, settings.http, models.ask)
         self._where = ListenAddress("HTTP", "http", settings.http.address, port, reuse_port=True)
         self._listener: HttpListener
         self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._listener, _ = await start_http(self._settings, self._where, self._parts, self._way.log)
+        self._listener, _ = await start_http(self._settings, self._where, self._parts, self._server.log)
 
     def begin_exit(self) -> None:
         self._listener.close_after_answers()
 
     def stop(self, grace_seconds: float) -> None:
-        self._ending = self._way.loop.create_task(self._listener.stop(grace_seconds))
+        self._ending = self._server.loop.create_task(self._listener.stop(grace_seconds))
         self._ending.add_done_callback(lambda ended: os._exit(0))
 
 

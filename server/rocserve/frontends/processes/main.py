@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     # A front end of one protocol does not load the modules of the other protocol.
     from rocserve.frontends.processes.http_front_end import HttpFrontEnd
 
-_PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The whole process group may get these signals (Ctrl-C, systemd). The server decides when its front ends end."""
 _CHECK_SECONDS = 1.0
 """Between two checks whether freed memory can go back to the system."""
@@ -59,32 +59,32 @@ def main(arguments: Sequence[str]) -> int:
     """
     protocol = arguments[0]
     parent_pipe, link, edition, uses, number, row, port, memory_bytes = map(int, arguments[1:9])
-    for each in _PASSED_OVER:
+    for each in _IGNORED_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     for descriptor in (parent_pipe, link, edition, uses):
         os.set_inheritable(descriptor, False)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(f"rocserve:{protocol}:{number}")
-    kept = exit_with_parent(parent_pipe)
+    parent_watch = exit_with_parent(parent_pipe)
     memory = RequestMemory(memory_bytes)
     memory.share(anonymous_file.map_to_write(uses), row)
     os.close(uses)
     log = _open_log().getChild(protocol)
     settings = settings_again(arguments[9:])
     with suppress(EOFError, ConnectionError):  # The server has ended meanwhile.
-        way = WayToServer(settings, memory, log, socket.socket(fileno=link), edition)
+        server = ServerLink(settings, memory, log, socket.socket(fileno=link), edition)
         if protocol == "grpc":
-            way.serve(GrpcFrontEnd(settings, port, way))
+            server.run_front_end(GrpcFrontEnd(settings, port, server))
         else:
             from rocserve.frontends.processes.http_front_end import HttpFrontEnd
 
-            way.serve(HttpFrontEnd(settings, port, way))
-    os.close(kept)
+            server.run_front_end(HttpFrontEnd(settings, port, server))
+    os.close(parent_watch)
     return 0
 
 
 @dataclass(eq=False)
-class WayToServer:
+class ServerLink:
     """Connects a front end of any protocol to the server, and tells the server whether the front end listens."""
 
     settings: ServerSettings
@@ -104,7 +104,7 @@ class WayToServer:
         self.loop = GuestLoop(plane)
         self.edition = anonymous_file.map_to_read(edition_file).cast("Q")
         os.close(edition_file)
-        self._listener: GrpcFrontEnd | HttpFrontEnd | None = None
+        self._listening: GrpcFrontEnd | HttpFrontEnd | None = None
         """None until it listens."""
         self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
@@ -112,16 +112,16 @@ class WayToServer:
         self.forwarding = Forwarding(memory, self.inference.end)
         plane.add_source(self.inference)
 
-    def serve(self, listener: GrpcFrontEnd | HttpFrontEnd) -> None:
+    def run_front_end(self, front_end: GrpcFrontEnd | HttpFrontEnd) -> None:
         """Serve clients until the server stops this front end, or ends."""
-        serving = self.loop.create_task(self._serve(listener))
+        serving = self.loop.create_task(self._run(front_end))
         self.plane.run()
         serving.cancel()
 
-    async def _serve(self, listener: GrpcFrontEnd | HttpFrontEnd) -> None:
+    async def _run(self, front_end: GrpcFrontEnd | HttpFrontEnd) -> None:
         end = self.inference.end
         try:
-            await listener.start()
+            await front_end.start()
         except (OSError, RuntimeError, ValueError) as error:
             number, text = 0, str(error) or repr(error)
             if isinstance(error, OSError) and not error.filename:
@@ -130,7 +130,7 @@ class WayToServer:
             # Exit after the message has been posted.
             self.plane.at_end_of_turn(partial(os._exit, 0))
             return
-        self._listener = listener
+        self._listening = front_end
         end.post(ENTRY.pack(entries.LISTENING, 0, 0, 0, 0, 0, 0))
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
@@ -141,12 +141,12 @@ class WayToServer:
 
     def _on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
         if kind == entries.EXIT:
-            if self._listener is not None:
-                self._listener.begin_exit()
+            if self._listening is not None:
+                self._listening.begin_exit()
         elif kind != entries.STOP:
             self.forwarding.on_message(kind, number, count, content)
-        elif self._listener is not None:
-            self._listener.stop(number / 1000)
+        elif self._listening is not None:
+            self._listening.stop(number / 1000)
         else:
             os._exit(0)
 
@@ -155,18 +155,18 @@ class GrpcFrontEnd:
     """Serves gRPC with the transport and the handlers that a server without front end processes uses. On the loop's
     thread."""
 
-    def __init__(self, settings: ServerSettings, port: int, way: WayToServer) -> None:
+    def __init__(self, settings: ServerSettings, port: int, server: ServerLink) -> None:
         from rocserve.frontends.grpc.inference import InferenceHandlers
         from rocserve.frontends.grpc.server import GrpcServer
         from rocserve.frontends.grpc.transport import TransportLimits, transport_settings
 
         self._handlers = InferenceHandlers(
-            way.inference, way.memory, header_forwarding(settings.grpc.header_forward_pattern)
+            server.inference, server.memory, header_forwarding(settings.grpc.header_forward_pattern)
         )
-        restricted = restrictions(settings.grpc.restricted, way.log, GRPC_HEADER_PREFIX)
-        routes = {**self._handlers.routes(restricted), **way.forwarding.routes()}
+        restricted = restrictions(settings.grpc.restricted, server.log, GRPC_HEADER_PREFIX)
+        routes = {**self._handlers.routes(restricted), **server.forwarding.routes()}
         own = replace(transport_settings(settings), port=port, reuse_port=True)
-        self._transport = GrpcServer(own, routes, way.log, way.plane, way.memory, TransportLimits.of(settings))
+        self._transport = GrpcServer(own, routes, server.log, server.plane, server.memory, TransportLimits.of(settings))
 
     async def start(self) -> None:
         """Raises OSError, RuntimeError or ValueError if the front end cannot listen."""

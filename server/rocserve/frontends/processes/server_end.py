@@ -9,20 +9,19 @@ import logging
 import math
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import Memo
 from rocserve.core.passed_descriptors import receive_with_descriptors, send_with_descriptors
 from rocserve.core.plain import to_json
 from rocserve.core.request_memory import MemoryFull
-from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead, ResponseHead, parameters_key
+from rocserve.core.requests import InferRequest, InferResponse, RequestHead, ResponseHead, parameters_key
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.grpc.transport import Metadata, Route, StreamReceiver, UnaryRoute
+from rocserve.frontends.grpc.transport import Route, UnaryRoute
 from rocserve.frontends.processes import entries
 from rocserve.frontends.processes.entries import (
     LARGEST_SHARED,
@@ -34,22 +33,17 @@ from rocserve.frontends.processes.entries import (
     read,
     read_head,
 )
+from rocserve.frontends.processes.remote_requests import ForwardedCall, RemoteResponder
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings, sleep_word
 from rocserve.plane.heap import COPIED_AT_ONCE, Heap, HeapFull, HeapReader, HeapShare, SharedHeap, Slot, fill
 from rocserve.plane.link import LinkEnd
 from rocserve.plane.loop import PlaneLoop
-from rocserve.scheduling.batch import LinkedResponder
-from rocserve.services.inference import NOT_FOR_DECOUPLED, InferenceService, RequestOrigin
+from rocserve.services.inference import InferenceService
 from rocserve.workers.entries import ENTRY, NO_DETAILS, read_details
 
-ATTACH = b"F"
-"""Comes with descriptors."""
 _OFFSET = (1 << entries.HEAP_SHIFT) - 1
-_FOR_THE_FRONT = 5
-"""Descriptors: the front end's file of the link and the server's, the front end's heap and the server's, and the page
-where the server says that it sleeps."""
 
 
 @dataclass(eq=False)
@@ -88,8 +82,8 @@ class FrontLink:
             self._heap.open_for_reading(),
             reading(self.plane.sleeps),
         ]
-        assert len(files) == _FOR_THE_FRONT
-        send_with_descriptors(self._connection, ATTACH, files)
+        assert len(files) == entries.DESCRIPTORS
+        send_with_descriptors(self._connection, entries.ATTACH, files)
         self._requests_heap = HeapReader(reading(requests), later=self.plane.work_off_later)
         reader = reading(fronts)
         ends = LinkEnd(own, entries.RINGS, reader, entries.RINGS)
@@ -112,7 +106,7 @@ class FrontLink:
         """The next request's origin."""
         self._answer_heads: dict[object, tuple[int, TensorPlaces]] = {}
         self._sent_heads = 0
-        self._open: dict[int, RemoteResponder] = {}
+        self._in_flight: dict[int, RemoteResponder] = {}
         self._is_open = True
         self._is_attached = False
 
@@ -124,17 +118,17 @@ class FrontLink:
     def _on_readable(self) -> None:
         if not self._is_attached:
             # The front end's first message says where it notes that it sleeps.
-            data, descriptors = receive_with_descriptors(self._connection, len(ATTACH), 1, socket.MSG_DONTWAIT)
+            data, descriptors = receive_with_descriptors(self._connection, len(entries.ATTACH), 1, socket.MSG_DONTWAIT)
             if data and descriptors:
                 self._end.ring = SocketRinger(sleep_word(descriptors[0]), self._connection).ring
                 os.close(descriptors[0])
                 self._is_attached = True
                 self._end.ring()
                 return
-            self._gone("it closed its link")
+            self._end_link("it closed its link")
         elif not drain_rings(self._connection):
             self.poll()
-            self._gone("it closed its link")
+            self._end_link("it closed its link")
 
     def has_mail(self) -> bool:
         return self._inbox.has_mail() or bool(self._end.to_return) or self._end.returned.has_mail()
@@ -159,7 +153,7 @@ class FrontLink:
                     self._handle(kind, count, number, a, b, c)
         except Exception as error:
             self._log.exception("a front's message could not be handled")
-            self._gone(f"it sent what cannot be read: {error}")
+            self._end_link(f"it sent what cannot be read: {error}")
         return True
 
     def _handle(self, kind: int, count: int, number: int, a: int, b: int, c: int) -> None:
@@ -181,7 +175,7 @@ class FrontLink:
         elif kind == entries.UNUSED:
             del self._shares[number]
         elif kind == entries.LEFT:
-            responder = self._open.get(number)
+            responder = self._in_flight.get(number)
             if responder is not None:
                 responder.left()
         elif kind == entries.REFUSED:
@@ -206,7 +200,7 @@ class FrontLink:
     def _begin(self, flags: int, token: int, head_number: int, place: int, nbytes: int, deadline_ns: int) -> None:
         known = self._heads[head_number]
         head, places = known.head, known.places
-        if known.is_of_one:
+        if known.is_single_use:
             del self._heads[head_number]
         request_id, sequence = "", None
         details = self._details
@@ -215,7 +209,7 @@ class FrontLink:
             request_id = details.request_id
             if details.correlation_id or details.flags:
                 sequence = SequenceTag(details.correlation_id, bool(details.flags & 1), bool(details.flags & 2))
-        responder = self._open[token] = RemoteResponder(self, token, flags, place, self._origin)
+        responder = self._in_flight[token] = RemoteResponder(self, token, flags, place, self._origin)
         self._origin = b""
         data: Sequence[Buffer]
         if place >> entries.HEAP_SHIFT:
@@ -226,7 +220,7 @@ class FrontLink:
         elif flags & entries.PACKED:
             assert places is not None, "of a head that says no sizes"
             data = PackedTensors(self._requests_heap.view(place, nbytes), places)
-            self._lend(head_number, known)
+            self._lend_heap(head_number, known)
         else:
             data = read(self._requests_heap.view(place, nbytes), len(head.inputs))
         request = InferRequest(
@@ -243,11 +237,11 @@ class FrontLink:
         except Exception as error:
             # Only this request fails; the front end continues with all others.
             failure = self._failures.error_of(f"an inference request by {self.protocol}", error)
-            if token in self._open:
+            if token in self._in_flight:
                 responder.send(failure)
         responder.is_accepted = True
 
-    def _lend(self, head_number: int, known: _Head) -> None:
+    def _lend_heap(self, head_number: int, known: _Head) -> None:
         """Let the front end put the inputs of requests with this head where the workers of their version can read
         them."""
         heap = self._service.heap_for(known.head)
@@ -269,7 +263,7 @@ class FrontLink:
     def _send_file(self, descriptor: int) -> bool:
         """Send a descriptor and close it here. Returns False if the socket is full or the front end has gone."""
         try:
-            send_with_descriptors(self._connection, ATTACH, (descriptor,), socket.MSG_DONTWAIT)
+            send_with_descriptors(self._connection, entries.ATTACH, (descriptor,), socket.MSG_DONTWAIT)
         except OSError:
             return False
         finally:
@@ -291,8 +285,8 @@ class FrontLink:
             return
         key: object = response.head
         if response.in_shared_memory or response.is_typed or response.parameters:
-            said = parameters_key(response.parameters)
-            key = (response.head, tuple(response.in_shared_memory), response.is_typed, said)
+            parameters = parameters_key(response.parameters)
+            key = (response.head, tuple(response.in_shared_memory), response.is_typed, parameters)
         known = self._answer_heads.get(key)
         if known is None:
             shared = tuple(response.in_shared_memory)
@@ -320,7 +314,7 @@ class FrontLink:
             entry = ENTRY.pack(entries.ANSWER, flags | entries.KEPT, large, token, number, place, nbytes)
             self._end.post_written(entry, view, left_out, response)
         if final:
-            self._open.pop(token, None)
+            self._in_flight.pop(token, None)
 
     def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
         """See scheduling.batch.AnswerLink."""
@@ -331,7 +325,7 @@ class FrontLink:
             return False
         try:
             number, _ = self._answer_heads.get(head) or self._send_head(head, AnswerHead(head))
-            heap = self._number_of(slot.heap) if slot.heap is not None else None
+            heap = self._output_heap_number(slot.heap) if slot.heap is not None else None
             if heap is None:
                 return False
             table = numbers(2 + len(places)).pack(slot.offset, nbytes, *places)
@@ -341,7 +335,7 @@ class FrontLink:
         held = self._end.hold(slot, nbytes)
         self._end.post(ENTRY.pack(entries.ANSWERS_TOGETHER, 0, len(tokens), 0, number | heap << 32, held, place))
         for token in tokens:
-            self._open.pop(token, None)
+            self._in_flight.pop(token, None)
         return True
 
     def _outputs_in_heap(self, response: InferResponse) -> tuple[int, bytes] | None:
@@ -356,10 +350,10 @@ class FrontLink:
             if offset is None:
                 return None
             found += (offset, len(data))
-        number = self._number_of(heap)
+        number = self._output_heap_number(heap)
         return None if number is None else (number, numbers(len(found)).pack(*found))
 
-    def _number_of(self, heap: HeapReader) -> int | None:
+    def _output_heap_number(self, heap: HeapReader) -> int | None:
         """Return the number by which the front end knows an output heap; None if the front end cannot read it."""
         number = self._output_heaps.get(heap)
         if number is None:
@@ -379,13 +373,13 @@ class FrontLink:
         self._sent_heads += 1
         known = self._sent_heads, TensorPlaces(head.head.outputs)
         pieces, nbytes = framed((to_json(head),))
-        is_of_one = bool(head.parameters) and nbytes > LARGEST_SHARED
-        if not is_of_one:
+        is_single_use = bool(head.parameters) and nbytes > LARGEST_SHARED
+        if not is_single_use:
             if len(self._answer_heads) >= entries.REMEMBERED_HEADS:
                 del self._answer_heads[next(iter(self._answer_heads))]
             self._answer_heads[key] = known
         place = self._end.place_in_turn(pieces, nbytes)
-        self._end.post(ENTRY.pack(entries.ANSWER_HEAD, 0, is_of_one, self._sent_heads, place, nbytes, 0))
+        self._end.post(ENTRY.pack(entries.ANSWER_HEAD, 0, is_single_use, self._sent_heads, place, nbytes, 0))
         return known
 
     def fail(self, token: int, error: ServeError, final: bool, refused: bool = False) -> None:
@@ -398,11 +392,11 @@ class FrontLink:
         retry_ms = round(1000 * error.retry_seconds)
         self._end.post(ENTRY.pack(entries.ANSWER, flags, int(error.code), token, retry_ms, place, nbytes))
         if final:
-            self._open.pop(token, None)
+            self._in_flight.pop(token, None)
 
     def end(self, token: int) -> None:
         self.post(entries.ANSWER, token, entries.NONE | entries.FINAL)
-        self._open.pop(token, None)
+        self._in_flight.pop(token, None)
 
     def post(self, kind: int, token: int = 0, flags: int = 0) -> None:
         """Post an entry without contents."""
@@ -445,7 +439,7 @@ class FrontLink:
 
     # The end of the link.
 
-    def _gone(self, reason: str) -> None:
+    def _end_link(self, reason: str) -> None:
         if self._stop_listening():
             self._on_gone(reason)
 
@@ -463,7 +457,7 @@ class FrontLink:
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.cancelled()
-        responders, self._open = self._open, {}
+        responders, self._in_flight = self._in_flight, {}
         for responder in responders.values():
             responder.left()
         self._end.drop()
@@ -483,114 +477,7 @@ class _Head:
 
     head: RequestHead
     places: TensorPlaces | None
-    is_of_one: bool
+    is_single_use: bool
     """Only the next request uses the head."""
     lent_heap: SharedHeap | None = None
     """The heap into which the front end must put the inputs; None = its own heap."""
-
-
-class RemoteResponder(LinkedResponder):
-    """Answers one request of a front end. When nobody holds the responder any more, the front end gets the request's
-    slot back."""
-
-    _callbacks: list[Callable[[], None]] | None = None
-    _has_left = False
-    held_bytes = 0
-    is_accepted = False
-    """Errors before this are refusals of the request, errors after it are answers of the model."""
-
-    def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
-        """`flags` and `place` are those of the request's entry."""
-        self.link: FrontLink = link
-        self.token = token
-        self.takes_one = bool(flags & entries.SINGLE)
-        self._place = place
-        self._origin = origin
-
-    def __del__(self) -> None:
-        self.link.give_back(self._place)
-
-    def origin(self) -> RequestOrigin:
-        """Return the request's origin, see ClientResponder. A request that came before the server asked for origins has
-        none."""
-        if not self._origin:
-            now_ns = time.monotonic_ns()
-            return RequestOrigin(self.link.protocol, (now_ns, now_ns), {}, "")
-        protocol, received_ns, headers, address = json.loads(bytes(self._origin))
-        return RequestOrigin(protocol, tuple(received_ns), headers, address)
-
-    def expect_many(self) -> None:
-        if self.takes_one:
-            raise unimplemented(NOT_FOR_DECOUPLED[self.link.protocol])
-        self.link.post(entries.MANY, self.token)
-
-    def send(self, answer: Answer, final: bool = True) -> None:
-        if answer is None:
-            self.link.end(self.token)
-        elif isinstance(answer, ServeError):
-            self.link.fail(self.token, answer, final, not self.is_accepted)
-        else:
-            try:
-                self.link.answer(self.token, answer, final)
-            except HeapFull as error:
-                self.link.fail(self.token, error, final)
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        if self._has_left:
-            callback()
-            return
-        if self._callbacks is None:
-            self._callbacks = []
-            self.link.post(entries.WATCH, self.token)
-        self._callbacks.append(callback)
-
-    def left(self) -> None:
-        self._has_left = True
-        callbacks, self._callbacks = self._callbacks or (), None
-        for callback in callbacks:
-            callback()
-
-
-@dataclass(eq=False)
-class ForwardedCall:
-    """A call of a front end for the server's own routes: implements UnaryCall and StreamCall."""
-
-    _link: FrontLink
-    _number: int
-    _place: int
-    method: str
-    peer: str
-    metadata: Metadata
-    message: Buffer
-    """Lies at the place, which the front end gets back when nobody holds this call any more."""
-    receiver: StreamReceiver | None = None
-    """None unless the call is a stream."""
-    deadline: float | None = None
-    """The front end enforces deadlines."""
-
-    def __del__(self) -> None:
-        # Garbage collection may run this on any thread, and no other message may come to wake the plane.
-        self._link.give_back(self._place)
-        self._link.plane.wake()
-
-    def reply(self, message: bytes) -> None:
-        self._link.answer_call(entries.CALL_REPLY, self._number, message)
-
-    def reply_error(self, error: ServeError) -> None:
-        self.finish(error.code, error.text)
-
-    def send(self, message: bytes) -> None:
-        self._link.answer_call(entries.CALL_MESSAGE, self._number, message)
-
-    def finish(self, code: StatusCode, text: str) -> None:
-        self._link.answer_call(entries.CALL_END, self._number, text.encode(errors="replace"), int(code))
-
-    def request_next(self) -> None:
-        """Do nothing: a forwarded stream has only one message."""
-
-    def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """Do nothing: a call continues when its client leaves."""
-
-    def cancelled(self) -> None:
-        if self.receiver is not None:
-            self.receiver.on_cancel()

@@ -42,7 +42,7 @@ _LONGEST_GRACE_MS = (1 << 32) - 1
 """49 days: the number must fit into an entry."""
 _END_SECONDS = 5.0
 """Added to the grace time, because a front end must then close its connections."""
-_AT_ONCE_SECONDS = 1.0
+_IMMEDIATE_END_SECONDS = 1.0
 """In place of _END_SECONDS if there is no grace time."""
 
 
@@ -78,10 +78,10 @@ class FrontEndProcess:
     def __init__(self, owner: FrontEndProcesses, number: int, parent_pipe: int, port: int) -> None:
         """`parent_pipe`: the reading end of a pipe; the process ends when the writing end is gone. Raises OSError if
         the process cannot be started; nothing is left of it then."""
-        common, protocol = owner.common, owner.where.protocol
+        parts, protocol = owner.parts, owner.address.protocol
         self.number = number
         self._protocol = protocol
-        self._common = common
+        self._parts = parts
         self._log = owner.log
         loop = asyncio.get_running_loop()
         self.started_at = time.monotonic()
@@ -100,18 +100,18 @@ class FrontEndProcess:
             self._link = FrontLink(
                 link,
                 protocol.upper(),
-                common.plane,
-                common.inference,
+                parts.plane,
+                parts.inference,
                 owner.routes,
-                common.heads,
+                parts.heads,
                 lambda number, text: loop.call_soon_threadsafe(self._end_start, number, text),
                 lambda reason: loop.call_soon_threadsafe(self._closed.set_result, reason),
                 owner.log,
             )
-            passed = (parent_pipe, peer_link.fileno(), *common.tables)
-            self._row = common.memory.add_front_end()
-            own.callback(common.memory.forget_front_end, self._row)
-            numbers = (number, self._row, port, common.memory.limit_bytes)
+            passed = (parent_pipe, peer_link.fileno(), *parts.tables)
+            self._row = parts.memory.add_front_end()
+            own.callback(parts.memory.forget_front_end, self._row)
+            numbers = (number, self._row, port, parts.memory.limit_bytes)
             self.process = subprocess.Popen(
                 [
                     sys.executable,
@@ -119,7 +119,7 @@ class FrontEndProcess:
                     "rocserve.frontends.processes.main",
                     protocol.lower(),
                     *map(str, (*passed, *numbers)),
-                    *common.command,
+                    *parts.command,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=writer,
@@ -128,19 +128,19 @@ class FrontEndProcess:
             )
             own.pop_all()
         self._output = WorkerOutput(reader, f"front end {number} of {protocol}: ", owner.log)
-        common.plane.call_soon(self._link.open)
-        self.send_wants()
+        parts.plane.call_soon(self._link.open)
+        self.send_wants_origins()
         self.ended = loop.create_task(self._reap())
         """How the process has ended."""
 
-    def tell(self, kind: int, number: int = 0, flags: int = 0) -> None:
+    def post(self, kind: int, number: int = 0, flags: int = 0) -> None:
         """Post an entry without contents."""
         if not self._closed.done():
-            self._common.plane.call_soon(partial(self._link.post, kind, number, flags))
+            self._parts.plane.call_soon(partial(self._link.post, kind, number, flags))
 
-    def send_wants(self) -> None:
+    def send_wants_origins(self) -> None:
         """Say whether requests must come with their origin."""
-        self.tell(entries.ORIGINS, flags=entries.FINAL if self._common.inference.wants_origins else 0)
+        self.post(entries.ORIGINS, flags=entries.FINAL if self._parts.inference.wants_origins else 0)
 
     def _end_start(self, number: int, text: str) -> None:
         if self.listening.done():
@@ -157,10 +157,10 @@ class FrontEndProcess:
             if time.monotonic() > kill_at:
                 self.process.kill()
             await asyncio.sleep(_REAP_SECONDS)
-        self._common.plane.call_soon(self._link.close)
+        self._parts.plane.call_soon(self._link.close)
         # The link refers to this object; without the cycle its memory goes immediately.
         del self._link
-        self._common.memory.forget_front_end(self._row)
+        self._parts.memory.forget_front_end(self._row)
         self._output.close()
         how = f"exit status {status}" if status >= 0 else f"killed by {_signal_name(-status)}"
         reason = self.listening.exception() if self.listening.done() else None
@@ -184,37 +184,37 @@ def _signal_name(number: int) -> str:
 class FrontEndProcesses:
     """Keeps the processes of one protocol running. On the event loop."""
 
-    where: ListenAddress
+    address: ListenAddress
     """The address of all processes, which share its port."""
     count: int
     routes: Mapping[str, Route]
     """The routes of the calls that front ends forward; called on the plane's thread."""
-    common: FrontEndParts
+    parts: FrontEndParts
     log: logging.Logger
     _reservation: socket.socket | None = field(default=None, init=False)
     _parent_pipe: tuple[int, int] = field(default_factory=lambda: os.pipe2(os.O_CLOEXEC), init=False)
     _port: int = field(default=0, init=False)
     _running: dict[int, FrontEndProcess] = field(default_factory=dict, init=False)
-    _keepers: list[asyncio.Task[None]] = field(default_factory=list, init=False)
+    _supervisions: list[asyncio.Task[None]] = field(default_factory=list, init=False)
     _has_started: bool = field(default=False, init=False)
 
     async def start(self) -> int:
         """Wait until all processes listen, and return their port. Raises OSError or RuntimeError if they cannot; none
         is left then."""
         try:
-            self._reservation = self.where.bind()
+            self._reservation = self.address.bind()
         except OSError as error:
-            raise self.where.refusal(error) from None
+            raise self.address.refusal(error) from None
         self._port = self._reservation.getsockname()[1]
         try:
             for number in range(self.count):
-                self._keepers.append(asyncio.create_task(self._keep(number, self._spawn(number))))
+                self._supervisions.append(asyncio.create_task(self._supervise(number, self._spawn(number))))
             async with asyncio.timeout(_START_SECONDS):
                 await asyncio.gather(*(front_end.listening for front_end in self._running.values()))
         except TimeoutError:
             await self.stop(0.0)
             raise RuntimeError(
-                f"the front ends of {self.where.protocol} have not begun to listen within {_START_SECONDS:g} s"
+                f"the front ends of {self.address.protocol} have not begun to listen within {_START_SECONDS:g} s"
             ) from None
         except (OSError, RuntimeError):
             await self.stop(0.0)
@@ -226,13 +226,13 @@ class FrontEndProcesses:
         """Let HTTP's clients connect again elsewhere, and end gRPC's streams that wait for nothing, because the server
         ends."""
         for front_end in self._running.values():
-            front_end.tell(entries.EXIT)
+            front_end.post(entries.EXIT)
 
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new calls, let calls in flight finish within the grace time, and end all processes; immediately when
         cancelled. Processes that die are not restarted."""
-        for keeper in self._keepers:
-            keeper.cancel()
+        for supervision in self._supervisions:
+            supervision.cancel()
         try:
             await self._end_all(grace_seconds)
         except asyncio.CancelledError:
@@ -250,13 +250,13 @@ class FrontEndProcesses:
         if not running:
             return
         for front_end in running:
-            front_end.tell(entries.STOP, min(round(1000 * grace_seconds), _LONGEST_GRACE_MS))
-        seconds = grace_seconds + (_END_SECONDS if grace_seconds else _AT_ONCE_SECONDS)
+            front_end.post(entries.STOP, min(round(1000 * grace_seconds), _LONGEST_GRACE_MS))
+        seconds = grace_seconds + (_END_SECONDS if grace_seconds else _IMMEDIATE_END_SECONDS)
         _, late = await asyncio.wait([front_end.ended for front_end in running], timeout=seconds)
         for front_end in running:
             if front_end.ended in late:
                 self.log.warning(
-                    "front end %d of %s has not ended in time; it is killed", front_end.number, self.where.protocol
+                    "front end %d of %s has not ended in time; it is killed", front_end.number, self.address.protocol
                 )
                 front_end.process.kill()
         if late:
@@ -267,7 +267,7 @@ class FrontEndProcesses:
         front_end = self._running[number] = FrontEndProcess(self, number, self._parent_pipe[0], self._port)
         return front_end
 
-    async def _keep(self, number: int, front_end: FrontEndProcess) -> None:
+    async def _supervise(self, number: int, front_end: FrontEndProcess) -> None:
         """Restart a front end whenever it dies."""
         deaths = 0
         """Deaths in a row that came soon after the start, or failures to start."""
@@ -281,7 +281,7 @@ class FrontEndProcesses:
             self.log.error(
                 "front end %d of %s has ended (%s), and its clients' connections with it; another is started%s",
                 number,
-                self.where.protocol,
+                self.address.protocol,
                 how,
                 f" in {pause:g} s" if pause else "",
             )
@@ -295,11 +295,11 @@ class FrontEndProcesses:
                     self.log.error(
                         "front end %d of %s cannot be started (%s); it is tried again",
                         number,
-                        self.where.protocol,
+                        self.address.protocol,
                         error,
                     )
 
-    def send_wants(self) -> None:
+    def send_wants_origins(self) -> None:
         """Say again whether requests must come with their origin."""
         for front_end in self._running.values():
-            front_end.send_wants()
+            front_end.send_wants_origins()

@@ -594,10 +594,10 @@ def test_a_share_of_a_version_that_goes_is_kept_while_a_request_is_copied_into_i
     asked_and_held(ends, LARGE)
     pause.clear()
     client = ends.ask(InferRequest(head_of(LARGE.shape), "", [memoryview(LARGE.tobytes())]))
-    wait_until(lambda: ends.remote._filled.total() == 1, "the beginning of its copy")
+    wait_until(lambda: ends.remote._copies.total() == 1, "the beginning of its copy")
     ends.service.heap = None
     ends.server.call_soon(heap.close)
-    wait_until(lambda: ends.remote._ended, "the end of the heap")
+    wait_until(lambda: ends.remote._ending_heaps, "the end of the heap")
     # The requests go to another server.
     few = np.arange(100, dtype=np.int32)
     assert not isinstance(asked_and_held(ends, few).data, PlacedTensors)
@@ -607,7 +607,7 @@ def test_a_share_of_a_version_that_goes_is_kept_while_a_request_is_copied_into_i
     assert isinstance(come.data, PlacedTensors)
     assert [bytes(data) for data in come.data] == [LARGE.tobytes()]
     wait_until(lambda: not ends.link._shares and len(ends.remote.end.heaps) == 1, "the end of the share")
-    assert not ends.remote._ended
+    assert not ends.remote._ending_heaps
 
 
 def test_the_share_of_a_front_end_that_has_died_is_kept_until_nobody_reads_it(ends: Ends) -> None:
@@ -677,7 +677,7 @@ def test_answers_of_a_batch_come_together_and_its_memory_goes_back(
         return len(ends.service.returned) == 2
 
     wait_until(are_back, what="the places that are returned")
-    assert not ends.link._open and not ends.link._end._slots
+    assert not ends.link._in_flight and not ends.link._end._slots
 
 
 def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: Ends) -> None:
@@ -686,7 +686,7 @@ def test_answers_of_a_batch_of_a_worker_that_has_ended_do_not_go_together(ends: 
     clients = [ends.ask(request_of("together", np.arange(3, dtype=np.int32))) for _ in range(TOGETHER)]
     wait_until(lambda: ends.service.went_together is False)
     assert not any(client.responses for client in clients)
-    assert len(ends.link._open) == TOGETHER
+    assert len(ends.link._in_flight) == TOGETHER
 
 
 def test_a_batch_of_more_requests_than_a_message_counts_does_not_go_together(ends: Ends) -> None:

@@ -1,0 +1,128 @@
+"""Represents a front end's requests and calls in the server: answers to them go back through the link."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rocserve.core.errors import ServeError, StatusCode, unimplemented
+from rocserve.core.requests import Answer
+from rocserve.core.tensors import Buffer
+from rocserve.frontends.grpc.transport import Metadata, StreamReceiver
+from rocserve.frontends.processes import entries
+from rocserve.plane.heap import HeapFull
+from rocserve.scheduling.batch import LinkedResponder
+from rocserve.services.inference import NOT_FOR_DECOUPLED, RequestOrigin
+
+if TYPE_CHECKING:
+    from rocserve.frontends.processes.server_end import FrontLink
+
+
+class RemoteResponder(LinkedResponder):
+    """Answers one request of a front end. When nobody holds the responder any more, the front end gets the request's
+    slot back."""
+
+    _callbacks: list[Callable[[], None]] | None = None
+    _has_left = False
+    held_bytes = 0
+    is_accepted = False
+    """Errors before this are refusals of the request, errors after it are answers of the model."""
+
+    def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
+        """`flags` and `place` are those of the request's entry."""
+        self.link: FrontLink = link
+        self.token = token
+        self.takes_one = bool(flags & entries.SINGLE)
+        self._place = place
+        self._origin = origin
+
+    def __del__(self) -> None:
+        self.link.give_back(self._place)
+
+    def origin(self) -> RequestOrigin:
+        """Return the request's origin, see ClientResponder. A request that came before the server asked for origins has
+        none."""
+        if not self._origin:
+            now_ns = time.monotonic_ns()
+            return RequestOrigin(self.link.protocol, (now_ns, now_ns), {}, "")
+        protocol, received_ns, headers, address = json.loads(bytes(self._origin))
+        return RequestOrigin(protocol, tuple(received_ns), headers, address)
+
+    def expect_many(self) -> None:
+        if self.takes_one:
+            raise unimplemented(NOT_FOR_DECOUPLED[self.link.protocol])
+        self.link.post(entries.MANY, self.token)
+
+    def send(self, answer: Answer, final: bool = True) -> None:
+        if answer is None:
+            self.link.end(self.token)
+        elif isinstance(answer, ServeError):
+            self.link.fail(self.token, answer, final, not self.is_accepted)
+        else:
+            try:
+                self.link.answer(self.token, answer, final)
+            except HeapFull as error:
+                self.link.fail(self.token, error, final)
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        if self._has_left:
+            callback()
+            return
+        if self._callbacks is None:
+            self._callbacks = []
+            self.link.post(entries.WATCH, self.token)
+        self._callbacks.append(callback)
+
+    def left(self) -> None:
+        self._has_left = True
+        callbacks, self._callbacks = self._callbacks or (), None
+        for callback in callbacks:
+            callback()
+
+
+@dataclass(eq=False)
+class ForwardedCall:
+    """A call of a front end for the server's own routes: implements UnaryCall and StreamCall."""
+
+    _link: FrontLink
+    _number: int
+    _place: int
+    method: str
+    peer: str
+    metadata: Metadata
+    message: Buffer
+    """Lies at the place, which the front end gets back when nobody holds this call any more."""
+    receiver: StreamReceiver | None = None
+    """None unless the call is a stream."""
+    deadline: float | None = None
+    """The front end enforces deadlines."""
+
+    def __del__(self) -> None:
+        # Garbage collection may run this on any thread, and no other message may come to wake the plane.
+        self._link.give_back(self._place)
+        self._link.plane.wake()
+
+    def reply(self, message: bytes) -> None:
+        self._link.answer_call(entries.CALL_REPLY, self._number, message)
+
+    def reply_error(self, error: ServeError) -> None:
+        self.finish(error.code, error.text)
+
+    def send(self, message: bytes) -> None:
+        self._link.answer_call(entries.CALL_MESSAGE, self._number, message)
+
+    def finish(self, code: StatusCode, text: str) -> None:
+        self._link.answer_call(entries.CALL_END, self._number, text.encode(errors="replace"), int(code))
+
+    def request_next(self) -> None:
+        """Do nothing: a forwarded stream has only one message."""
+
+    def watch_cancellation(self, callback: Callable[[], None]) -> None:
+        """Do nothing: a call continues when its client leaves."""
+
+    def cancelled(self) -> None:
+        if self.receiver is not None:
+            self.receiver.on_cancel()
