@@ -358,8 +358,7 @@ class WorkerEndpoints:
         models = [self.table.models[content.model] for content in contents]
         await wait_for_loads(models)
         for model in models:
-            if (error := model.load_error()) is not None:
-                raise error
+            model.check_loaded()
 
     def _served(self, name: str) -> PlainConfig:
         return self.tables.table.find(name, "").config

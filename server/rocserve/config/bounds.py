@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 from rocserve.config.datatypes import datatype_of_number
-from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
 MOST_CONFIG_BYTES = 1 << 20
@@ -44,9 +44,8 @@ def check_bounds(message: ModelConfig) -> None:
         who = f"{what} '{tensor.name}' of model '{name}' has"
         for dims in (tensor.dims, tensor.reshape.shape):
             _check_number(who, len(dims), "dims", MOST_DIMS)
-            if (size := _nbytes(dims, tensor.data_type)) > MOST_TENSOR_BYTES:
-                listed = ",".join(map(str, dims))
-                raise _passed(who, f"dims [{listed}], which are {size}", "bytes", MOST_TENSOR_BYTES)
+            listed = f"dims [{','.join(map(str, dims))}], which are "
+            _check_number(who, _nbytes(dims, tensor.data_type), "bytes", MOST_TENSOR_BYTES, listed)
     total = 0
     for sample in message.model_warmup:
         who = f"warm-up sample '{sample.name}' of model '{name}' has"
@@ -81,10 +80,6 @@ def _nbytes(dims: Iterable[int], data_type: int) -> int:
     return math.prod(max(dim, 1) for dim in dims) * (itemsize or _STRING_BYTES)
 
 
-def _check_number(who: str, number: int, what: str, most: int) -> None:
+def _check_number(who: str, number: int, what: str, most: int, before: str = "") -> None:
     if number > most:
-        raise _passed(who, str(number), what, most)
-
-
-def _passed(who: str, asked: str, what: str, most: int) -> ServeError:
-    return invalid_argument(f"{who} {asked} {what}, at most {most} are possible")
+        raise invalid_argument(f"{who} {before}{number} {what}, at most {most} are possible")

@@ -131,21 +131,19 @@ class ExplicitControl:
         for each in innermost_first(members):
             before = [loads[member] for member in members[each] if member in loads]
             loads[each] = asyncio.create_task(self._load_alone(each, readings[each], before))
-        own = loads.pop(key)
-        for ended in await asyncio.gather(*loads.values(), return_exceptions=True):
+        others = (load for each, load in loads.items() if each != key)
+        for ended in await asyncio.gather(*others, return_exceptions=True):
             if isinstance(ended, BaseException):
                 self._log_failure(ended)
-        try:
-            return await own
-        finally:
-            # The error's traceback holds this frame, and so the files that a request may have sent.
-            del own
+        # Popped, because the error's traceback holds this frame, and so the files that a request may have sent.
+        return await loads.pop(key)
 
     async def _read_with_members(
         self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan
     ) -> tuple[Mapping[ModelKey, _Reading], Mapping[ModelKey, Set[ModelKey]]]:
         """Read the folders of a model and of all models to load with it. Returns the readings, and the members of each
-        that do not serve, even if no folder defines them. Raises ServeError if the model itself cannot be read."""
+        that do not serve, even if no folder defines them. Unreadable members are logged. Raises ServeError if the model
+        itself cannot be read."""
         readings = {key: await self._read(key, parameters, scan)}
         members: dict[ModelKey, Set[ModelKey]] = {}
         tried = {key}
@@ -155,28 +153,20 @@ class ExplicitControl:
             if lacking and await self._remotes.take({self._names.bare(member) for member in lacking}):
                 scan = await self._context.scanner.run()
             for each in level:
-                members[each] = self._not_serving(readings[each].members, scan)
+                # With namespaces the members' names in every repository, as in Triton.
+                found = (key for member in readings[each].members for key in self._keys(self._names.bare(member), scan))
+                members[each] = {key for key in found if not self._is_serving(key)}
             new = sorted(set().union(*(members[each] for each in level)) - tried)
             tried.update(new)
-            readings |= await self._read_members(new, scan)
-            level = [member for member in new if member in readings]
+            level = []
+            works = (self._read(each, IN_REPOSITORY, scan) for each in new)
+            for each, outcome in zip(new, await asyncio.gather(*works, return_exceptions=True), strict=True):
+                if isinstance(outcome, _Reading):
+                    readings[each] = outcome
+                    level.append(each)
+                else:
+                    self._log_failure(outcome)
         return readings, members
-
-    def _not_serving(self, members: Set[ModelKey], scan: RepositoryScan) -> Set[ModelKey]:
-        """Return the keys of members to load; with namespaces the members' names in every repository, as in Triton."""
-        keys = (key for member in members for key in self._keys(self._names.bare(member), scan))
-        return {key for key in keys if not self._is_serving(key)}
-
-    async def _read_members(self, keys: Sequence[ModelKey], scan: RepositoryScan) -> Mapping[ModelKey, _Reading]:
-        """Read the folders of members. Unreadable members are logged and left out."""
-        works = (self._read(key, IN_REPOSITORY, scan) for key in keys)
-        readings: dict[ModelKey, _Reading] = {}
-        for key, outcome in zip(keys, await asyncio.gather(*works, return_exceptions=True), strict=True):
-            if isinstance(outcome, _Reading):
-                readings[key] = outcome
-            else:
-                self._log_failure(outcome)
-        return readings
 
     def _log_failure(self, error: BaseException) -> None:
         if not isinstance(error, ServeError):
@@ -209,13 +199,9 @@ class ExplicitControl:
                     model.stop_loading()
         name = self._names.bare(key)
         own = [self._models[each.model] for each in reading.contents if each.definition.name == name]
-        error = own[0].load_error() if own else _not_polled(name)
-        try:
-            if error is not None:
-                raise error
-        finally:
-            # The traceback holds this frame, and so the files that a request may have sent.
-            del error
+        if not own:
+            raise _not_polled(name)
+        own[0].check_loaded()
         return own[0]
 
     async def _find_folder(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> ModelScan:
@@ -248,8 +234,6 @@ class ExplicitControl:
             raise
         except ServeError as error:
             self._table.reject(folder.key, Failure(error))
-            if parameters.files and not parameters.config:
-                raise
             raise _not_polled(name) from error
         return _Reading(folder, contents, parameters)
 

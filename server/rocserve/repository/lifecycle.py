@@ -89,11 +89,12 @@ class LifecycleContext:
     async def check_unchanged(self, scan: ModelScan, version: int) -> None:
         """Check after a load that the files are still the scanned ones. In polling mode changed files are loaded again
         after they have settled. Raises: FilesChanged."""
-        if await self.scanner.is_unchanged(scan, version):
+        changed = await self.scanner.changed_file(scan, version)
+        if changed is None:
             return
         # Nobody watches files outside the repositories, which a client's load request may name.
         is_followed = self.is_polling and any(scan.folder.is_relative_to(root) for root in self.scanner.roots)
         if is_followed:
             self.debounce.reopen(scan.key)
             self.watch.wake()
-        raise FilesChanged(is_followed, await self.scanner.last_changed(scan))
+        raise FilesChanged(is_followed, changed)

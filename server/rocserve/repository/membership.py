@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rocserve.config.ensemble_checks import check_ensemble, check_no_cycle
 from rocserve.core.errors import ServeError, invalid_argument
@@ -39,6 +39,18 @@ def review(
         return None, check_ensemble(config, members)
     except ServeError as error:
         return error, False
+
+
+def reachable(keys: Iterable[ModelKey], next_keys: Callable[[ModelKey], Iterable[ModelKey]]) -> Iterator[ModelKey]:
+    """Yield the keys, and all keys that `next_keys` leads to, each once."""
+    waiting = list(keys)
+    seen: set[ModelKey] = set()
+    while waiting:
+        key = waiting.pop()
+        if key not in seen:
+            seen.add(key)
+            yield key
+            waiting += next_keys(key)
 
 
 def outermost(members: Mapping[ModelKey, Iterable[ModelKey]]) -> tuple[ModelKey, ...]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rocserve.config.model_folder import no_version_text
-from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.model_names import ModelKey, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
@@ -242,21 +242,23 @@ class ManagedModel:
         """Return `failure_text` if it is not logged yet: failed loads and unreadable folders are logged immediately."""
         return "" if self._is_rejected or any(version.failure for version in self.versions) else self.failure_text()
 
-    def load_error(self) -> ServeError | None:
-        """Return the error for the client that asked for the load, in Triton's words; None = all is served."""
+    def check_loaded(self) -> None:
+        """Raise ServeError in Triton's words for the client that asked for the load, unless all is served. The error is
+        in no variable here: its traceback would keep this frame and the client's files alive."""
         content = self.content
         if content is None:
-            return unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
+            raise unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
         problem = self._problem or self._member_problem
         if problem is not None:
-            return invalid_argument(f"load failed for model '{self.name}': {problem.error.text}")
+            raise invalid_argument(f"load failed for model '{self.name}': {problem.error.text}")
         reasons = ""
         for version in self.versions:
             if version.number in content.wanted and not version.serves(content):
                 changed = version.last_discard or FilesChanged(is_followed=False)
                 error = version.failure.error if version.failure is not None else changed
                 reasons += f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
-        return invalid_argument(f"load failed for model '{self.name}': {reasons}") if reasons else None
+        if reasons:
+            raise invalid_argument(f"load failed for model '{self.name}': {reasons}")
 
     @property
     def versions(self) -> Iterable[ManagedVersion]:

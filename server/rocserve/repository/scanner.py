@@ -4,6 +4,7 @@ WHAT` names by a file, by a folder of files or by a model folder."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -72,19 +73,14 @@ class RepositoryScanner:
         self._report(before, scan)
         return scan
 
-    async def is_unchanged(self, scan: ModelScan, version: int) -> bool:
-        """Whether all files that a load of the version reads are still the scanned ones."""
-        try:
-            return scan.same_for(version, await asyncio.to_thread(self.rescan, scan))
-        except OSError:
-            return False
-
-    async def last_changed(self, scan: ModelScan) -> str:
-        """Return the path of the model's file that changed last, relative to its folder; "" = the folder is gone."""
-        try:
+    async def changed_file(self, scan: ModelScan, version: int) -> str | None:
+        """Return the path of the model's file that changed last, relative to its folder. "" = the folder is gone; None
+        = all files that a load of the version reads are unchanged."""
+        now: ModelScan | None = None
+        with contextlib.suppress(OSError):
             now = await asyncio.to_thread(self.rescan, scan)
-        except OSError:
-            now = None
+        if scan.same_for(version, now):
+            return None
         return "" if now is None else now.changed
 
     def scan(self, changed: Collection[Path] | None = None) -> RepositoryScan:

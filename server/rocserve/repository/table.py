@@ -16,7 +16,7 @@ from rocserve.core.model_names import ModelKey, ModelNames
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import LifecycleContext
-from rocserve.repository.membership import innermost_first, members_of
+from rocserve.repository.membership import innermost_first, members_of, reachable
 from rocserve.repository.model import ManagedModel
 from rocserve.repository.retries import Failure
 
@@ -144,14 +144,8 @@ class ModelTable:
 
     def with_members(self, name: str) -> Collection[ModelKey]:
         """Return the keys of the models of a name and of their members at any depth."""
-        found: dict[ModelKey, None] = {}
-        waiting = self.names.keys(name, self.models)
-        while waiting:
-            key = waiting.pop()
-            if key not in found:
-                found[key] = None
-                waiting += [member.key for member in self.members(self.models[key])]
-        return found
+        named = self.names.keys(name, self.models)
+        return tuple(reachable(named, lambda key: [member.key for member in self.members(self.models[key])]))
 
     def models_of(self, folder: ModelKey) -> list[ManagedModel]:
         return [self.models[key] for key in sorted(self._keys_by_folder.get(folder, ()))]
@@ -310,21 +304,15 @@ class ModelTable:
 
     def is_any_loading(self, keys: Iterable[ModelKey]) -> bool:
         """Whether one of these models is being loaded, or is an ensemble that waits for such a member."""
-        waiting = list(keys)
-        seen: set[ModelKey] = set()
-        while waiting:
-            key = waiting.pop()
-            if key in seen:
-                continue
-            seen.add(key)
+
+        def awaited(key: ModelKey) -> Iterable[ModelKey]:
             model = self.models.get(key)
             if model is None:
-                waiting += self.names.keys(self.names.bare(key), self.models) if self.names.namespaces else ()
-            elif model.has_running_loads:
-                return True
-            elif model.config is not None and not model.is_serving:
-                waiting += members_of(model.config)
-        return False
+                return self.names.keys(self.names.bare(key), self.models) if self.names.namespaces else ()
+            return () if model.config is None or model.is_serving else members_of(model.config)
+
+        found = map(self.models.get, reachable(keys, awaited))
+        return any(model is not None and model.has_running_loads for model in found)
 
     def _review_ensembles(self, changed: Collection[ModelKey]) -> Collection[ModelKey]:
         """Compare the ensembles of changed members with their members, inner ensembles first. Returns their keys."""

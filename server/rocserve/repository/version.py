@@ -163,6 +163,7 @@ class ManagedVersion:
     @property
     def reason(self) -> str:
         served, failure, load = self.served, self.failure, self._load
+        discarded = self.last_discard.text if self.last_discard is not None else ""
         if served is not None:
             newer = ""
             if failure is not None:
@@ -171,10 +172,10 @@ class ManagedVersion:
                 newer = "newer content is being loaded" + (f": {load.progress}" if load and load.progress else "")
             return "; ".join(filter(None, (self.suspension, served.status_reason, newer)))
         if self._outdated_scan is not None:
-            return self.last_discard.text if self.last_discard is not None else ""
+            return discarded
         if load is not None:
-            error = failure.error if failure is not None else self.last_discard
-            before = f"failed before: {error.text}" if error is not None else ""
+            before = failure.error.text if failure is not None else discarded
+            before = f"failed before: {before}" if before else ""
             took = time.monotonic() - load.began_at
             # Only if the load reports no progress.
             slowness = f"loading for {took:.0f} s" if took > self._context.load_slots.patience_seconds else ""
@@ -183,9 +184,7 @@ class ManagedVersion:
             return ""
         if failure is not None:
             return failure.text
-        if self._was_served:
-            return UNLOADED
-        return self.last_discard.text if self.last_discard is not None else ""
+        return UNLOADED if self._was_served else discarded
 
     def serves(self, content: ModelContent) -> bool:
         """Whether the served version was loaded from this content and has not ended because its files changed."""
@@ -439,9 +438,8 @@ def lost_interface(served: ModelConfig, new: ModelConfig, has_lost_batch_size: b
 
 
 def _dims(config: ModelConfig) -> set[tuple[str, tuple[int, ...]]]:
-    return {(tensor.name, tensor.dims) for tensor in config.inputs} | {
-        (tensor.name, tensor.dims) for tensor in config.outputs
-    }
+    tensors: tuple[InputConfig | OutputConfig, ...] = (*config.inputs, *config.outputs)
+    return {(tensor.name, tensor.dims) for tensor in tensors}
 
 
 def _lost_tensors(

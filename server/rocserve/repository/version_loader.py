@@ -32,7 +32,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, load_on_engine
 from rocserve.repository.loads import LoadedVersion, LoadOrder
-from rocserve.repository.membership import members_of
+from rocserve.repository.membership import members_of, reachable
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
 from rocserve.scheduling.ensemble.run import EnsembleVersion
 from rocserve.scheduling.instances import RateLimiter
@@ -289,21 +289,11 @@ async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: Plane
 
 def _has_text_ids(ensemble: ModelConfig, table: ServingTable) -> bool:
     """Whether a member, at any depth, takes sequence ids as texts."""
-    waiting = list(members_of(ensemble))
-    seen: set[str] = set()
-    while waiting:
-        key = waiting.pop()
-        model = table.models.get(key)
-        if key in seen or model is None or model.latest is None:
-            continue
-        seen.add(key)
-        config = model.latest.config
-        waiting += members_of(config)
-        for entry in () if config.sequence_batching is None else config.sequence_batching.control_inputs:
-            for control in entry.controls:
-                if control.kind is ControlKind.CORRELATION_ID and control.datatype is DataType.BYTES:
-                    return True
-    return False
+    configs = {key: model.latest.config for key, model in table.models.items() if model.latest is not None}
+    members = reachable(members_of(ensemble), lambda key: members_of(configs[key]) if key in configs else ())
+    batchings = (configs[key].sequence_batching for key in members if key in configs)
+    controls = (control for each in batchings if each for entry in each.control_inputs for control in entry.controls)
+    return any(each.kind is ControlKind.CORRELATION_ID and each.datatype is DataType.BYTES for each in controls)
 
 
 class _Waiter:

@@ -202,8 +202,7 @@ class VersionWorkers(WorkerGroupEvents):
 
 
 async def drained(plane: PlaneLoop, close: Callable[[Callable[[], None]], None], seconds: float) -> bool:
-    """Close a version and wait until all its requests are answered, at most `seconds` (0 = no limit), which it
-    returns."""
+    """Close a version and wait at most `seconds` (0 = no limit). Returns whether all its requests are answered."""
     loop = asyncio.get_running_loop()
     event = asyncio.Event()
 
@@ -331,23 +330,19 @@ def _obstacle_to_sharing(
     definition: ModelDefinition, plan: EnginePlan, bounds: Mapping[str, int], settings: WorkerSettings
 ) -> str:
     """Return why the model cannot share a process; "" = it can."""
-    config = definition.config
-    if not plan.engine.shares_process or plan.loader:
-        return f"engine {plan.engine.name} runs each model in a process of its own"
-    if any(worker.device is not None for worker in plan.workers):
-        return "it is on a GPU"
-    if config.gpu_accelerators or config.cpu_accelerators:
-        return "it asks for execution accelerators"
-    if config.operator_libraries:
-        return "it brings custom operators"
-    if any(worker.cores for worker in plan.workers):
-        return "a host policy keeps its instances to CPU cores"
-    if bounds:
-        return "it has bounds of its own for its process"
-    if any(model == definition.name for model, _ in settings.environment):
-        return "--worker-environment has variables for it alone"
-    # Such a model could bring down models of other clients.
-    return "clients have brought its files" if definition.repository is None else ""
+    config, engine = definition.config, plan.engine
+    obstacles = {
+        f"engine {engine.name} runs each model in a process of its own": not engine.shares_process or plan.loader,
+        "it is on a GPU": any(worker.device is not None for worker in plan.workers),
+        "it asks for execution accelerators": config.gpu_accelerators or config.cpu_accelerators,
+        "it brings custom operators": config.operator_libraries,
+        "a host policy keeps its instances to CPU cores": any(worker.cores for worker in plan.workers),
+        "it has bounds of its own for its process": bounds,
+        "--worker-environment has variables for it alone": definition.name in dict(settings.environment),
+        # Such a model could bring down models of other clients.
+        "clients have brought its files": definition.repository is None,
+    }
+    return next((text for text, applies in obstacles.items() if applies), "")
 
 
 def _folders(load: Load) -> tuple[str, ...]:

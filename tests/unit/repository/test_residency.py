@@ -581,12 +581,11 @@ async def test_a_load_that_is_called_off_when_it_is_done_leaves_nothing(
     host: Rig = await rig(control_mode=ControlMode.EXPLICIT, load_models=("*",))
     checked = asyncio.Event()
 
-    async def is_unchanged(*_: Any) -> bool:
+    async def changed_file(*_: Any) -> None:
         checked.set()
         await asyncio.sleep(PATIENCE_SECONDS)
-        return True
 
-    monkeypatch.setattr(RepositoryScanner, "is_unchanged", is_unchanged)
+    monkeypatch.setattr(RepositoryScanner, "changed_file", changed_file)
     waiting = host.ask("a")
     await checked.wait()
     await host.served.repository.unload("a", False)

@@ -375,10 +375,10 @@ def test_a_folder_that_overflows_during_a_load_is_no_longer_the_one_that_was_rea
     folder = folders.model("m", 1)
     scanner = make_scanner(root, max_folder_entries=MOST_ENTRIES)
     scan = scanner.scan().models["m"]
-    assert asyncio.run(scanner.is_unchanged(scan, 1))
+    assert asyncio.run(scanner.changed_file(scan, 1)) is None
     for number in range(MOST_ENTRIES):
         (folder / "1" / f"{number}").touch()
-    assert not asyncio.run(scanner.is_unchanged(scan, 1))
+    assert asyncio.run(scanner.changed_file(scan, 1)) is not None
     assert scanner.rescan(scan) == scanner.scan().models["m"]
 
 

@@ -163,7 +163,8 @@ class LazyVersion(Tenant):
                 self._residents.call_on_loop(self._residents.withdraw, self)
 
     def _fail(self, waiting: _Counted, error: ServeError) -> None:
-        self._own_statistics().record_refusal(error, int(waiting.since * 1e9), time.monotonic_ns())
+        self._statistics = self.statistics
+        self._statistics.record_refusal(error, int(waiting.since * 1e9), time.monotonic_ns())
         waiting.send(error)
 
     def _take_waiting(self) -> Sequence[_Counted]:
@@ -171,11 +172,6 @@ class LazyVersion(Tenant):
         for one in waiting:
             one.timer.cancel()
         return waiting
-
-    def _own_statistics(self) -> ModelStatistics:
-        if self._statistics is None:
-            self._statistics = ModelStatistics()
-        return self._statistics
 
     def complete_load(self, error: ServeError | None = None) -> None:
         """Complete `load_future`. Called on the loop."""
