@@ -28,7 +28,7 @@ from rocserve.settings import GrpcSettings
 from rocserve.plane.loop import PlaneLoop
 
 if sys.argv[1] == "deaf":
-    polling._tells = lambda *arguments: False
+    polling._wakes = lambda *arguments: False
 log = logging.getLogger()
 plane = PlaneLoop(log)
 plane.start()

@@ -193,10 +193,10 @@ def test_messages_that_come_whole_beside_a_waiting_one_are_taken_off() -> None:
     counted.check(a=0.0)
     for _ in range(100):
         counted.bytes[A] += MESSAGE
-        counted.unfinished.came_whole(A, counted.now, MESSAGE)
+        counted.unfinished.count_complete(A, counted.now, MESSAGE)
         counted.check(a=0.0)
     assert 0 <= counted.memory.request_bytes <= MESSAGE // 2 + CLOSE
-    counted.unfinished.came_whole(A, 0.0, MESSAGE // 2)
+    counted.unfinished.count_complete(A, 0.0, MESSAGE // 2)
     assert counted.memory.request_bytes == 0, "its request counts in its place"
 
 
@@ -294,11 +294,11 @@ def test_answers_that_nobody_reads_count_until_they_are_given_up(
         connections.enter_context(call_without_reading(served.port, path))
     wait_until(lambda: transport.memory.answer_bytes == CLIENTS * held)
     time.sleep(0.2)
-    transport.give_up_unread()
+    transport.cancel_unread_calls()
     assert transport.memory.answer_bytes == CLIENTS * held, "given up before its time"
     # 0.3 s, and 16 s more for 1 MiB.
     transport.sending.update(dict.fromkeys(transport.sending, time.monotonic() - 1000))
-    transport.give_up_unread()
+    transport.cancel_unread_calls()
     wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
     assert len(served.unary()(b"x", timeout=10)) == ANSWER_BYTES
     wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)

@@ -47,7 +47,7 @@ LONGEST_REMEMBERED_HEAD = 4096
 
 _ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _RAW_TAG = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
-_MAY_TELL_OF_A_SEQUENCE = b"sequence_"
+_SEQUENCE_MARK = b"sequence_"
 """A head without these bytes has no sequence parameters."""
 
 
@@ -91,7 +91,7 @@ class RequestDecoder:
         self._heads = Memo[bytes, _ParsedHead]()
         self._layouts = Memo[int, _Layout]()
         """By message length: the layout of the last message whose head was known."""
-        self._of_sequences = Memo[bytes, tuple[_ParsedHead, SequenceTag]]()
+        self._sequence_heads = Memo[bytes, tuple[_ParsedHead, SequenceTag]]()
         """Heads of sequences under way, with their sequence parameters. Kept apart, because each sequence has its
         own."""
 
@@ -159,17 +159,17 @@ class RequestDecoder:
         contents: list[Buffer] = [view[begin:end] for begin, end in raw]
         parsed = self._heads.get(head_bytes)
         if parsed is None:
-            if _MAY_TELL_OF_A_SEQUENCE in head_bytes:
-                return self._decode_of_sequence(head_bytes, request_id, contents)
+            if _SEQUENCE_MARK in head_bytes:
+                return self._decode_with_sequence(head_bytes, request_id, contents)
             parsed = self._parse_head(head_bytes, bool(raw))
         elif parsed.sources is None and len(raw) == len(parsed.head.inputs):
             self._layouts.keep(len(data), _Layout.of(data, parsed.head, id_start, id_end, raw))
         return InferRequest(parsed.head, request_id, _assign(parsed, contents))
 
-    def _decode_of_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
+    def _decode_with_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
         """Decode a request with sequence parameters. They are kept apart, so that all requests of the model share one
         head."""
-        known = self._of_sequences.get(head_bytes)
+        known = self._sequence_heads.get(head_bytes)
         if known is not None:
             return InferRequest(known[0].head, request_id, _assign(known[0], raw), sequence=known[1])
         stem, sequence = cut_sequence(head_bytes) or (head_bytes, None)
@@ -180,7 +180,7 @@ class RequestDecoder:
             and parsed.reusable
             and len(head_bytes) <= LONGEST_REMEMBERED_HEAD
         ):
-            self._of_sequences.keep(head_bytes, (parsed, sequence))
+            self._sequence_heads.keep(head_bytes, (parsed, sequence))
         return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
     def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
@@ -247,7 +247,7 @@ class UnreadRequest:
         return request
 
 
-def id_of_refused(data: bytes) -> str:
+def refused_request_id(data: bytes) -> str:
     """Return the id of a message from which no request could be made; "" if it cannot be read."""
     try:
         return parse_message(data, pb.ModelInferRequest).id
@@ -414,8 +414,8 @@ class ResponseEncoder:
         `model_name`: the model that answered with the error; "" if the request reached no model. `final`: whether this
         is the request's last answer; None = not said.
         """
-        message = pb.ModelStreamInferResponse(error_message=_clean(text))
-        message.infer_response.id = _clean(request_id)
+        message = pb.ModelStreamInferResponse(error_message=_without_surrogates(text))
+        message.infer_response.id = _without_surrogates(request_id)
         message.infer_response.model_name = model_name
         if final is not None:
             message.infer_response.parameters[_FINAL_RESPONSE].bool_param = final
@@ -449,6 +449,6 @@ def _parameters(values: Parameters) -> bytes:
     return message.SerializeToString()
 
 
-def _clean(text: str) -> str:
+def _without_surrogates(text: str) -> str:
     """Return the text without lone surrogates (from undecodable file names), which protobuf refuses."""
     return text.encode(errors="replace").decode()

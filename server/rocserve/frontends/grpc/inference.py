@@ -16,8 +16,8 @@ from rocserve.frontends.grpc.codec import (
     RequestDecoder,
     ResponseEncoder,
     UnreadRequest,
-    id_of_refused,
     join_large,
+    refused_request_id,
 )
 from rocserve.frontends.grpc.server_calls import ServerUnaryCall
 from rocserve.frontends.grpc.transport import (
@@ -144,7 +144,7 @@ class InferCall(ServerUnaryCall):
 
     def refuse(self, error: ServeError) -> None:
         self.send(error)
-        self.handlers.service.refuse(error, partial(id_of_refused, self.message))
+        self.handlers.service.refuse(error, partial(refused_request_id, self.message))
 
     def origin(self) -> RequestOrigin:
         return _origin(self)
@@ -205,7 +205,7 @@ class InferenceStream:
         self._unanswered += 1
         responder = _StreamResponder(self, self._sequencer.ticket())
         handlers = self.handlers
-        refuse = partial(responder.refuse, partial(id_of_refused, message))
+        refuse = partial(responder.refuse, partial(refused_request_id, message))
         try:
             handlers.memory.admit(responder, len(message))
             if len(message) > DECODED_AT_ONCE and (large := handlers.decoder.large_contents(message)) is not None:
@@ -231,7 +231,7 @@ class InferenceStream:
         watchers = list(self.watchers)
         self.watchers.clear()
         for watcher in watchers:
-            watcher.left()
+            watcher.on_client_left()
         self.handlers.streams.discard(self)
 
     # Called by the responders.
@@ -340,7 +340,7 @@ class _StreamResponder:
         else:
             self._stream.watchers.add(self)
 
-    def left(self) -> None:
+    def on_client_left(self) -> None:
         if self._callback is not None:
             self._callback()
 

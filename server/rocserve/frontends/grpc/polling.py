@@ -26,20 +26,20 @@ from typing import Any
 from rocserve.frontends.grpc.server_calls import Event
 from rocserve.frontends.listen_address import begin_no_handshakes
 
-_POLLS_ITSELF = "-event_engine_listener"
+_POLLING_EXPERIMENT = "-event_engine_listener"
 """Must be in GRPC_EXPERIMENTS before grpc is imported."""
-_MOST_AT_ONCE = 100
+_MAX_EPOLL_EVENTS = 100
 """Ready sockets that gRPC's core fetches from its epoll in one call (MAX_EPOLL_EVENTS). It handles one per poll, so
 there is no event only if as many polls have found none."""
-_COUNTING_SECONDS = 0.1
+_COUNT_AGE_SECONDS = 0.1
 """The age at which the number of connections is counted again."""
 _COUNTED_BYTES = 16 << 10
-"""Bytes read of the kernel's list of what an epoll watches: more than _MOST_AT_ONCE connections take."""
+"""Bytes read of the kernel's list of what an epoll watches: more than _MAX_EPOLL_EVENTS connections take."""
 _LONGEST_SLEEP_SECONDS = 0.05
 """Until the loop finds what the core's own threads have put into the queue."""
 _LONGEST_IDLE_SLEEP_SECONDS = 1.0
 """In place of _LONGEST_SLEEP_SECONDS without a connection, when no client waits for it."""
-_PATIENCE_SECONDS = 0.5
+_STOP_CHECK_SECONDS = 0.5
 """The waiting thread checks at this interval whether it must stop."""
 _CHECK_SECONDS = 1.0
 """For the whole check. Processes that share the port get one another's connections at random."""
@@ -49,7 +49,7 @@ _UNTOUCHED_SECONDS = 0.01
 """The connection must stay visible for this time; the core's own threads would have accepted it by then."""
 
 
-_NOTHING = SimpleNamespace(tag=None)
+_NO_EVENT = SimpleNamespace(tag=None)
 """In place of an event."""
 
 
@@ -77,9 +77,9 @@ class QueuePolling:
     def looks(self) -> int:
         """The polls after which there is no event: one more than the core may have fetched ready connections. Each poll
         of the server tries twice."""
-        if time.monotonic() - self._counted_at > _COUNTING_SECONDS:
+        if time.monotonic() - self._counted_at > _COUNT_AGE_SECONDS:
             self._count()
-        return min(self._watched, _MOST_AT_ONCE) // 2 + 1
+        return min(self._watched, _MAX_EPOLL_EVENTS) // 2 + 1
 
     def _count(self) -> None:
         self._counted_at = time.monotonic()
@@ -114,7 +114,7 @@ class WaitingThread:
 
     def next(self) -> Event:
         if not self._events:
-            return _NOTHING
+            return _NO_EVENT
         event = self._events.popleft()
         if isinstance(event, Exception):
             raise event
@@ -129,7 +129,7 @@ class WaitingThread:
     def _run(self) -> None:
         while not self._stopping:
             try:
-                event = self._queue.poll(time.time() + _PATIENCE_SECONDS)
+                event = self._queue.poll(time.time() + _STOP_CHECK_SECONDS)
             except Exception as error:
                 event = error
             else:
@@ -144,7 +144,7 @@ class WaitingThread:
 def find_epoll(port: int) -> int | None:
     """Return the epoll in which gRPC's core waits for connections to the port when the queue is polled; None if the
     core waits on its own threads."""
-    if _POLLS_ITSELF not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
+    if _POLLING_EXPERIMENT not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
         return None
     for entry in Path("/proc/self/fd").iterdir():
         # Descriptors come and go meanwhile.
@@ -156,11 +156,11 @@ def find_epoll(port: int) -> int | None:
             for descriptor, found in _sockets(port):
                 if descriptor in watched and _listens(found):
                     epoll = int(entry.name)
-                    return epoll if _tells(epoll, found.family, found.getsockname()) else None
+                    return epoll if _wakes(epoll, found.family, found.getsockname()) else None
     return None
 
 
-def _tells(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
+def _wakes(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
     """Return whether a connection to the address makes the epoll readable until the queue is polled."""
     end = time.monotonic() + _CHECK_SECONDS
     while time.monotonic() < end:

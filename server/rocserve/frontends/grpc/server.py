@@ -165,7 +165,7 @@ class GrpcServer:
     def stop_soon(self, grace_seconds: float, on_ended: Callable[[], None]) -> None:
         """As `stop`, on the loop's thread and without waiting."""
         self._on_ended = on_ended
-        self._go_on(self._close())
+        self._continue_closing(self._close())
         self.plane.call_at(time.monotonic() + grace_seconds, self._cancel_all)
 
     @property
@@ -207,12 +207,12 @@ class GrpcServer:
                 self.failures.report("an event of the gRPC completion queue could not be handled", error)
         return busy
 
-    def give_up_unread(self) -> None:
+    def cancel_unread_calls(self) -> None:
         """Cancel calls whose clients have not read their answers in time."""
         now = time.monotonic()
         for call, since in list(self.sending.items()):
             if since + self.limits.write_seconds(call.held_bytes) < now:
-                call.give_up()
+                call.cancel_unread()
 
     def _begin(self) -> None:
         self.plane.add_source(self)
@@ -222,7 +222,7 @@ class GrpcServer:
         if self._ended.is_set():
             return
         self.plane.call_at(time.monotonic() + CHECK_SECONDS, self._check)
-        self.give_up_unread()
+        self.cancel_unread_calls()
         self.waiting.check(time.monotonic())
         if not self._stopping:
             return
@@ -236,11 +236,11 @@ class GrpcServer:
             # The core would wait 20 seconds for clients that do not answer its last ping.
             self._server.cancel_all_calls()
 
-    def _go_on(self, steps: Steps[None]) -> None:
+    def _continue_closing(self, steps: Steps[None]) -> None:
         """Take the next step of closing, and schedule the step after it."""
         if not self._stopping:
             for _ in steps:
-                self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._go_on(steps))
+                self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, lambda: self._continue_closing(steps))
                 break
 
     def _close(self) -> Steps[None]:

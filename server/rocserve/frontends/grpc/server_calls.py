@@ -97,7 +97,7 @@ class ServerCall:
         date: float = self._event.call_details.deadline
         return None if date > _NEVER_SECONDS else time.monotonic() + date - time.time()
 
-    def give_up(self) -> None:
+    def cancel_unread(self) -> None:
         """Cancel the call, because the client does not read the answer."""
         self._call.cancel(int(StatusCode.RESOURCE_EXHAUSTED), "the client has not read the answer in time")
 
@@ -133,7 +133,7 @@ class ServerUnaryCall(ServerCall):
             self.reply_error(invalid_argument("expected one request message, got none"))
             return
         if waiting.counts_bytes:
-            waiting.came_whole(self, since, len(message))
+            waiting.count_complete(self, since, len(message))
         self.message = message
         try:
             self._route.handler(self)
@@ -274,7 +274,7 @@ class ServerStreamCall(ServerCall):
             waiting = self._transport.waiting
             waiting.since.pop(self, None)
             if waiting.counts_bytes:
-                waiting.came_whole(self, None, len(message))
+                waiting.count_complete(self, None, len(message))
         if self._finished or receiver is None:
             return
         try:

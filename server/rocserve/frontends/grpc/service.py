@@ -130,17 +130,17 @@ class MethodRoutes:
         """Return the routes of all methods but ModelInfer and ModelStreamInfer, and of the health service. Each checks
         first whether the client may call it."""
         found: dict[str, Route] = {
-            "Check": self._quick(health.check),
+            "Check": self._direct_route(health.check),
             "Watch": StreamRoute(lambda call: HealthWatch(call, health)),
         }
         for name, method in methods.items():
             if name in ADMIN_METHODS:
-                found[name] = self._of_admin(name, method, access)
+                found[name] = self._admin_route(name, method, access)
             elif name in PROTOCOLS:
                 found[name] = self._route(method)
         return guarded_routes(found, access.restrictions)
 
-    def _of_admin(self, name: str, method: Method, access: Access) -> UnaryRoute:
+    def _admin_route(self, name: str, method: Method, access: Access) -> UnaryRoute:
         route = self._route(method)
 
         def handle(call: UnaryCall) -> None:
@@ -155,7 +155,7 @@ class MethodRoutes:
 
     def _route(self, method: Method) -> UnaryRoute:
         if not method.is_slow:
-            return self._quick(
+            return self._direct_route(
                 lambda message: method.answer(parse_message(message, method.request)).SerializeToString()
             )
 
@@ -183,7 +183,7 @@ class MethodRoutes:
 
         return UnaryRoute(hand_over)
 
-    def _quick(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
+    def _direct_route(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
         """Return a handler that answers on the calling thread."""
 
         def handle(call: UnaryCall) -> None:

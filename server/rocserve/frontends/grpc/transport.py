@@ -243,14 +243,14 @@ def channel_arguments(settings: GrpcSettings, limits: TransportLimits) -> tuple[
         "grpc.server.max_pending_requests": most_calls,
         "grpc.server.max_pending_requests_hard_limit": 2 * most_calls,
     }
-    where_given = {
+    optional = {
         "grpc.default_compression_level": _COMPRESSION_LEVELS[settings.infer_response_compression_level],
         "grpc.max_allowed_incoming_connections": limits.max_connections,
         "grpc.max_connection_idle_ms": settings.max_connection_idle_ms,
         "grpc.max_connection_age_ms": settings.max_connection_age_ms,
         "grpc.max_connection_age_grace_ms": settings.max_connection_age_grace_ms,
     }
-    return (*arguments.items(), *((name, number) for name, number in where_given.items() if number and number > 0))
+    return (*arguments.items(), *((name, number) for name, number in optional.items() if number and number > 0))
 
 
 def binding_error(where: ListenAddress, files: CertificateFiles | None) -> OSError:

@@ -24,12 +24,12 @@ _NUMBERS = {name: field.number for name, field in pb.InferTensorContents.DESCRIP
 _OUTPUTS = pb.ModelInferResponse.OUTPUTS_FIELD_NUMBER
 _CONTENTS = pb.ModelInferResponse.InferOutputTensor.CONTENTS_FIELD_NUMBER
 _STRING_TAG = varint(_NUMBERS["bytes_contents"] << 3 | LENGTH_DELIMITED)
-_SHORT = tuple(_STRING_TAG + varint(length) for length in range(128))
+_SHORT_PREFIXES = tuple(_STRING_TAG + varint(length) for length in range(128))
 _LENGTH = struct.Struct("<I")
 _STEP_ELEMENTS = 8192
 _STEP_STRINGS = 1024
 _STEP_STRING_BYTES = 1 << 20
-_COPIED_LATER = 64 << 10
+_LARGEST_COPIED_STRING = 64 << 10
 """Bytes from which on a string is not copied but viewed. Views of many short strings would cost the garbage collector
 more than copies."""
 
@@ -115,9 +115,9 @@ def _strings(tensor: Tensor) -> Steps[list[Buffer]]:
                 (length,) = _LENGTH.unpack_from(data, position)
                 begin, position = position + 4, position + 4 + length
                 if position > len(data):
-                    raise _not_whole(tensor)
-                step.append(_SHORT[length] if length < len(_SHORT) else _STRING_TAG + varint(length))
-                if length > _COPIED_LATER:
+                    raise _wrong_count(tensor)
+                step.append(_SHORT_PREFIXES[length] if length < len(_SHORT_PREFIXES) else _STRING_TAG + varint(length))
+                if length > _LARGEST_COPIED_STRING:
                     # The caller copies it, step by step, when it joins the parts.
                     large = data[begin:position]
                 else:
@@ -129,13 +129,13 @@ def _strings(tensor: Tensor) -> Steps[list[Buffer]]:
                 pieces.append(large)
             yield
     except struct.error:
-        raise _not_whole(tensor) from None
+        raise _wrong_count(tensor) from None
     if position != len(data):
-        raise _not_whole(tensor)
+        raise _wrong_count(tensor)
     return pieces
 
 
-def _not_whole(tensor: Tensor) -> ServeError:
+def _wrong_count(tensor: Tensor) -> ServeError:
     return internal(f"output '{tensor.name}' does not have the {tensor.element_count} strings that its shape says")
 
 

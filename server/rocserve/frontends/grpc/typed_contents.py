@@ -48,7 +48,7 @@ DATATYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
 }
 """The datatypes that each field may hold. Error texts name the first."""
 
-_AS_RAW = frozenset({"bool_contents", "fp32_contents", "fp64_contents"})
+_RAW_FIELDS = frozenset({"bool_contents", "fp32_contents", "fp64_contents"})
 
 _ARRAY_TYPES = {datatype.value: datatype.numpy_dtype for datatype in DataType}
 
@@ -80,7 +80,7 @@ _FIELDS_OF_CONTENTS: Mapping[int, tuple[str, int]] = {
     for field in pb.InferTensorContents.DESCRIPTOR.fields
 }
 """By number: the field's name, and the wire type of an element."""
-_WHAT = "typed contents"
+_MEMORY_USE = "typed contents"
 """Names the contents in the error if there is no memory for them."""
 _Octets = np.ndarray[Any, np.dtype[np.uint8]]
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
@@ -93,12 +93,12 @@ def raw_contents(contents: pb.InferTensorContents, datatype: str, input_name: st
     supplied = False
     for field, elements in contents.ListFields():
         if supplied:
-            raise invalid_argument(f"{_where(input_name, model_name)}, binary data was already supplied.")
+            raise invalid_argument(f"{_unexpected_data(input_name, model_name)}, binary data was already supplied.")
         supplied = True
         refuse_field(field.name, datatype, input_name, model_name)
         if datatype == "BYTES":
             raw = encode_bytes_elements(elements)
-        elif field.name in _AS_RAW:
+        elif field.name in _RAW_FIELDS:
             # On the wire these elements look as in raw contents; unknown fields follow them.
             nbytes = len(elements) * _ARRAY_TYPES[datatype].itemsize
             start = len(length_prefix(field.number, nbytes))
@@ -113,11 +113,11 @@ def refuse_field(field: str, datatype: str, input_name: str, model_name: str) ->
     """Raise ServeError (INVALID_ARGUMENT) if the field does not hold elements of the datatype."""
     held = DATATYPES_OF_FIELDS[field]
     if datatype not in held:
-        where = _where(input_name, model_name)
+        where = _unexpected_data(input_name, model_name)
         raise invalid_argument(f"{where} of type '{held[0]}', expected datatype '{datatype}'")
 
 
-def _where(input_name: str, model_name: str) -> str:
+def _unexpected_data(input_name: str, model_name: str) -> str:
     return f"unexpected explicit tensor data for input tensor '{input_name}' for model '{model_name}'"
 
 
@@ -162,7 +162,7 @@ class Cut:
         if self.tag is not None:
             count //= 2
         admit(count * dtype.itemsize)
-        elements = np.frombuffer(new_memory(count * dtype.itemsize, _WHAT), dtype)
+        elements = np.frombuffer(new_memory(count * dtype.itemsize, _MEMORY_USE), dtype)
         end = 0
         is_tag = False
         for part in _whole_varints(source):
@@ -187,7 +187,7 @@ class Cut:
             raise Unusual
         admit(count * itemsize)
         source = np.frombuffer(self.data, np.uint8).reshape(count, 1 + itemsize)
-        elements = np.frombuffer(new_memory(count * itemsize, _WHAT), np.uint8).reshape(count, itemsize)
+        elements = np.frombuffer(new_memory(count * itemsize, _MEMORY_USE), np.uint8).reshape(count, itemsize)
         for begin in range(0, count, _STEP_BYTES // itemsize):
             part = source[begin : begin + _STEP_BYTES // itemsize]
             if (part[:, 0] != self.tag).any():
@@ -200,7 +200,7 @@ class Cut:
         data, tag, pack = self.data, self.tag, _LENGTH.pack
         position, end = 0, len(data)
         # A string has a prefix of at least two bytes in the message, and of four here. Untouched memory costs nothing.
-        view = new_memory(2 * end, _WHAT)
+        view = new_memory(2 * end, _MEMORY_USE)
         used = 0
         while position < end:
             pieces: list[Buffer] = []

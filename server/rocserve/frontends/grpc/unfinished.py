@@ -61,7 +61,7 @@ class WaitingCalls:
         self.unfinished: UnfinishedBytes | None = None
         """None = unfinished bytes are not counted."""
         self.counts_bytes = False
-        """Calls must call `came_whole`."""
+        """Calls must call `count_complete`."""
         self.streams: dict[ServerCall, float] = {}
         """The open streams, each with the time of the check before it was opened."""
         self._limits = limits
@@ -78,12 +78,12 @@ class WaitingCalls:
         self.streams.pop(call, None)
         self.since.pop(call, None)
 
-    def came_whole(self, call: ServerCall, since: float | None, nbytes: int) -> None:
+    def count_complete(self, call: ServerCall, since: float | None, nbytes: int) -> None:
         """Count a complete message. `since`: when a unary call began to wait; None = the call is a stream, or did not
         wait."""
         since = self.streams.get(call) if call.is_stream else since
         if self.unfinished is not None and since is not None:
-            self.unfinished.came_whole(call.peer, since, nbytes)
+            self.unfinished.count_complete(call.peer, since, nbytes)
 
     def check(self, now: float) -> None:
         """End calls beyond the bounds. Must be called every CHECK_SECONDS, and when there are `check_from` calls.
@@ -184,9 +184,9 @@ _BYTES_RECEIVED_AT = 128
 _ATTRIBUTE = struct.Struct("=HH")
 _COUNT = struct.Struct("=Q")
 _IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
-_SECONDS = 1.0
+_NETLINK_TIMEOUT_SECONDS = 1.0
 """The timeout; the kernel answers immediately."""
-_MOST_BYTES_AT_ONCE = 1 << 16
+_LARGEST_NETLINK_MESSAGE = 1 << 16
 """More than the kernel sends in one message."""
 
 
@@ -204,7 +204,7 @@ def received_bytes(port: int) -> ReceivedBytes:
     """Return the bytes received on all connections to this port. Raises OSError if the system does not count them."""
     found: dict[Peer, dict[int, int]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as link:
-        link.settimeout(_SECONDS)
+        link.settimeout(_NETLINK_TIMEOUT_SECONDS)
         for family, nbytes in ((socket.AF_INET, 4), (socket.AF_INET6, 16)):
             states, extension = _ESTABLISHED | _CLOSE_WAIT, 1 << (_INET_DIAG_INFO - 1)
             body = _REQUEST.pack(family, socket.IPPROTO_TCP, extension, 0, states)
@@ -226,7 +226,7 @@ def _plain(address: bytes) -> bytes:
 
 def _messages(link: socket.socket) -> Iterator[memoryview]:
     while True:
-        data = memoryview(link.recv(_MOST_BYTES_AT_ONCE))
+        data = memoryview(link.recv(_LARGEST_NETLINK_MESSAGE))
         while len(data) >= _HEADER.size:
             length, kind, _, _, _ = _HEADER.unpack_from(data)
             if kind == _ERROR:
@@ -256,7 +256,7 @@ _CALL_BYTES = 256
 """The most that a complete message may have taken in addition to itself: headers, frames, records of TLS."""
 _OVERHEAD_SHIFT = 7
 """In addition, a message may have taken 1/128 of its size."""
-_QUIET_BYTES = 64
+_IDLE_BYTES = 64
 """Bytes between two checks that may belong to no message: pings, window updates."""
 
 
@@ -287,8 +287,8 @@ class _Connection:
     held_bytes: int = 0
 
     def unfinished(self, oldest: float, now: float, received: Mapping[int, int]) -> int:
-        self.older.whole_bytes += _QUIET_BYTES
-        self.newer.whole_bytes += _QUIET_BYTES
+        self.older.whole_bytes += _IDLE_BYTES
+        self.newer.whole_bytes += _IDLE_BYTES
         newer = self.newer.unfinished(received)
         if oldest < self.newer.since:
             return self.older.unfinished(received)
@@ -305,7 +305,7 @@ class UnfinishedBytes:
     _next: float
     _log: logging.Logger
     connections: dict[str, _Connection] = field(default_factory=dict, init=False)
-    """The counted connections. If there are none, `came_whole` need not be called."""
+    """The counted connections. If there are none, `count_complete` need not be called."""
 
     def __post_init__(self) -> None:
         self._earlier: deque[tuple[float, ReceivedBytes]] = deque([(self._next, {})], 2)
@@ -315,7 +315,7 @@ class UnfinishedBytes:
     def is_due(self, now: float) -> bool:
         return self._received is not None and now >= self._next
 
-    def came_whole(self, peer: str, since: float, nbytes: int) -> None:
+    def count_complete(self, peer: str, since: float, nbytes: int) -> None:
         """Count a complete message of `nbytes`, of a call that has waited since `since`. From now on the request's own
         count holds it."""
         connection = self.connections.get(peer)

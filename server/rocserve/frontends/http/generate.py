@@ -24,7 +24,7 @@ from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.answer_bodies import detached
 from rocserve.frontends.http.body import LARGE_JSON
-from rocserve.frontends.http.infer_bodies import id_of_refused, plain_parameter, read_id
+from rocserve.frontends.http.infer_bodies import plain_parameter, read_id, refused_request_id
 from rocserve.frontends.http.inference import ONE_PIECE, HttpParts, HttpResponder, request_timeout
 from rocserve.frontends.http.json_text import element_pieces, json_bytes, members, parse_json, raw_contents
 from rocserve.frontends.http.request import JSON, Request, Response, error_response, status_of
@@ -147,7 +147,7 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
     except BaseException as error:
         responder.release()
         if isinstance(error, ServeError):
-            parts.inference.refuse(error, partial(id_of_refused, b"" if len(body) > LARGE_JSON else body))
+            parts.inference.refuse(error, partial(refused_request_id, b"" if len(body) > LARGE_JSON else body))
         raise
     try:
         first = await responder.next()

@@ -289,7 +289,7 @@ def _are_all_elements(count: int, json: bytes, parts: list[slice]) -> bool:
     return [number for number in found if number is not MISSING] == list(range(count))
 
 
-def id_of_refused(json: Buffer) -> str:
+def refused_request_id(json: Buffer) -> str:
     """Return the id in a body from which no request could be made; "" if it cannot be read."""
     try:
         return read_id(parse_json(json))

@@ -38,8 +38,8 @@ from rocserve.frontends.http.infer_bodies import (
     InferRequestReader,
     InferText,
     form_boundary,
-    id_of_refused,
     parse_infer_text,
+    refused_request_id,
 )
 from rocserve.frontends.http.request import JSON, LARGEST_BODY, PLAIN, Request, Response, error_response
 from rocserve.plane.guest_loop import worked_off
@@ -288,7 +288,7 @@ class InferCall(HttpResponder):
         self._parts.memory.release(self)
         if not isinstance(error, ServeError):
             raise error
-        self._parts.inference.refuse(error, partial(id_of_refused, memoryview(self._body)[: self._json_bytes]))
+        self._parts.inference.refuse(error, partial(refused_request_id, memoryview(self._body)[: self._json_bytes]))
         self.request.respond(error_response(error, self._refusal_type))
 
     def _read(self, body: Buffer, length: int) -> Steps[InferRequest]:
