@@ -38,9 +38,9 @@ class AnswerLink(Protocol):
     """Sends the answers to several requests of a batch to another process, as one message."""
 
     def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
-        """Send requests their only answers, which all have the same head. `slot`: has the outputs of their batch,
-        `nbytes` in all. `places`: for each request its token, then where in the slot each of its outputs begins.
-        Returns False if the other process cannot read the slot; nothing was sent then."""
+        """Send requests their only answers, which share one head. `slot`: of their batch's outputs, `nbytes` in all.
+        `places`: per request its token, then the begin of each output in the slot. False: not sent, the other process
+        cannot read it."""
 
 
 class LinkedResponder:
@@ -63,8 +63,6 @@ class _Form:
 
 
 class ResponseMaker:
-    """Makes responses of one model version."""
-
     def __init__(self, config: ModelConfig, version: int) -> None:
         self._name = config.name
         self._version = str(version)
@@ -93,8 +91,7 @@ class ResponseMaker:
         is_large: bool,
         slot: object,
     ) -> InferResponse | ServeError:
-        """Return the response with all outputs that the client wants, or an error if an output contradicts the
-        configuration."""
+        """Return the response with all wanted outputs, or an error if an output contradicts the configuration."""
         plan = request.plan
         try:
             form = self.form(plan, heads)
@@ -157,7 +154,6 @@ class _Together:
     form: _Form
     places: list[int]
     members: list[tuple[InferRequest, int]]
-    """Each with its index in the batch."""
 
 
 class BatchAnswers:
@@ -257,8 +253,7 @@ class BatchAnswerer:
         """Do nothing: no state of a batch is kept."""
 
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
-        """Send every request its response or error, after counting it; never raises. Returns True: no request is left
-        unanswered."""
+        """Count each request, then send its response or error; never raises. True: no request is left unanswered."""
         dropped = batch.dropped or ()
         times = (batch.compute_start_ns, outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         answers = BatchAnswers(self._responses, outcome)

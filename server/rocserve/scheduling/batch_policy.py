@@ -152,8 +152,8 @@ BatchPolicy = NoBatching | DynamicBatcher
 
 
 def batch_policy(config: ModelConfig, times: ComputeTimes, answers_requests: bool = False) -> BatchPolicy:
-    """Return the policy that a model's configuration asks for. `times`: of the model. `answers_requests`: the model
-    sees each request separately, so outputs of any shape can be cut apart."""
+    """Return the policy that a model's configuration asks for. `answers_requests`: the model sees each request
+    separately."""
     batching = config.dynamic_batching
     if batching is None or config.max_batch_size == 0:
         # Grouped requests travel as one batch: unless the model answers each of them, all rows must have one size.
@@ -254,8 +254,7 @@ class Triage:
         self.dropped.append(request)
 
     def _overdue(self, members: Sequence[InferRequest], begins: float) -> list[InferRequest]:
-        """Return the requests of the next batch that are dropped in favour of requests behind them, if the order must
-        be kept."""
+        """Return the requests of the next batch to drop in favour of requests behind them, if order must be kept."""
         surplus = len(self._queue) - len(members)
         if not self._keeps_order or not surplus:
             return []

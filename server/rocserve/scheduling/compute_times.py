@@ -22,7 +22,7 @@ _BATCHES_PER_ESTIMATE = 4
 _LEAST_BATCHES = 2
 """Batches of a size below which there is no estimate: the first may have been a warm-up."""
 _PROBE_PERIOD_NS = 100_000_000
-"""Time without a batch after which a request runs against the estimate. Ten probes a second soon show that a model has
+"""Time without a batch after which a request runs against the estimate: ten probes a second soon show that a model has
 become faster, and cost almost nothing if it has not."""
 
 
@@ -88,9 +88,9 @@ class ComputeTimes:
         return 0.0
 
     def may_probe(self, now_ns: int) -> bool:
-        """Return whether a request may run although it ends too late by the estimate: no batch has run for the probe
-        period, nor for the time that a batch usually takes. If this probe takes half of the estimate or less, all
-        earlier measurements are discarded."""
+        """Return whether a request may run that ends too late by the estimate: no batch has run for the probe period,
+        nor for the usual time of a batch. If this probe takes half of the estimate or less, all earlier measurements
+        are discarded."""
         usual_ns = min((sorted(window)[len(window) // 2] for window in self._windows.values()), default=0)
         self._is_probing = now_ns - self._last_ns >= max(_PROBE_PERIOD_NS, usual_ns)
         return self._is_probing

@@ -26,8 +26,6 @@ from rocserve.workers.results import BatchOutcome
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """A request in a worker."""
-
     request: InferRequest
     batch: _InFlightBatch
     number: int = 0
@@ -44,7 +42,6 @@ class _InFlight:
     large_slot: weakref.ref[object] | None = None
     """The slot of a large response that is being sent."""
     held_back: list[tuple[Result | None, bool]] = field(default_factory=list)
-    """Answers that came while a large response was being sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,16 +49,15 @@ class _InFlightBatch:
     formed: FormedBatch
     instance: InstanceRequests
     requests: list[_InFlight] = field(default_factory=list)
-    """Emptied when the batch is over: a reference cycle would keep the clients' data until the next garbage
-    collection."""
+    """Emptied at the batch's end: a reference cycle would keep the clients' data until a garbage collection."""
     open_count: int = 0
     times: tuple[int, int, int] | None = None
     """When the inputs were there, the engine ended, and the outputs were there; None until the batch has come back."""
 
 
 class InFlightRequests:
-    """Lists the batches of one model version for workers, answers their requests as answers come, and counts them in
-    the statistics. On the data plane's thread."""
+    """Lists batches for workers, answers their requests as answers come, and counts them. On the data plane's
+    thread."""
 
     def __init__(
         self,
@@ -200,7 +196,6 @@ class InFlightRequests:
                 self._on_answered()
 
     def _resume(self, in_flight: _InFlight) -> None:
-        """Take the answers that were held back until a large response was sent."""
         in_flight.large_slot = None
         while in_flight.held_back and in_flight.large_slot is None:
             self._on_answer(in_flight, *in_flight.held_back.pop(0))

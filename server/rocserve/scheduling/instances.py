@@ -1,5 +1,4 @@
-"""Keeps the instances of model versions and their batches in flight, and limits which instances of all models may
-run."""
+"""Keeps the instances of model versions with their batches, and limits which instances of all models may run."""
 
 from __future__ import annotations
 
@@ -36,7 +35,6 @@ class _State(enum.Enum):
     FREE = enum.auto()
     """It has nothing to run, or has not asked the limiter."""
     STAGED = enum.auto()
-    """It has something to run and waits for its resources."""
     GRANTED = enum.auto()
 
 
@@ -66,16 +64,14 @@ class LimitedInstance:
 class RateLimiter:
     """Limits which instances run, as Triton's mode execution_count does.
 
-    Each instance holds its resources while it runs. Of the instances that have something to run, the one with the least
-    rank is next, and all others wait until there are resources for it.
-
-    Models are registered by the thread that loads them, instances ask on the data plane's thread. Both threads share
-    only the available resources, a mapping that is replaced and never changed.
+    Each instance holds its resources while it runs. The waiting instance with the least rank is next, and all others
+    wait until there are resources for it. Models are registered by the thread that loads them, instances ask on the
+    data plane's thread: both share only the available resources, a mapping that is replaced and never changed.
     """
 
     def __init__(self, explicit: Sequence[RateLimitResource], call_soon: Callable[[Callable[[], None]], None]) -> None:
-        """`explicit`: the available resources; empty = of each as much as the neediest instance holds. `call_soon`:
-        runs a callback later, on the data plane's thread."""
+        """`explicit`: the resources; empty = what the neediest instance holds. `call_soon`: calls on the data plane's
+        thread."""
         self._explicit = tuple(explicit)
         self._call_soon = call_soon
         self._registered: dict[object, Sequence[Needs]] = {}
@@ -87,9 +83,8 @@ class RateLimiter:
     # Models
 
     def register(self, instances: Sequence[Needs]) -> Callable[[], None]:
-        """Register the instances of a model; return the function that unregisters them. Raises ServeError
-        (INVALID_ARGUMENT) if the resources can never suffice for one instance, or if a resource is both of the machine
-        and of a device."""
+        """Register a model's instances; return the function that unregisters them. Raises ServeError (INVALID_ARGUMENT)
+        if the resources can never suffice, or if a resource is both of the machine and of a device."""
         self._available = self._resources([*self._all_needs(), *instances])
         model = object()
         self._registered[model] = tuple(instances)
@@ -176,8 +171,7 @@ class RateLimiter:
 
 
 MOST_AHEAD = 2
-"""Batches that may wait in a worker behind the one in its engine, so that the engine never waits for a batch. More
-would only wait longer."""
+"""Batches that may wait in a worker, so that its engine never waits for one. More would only wait longer."""
 
 ROUND_TRIP_NS = 100_000
 """About the time of the way to a worker and back. If the engine takes less for a batch, idle instances would be sent
@@ -188,14 +182,12 @@ class InstancePool:
     """Keeps the batches that each instance has in flight."""
 
     def __init__(self, times: ComputeTimes, sends_ahead: bool = True) -> None:
-        """`times`: of these batches. `sends_ahead`: a busy instance may be sent further batches, which can then no
-        longer be overtaken."""
+        """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
         self.in_flight: dict[Instance, deque[FormedBatch]] = {}
         """The first batch is in the engine, those behind it were sent ahead."""
         self._used: set[Instance] = set()
         self._times = times
         self._last_begin_ns = 0
-        """time.monotonic_ns() when the last batch was handed to an instance."""
         self._sends_ahead = sends_ahead
 
     def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
@@ -278,8 +270,7 @@ class InstancePool:
                 yield from _waiting_of(batch, place)
 
     def batch_ahead(self, request: InferRequest) -> FormedBatch | None:
-        """Return the batch with which a request was sent ahead; None if it does not wait in a worker, or has begun to
-        run."""
+        """Return the batch with which a request was sent ahead and waits in a worker; None if it does not."""
         for batches in self.in_flight.values():
             for place, batch in enumerate(batches):
                 if any(waiting is request for waiting in _waiting_of(batch, place)):
@@ -316,7 +307,6 @@ class LimitedInstancePool(InstancePool):
             self._limiter.release(limited, has_run=False)
 
     def idle(self) -> Instance | None:
-        """Return an instance without batches: one that was granted its resources, else the one with the least rank."""
         free = [instance for instance, batches in self.in_flight.items() if not batches]
         limited = self._limited
         return min(free, key=lambda each: (not limited[each].is_granted, limited[each].rank), default=None)

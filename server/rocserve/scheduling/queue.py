@@ -70,7 +70,7 @@ class Level:
             (self.overtakable if request.may_be_overtaken else self.waiting).appendleft(request)
 
     def take(self, count: int, next_requests: list[InferRequest]) -> None:
-        """Move the next requests to `next_requests`, until it holds `count` in all or none is left."""
+        """Move requests to `next_requests` in the order in which they run, until it holds `count`."""
         waiting, overtakable = self.waiting, self.overtakable
         while overtakable and len(next_requests) < count:
             if not waiting:
@@ -143,19 +143,19 @@ class RequestQueue:
         # A model whose configuration sets no timeout honours the request's timeout.
         self._has_queue_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
         self.has_policies = self._has_queue_policy or bool(settings.priority_levels)
-        """Queue policies or priority levels may refuse or reorder waiting requests, so none may leave the queue early.
-        If False, `admit` changes only requests with a deadline or a timeout."""
+        """Policies or priority levels may refuse or reorder waiting requests, so none may leave early. If False,
+        `admit` changes only requests with a deadline or a timeout."""
         self._nbytes = 0
         self.count = 0
-        """The same as `len`, without a call."""
+        """As `len`, but without a call."""
         self.deadline_count = 0
 
     def __len__(self) -> int:
         return self.count
 
     def admit(self, request: InferRequest, now: float) -> None:
-        """Set a request's level and expiry by the model's policies; `now` is time.monotonic(). A request expires at the
-        earlier of the client's deadline and the queue's timeout."""
+        """Set a request's level, and its expiry: the client's deadline or the queue's timeout. `now`:
+        time.monotonic()."""
         plan = request.plan
         deadline = request.expires_at = request.deadline
         if deadline is not None:
@@ -254,11 +254,9 @@ class RequestQueue:
         return self.remove(request)
 
     def __iter__(self) -> Iterator[InferRequest]:
-        """Yield the requests in the order in which they would run."""
         return chain.from_iterable(map(self._levels.__getitem__, self._order))
 
     def levels(self) -> Iterator[Level]:
-        """Return the open levels, highest priority first."""
         return map(self._levels.__getitem__, self._order)
 
     def level_of(self, request: InferRequest) -> Level:

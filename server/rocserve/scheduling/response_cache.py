@@ -38,15 +38,13 @@ class CachedResponse:
 
 
 def copied_response(response: InferResponse) -> CachedResponse:
-    """Return what the cache keeps of a response."""
     data = tuple(map(bytes, response.data))
     nbytes = _ENTRY_BYTES + sum(_TENSOR_BYTES + len(each) for each in data)
     return CachedResponse(response.head, data, dict(response.parameters), nbytes)
 
 
 class ResponseCache:
-    """Keeps the responses of all models that were used last. On the data plane's thread; `nbytes` may be read from
-    any."""
+    """Keeps the responses of all models that were used last. On the data plane's thread; any may read `nbytes`."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -54,7 +52,6 @@ class ResponseCache:
         self._entries: OrderedDict[tuple[Hashable, bytes], CachedResponse] = OrderedDict()
 
     def get(self, owner: Hashable, key: bytes) -> CachedResponse | None:
-        """Return the response that `owner` has kept under `key`."""
         entry = self._entries.get((owner, key))
         if entry is not None:
             self._entries.move_to_end((owner, key))
@@ -75,7 +72,6 @@ class ResponseCache:
         return True
 
     def forget(self, owner: Hashable) -> None:
-        """Delete all responses of `owner`."""
         for key in [key for key in self._entries if key[0] == owner]:
             self.nbytes -= self._entries.pop(key).nbytes
 
@@ -125,8 +121,7 @@ class CachedAnswers:
         return None
 
     def keep(self, owner: object, key: bytes, response: InferResponse, lookup_ns: int) -> None:
-        """Keep the answer to a request that was not in the cache, unless the answers of `owner` have been deleted
-        since."""
+        """Keep the answer to a request that was not in the cache, unless the answers of `owner` were deleted since."""
         started_ns = time.monotonic_ns()
         nbytes = sum(map(len, response.data))
         fits = nbytes <= LARGEST_CACHED
@@ -145,8 +140,7 @@ class CachedAnswers:
         self._statistics.record_cache_miss(lookup_ns + time.monotonic_ns() - started_ns)
 
     def close(self) -> None:
-        """Delete the answers, because the version or an ensemble's member is gone. Requests in flight leave none
-        either."""
+        """Delete the answers, also of requests in flight: the version, or a member of the ensemble, is gone."""
         self._cache.forget(self._owner)
         self._owner = object()
 

@@ -11,15 +11,13 @@ from rocserve.scheduling.batch import send_copied
 
 
 class ResponseSequencer:
-    """Holds back the responses of a ticket until all earlier tickets have ended. A response that comes while another is
-    being sent follows it."""
+    """Holds back a ticket's responses until all earlier tickets have ended, and sends one response at a time."""
 
     def __init__(self) -> None:
         self._tickets: deque[Ticket] = deque()
         self._is_sending = False
 
     def ticket(self) -> Ticket:
-        """Return the next ticket."""
         ticket = Ticket(self)
         self._tickets.append(ticket)
         return ticket
@@ -48,8 +46,6 @@ class ResponseSequencer:
 
 
 class Ticket:
-    """The place of a request's responses in the order."""
-
     __slots__ = ("has_ended", "sequencer", "waiting")
 
     def __init__(self, sequencer: ResponseSequencer) -> None:
@@ -64,7 +60,6 @@ class Ticket:
         self.sequencer.send_due()
 
     def end(self) -> None:
-        """End the ticket without a response."""
         self.has_ended = True
         self.sequencer.send_due()
 

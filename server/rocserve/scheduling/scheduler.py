@@ -1,5 +1,4 @@
-"""Schedules the requests of model versions on instances: the base of all schedulers, and the one of models without
-sequences."""
+"""Schedules requests of model versions on instances: the base of schedulers, and that of models without sequences."""
 
 from __future__ import annotations
 
@@ -97,14 +96,12 @@ class Scheduler(ABC):
         self._delay = Alarm(parts.plane)
         self._is_pump_scheduled = False
         self._watch: TimerHandle | None = None
-        """Set while clients are to be watched."""
 
     # What the subclasses define
 
     @abstractmethod
     def submit(self, request: InferRequest, responder: Responder) -> None:
-        """Take a validated request. Raises ServeError if it cannot be taken, for example because the queue is full or
-        the model has no worker."""
+        """Take a validated request. Raises ServeError, for example if the queue is full or there is no worker."""
 
     @property
     @abstractmethod
@@ -152,8 +149,8 @@ class Scheduler(ABC):
         self._pool.detach(instance)
 
     def stop_sending_ahead(self) -> None:
-        """Stop sending batches ahead, because the model calls other models. Such a call may lead back to this model,
-        and must not wait in the caller's worker while another instance is free."""
+        """Stop sending batches ahead: the model calls models, and a call that leads back to it must not wait in the
+        caller's worker while another instance is free."""
         self._pool.stop_sending_ahead()
 
     @abstractmethod
@@ -174,7 +171,6 @@ class Scheduler(ABC):
         self._schedule_pump()
 
     def _is_empty(self) -> bool:
-        """Return whether a closed version has nothing left to run or to refuse."""
         return not self._has_queued() and not self._refused
 
     def _break_cycles(self) -> None:
@@ -287,7 +283,6 @@ class Scheduler(ABC):
         self._watch = self._plane.call_at(time.monotonic() + _WATCH_AFTER_SECONDS, self._watch_clients)
 
     def _watch_clients(self) -> None:
-        """Watch the clients of requests that have been here for a while, to drop the requests of those that leave."""
         oldest_ns = time.monotonic_ns() - int(_WATCH_AFTER_SECONDS * 1e9)
         unanswered = self._answerer.unanswered_requests()
         unwatched = [
@@ -316,8 +311,7 @@ class Drain:
         """Set when the version is closed, until it has been called."""
 
     def report_if_done(self) -> bool:
-        """Call back if nothing runs any more, and return whether it did. The owner calls this when nothing may be
-        left."""
+        """Call back if nothing runs any more; return whether it did. Called when nothing may be left."""
         if self.running or self.on_drained is None:
             return False
         on_drained, self.on_drained = self.on_drained, None
@@ -358,8 +352,8 @@ class Alarm:
 class Deadlines:
     """Keeps the times at which requests expire, and an alarm for the next.
 
-    The time of a request that has begun or was answered stays until it comes, or until there are many such times. The
-    request does not stay, because its data may be large.
+    The time of a request that has begun stays until it comes or there are many such times; the request, whose data may
+    be large, does not stay.
     """
 
     def __init__(self, plane: PlaneLoop) -> None:
@@ -376,7 +370,6 @@ class Deadlines:
         return len(self._heap) > self._most
 
     def keep_only(self, requests: Iterable[InferRequest]) -> None:
-        """Forget all requests but these."""
         self._heap = [
             (request.expires_at, next(self._numbers), weakref.ref(request))
             for request in requests
@@ -386,8 +379,7 @@ class Deadlines:
         self._most = max(_MOST_UNCHECKED, 2 * len(self._heap))
 
     def pop_due(self, now: float, on_due: Callable[[], None]) -> list[InferRequest]:
-        """Remove and return the requests whose time has come, and set the alarm for the next; `now` is
-        time.monotonic()."""
+        """Remove and return the requests whose time has come by `now`, time.monotonic(); set the alarm for the next."""
         due: list[InferRequest] = []
         while self._heap and self._heap[0][0] <= now:
             when, _, reference = heapq.heappop(self._heap)
@@ -539,7 +531,6 @@ class ModelScheduler(Scheduler):
         self._refused.append((request, deadline_exceeded() if is_late else unavailable("Request timeout expired")))
 
     def _drop_ahead(self, request: InferRequest) -> bool:
-        """Drop a request that waits in a worker behind others. Returns whether it did; the caller must then answer
-        it."""
+        """Drop a request that waits in a worker behind others; if it did, the caller must answer the request."""
         batch = self._pool.batch_ahead(request)
         return batch is not None and self._answerer.drop(batch, request)

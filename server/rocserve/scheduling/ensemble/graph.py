@@ -82,8 +82,8 @@ def step_head(
     may_stay: frozenset[str] = frozenset(),
     is_small: bool = True,
 ) -> tuple[RequestHead, TensorPlaces]:
-    """Return the head of a request to a member, and the places of its inputs. Equal heads are one object, so that a
-    member checks each only once. `inputs`: (name, datatype, shape). `is_small`: see RequestHead."""
+    """Return the head of a request to a member, and its inputs' places. Equal heads are one object, so that a member
+    checks each only once. `inputs`: (name, datatype, shape). `is_small`: see RequestHead."""
     # With types, because True equals 1.
     typed = tuple([(name, type(value), value) for name, value in parameters.items()])
     make = _step_head if is_small else _step_head.__wrapped__

@@ -54,7 +54,6 @@ class StepRequest:
 
     _run: EnsembleRun
     index: int
-    """The step's index in the configuration."""
     step: EnsembleStep
     iteration: int
     request: InferRequest
@@ -71,7 +70,6 @@ class StepRequest:
     is_decoupled: bool = False
 
     def begin(self) -> None:
-        """Send the request, now that the step's limit allows it."""
         if self._run.ended:
             self._end_limit()
         else:
@@ -114,8 +112,6 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True)
 class _HeldTensor:
-    """A tensor of the ensemble in one iteration."""
-
     tensor: Tensor | None
     """None = the client, or the member, gave none."""
     sequence: SequenceTag | None
@@ -127,7 +123,6 @@ class _HeldTensor:
 
 
 _Place = tuple[str, int]
-"""A tensor's name and iteration."""
 
 
 class EnsembleRun:
@@ -160,7 +155,6 @@ class EnsembleRun:
         self._is_done = False
         self._cancelled = False
         self._is_watched = False
-        """The client's responder reports when the client leaves."""
         self.watchers: dict[StepRequest, list[Callable[[], None]]] = {}
         """By step that has not ended: the callbacks for when the client leaves."""
 
@@ -184,8 +178,7 @@ class EnsembleRun:
         dispatch_traced(self.ensemble.dispatcher, request, step, self._request.trace)
 
     def step_answered(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
-        """Take a member's answer. Its tensors stay in the worker's memory as long as they are needed, if the worker has
-        room; else they are copied."""
+        """Take a member's answer. Tensors stay in the worker's memory if it has room, else they are copied."""
         step = request.step
         iteration = request.iteration
         if request.is_decoupled:
@@ -530,7 +523,6 @@ class InflightLimit:
         return True
 
     def end(self) -> None:
-        """Count an ended request, and start the next."""
         self._running -= 1
         if self._is_starting:
             # The request ended as soon as it was started: the loop below goes on, instead of one call within the other.
@@ -612,8 +604,8 @@ class EnsembleVersion:
         return table.members.keep(self, tuple(map(weakref.ref, found)))
 
     def close(self, drained: Callable[[], None]) -> None:
-        """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
-        removed the version from the serving table."""
+        """Take no more requests; call `drained` once when all earlier ones are answered. No longer in the serving
+        table."""
         self._drain.on_drained = drained
         self._drain.report_if_done()
 

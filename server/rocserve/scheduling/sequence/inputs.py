@@ -53,8 +53,8 @@ class StateKeeper:
         return list(self._initial)
 
     def take(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
-        """Replace the states that are among the outputs. Raises ServeError (INTERNAL) if the datatype of one
-        contradicts the configuration; then none is replaced."""
+        """Replace the states that are among the outputs, or none. Raises ServeError (INTERNAL) if a datatype is
+        wrong."""
         found: list[tuple[int, StateValue]] = []
         for tensor in outputs:
             place, datatype = self._places.get(tensor.name, (-1, tensor.datatype))
@@ -114,7 +114,6 @@ class ControlTensors:
         return next((self.inputs[place] for place, _ in self._identities), None)
 
     def of(self, tag: SequenceTag) -> list[Buffer]:
-        """Return the data of the control inputs for a request."""
         data: list[Buffer] = list(self._flags[tag.starts, tag.ends])
         for place, datatype in self._identities:
             data[place] = _identity(tag.id, datatype)
@@ -211,8 +210,6 @@ class SequenceInputs:
 
 
 class _NullResponder:
-    """Drops the answers to padding rows."""
-
     def expect_many(self) -> None: ...
 
     def send(self, answer: Answer, final: bool = True) -> None: ...

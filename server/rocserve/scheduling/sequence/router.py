@@ -22,8 +22,8 @@ class SequenceRouter:
         self._open.append(version)
 
     def closing(self, version: SequenceScheduler) -> bool:
-        """Note that a version takes no new sequences. Returns whether another version does: requests of the old
-        sequences still come through that one."""
+        """Note that a version takes no new sequences. Returns whether another one does, which passes on old
+        sequences."""
         if version in self._open:
             self._open.remove(version)
         if self._open:
@@ -31,7 +31,6 @@ class SequenceRouter:
         return bool(self._open)
 
     def closed(self, version: SequenceScheduler) -> None:
-        """Forget a version whose sequences have all ended."""
         if version in self._closing:
             self._closing.remove(version)
 
@@ -40,8 +39,7 @@ class SequenceRouter:
         return any(version.has_sequences for version in (*self._open, *self._closing))
 
     def find(self, sequence: SequenceId, version: str, exclude: SequenceScheduler) -> SequenceScheduler | None:
-        """Return another version that has a sequence: one that was replaced, or is about to be. `version`: must match,
-        if the request names one; "" = it does not. `exclude`: the version that asks."""
+        """Return the other version, not `exclude`, that has a sequence. `version`: the only one allowed; "" = any."""
         others = (other for other in (*self._closing, *self._open) if other is not exclude)
         fitting = (other for other in others if not version or int(version) == other.version)
         return next((other for other in fitting if other.knows(sequence)), None)
@@ -58,7 +56,7 @@ class SequenceRouters:
         return any(router.has_sequences for router in list(self._routers.values()))
 
     def of(self, model: str) -> SequenceRouter:
-        """Return the router of a model's versions. `model`: its name among those of all repositories."""
+        """Return the router of a model's versions. `model`: unique among all repositories."""
         router = self._routers.get(model)
         if router is None:
             router = self._routers[model] = SequenceRouter()

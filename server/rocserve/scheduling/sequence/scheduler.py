@@ -34,8 +34,7 @@ _DEFAULT_CANDIDATES = 1
 
 
 class DirectStrategy:
-    """Makes an instance's batches as Triton's strategy "direct" does: each sequence keeps its row of the batch. Rows
-    between of sequences with nothing to run are no requests."""
+    """Forms batches by Triton's strategy "direct": each sequence keeps its row, and rows between are padding."""
 
     def __init__(
         self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
@@ -61,8 +60,7 @@ class DirectStrategy:
         return min(request.queue_start_ns for request in fronts) + self._delay_ns
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
-        """Take a batch that is ready, with controls and states. All requests must be compatible with the oldest. A row
-        of no request has the responder NULL_RESPONDER."""
+        """Take a batch that is ready, of requests like the oldest. Padding rows have the responder NULL_RESPONDER."""
         waiting = self._waiting(instance)
         for slot in waiting:
             self._inputs.begin(slot.queue[0], slot)
@@ -82,8 +80,7 @@ class DirectStrategy:
 
 
 class OldestStrategy:
-    """Makes an instance's batches as Triton's strategy "oldest" does: each slot hands one request at a time to the
-    instance's dynamic batcher."""
+    """Forms batches by Triton's strategy "oldest": each slot hands one request at a time to a dynamic batcher."""
 
     def __init__(
         self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
@@ -125,8 +122,7 @@ _DEFAULT_IDLE_MICROSECONDS = 1_000_000
 
 
 class SequenceScheduler(Scheduler):
-    """Schedules sequences: each has a slot of an instance, and the model's strategy makes batches of the slots. See
-    Scheduler."""
+    """Gives each sequence a slot of an instance, of which the strategy forms batches. See Scheduler."""
 
     def __init__(self, parts: SchedulerParts) -> None:
         super().__init__(parts, sends_ahead=False)
@@ -289,7 +285,7 @@ class SequenceScheduler(Scheduler):
         self._schedule_pump()
 
     def _lose_instance(self, worker: Instance, reason: str) -> None:
-        """Remove an instance and refuse its requests. May be called twice."""
+        """May be called twice."""
         self._pool.detach(worker)
         instance = self._instances.pop(worker, None)
         if instance is None:
@@ -311,7 +307,6 @@ class SequenceScheduler(Scheduler):
             self._feed_slot(slot, now)
 
     def _feed_slot(self, slot: Slot, now: float) -> None:
-        """Feed a slot that has changed. If its sequence has ended, the next one gets the slot."""
         if not slot.busy and not slot.instance.gone:
             self._table.advance(slot, now)
             self._strategy.feed(slot, now)
@@ -396,8 +391,7 @@ class SequenceScheduler(Scheduler):
                 self._refused.append((request, self._table.lost_sequence_error(request.tag.id, gone.text)))
 
     def _request_ended(self, request: SequenceRequest) -> None:
-        """Free the slot of a request that has its last answer, before the answer is sent. Called if the next request
-        must wait for answers."""
+        """Free the slot of a request whose last answer comes, if the sequence's next request waits for answers."""
         if request.slot is None:
             return
         if self._iterative:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class SequenceRequest(InferRequest):
-    """A request of a sequence model."""
-
     @classmethod
     def of(cls, request: InferRequest, tag: SequenceTag, responder: Responder, now_ns: int) -> SequenceRequest:
         """Make the scheduler's copy of a validated request."""
@@ -68,7 +66,6 @@ class Slot:
     instance: SequenceInstance
     index: int
     queue: deque[SequenceRequest] = field(default_factory=deque)
-    """The waiting requests of the slot's sequence."""
     sequence: SequenceId | None = None
     states: SequenceStates | None = None
     busy: bool = False
@@ -79,8 +76,6 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class SequenceInstance:
-    """An instance of the model with its slots."""
-
     worker: Instance
     number: int
     slot_count: int
@@ -102,8 +97,6 @@ class SequenceInstance:
 
 @dataclass(slots=True, eq=False)
 class Backlog:
-    """The requests of a sequence that has no slot yet."""
-
     sequence: SequenceId
     queue: deque[SequenceRequest] = field(default_factory=deque)
 
@@ -120,8 +113,7 @@ class SequenceTable:
     def __init__(
         self, model: str, limits: QueueLimits, times: ComputeTimes, largest_batch: int, refused: list[Refused]
     ) -> None:
-        """`times`: of the model's batches, of up to `largest_batch` rows. `refused`: the scheduler's list, to which
-        requests that must not run are added."""
+        """`largest_batch`: in rows. `refused`: the scheduler's list of requests that must not run."""
         self._model = model
         self._limits = limits
         self._times = times
@@ -161,8 +153,7 @@ class SequenceTable:
         )
 
     def place(self, request: SequenceRequest, now: float) -> Slot | None:
-        """Add a request; return its slot, or None if its sequence waits for one. Raises QueueFull if too many requests
-        wait."""
+        """Add a request; return its slot, None if its sequence waits for one. Raises QueueFull."""
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
             raise QueueFull(request.id)
         sequence = request.tag.id
@@ -219,8 +210,7 @@ class SequenceTable:
             self._release(slot, now)
 
     def _has_ended(self, place: Place, now: float) -> bool:
-        """End the sequence and refuse its requests if the next one cannot be answered in time, or if its client has
-        left. Returns whether it did."""
+        """End the sequence if its next request is too late or its client has left. Returns whether it did."""
         request = place.queue[0]
         is_hopeless = self.is_hopeless(request, now)
         if not is_hopeless and not request.cancelled:
@@ -324,8 +314,8 @@ class SequenceTable:
         return deadline <= now or not self._times.may_probe(int(now * 1e9))
 
     def cancel(self, request: SequenceRequest, now: float) -> bool:
-        """Handle that a request's client has left: the request ends its sequence when its turn comes, or now if it has
-        come. Returns False if the request does not wait."""
+        """Take that a client has left: its sequence ends, if it has a slot when the request's turn comes. False: it
+        does not wait."""
         place, deadline = request.place, request.deadline
         if isinstance(place, Slot):
             request.cancelled = True
@@ -341,8 +331,7 @@ class SequenceTable:
             self._refuse_backlog(request.place, unavailable("timeout of the corresponding sequence has been expired"))
 
     def end_idle(self, now: float, idle_seconds: float) -> float | None:
-        """End the sequences that were unused for `idle_seconds`. Returns when to call again, in time.monotonic(); None
-        = no sequence is left."""
+        """End sequences without requests for `idle_seconds`. Returns when to call again (time.monotonic()), or None."""
         while self._last_used:
             sequence, used = next(iter(self._last_used.items()))
             if used + idle_seconds > now:
@@ -359,7 +348,6 @@ class SequenceTable:
         return None
 
     def waiting(self) -> Iterator[SequenceRequest]:
-        """Yield the requests in slots and in the backlog."""
         for instance in self.instances:
             for slot in instance.slots:
                 yield from slot.queue
