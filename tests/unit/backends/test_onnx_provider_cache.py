@@ -46,7 +46,7 @@ def plan_of(*providers: Provider) -> ProviderPlan:
 
 
 def migraphx(**options: str) -> ProviderPlan:
-    return plan_of(Provider(MIGRAPHX_PROVIDER, options, keeps_compiled=True))
+    return plan_of(Provider(MIGRAPHX_PROVIDER, options, caches_programs=True))
 
 
 def folder_for(source: ModelSource, plan: ProviderPlan, weights: ExternalWeights = NO_WEIGHTS) -> Path:
@@ -89,7 +89,7 @@ import os, pickle, sys
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS
 from rocserve.backends.onnx.providers import MIGRAPHX_PROVIDER, Provider, ProviderPlan, with_caches
 source = pickle.load(sys.stdin.buffer)
-provider = Provider(MIGRAPHX_PROVIDER, {{}}, keeps_compiled=True)
+provider = Provider(MIGRAPHX_PROVIDER, {{}}, caches_programs=True)
 with_caches(source, ProviderPlan((provider,), accepts_cpu=False), NO_WEIGHTS)
 print(os.environ["{VARIABLE}"])
 """
@@ -101,7 +101,7 @@ print(os.environ["{VARIABLE}"])
 
 def test_openvino_is_told_its_folder(source: ModelSource, tmp_path: Path) -> None:
     (provider,) = with_caches(
-        source, plan_of(Provider(OPENVINO, {"precision": "FP32"}, keeps_compiled=True)), NO_WEIGHTS
+        source, plan_of(Provider(OPENVINO, {"precision": "FP32"}, caches_programs=True)), NO_WEIGHTS
     ).providers
     folder = Path(provider.options["cache_dir"])
     assert folder.parent == tmp_path / "cache" / "onnxruntime"

@@ -197,7 +197,7 @@ def test_parameters_of_the_migraphx_provider(plan_for: PlanMaker, caplog: pytest
         "device_id": "0",
     }
     assert ProviderPlan((provider,), False).compiling
-    assert provider.keeps_compiled
+    assert provider.caches_programs
     assert provider.accelerator["migraphx_max_dynamic_batch"] == "8"
     assert "parameter 'migraphx_model_cache_dir' changes nothing: compiled programs are kept" in caplog.text
 
@@ -228,12 +228,12 @@ def test_parameters_of_the_openvino_provider(plan_for: PlanMaker) -> None:
     (usual,) = plan_for(ALL).providers
     assert usual.options == {"num_of_threads": str(usable_cpus())}
     assert not ProviderPlan((usual,), False).compiling
-    assert not usual.keeps_compiled
+    assert not usual.caches_programs
     parameters = {"device_type": "GPU.1", "precision": "fp16", "num_of_threads": "3", "cache_dir": "anything"}
     (chosen,) = plan_for(ALL, cpu=[ExecutionAccelerator("OpenVINO", parameters)]).providers
     assert chosen.options == {"device_type": "GPU.1", "precision": "FP16", "num_of_threads": "3"}
     assert ProviderPlan((chosen,), False).compiling
-    assert chosen.keeps_compiled
+    assert chosen.caches_programs
     (static,) = plan_for(ALL, cpu=[ExecutionAccelerator("openvino", {"disable_dynamic_shapes": "1"})]).providers
     assert ProviderPlan((static,), False).compiling
 

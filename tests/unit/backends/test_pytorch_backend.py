@@ -458,8 +458,8 @@ def synchronize(device):
 torch.cuda.synchronize = synchronize
 model = object.__new__(TorchModel)
 model.device, model._config = torch.device("cuda:0"), ModelConfig(name="m")
-model._end_where_gpu_is_lost(ValueError("of the program"))
-model._end_where_gpu_is_lost(torch.AcceleratorError("CUDA error: device-side assert triggered"))
+model._exit_if_gpu_is_lost(ValueError("of the program"))
+model._exit_if_gpu_is_lost(torch.AcceleratorError("CUDA error: device-side assert triggered"))
 """
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.backends.base import ModelSource
-from rocserve.backends.pytorch.instruction_sets import begin_with_trials, trials_folder
+from rocserve.backends.pytorch.instruction_sets import trials_folder, use_trials
 from rocserve.settings import EngineSettings
 
 
@@ -24,14 +24,14 @@ def test_work_begins_with_them(tmp_path: Path) -> None:
     (tmp_path / "trials" / "ab").mkdir(parents=True)
     (tmp_path / "trials" / "ab" / "trial.so").write_bytes(b"compiled")
     (tmp_path / "trials" / ".sha256").touch()
-    begin_with_trials(str(tmp_path / "trials"), tmp_path / "work")
+    use_trials(str(tmp_path / "trials"), tmp_path / "work")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "work")
     assert [path.name for path in (tmp_path / "work").rglob("*.*")] == ["trial.so"]
 
 
 @pytest.mark.parametrize("trials", ["", "gone"])
 def test_work_begins_without_them(tmp_path: Path, trials: str) -> None:
-    begin_with_trials(str(tmp_path / trials) if trials else "", tmp_path / "work")
+    use_trials(str(tmp_path / trials) if trials else "", tmp_path / "work")
     assert not (tmp_path / "work").exists()
 
 

@@ -73,10 +73,10 @@ def test_what_is_no_condition(text: str) -> None:
 
 def test_conditions_that_only_tell_0_and_1_apart() -> None:
     assert all(
-        SizeCondition(text).only_tells_0_and_1_apart
+        SizeCondition(text).excludes_only_0_and_1
         for text in ("size_0_0 != 1", "(size_0_0 // 2) >= 2", "2 <= size_0_0", "size_0_0 != 0")
     )
     assert not any(
-        SizeCondition(text).only_tells_0_and_1_apart
+        SizeCondition(text).excludes_only_0_and_1
         for text in ("size_0_0 >= 3", "(size_0_0 % 8) != 0", "size_0_0 != size_1_0", "size_0_0 == 1")
     )

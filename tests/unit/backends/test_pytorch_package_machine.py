@@ -35,21 +35,21 @@ def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_of_the_processor(metadata: dict[str, str], lacking: list[str]) -> None:
-    from rocserve.backends.pytorch.package_machine import foreign_parts
+    from rocserve.backends.pytorch.package_machine import missing_features
 
-    assert foreign_parts(metadata, -1) == lacking
+    assert missing_features(metadata, -1) == lacking
 
 
 @pytest.mark.parametrize(("hip", "own"), [(None, "90"), ("7.2", "gfx942")])
 def test_of_the_gpu(monkeypatch: pytest.MonkeyPatch, hip: str | None, own: str) -> None:
     import torch
 
-    from rocserve.backends.pytorch.package_machine import foreign_parts
+    from rocserve.backends.pytorch.package_machine import missing_features
 
     properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _gpu: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _gpu: properties)
-    assert foreign_parts({**HERE, "AOTI_COMPUTE_CAPABILITY": own}, -1) == []
-    assert foreign_parts({**HERE, "AOTI_COMPUTE_CAPABILITY": "80"}, 1) == ["compute capability 80"]
+    assert missing_features({**HERE, "AOTI_COMPUTE_CAPABILITY": own}, -1) == []
+    assert missing_features({**HERE, "AOTI_COMPUTE_CAPABILITY": "80"}, 1) == ["compute capability 80"]

@@ -252,12 +252,12 @@ def test_shapes_that_are_lowered_ahead(torch_files: TorchFiles, model_source: So
     from rocserve.backends.pytorch.binding import bind
     from rocserve.backends.pytorch.model import fixed_batch_sizes
     from rocserve.backends.pytorch.program import open_exported, read_exported
-    from rocserve.backends.pytorch.torch_migraphx import shapes_ahead
+    from rocserve.backends.pytorch.torch_migraphx import shapes_to_lower
 
     def ahead(name: str, **parameters: str) -> tuple[Any, ...]:
         source = model_source("model.pt2", torch_files.data(name), parameters=parameters)
         bound = bind(open_exported(read_exported(source.model_file)), source.config, lambda inputs: None)
-        return shapes_ahead(bound, fixed_batch_sizes(source.config, bound))
+        return shapes_to_lower(bound, fixed_batch_sizes(source.config, bound))
 
     assert ahead("few") == (((1, 4),), ((2, 4),), ((4, 4),), ((8, 4),))
     assert ahead("few", batch_sizes="3, 5") == (((3, 4),), ((5, 4),))
@@ -275,17 +275,17 @@ def test_a_torch_migraphx_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_it_builds_at_its_import_is_kept_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rocserve.backends.pytorch.torch_migraphx import keep_what_it_builds
+    from rocserve.backends.pytorch.torch_migraphx import build_in_cache
 
     cache = tmp_path / "cache"
     settings = EngineSettings(cache_directory=str(cache))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/named")
-    keep_what_it_builds(settings)
+    build_in_cache(settings)
     assert os.environ["TORCH_EXTENSIONS_DIR"] == "/named"
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
     before = os.umask(0o002)
     try:
-        keep_what_it_builds(settings)
+        build_in_cache(settings)
     finally:
         os.umask(before)
     (folder,) = (cache / "torch-extensions").iterdir()

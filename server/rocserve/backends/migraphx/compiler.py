@@ -10,16 +10,16 @@ from pathlib import Path
 
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob
-from rocserve.backends.migraphx.jobs.probe import own_recipe
+from rocserve.backends.migraphx.jobs.probe import original_size_recipe
 from rocserve.backends.migraphx.planning.plan import batch_dimension, read_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
 from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
 from rocserve.jobs.runner import JobRunner
 
-BEFOREHAND = "compile it beforehand with `rocserve compile`"
+COMPILE_BEFOREHAND = "compile it beforehand with `rocserve compile`"
 """A remedy for a compile beyond the time limit, in addition to a higher limit."""
-_SEARCH = "3"
+_FIND_ENFORCE = "3"
 """Value of MIOPEN_FIND_ENFORCE: search for the fastest kernels, even if MIOpen's database has some."""
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 """Each attempt makes a folder in the cache and removes it, and fifty processes may wait while a compile takes hours."""
@@ -44,7 +44,7 @@ class ProgramCompiler:
     model_name: str = field(kw_only=True)
     model_folder: Path = field(kw_only=True)
     semaphore: CompileSemaphore = field(default_factory=machine_semaphore, kw_only=True)
-    remedy: str = field(default=BEFOREHAND, kw_only=True)
+    remedy: str = field(default=COMPILE_BEFOREHAND, kw_only=True)
     """A remedy for the time limit, in addition to a higher limit; "" = none."""
 
     def program(
@@ -64,10 +64,10 @@ class ProgramCompiler:
             # MIOpen reads these variables; MIGraphX uses it for convolutions on a GPU.
             variables["MIOPEN_USER_DB_PATH"] = str(self.cache.tuning_folder)
             if recipe.options.miopen_tuning:
-                variables["MIOPEN_FIND_ENFORCE"] = _SEARCH
+                variables["MIOPEN_FIND_ENFORCE"] = _FIND_ENFORCE
 
         def build(file: Path) -> ProgramAbout:
-            with self.semaphore.acquired(low_priority, _give_up), self._own_program(recipe) as own:
+            with self.semaphore.acquired(low_priority, _give_up), self._original_size_program(recipe) as own:
                 job = CompileJob(self.model_name, str(self.model_folder), recipe, str(file), own)
                 return self.runner.run(
                     job,
@@ -102,14 +102,14 @@ class ProgramCompiler:
         return wait
 
     @contextmanager
-    def _own_program(self, recipe: ProgramRecipe) -> Iterator[str]:
+    def _original_size_program(self, recipe: ProgramRecipe) -> Iterator[str]:
         """Yield the cached program of the file's own batch size, if the recipe changes the batch size; "" = not cached
         yet."""
         if not recipe.rebatched:
             yield ""
             return
         graph = read_graph(recipe.source.kind, Path(recipe.source.path), self.model_folder, recipe.output_names)
-        found = self.cache.find(own_recipe(recipe, batch_dimension(graph) or 0).key)
+        found = self.cache.find(original_size_recipe(recipe, batch_dimension(graph) or 0).key)
         try:
             yield "" if found is None else str(found.path)
         finally:

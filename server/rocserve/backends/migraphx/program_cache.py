@@ -195,17 +195,17 @@ class ProgramCache:
         self.limit_bytes = limit_bytes
         self._warn = warn
         self._spare_directory = spare_directory or usual_spare_directory()
-        self._problem = _prepare(directory)
+        self._write_error = _prepare(directory)
         """Why the folder cannot be written; "" = it can."""
-        if self._problem:
+        if self._write_error:
             warn(
-                f"compiled programs cannot be kept in {directory} ({self._problem}): those that are there are used, new"
-                f" ones go to {self._spare}; name another folder with --cache-directory"
+                f"compiled programs cannot be kept in {directory} ({self._write_error}): those that are there are used,"
+                f" new ones go to {self._spare}; name another folder with --cache-directory"
             )
 
     def find(self, key: str) -> CachedProgram | None:
         """Return the program, which counts as used now and stays as long as the result lives."""
-        for programs in self._places():
+        for programs in self._program_folders():
             if (found := programs.find(key)) is not None:
                 with suppress(OSError):  # Another process may have removed the program since.
                     return _program(found)
@@ -230,7 +230,7 @@ class ProgramCache:
         if (found := self.find(key)) is not None:
             return found
         problems: list[str] = []
-        for directory in self._writable():
+        for directory in self._writable_folders():
             problem = _prepare(directory)
             free = shutil.disk_usage(directory).free if not problem else 0
             if not problem and free < _LEAST_FREE_BYTES:
@@ -251,7 +251,7 @@ class ProgramCache:
 
     def entries(self) -> Sequence[CacheEntry]:
         """Return all programs of the cache and the spare folder, least recently used first."""
-        found = [entry for programs in self._places() for entry in programs.entries()]
+        found = [entry for programs in self._program_folders() for entry in programs.entries()]
         return [
             CacheEntry(entry.path, entry.size_bytes, entry.used_at, _read_about(entry.path))
             for entry in sorted(found, key=lambda entry: entry.used_at)
@@ -259,12 +259,12 @@ class ProgramCache:
 
     def compiling(self) -> Sequence[str]:
         """Return the keys of the programs that any process is compiling now."""
-        return [key for programs in self._places() for key in programs.being_made()]
+        return [key for programs in self._program_folders() for key in programs.being_made()]
 
     def remove(self, key: str) -> bool:
         """Remove a program. Returns whether it is gone: a program that a process builds or is about to load stays.
         Raises ServeError (UNAVAILABLE) if the folder cannot be written."""
-        gone = [programs.remove(key) for programs in self._places()]
+        gone = [programs.remove(key) for programs in self._program_folders()]
         return all(gone)
 
     def prune(self, limit_bytes: int) -> Sequence[CacheEntry]:
@@ -274,7 +274,7 @@ class ProgramCache:
         entries = self.entries()
         removed: set[Path] = set()
         failures: list[ServeError] = []
-        for programs in self._places():
+        for programs in self._program_folders():
             try:
                 removed.update(entry.path for entry in programs.prune(limit_bytes))
             except ServeError as error:
@@ -285,12 +285,12 @@ class ProgramCache:
 
     @property
     def load_trials(self) -> LoadTrials:
-        return LoadTrials(self.directory / _LOAD_TRIALS, self._spare / _LOAD_TRIALS if self._problem else None)
+        return LoadTrials(self.directory / _LOAD_TRIALS, self._spare / _LOAD_TRIALS if self._write_error else None)
 
     @property
     def tuning_folder(self) -> Path:
         """MIOpen's folder for the tuning results of this machine's GPUs."""
-        return (self._spare if self._problem else self.directory) / _TUNING
+        return (self._spare if self._write_error else self.directory) / _TUNING
 
     @functools.cached_property
     def _spare(self) -> Path:
@@ -302,14 +302,14 @@ class ProgramCache:
         _prepare(Path(self._own_spare.name))
         return Path(self._own_spare.name)
 
-    def _writable(self) -> Iterator[Path]:
+    def _writable_folders(self) -> Iterator[Path]:
         """Yield the folders that may take new programs, the preferred one first. The spare folder is created only if
         asked for."""
-        if not self._problem:
+        if not self._write_error:
             yield self.directory
         yield self._spare
 
-    def _places(self) -> Sequence[FolderCache]:
+    def _program_folders(self) -> Sequence[FolderCache]:
         """Return the folders that may hold programs."""
         directories = [self.directory]
         if "_spare" in self.__dict__:

@@ -8,11 +8,11 @@ from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME, choose_engine
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO, ROCM
 
-_OF_PROVIDERS = frozenset(
-    name for kind in (CUDA, ROCM, OPENVINO, MIGRAPHX_PROVIDER) for name in (*kind.options, *kind.passed_over)
+_PROVIDER_PARAMETERS = frozenset(
+    name for kind in (CUDA, ROCM, OPENVINO, MIGRAPHX_PROVIDER) for name in (*kind.options, *kind.ignored)
 )
 
-_OF_SESSIONS = frozenset(
+_SESSION_PARAMETERS = frozenset(
     {
         "enable_mem_arena",
         "enable_mem_pattern",
@@ -37,7 +37,7 @@ _OF_SESSIONS = frozenset(
 others name folders to read weights from, or files to write."""
 
 # cache_dir is left out because it names a folder that OpenVINO writes to.
-REQUEST_PARAMETERS = migraphx_options.REQUEST_PARAMETERS | _OF_SESSIONS | (_OF_PROVIDERS - {"cache_dir"})
+REQUEST_PARAMETERS = migraphx_options.REQUEST_PARAMETERS | _SESSION_PARAMETERS | (_PROVIDER_PARAMETERS - {"cache_dir"})
 
 
 BACKEND = BackendSpec(

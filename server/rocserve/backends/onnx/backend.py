@@ -96,7 +96,7 @@ def is_on_cpu(session: Any) -> bool:
     return bool(session.get_providers() == ["CPUExecutionProvider"])
 
 
-class PlacedRun:
+class InPlaceRun:
     """Runs a session whose outputs go into a batch's room, instead of memory that the engine allocates."""
 
     def __init__(self, session: Any, signature: Signature, batching: bool) -> None:
@@ -169,7 +169,7 @@ def load(model: ModelSource) -> LoadedModel:
     # Parameters of MIGraphX without effect here are logged. Models at fixed batch sizes use those for sizes.
     names = PARAMETERS | {"target"}
     if plan.compiling is not None or plan.on_gpu:
-        names -= _OF_COMPILED_SHAPES
+        names -= _BATCH_SIZE_PARAMETERS
     values = {name: text.strip().lower() for name, text in model.config.parameters.items() if name in names}
     unreduced = ("precision", "fp32")
     foreign = sorted(f"'{name}'" for name, text in values.items() if text and (name, text) != unreduced)
@@ -236,7 +236,7 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
         for spec in signature.outputs
     )
     takes_bf16 = any(spec.datatype is DataType.BF16 for spec in signature.inputs)
-    placed = PlacedRun(session, signature, batches) if fixed and is_on_cpu(session) and not takes_bf16 else None
+    placed = InPlaceRun(session, signature, batches) if fixed and is_on_cpu(session) and not takes_bf16 else None
     opened = OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), _placed=placed)
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
         opened.bound_batches(model.instance_count, model.memory_bytes)
@@ -297,7 +297,7 @@ class OnnxModel:
     properties: Mapping[str, str]
     _sizes: Sequence[int] = ()
     """The batch sizes of its sessions, each of which is warmed up; empty = any."""
-    _placed: PlacedRun | None = None
+    _placed: InPlaceRun | None = None
     """Writes large outputs in place; None = not possible."""
     executions: Sequence[Execution] = field(default=(), init=False)
 
@@ -409,7 +409,7 @@ class OnnxModel:
         return Batch(inputs, tuple(spec.name for spec in self.signature.outputs), (rows,))
 
 
-_OF_COMPILED_SHAPES = frozenset({"batch", "batch_sizes", "pad_batch"})
+_BATCH_SIZE_PARAMETERS = frozenset({"batch", "batch_sizes", "pad_batch"})
 """Parameters that models at fixed batch sizes use, too."""
 
 

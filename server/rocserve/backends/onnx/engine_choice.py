@@ -63,7 +63,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
         if machine.migraphx:
             return EngineChoice(ONNXRUNTIME, f"parameter 'target' is for MIGraphX, but {machine.migraphx}")
         return migraphx_choice(config, machine, "parameter 'target' says so", "", ONNXRUNTIME)
-    choice = _by_machine(config, machine)
+    choice = _choose_by_machine(config, machine)
     if choice.engine is ONNXRUNTIME and not wanted and config.parameters.get("target", "").strip():
         raise unavailable(
             f"model '{config.name}' needs MIGraphX's target gpu, because 'target' is \"gpu\", but {choice.reason}; set"
@@ -72,7 +72,7 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     return choice
 
 
-def _by_machine(config: ModelConfig, machine: Machine) -> EngineChoice:
+def _choose_by_machine(config: ModelConfig, machine: Machine) -> EngineChoice:
     groups = [group for group in config.instance_groups if not group.passive]
     if groups and all(group.kind is InstanceKind.CPU for group in groups):
         return EngineChoice(ONNXRUNTIME, "the instances are KIND_CPU")

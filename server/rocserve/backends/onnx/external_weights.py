@@ -78,7 +78,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
 
 
 @contextmanager
-def settled_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
+def stable_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
     """Yield the model file for a session with these onnxruntime.SessionOptions, whose weights nobody overwrites. The
     weights come from memory, or from copies that are deleted afterwards (mapped pages remain). Raises OSError if a file
     cannot be read, ServeError (UNAVAILABLE) if a file cannot be copied."""

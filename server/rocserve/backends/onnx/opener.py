@@ -33,7 +33,7 @@ import onnxruntime
 from rocserve.backends.base import Batch, BatchResult, Execution, ModelSource
 from rocserve.backends.contained_paths import path_within
 from rocserve.backends.file_kinds import what_it_is
-from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, settled_weights
+from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights, stable_weights
 from rocserve.backends.onnx.provider_options import CUDA, ROCM
 from rocserve.backends.onnx.providers import ProviderPlan
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
@@ -220,7 +220,7 @@ class SessionOpener:
             raise invalid_argument(f"ONNX Runtime cannot load {file.name}: {text}{hint}") from None
 
     def _session(self, options: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
-        with settled_weights(self._model.model_file, self._weights, options) as path:
+        with stable_weights(self._model.model_file, self._weights, options) as path:
             session = onnxruntime.InferenceSession(
                 str(path), options, providers=[*providers, _CPU_PROVIDER], enable_fallback=0
             )
@@ -421,7 +421,7 @@ class _DeviceSessions:
     def value(self, tensor: Tensor, copies: bool) -> Any:
         return self.tensors.value(tensor, copies)
 
-    def staying(self, batch: Batch) -> Collection[int]:
+    def outputs_on_gpu(self, batch: Batch) -> Collection[int]:
         return [self._places[name] for name in batch.may_stay]
 
     def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:

@@ -30,7 +30,7 @@ class ProviderKind:
     package: str
     """The Python package whose ONNX Runtime has the provider."""
     options: Mapping[str, Reader]
-    passed_over: Mapping[str, str] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
     """Parameters that are accepted without effect, and the reason."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Parameters that cannot be honoured, and a remedy."""
@@ -41,13 +41,13 @@ def read_options(kind: ProviderKind, accelerator: ExecutionAccelerator, model: s
     ServeError (INVALID_ARGUMENT) for an unknown parameter or a wrong value."""
     options: dict[str, str] = {}
     for name, text in accelerator.parameters.items():
-        if name in kind.passed_over:
+        if name in kind.ignored:
             continue
         if name in kind.refused:
             raise wrong_parameter(kind.accelerator, name, model, f"which cannot be followed: {kind.refused[name]}")
         read = kind.options.get(name)
         if read is None:
-            known = ", ".join(sorted({*kind.options, *kind.passed_over}))
+            known = ", ".join(sorted({*kind.options, *kind.ignored}))
             raise wrong_parameter(kind.accelerator, name, model, f"which is unknown; known are {known}")
         try:
             options[name] = read(text.strip())
@@ -190,15 +190,15 @@ MIGRAPHX_PROVIDER = ProviderKind(
     on_gpu=True,
     package="onnxruntime-migraphx",
     options=_MIGRAPHX_OPTIONS,
-    passed_over={
+    ignored={
         **dict.fromkeys(CACHE_NAMES, "compiled programs are kept in the server's own cache (--cache-directory)"),
         **dict.fromkeys(PARAMETERS - _MIGRAPHX_OPTIONS.keys(), 'it is for the engine "migraphx" only'),
     },
     refused={"device_id": "name the GPUs in the instance group's 'gpus'"},
 )
 
-_RENAMED = {"exhaustive_tune": "migraphx_exhaustive_tune"}
-_NOT_THE_PROVIDERS = (
+_PROVIDER_NAMES = {"exhaustive_tune": "migraphx_exhaustive_tune"}
+_SERVER_PARAMETERS = (
     "precision",
     "precision_mode",
     "migraphx_max_dynamic_batch",
@@ -212,7 +212,9 @@ _NOT_THE_PROVIDERS = (
 def provider_options(options: Mapping[str, str], model: str, model_folder: Path) -> Mapping[str, str]:
     """Return the provider's own options for the accelerator's parameters. Raises ServeError (INVALID_ARGUMENT) if a
     reduced precision lacks its calibration table, or is given twice and differently."""
-    given = {_RENAMED.get(name, name): value for name, value in options.items() if name not in _NOT_THE_PROVIDERS}
+    given = {
+        _PROVIDER_NAMES.get(name, name): value for name, value in options.items() if name not in _SERVER_PARAMETERS
+    }
     named = {options[name] for name in ("precision", "precision_mode") if name in options}
     if len(named) > 1:
         raise invalid_argument(f"model '{model}': 'precision' and 'precision_mode' differ; keep one of them")

@@ -58,7 +58,7 @@ class Provider:
     options: Mapping[str, str]
     accelerator: Mapping[str, str] = field(default_factory=dict)
     """The accelerator's parameters, including those that the provider does not get."""
-    keeps_compiled: bool = False
+    caches_programs: bool = False
     """Whether the provider stores compiled programs in files."""
 
 
@@ -168,15 +168,15 @@ def _provider(model: ModelSource, kind: ProviderKind, accelerator: ExecutionAcce
         accelerator = replace(accelerator, parameters={**more, **accelerator.parameters})
     given = read_options(kind, accelerator, model.name)
     for name in accelerator.parameters:
-        if name in kind.passed_over:
-            _LOG.info("model '%s': parameter '%s' changes nothing: %s", model.name, name, kind.passed_over[name])
+        if name in kind.ignored:
+            _LOG.info("model '%s': parameter '%s' changes nothing: %s", model.name, name, kind.ignored[name])
     if kind is MIGRAPHX_PROVIDER:
         options = {**provider_options(given, model.name, model.model_folder), "device_id": "0"}
-        return Provider(kind, options, given, keeps_compiled=True)
+        return Provider(kind, options, given, caches_programs=True)
     if kind is OPENVINO:
         options = {"num_of_threads": str(usable_cpus()), **given}
         options.pop("cache_dir", None)
-        return Provider(kind, options, given, keeps_compiled="cache_dir" in given)
+        return Provider(kind, options, given, caches_programs="cache_dir" in given)
     if kind is ROCM:
         # HIP_VISIBLE_DEVICES leaves the worker only its own GPU.
         return Provider(kind, {**given, "device_id": "0"}, given)
@@ -194,7 +194,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     """Give each provider that stores compiled programs a folder in the cache. The folder belongs to one model compiled
     with one set of options, because the providers' own file names depend neither on the weights nor on the precision.
     Sets environment variables of this process. Raises ServeError (UNAVAILABLE) if the cache cannot be used."""
-    if not any(provider.keeps_compiled for provider in plan.providers):
+    if not any(provider.caches_programs for provider in plan.providers):
         return plan
     # AMD's image for Triton names a folder for the provider's files; they stay there.
     named = os.environ.get(_MIGRAPHX_VARIABLE, "")
@@ -207,7 +207,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     }
     providers = list(plan.providers)
     for number, provider in enumerate(plan.providers):
-        if not provider.keeps_compiled:
+        if not provider.caches_programs:
             continue
         # Everything that a compiled program depends on and the provider itself does not compare.
         parts = (contents, onnxruntime.__version__, provider.kind.provider, provider.options, switches)

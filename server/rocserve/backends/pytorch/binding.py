@@ -93,7 +93,7 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
     ]
     signature = Signature(tuple(inputs), (), batches, max_batch_size=file.most_rows)
     bound = BoundProgram(signature, tuple(requested), tuple(samples), {})
-    tensors = file.outputs if file.outputs is not None else _tried_outputs(bound, config, trial)
+    tensors = file.outputs if file.outputs is not None else _outputs_of_trial(bound, config, trial)
     names = given_names(tensors, [entry.name for entry in config.outputs], file.outputs is None)
     outputs = [_spec(name, tensor) for name, tensor in zip(names, tensors, strict=True)]
     if file.outputs is None:
@@ -145,7 +145,7 @@ def _sample(shape: tuple[int, ...], known: tuple[int, ...], batches: bool) -> tu
     return tuple(1 if size == -1 else size for size in sizes)
 
 
-def _tried_outputs(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tuple[ProgramTensor, ...]:
+def _outputs_of_trial(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tuple[ProgramTensor, ...]:
     """Return the outputs of a run with zeros. A size varies if a second run with larger inputs gives another size, or
     if the configuration says so."""
     batches = bound.signature.supports_batching

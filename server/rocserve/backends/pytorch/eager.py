@@ -17,8 +17,8 @@ from rocserve.backends.pytorch.program import (
     Program,
     in_precision,
     open_exported,
+    open_on_own_devices,
     open_package,
-    open_placed,
     open_script,
     read_exported,
 )
@@ -92,7 +92,7 @@ def _open(model: ModelSource, kind: FileKind, precision: str, device: torch.devi
     dtype = DTYPES.get(precision)
     if kind is FileKind.EXPORTED:
         if device is None:
-            return open_placed(model.model_file, dtype)
+            return open_on_own_devices(model.model_file, dtype)
         return open_exported(read_exported(model.model_file, device), dtype)
     if kind is FileKind.SCRIPT:
         keys = [entry.name for entry in model.config.inputs]

@@ -73,17 +73,17 @@ def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
         if wanted == engine.name:
             return EngineChoice(engine, named, auto_takes_gpus=auto_takes_gpus)
     choice = EngineChoice(EAGER, "it runs all of PyTorch's files as they are", auto_takes_gpus=auto_takes_gpus)
-    if torch_compile_options(config).is_asked_for:
+    if torch_compile_options(config).is_requested:
         choice = replace(choice, engine=INDUCTOR, reason=f"parameter '{TORCH_COMPILE}' says so")
     if any(group.kind is InstanceKind.MODEL and not group.passive for group in config.instance_groups):
         return choice
-    choice = _with_the_cpu_behind(choice, config, machine)
-    if choice.engine is INDUCTOR or not auto_takes_gpus or not _may_be_lowered(config, machine):
+    choice = _with_cpu_fallback(choice, config, machine)
+    if choice.engine is INDUCTOR or not auto_takes_gpus or not _can_lower(config, machine):
         return choice
     return EngineChoice(TORCH_MIGRAPHX, f"{_LOWERING} and an AMD GPU are there", choice, auto_takes_gpus=True)
 
 
-def _may_be_lowered(config: ModelConfig, machine: Machine) -> bool:
+def _can_lower(config: ModelConfig, machine: Machine) -> bool:
     """Return whether torch_migraphx and an AMD GPU are available for a file that may be a program of torch.export. Only
     the file's content tells whether it is one."""
     is_other = config.platform in _PACKAGE_PLATFORMS or config.default_model_filename.endswith(_SCRIPT_ENDING)
@@ -91,7 +91,7 @@ def _may_be_lowered(config: ModelConfig, machine: Machine) -> bool:
     return not is_other and has_gpu and all(map(machine.is_installed, (_LOWERING, _MIGRAPHX_MODULE)))
 
 
-def _with_the_cpu_behind(choice: EngineChoice, config: ModelConfig, machine: Machine) -> EngineChoice:
+def _with_cpu_fallback(choice: EngineChoice, config: ModelConfig, machine: Machine) -> EngineChoice:
     """Add the same engine on the CPU as the fallback, if an instance may run on a GPU and the configuration accepts the
     CPU. Only a worker finds out that PyTorch's build cannot use a GPU."""
     asks = any(group.kind is InstanceKind.GPU and not group.passive for group in config.instance_groups)

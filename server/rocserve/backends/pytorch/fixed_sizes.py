@@ -49,7 +49,7 @@ class SizedModel(Protocol):
     def value(self, tensor: Tensor, copies: bool) -> Any:
         """Return an input as a PyTorch tensor, on its own memory or as a copy."""
 
-    def staying(self, batch: Batch) -> Collection[int]:
+    def outputs_on_gpu(self, batch: Batch) -> Collection[int]:
         """Return the positions of the outputs that stay on the GPU."""
 
     def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
@@ -112,7 +112,7 @@ class SizedExecution:
                 self._ended.synchronize()
                 parts.append([output.clone() for output in self._outputs])
             rest = [tensor[last.start : last.start + last.rows] for tensor in inputs]
-            self._run(rest, last.batch_size, () if parts else model.staying(batch))
+            self._run(rest, last.batch_size, () if parts else model.outputs_on_gpu(batch))
             if parts:
                 self._ended.synchronize()
                 self._outputs = [torch.cat(column) for column in zip(*parts, self._outputs, strict=True)]
@@ -130,8 +130,8 @@ class SizedExecution:
         outputs = {name: _copied(value, self._batch.room.get(name)) for name, value in named.outputs.items()}
         return replace(named, outputs=outputs)
 
-    def _run(self, inputs: Sequence[Any], size: int, staying: Collection[int] = ()) -> None:
-        """Run one batch size on the current stream. `staying`: the positions of outputs that stay on the GPU."""
+    def _run(self, inputs: Sequence[Any], size: int, outputs_on_gpu: Collection[int] = ()) -> None:
+        """Run one batch size on the current stream. `outputs_on_gpu`: the positions of outputs that stay on the GPU."""
         own = self.by_size[size]
         rows = len(inputs[0])
         for given, staged, placed in zip(inputs, own.staged_inputs, own.inputs, strict=True):
@@ -144,7 +144,9 @@ class SizedExecution:
         tensors = self._model.tensors
         assert tensors is not None, "a GPU's"
         self._outputs = [
-            tensors.share(output[:rows]) if place in staying else staged[:rows].copy_(output[:rows], non_blocking=True)
+            tensors.share(output[:rows])
+            if place in outputs_on_gpu
+            else staged[:rows].copy_(output[:rows], non_blocking=True)
             for place, (output, staged) in enumerate(zip(outputs, own.staged_outputs, strict=True))
         ]
         self._ended.record(self._stream)

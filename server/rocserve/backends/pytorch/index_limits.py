@@ -20,14 +20,14 @@ from rocserve.core.tensors import Tensor, tensor_from_numpy
 Limits = tuple[int, ...]
 """The least and the largest value; empty = unknown."""
 
-_LOOKS_UP = {"aten::embedding": (0, 1), "aten::_embedding_bag": (0, 1), "aten::embedding_bag": (0, 1)}
+_EMBEDDINGS = {"aten::embedding": (0, 1), "aten::_embedding_bag": (0, 1), "aten::embedding_bag": (0, 1)}
 """The positions of the indexed tensor (along its first dimension) and of the index."""
-_ALONG = ("aten::index_select", "aten::gather", "aten::index_add", "aten::index_copy", "aten::scatter",
+_INDEX_ALONG_DIMENSION = ("aten::index_select", "aten::gather", "aten::index_add", "aten::index_copy", "aten::scatter",
           "aten::scatter_add")  # fmt: skip
 """Operators called with a tensor, a dimension and an index."""
-_FROM_THE_END = ("aten::index", "aten::index_put")
+_INDEX_LISTS = ("aten::index", "aten::index_put")
 """Operators called with a tensor and a list of indices; a negative index counts from the end."""
-_SAME_VALUES = frozenset(
+_VALUE_PRESERVING = frozenset(
     f"aten::{name}"
     for name in (
         "view", "reshape", "unsqueeze", "squeeze", "expand", "permute", "transpose", "t", "clone", "contiguous",
@@ -41,9 +41,9 @@ def index_limits(exported: Any) -> Mapping[str, Limits]:
     """Return the limits by input name, for a program of torch.export."""
     found: dict[str, Limits] = {}
     for node in exported.graph.nodes:
-        for tensor, dimension, index, counts_from_end in _indexing(node):
+        for tensor, dimension, index, counts_from_end in _indexed_tensors(node):
             shape = tensor.meta["val"].shape
-            source = _source(index)
+            source = _index_input(index)
             if source is None or not shape or not isinstance(shape[dimension], int):
                 continue
             size = shape[dimension]
@@ -83,21 +83,21 @@ def _operator(node: Any) -> str:
     return str(node.target._schema.name) if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
-def _indexing(node: Any) -> list[tuple[Any, int, Any, bool]]:
+def _indexed_tensors(node: Any) -> list[tuple[Any, int, Any, bool]]:
     """Return the indexed tensors of a node, each with its dimension, its index, and whether the index may count from
     the end."""
     name, args = _operator(node), node.args
-    if name in _LOOKS_UP:
-        tensor, index = _LOOKS_UP[name]
+    if name in _EMBEDDINGS:
+        tensor, index = _EMBEDDINGS[name]
         return [(args[tensor], 0, args[index], False)]
-    if name in _ALONG:
+    if name in _INDEX_ALONG_DIMENSION:
         return [(args[0], args[1], args[2], False)]
-    if name in _FROM_THE_END:
+    if name in _INDEX_LISTS:
         return [(args[0], place, index, True) for place, index in enumerate(args[1]) if index is not None]
     return []
 
 
-def _source(index: Any) -> str | None:
+def _index_input(index: Any) -> str | None:
     """Return the input that holds the index's values; None = they are computed."""
     while isinstance(index, torch.fx.Node):
         value = index.meta.get("val")
@@ -105,7 +105,7 @@ def _source(index: Any) -> str | None:
             return None
         if index.op == "placeholder":
             return str(index.name)
-        if _operator(index) not in _SAME_VALUES:
+        if _operator(index) not in _VALUE_PRESERVING:
             return None
         index = index.args[0]
     return None

@@ -16,7 +16,7 @@ import torch
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.pytorch import eager
 from rocserve.backends.pytorch.datatypes import torch_dtype
-from rocserve.backends.pytorch.instruction_sets import begin_with_trials, trials_folder
+from rocserve.backends.pytorch.instruction_sets import trials_folder, use_trials
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
@@ -28,11 +28,11 @@ from rocserve.backends.pytorch.program import (
     ProgramSignature,
     ProgramTensor,
     devices_of,
-    leave_out_what_is_no_tensor,
     open_exported,
     open_package,
     outputs_of,
     read_exported,
+    remove_non_tensor_results,
     size_conditions,
 )
 from rocserve.core.errors import invalid_argument, unavailable
@@ -43,7 +43,7 @@ from rocserve.jobs.messages import Report
 _COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
-_FILES = "5"
+_FILES_REVISION = "5"
 """Increase it when the files' content changes."""
 _WORK = "work"
 """Inductor's folder for sources and objects during a compile."""
@@ -120,7 +120,7 @@ def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
         trials = str(trials_folder(model, compiler, machine_parts(torch.device("cpu"))) or "")
         return InductorJob(model.name, file, str(folder), str(device), precision, compiling.mode, settings, trials)
 
-    parts = (_FILES, precision, compiling.mode, settings, *machine_parts(device))
+    parts = (_FILES_REVISION, precision, compiling.mode, settings, *machine_parts(device))
     return written_folder(model, "inductor", parts, job)
 
 
@@ -158,7 +158,7 @@ class InductorJob:
     def perform(self, report: Report) -> Written:
         """Compile the program. Raises ServeError if the program cannot be compiled."""
         work = Path(self.folder) / _WORK
-        begin_with_trials(self.trials, work)
+        use_trials(self.trials, work)
         device = torch.device(self.device)
         report("reading the program")
         exported = read_exported(Path(self.model_file), device)
@@ -171,7 +171,7 @@ class InductorJob:
             exported = _flat_export(program, device)
             inputs = tuple(replace(tensor, strides=()) for tensor in signature.inputs)
             signature = replace(signature, inputs=inputs)
-        leave_out_what_is_no_tensor(exported)
+        remove_non_tensor_results(exported)
         # Int8 kernels need constant weights. If a size varies, constants give wrong results in PyTorch 2.13.
         sizes_vary = any(-1 in (tensor.shape or ()) for tensor in program.signature.inputs)
         freezes = device.type == "cpu" and "int8" in program.signature.precision and not sizes_vary

@@ -32,7 +32,7 @@ def trials_folder(model: ModelSource, compiler: Path, parts: Sequence[str]) -> P
     return None
 
 
-def begin_with_trials(trials: str, work: Path) -> None:
+def use_trials(trials: str, work: Path) -> None:
     """Make Inductor work in the folder `work`, and find the trials there. `trials`: "" = none."""
     os.environ[_INDUCTOR_FOLDER] = str(work)
     # The folder may have been removed to free space. A partial copy does no harm: each trial is found or run

@@ -54,7 +54,7 @@ def fixed_batch_sizes(config: ModelConfig, bound: BoundProgram) -> Sequence[int]
     return parse_batch_sizes(text, largest) if text else default_batch_sizes(largest)
 
 
-def _give_memory_back() -> None:
+def _free_gpu_cache() -> None:
     """Free cached GPU memory, if this process has used a GPU."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -99,7 +99,7 @@ class TorchModel:
         if not self.signature.supports_batching:
             return
         if device.type != "cpu":
-            self._fix_sizes(captures, source)
+            self._use_fixed_sizes(captures, source)
         elif source.config.has_open_batch:
             self._bound_batches(source.memory_bytes)
 
@@ -116,7 +116,7 @@ class TorchModel:
             if rows is not None and rows < BACKEND.default_max_batch_size:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
-    def _fix_sizes(self, captures: bool, source: ModelSource) -> None:
+    def _use_fixed_sizes(self, captures: bool, source: ModelSource) -> None:
         """Make batches run at fixed sizes, if the program has any. A program that cannot be captured runs operator by
         operator. Raises ServeError (INVALID_ARGUMENT) if the parameter is no list of sizes."""
         sizes = fixed_batch_sizes(self._config, self._bound)
@@ -161,11 +161,11 @@ class TorchModel:
             return execution.result()
         inputs, failures = self.inputs_of(batch)
         outputs = outputs_of(self._call(inputs))
-        staying = self.staying(batch)
-        if staying:
+        outputs_on_gpu = self.outputs_on_gpu(batch)
+        if outputs_on_gpu:
             assert self.tensors is not None, "a GPU's"
             outputs = [
-                self.tensors.share(output) if place in staying and is_on_device(output) else output
+                self.tensors.share(output) if place in outputs_on_gpu and is_on_device(output) else output
                 for place, output in enumerate(outputs)
             ]
             self.tensors.wait()
@@ -179,7 +179,7 @@ class TorchModel:
             raise failures[0]
         return [inputs[spec.name] for spec in self._bound.inputs], failures
 
-    def staying(self, batch: Batch) -> Collection[int]:
+    def outputs_on_gpu(self, batch: Batch) -> Collection[int]:
         return [self._bound.outputs[name] for name in batch.may_stay]
 
     def value(self, tensor: Tensor, copies: bool) -> Any:
@@ -199,7 +199,7 @@ class TorchModel:
     def close(self) -> None:
         self.executions = ()
         del self.program
-        _give_memory_back()
+        _free_gpu_cache()
 
     def _call(self, inputs: Sequence[Tensor]) -> Any:
         """Run the program on inputs in its order. Raises ServeError if the run fails."""
@@ -222,14 +222,14 @@ class TorchModel:
             # An exported program raises AssertionError if its check of the inputs fails.
             raise invalid_argument(f"PyTorch: {error}") from None
         except Exception as error:
-            self._end_where_gpu_is_lost(error)
+            self._exit_if_gpu_is_lost(error)
             is_memory = _NO_HOST_MEMORY in str(error)
             raise (unavailable if is_memory else internal)(f"PyTorch: {error}") from None
         finally:
             if self._options.cleans_cache:
-                _give_memory_back()
+                _free_gpu_cache()
 
-    def _end_where_gpu_is_lost(self, error: Exception) -> None:
+    def _exit_if_gpu_is_lost(self, error: Exception) -> None:
         """End the process if its GPU is lost, so that the server starts another. After an index out of range and
         similar errors, a GPU refuses all further calls of the process."""
         if self.device.type == "cpu" or not isinstance(error, torch.AcceleratorError):

@@ -16,7 +16,7 @@ import torch
 from onnxscript import opset18 as op
 from torch.export import ExportedProgram
 
-from rocserve.backends.pytorch.program import leave_out_what_is_no_tensor
+from rocserve.backends.pytorch.program import remove_non_tensor_results
 
 _OPSET = 18
 """The newest opset whose QuantizeLinear, as written here, MIGraphX reads."""
@@ -26,7 +26,7 @@ _HALF = 128
 
 def write_onnx(program: ExportedProgram, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Write the program to `path`. `inputs` and `outputs` are the tensors' names in the file."""
-    leave_out_what_is_no_tensor(program)
+    remove_non_tensor_results(program)
     torch.onnx.export(
         program,
         f=path,

@@ -118,7 +118,7 @@ class SizeCondition:
             pass
 
     @property
-    def only_tells_0_and_1_apart(self) -> bool:
+    def excludes_only_0_and_1(self) -> bool:
         """Whether the condition only excludes sizes of 0 and 1, which torch.export has not tried, and which work."""
         match self._tree:
             case ast.Compare(tested, [ast.NotEq()], [ast.Constant(value=0 | 1)]):
@@ -131,7 +131,7 @@ class SizeCondition:
                 return False
         return not any(isinstance(node, ast.Mod) for node in ast.walk(tested))
 
-    def wanted(self, shapes: Sequence[Sequence[int]]) -> int:
+    def right_side(self, shapes: Sequence[Sequence[int]]) -> int:
         """Return the value of the right side of `==` for inputs of these shapes."""
         match self._tree:
             case ast.Compare(_, [ast.Eq()], [right]):

@@ -22,7 +22,7 @@ _INSTRUCTION_SETS = {
 """The functions of torch.cpu that tell whether this processor has an instruction set, by PyTorch's name for the set."""
 
 
-def foreign_parts(metadata: Mapping[str, str], gpu: int) -> list[str]:
+def missing_features(metadata: Mapping[str, str], gpu: int) -> list[str]:
     """Return the properties in a package's metadata that this machine lacks. `gpu`: the GPU's number; -1 = the
     first."""
     own = {"AOTI_PLATFORM": sys.platform, "AOTI_MACHINE": platform.machine()}

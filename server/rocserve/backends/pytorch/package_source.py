@@ -42,7 +42,7 @@ _STRIDE = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_stride\[(?P<dimen
 _SYMBOL = re.compile(r"\bint64_t (s\d+) = (\w+)_size\[(\d+)\];")
 _ASSERTED = re.compile(r'\bassert_size_stride\((\w+), \{([^{}]*)\}, \{[^{}]*\}, "input"\)')
 """PyTorch 2.13 and newer write this line, with all sizes as expressions of symbols."""
-_IN_C = ((re.compile(r"\b(\d+)L+\b"), r"\1"), (re.compile(r"static_cast<int64_t>"), ""),
+_C_TO_PYTHON = ((re.compile(r"\b(\d+)L+\b"), r"\1"), (re.compile(r"static_cast<int64_t>"), ""),
          (re.compile(r"c10::div_floor_integer"), "FloorDiv"), (re.compile(r"std::(max|min)\b"), r"\1"))  # fmt: skip
 """Parts of a C++ expression, and their form in Python."""
 
@@ -68,7 +68,7 @@ class PackageInput:
 @dataclass(frozen=True, slots=True)
 class PackageSource:
     inputs: tuple[PackageInput, ...]
-    tied: Mapping[tuple[int, int], SizeCondition]
+    size_equations: Mapping[tuple[int, int], SizeCondition]
     """By input and dimension, the equation that gives a size from the other inputs' sizes."""
 
     @property
@@ -84,8 +84,8 @@ class PackageSource:
             [size if isinstance(size, int) else 1 if size is None else max(1, size.least) for size in each.sizes]
             for each in self.inputs
         ]
-        for (place, dimension), condition in self.tied.items():
-            shapes[place][dimension] = condition.wanted(shapes)
+        for (place, dimension), condition in self.size_equations.items():
+            shapes[place][dimension] = condition.right_side(shapes)
         return tuple(map(tuple, shapes))
 
     def check(self, specs: Sequence[TensorSpec], batches: bool) -> None:
@@ -131,7 +131,7 @@ class PackageSource:
         """Check the sizes in each value's `shape`. Raises ServeError (INVALID_ARGUMENT) if they do not agree, or exceed
         the bounds that the package was compiled with."""
         sizes = [[own if isinstance(own, OpenSize) else None for own in each.sizes] for each in self.inputs]
-        check_sizes(names, sizes, self.tied.values(), values, "compiled")
+        check_sizes(names, sizes, self.size_equations.values(), values, "compiled")
 
     def _require_known(self, specs: Sequence[TensorSpec], batches: bool) -> None:
         """Raises ServeError (INVALID_ARGUMENT) if a request could have sizes that do not agree."""
@@ -180,7 +180,7 @@ def _source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype
         ranks[name] = max(ranks.get(name, 0), dimension + 1)
     open_places = [(name, own) for name in names for own in range(ranks[name]) if (name, own) not in fixed]
     numbers = {symbol: f"size_{names.index(name)}_{own}" for symbol, (name, own) in symbols.items() if name in names}
-    tied: dict[tuple[int, int], SizeCondition] = {}
+    size_equations: dict[tuple[int, int], SizeCondition] = {}
 
     def size(name: str, dimension: int) -> int | OpenSize | None:
         place = name, dimension
@@ -192,7 +192,7 @@ def _source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype
             return _open(expression, symbols[expression], least, most)
         in_numbers = re.sub(r"\bs\d+\b", lambda symbol: numbers.get(symbol[0], symbol[0]), expression)
         try:
-            tied[names.index(name), dimension] = SizeCondition(f"{written} == {in_numbers}")
+            size_equations[names.index(name), dimension] = SizeCondition(f"{written} == {in_numbers}")
         except ValueError:  # The source has no such expression, or one of an unknown form.
             return _open(written, place, least, most) if len(open_places) == 1 else None
         return OpenSize(written, 1, 0, 0, None)
@@ -202,7 +202,7 @@ def _source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype
         sizes = tuple(size(name, dimension) for dimension in range(ranks[name]))
         own = {dimension: stride for (input_, dimension), stride in strides.items() if input_ == name}
         inputs.append(PackageInput(datatypes[name], sizes, _is_contiguous(sizes, own)))
-    return PackageSource(tuple(inputs), tied)
+    return PackageSource(tuple(inputs), size_equations)
 
 
 def _numbers(pattern: re.Pattern[str], text: str) -> Places:
@@ -211,7 +211,7 @@ def _numbers(pattern: re.Pattern[str], text: str) -> Places:
 
 def _split(expressions: str) -> list[str]:
     """Split C++ expressions at commas outside of brackets, and convert them to Python."""
-    for pattern, replacement in _IN_C:
+    for pattern, replacement in _C_TO_PYTHON:
         expressions = pattern.sub(replacement, expressions)
     parts, depth = [""], 0
     for character in expressions:

@@ -71,7 +71,7 @@ def run_options(config: ModelConfig) -> RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class TorchCompileOptions:
-    is_asked_for: bool = False
+    is_requested: bool = False
     """Whether the parameter is present and does not disable the compiler."""
     mode: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
 from rocserve.backends.pytorch.environment import variable
 from rocserve.backends.pytorch.index_limits import Limits, index_limits
 from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
-from rocserve.backends.pytorch.package_machine import foreign_parts
+from rocserve.backends.pytorch.package_machine import missing_features
 from rocserve.backends.pytorch.package_source import read_source
 from rocserve.backends.pytorch.unpacked import unpacked
 from rocserve.core.datatypes import DataType
@@ -42,7 +42,7 @@ _PRECISIONS = {
 _CPU = torch.device("cpu")
 _TENSOR = "Tensor"
 """TorchScript's name of the type."""
-_ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_TENSORS_ONLY_VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Makes PyTorch read the pickles in a program (the example's tensors) only as tensors. Without it PyTorch would fall
 back to pickles that call functions."""
 _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
@@ -96,7 +96,7 @@ class ProgramSignature:
         return inputs, outputs
 
 
-def take_as_they_are(specs: Sequence[TensorSpec], batches: bool) -> None:
+def accept_all_inputs(specs: Sequence[TensorSpec], batches: bool) -> None:
     """Accept all inputs, for a program that checks its inputs itself."""
 
 
@@ -108,7 +108,7 @@ class Program:
     signature: ProgramSignature
     devices: tuple[str, ...] = ()
     """The devices of its parts, if the parts stay on the devices that the file names."""
-    check: Callable[[Sequence[TensorSpec], bool], None] = take_as_they_are
+    check: Callable[[Sequence[TensorSpec], bool], None] = accept_all_inputs
     """Checks inputs in the program's order; True = their first dimension is the batch. Raises ServeError
     (INVALID_ARGUMENT) if the program does not take them."""
 
@@ -157,7 +157,7 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
     import torch.ao.quantization.fx._decomposed
 
     try:
-        with variable(_ONLY_TENSORS, "1"):
+        with variable(_TENSORS_ONLY_VARIABLE, "1"):
             exported = torch.export.load(path)
     except Exception as error:
         raise _unreadable(path, error) from error
@@ -175,7 +175,7 @@ def devices_of(exported: Any) -> set[str]:
     return {str(tensor.device) for tensor in tensors if isinstance(tensor, torch.Tensor)}
 
 
-def open_placed(path: Path, dtype: torch.dtype | None) -> Program:
+def open_on_own_devices(path: Path, dtype: torch.dtype | None) -> Program:
     """Open a program of torch.export with each part on the device that the file names. Inputs are moved to the devices
     that they had during the export. Raises ServeError (INVALID_ARGUMENT) like `read_exported` and `open_exported`."""
     exported = read_exported(path, None)
@@ -254,7 +254,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
     return Program(call, signature)
 
 
-def leave_out_what_is_no_tensor(exported: Any) -> None:
+def remove_non_tensor_results(exported: Any) -> None:
     """Remove results that are no tensors; the remaining results are then a tuple. Otherwise compilers and exporters
     would put a size among the output tensors."""
     output, signature = exported.graph.output_node(), exported.graph_signature
@@ -283,7 +283,7 @@ def size_conditions(exported: Any) -> tuple[str, ...]:
         if "size_" not in condition and ".size()" not in condition:
             continue  # The guard is about values in the file itself.
         try:
-            if not SizeCondition(condition).only_tells_0_and_1_apart:
+            if not SizeCondition(condition).excludes_only_0_and_1:
                 conditions.append(condition)
         except ValueError:
             raise invalid_argument(
@@ -383,7 +383,7 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
             f"{path.name} is compiled for PyTorch's device '{compiled_for}' and the instance is on '{device.type}';"
             " give the model instances there, or compile the program for this device"
         )
-    if lacking := foreign_parts(metadata, index):
+    if lacking := missing_features(metadata, index):
         _LOG.warning(
             "%s is compiled for %s, which this machine lacks: its code may not run here", path, ", ".join(lacking)
         )

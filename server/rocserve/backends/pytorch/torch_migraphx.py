@@ -64,8 +64,8 @@ page and an untrained ResNet-50:
     bf16  0.0051   0.0025   0.012    0.037    0.0034
     int8  0.0010   0.0006   0.022    0.027    0.0028      quantised statically, by ONNX Runtime and by PyTorch
 """
-_NOTHING = 1e-6
-_FILES = "2"
+_NEARLY_ZERO = 1e-6
+_FILES_REVISION = "2"
 """Increase it when the files' content changes for a reason other than torch_migraphx."""
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -91,10 +91,10 @@ def load(model: ModelSource) -> LoadedModel:
             f"model '{model.name}': {asks} runs programs on AMD GPUs only, and the instance is on the CPU; give the"
             ' model instances of KIND_GPU, or use "eager" or "migraphx-onnx"'
         )
-    keep_what_it_builds(model.settings)
+    build_in_cache(model.settings)
     exported = read_exported(model.model_file, device)
     bound = bind(open_exported(exported), model.config, _no_trial)
-    shapes = shapes_ahead(bound, fixed_batch_sizes(model.config, bound))
+    shapes = shapes_to_lower(bound, fixed_batch_sizes(model.config, bound))
     folder = lowered_folder(model, options.precision, device, shapes)
     # Imported after the child process: the first import builds the C++ part, which has a time limit there.
     import_lowering()
@@ -103,7 +103,7 @@ def load(model: ModelSource) -> LoadedModel:
     return TorchModel(model, program, options, device, {"program": "lowered by torch_migraphx"}, captures=False)
 
 
-def keep_what_it_builds(settings: EngineSettings) -> None:
+def build_in_cache(settings: EngineSettings) -> None:
     """Make this process and its children build torch_migraphx's C++ part in the cache. The first import builds it, and
     a worker may be unable to write anywhere else. Raises ServeError (UNAVAILABLE) if other users may have put files
     there, because the files are run; OSError if the folder cannot be made."""
@@ -122,7 +122,7 @@ def import_lowering() -> None:
         raise unavailable(f"torch_migraphx cannot be imported with PyTorch {torch.__version__}: {error}") from error
 
 
-def shapes_ahead(bound: BoundProgram, sizes: Sequence[int]) -> tuple[Shapes, ...]:
+def shapes_to_lower(bound: BoundProgram, sizes: Sequence[int]) -> tuple[Shapes, ...]:
     """Return the shapes that are lowered before the first request: one for each batch size; without batch sizes only
     the program's own or the example's."""
     return tuple((*((size, *shape[1:]) for shape in bound.samples),) for size in sizes) or (bound.samples,)
@@ -137,7 +137,14 @@ def lowered_folder(model: ModelSource, precision: str, device: torch.device, sha
     version = ""
     with suppress(ImportError):  # The child process reports a missing module.
         version = str(getattr(importlib.import_module(_MIGRAPHX), "__version__", ""))
-    parts = (_FILES, importlib.metadata.version(_MODULE), version, precision, repr(shapes), *machine_parts(device))
+    parts = (
+        _FILES_REVISION,
+        importlib.metadata.version(_MODULE),
+        version,
+        precision,
+        repr(shapes),
+        *machine_parts(device),
+    )
     return written_folder(model, "torch-migraphx", parts, job)
 
 
@@ -319,7 +326,7 @@ def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection
 def relative_error(found: Any, expected: Any) -> float:
     """Return the relative distance between two tensors; NaN = one of them holds a NaN."""
     length = expected.double().norm()
-    return float((found.double() - expected.double()).norm() / length.clamp(min=_NOTHING))
+    return float((found.double() - expected.double()).norm() / length.clamp(min=_NEARLY_ZERO))
 
 
 def _file(place: int) -> str:

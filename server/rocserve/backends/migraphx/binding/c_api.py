@@ -35,7 +35,7 @@ from rocserve.backends.migraphx.binding.interface import (
 )
 from rocserve.backends.standard_error import StandardErrorCapture
 
-MADE_ONCE = frozenset(
+CALLED_ONCE = frozenset(
     {
         "load",
         "save",
@@ -72,7 +72,7 @@ class Library:
         self._errors = StandardErrorCapture()
         self._add_message = add_message
         # MIGraphX writes an error in pieces, which overlapping calls would mix.
-        self._speaking = threading.RLock()
+        self._capture_lock = threading.RLock()
         # The types half, float and double follow bool. Their sizes identify them.
         for first in range(1, _LATEST_BOOL + 1):
             scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
@@ -91,14 +91,14 @@ class Library:
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise MigraphxError with MIGraphX's text if it fails. Standard error is captured only during
-        the functions in `MADE_ONCE`, one call at a time: if a run kills the process, its last output (a GPU driver's,
+        the functions in `CALLED_ONCE`, one call at a time: if a run kills the process, its last output (a GPU driver's,
         say) still reaches the log. A failed call of another function is repeated with standard error captured, to get
         MIGraphX's text; if the second call succeeds, its result counts."""
         function = self.function(name)
         passed = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
-        if name not in MADE_ONCE and function(*passed) == 0:
+        if name not in CALLED_ONCE and function(*passed) == 0:
             return
-        with self._speaking:
+        with self._capture_lock:
             start = self._errors.begin()
             status = -1
             try:
@@ -259,7 +259,7 @@ class CProgram(Program):
     def __init__(self, library: Library, handle: Handle, compiled: bool) -> None:
         self._library = library
         self._handle = handle
-        self._given = c_void_p()
+        self._run_results = c_void_p()
         """The results of the latest run, or a null pointer."""
         super().__init__(compiled)
 
@@ -305,13 +305,13 @@ class CProgram(Program):
 
     def _run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         self._arguments.bind(inputs)
-        self._library.call("program_run", byref(self._given), self._handle, self._arguments.handle)
-        return self._results.views(self._given)
+        self._library.call("program_run", byref(self._run_results), self._handle, self._arguments.handle)
+        return self._results.views(self._run_results)
 
     def _drop_results(self) -> None:
-        if self._given:
-            self._results.destroy(self._given)
-            self._given = c_void_p()
+        if self._run_results:
+            self._results.destroy(self._run_results)
+            self._run_results = c_void_p()
 
     @functools.cached_property
     def _arguments(self) -> _Arguments:
@@ -353,7 +353,7 @@ class _Arguments:
         self._library = library
         self._tensors = tensors
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
-        self._made: dict[str, tuple[tuple[int, ...], Handle]] = {}
+        self._shapes: dict[str, tuple[tuple[int, ...], Handle]] = {}
         """The shape handle of each argument, for its latest lengths."""
         # These functions fail only for bad handles, or without memory.
         self._create = library.function("argument_create")
@@ -367,9 +367,9 @@ class _Arguments:
             place = (array.__array_interface__["data"][0], lengths)
             if self._bound.get(name) == place:
                 continue
-            made = self._made.get(name)
+            made = self._shapes.get(name)
             if made is None or made[0] != lengths:
-                made = self._made[name] = (lengths, self._library.create(self._tensors[name].datatype, lengths))
+                made = self._shapes[name] = (lengths, self._library.create(self._tensors[name].datatype, lengths))
             argument = c_void_p()
             # The argument copies the shape; the parameters copy the argument, and drop the earlier one of this name.
             status = self._create(byref(argument), made[1], c_void_p(place[0]))

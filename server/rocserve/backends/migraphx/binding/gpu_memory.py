@@ -48,7 +48,7 @@ class GpuBuffers:
                 self._copy(_address(self.arrays[name]), array, array.nbytes, _TO_DEVICE)
         self.wait()
 
-    def fetched(self, result: Array) -> Array:
+    def copied_to_host(self, result: Array) -> Array:
         """Copy a result to the host. `result` is an array on the GPU's memory. Call `wait` before."""
         strides = [(size - 1) * stride for size, stride in zip(result.shape, result.strides, strict=True)]
         extent = sum(strides) + result.itemsize if result.size else 0

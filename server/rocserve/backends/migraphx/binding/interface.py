@@ -44,7 +44,7 @@ _NUMPY = {
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(kind) for name, kind in _NUMPY.items()}
 """The numpy types of MIGraphX's datatypes, in the order of MIGraphX's numbers from bool on. Keys are the names that
 MIGraphX prints, without "_type". Tuples and four-bit numbers are missing because arrays cannot hold them."""
-AS_BITS = frozenset({"fp8e4m3fnuz", "fp8e4m3fn", "fp8e5m2", "bf16", "fp8e5m2fnuz"})
+BIT_DATATYPES = frozenset({"fp8e4m3fnuz", "fp8e4m3fn", "fp8e5m2", "bf16", "fp8e5m2fnuz"})
 
 _OUTPUT_BUFFER = "#output_"
 """Part of the names of output buffers: the parameters for outputs of a program that was compiled without
@@ -208,15 +208,15 @@ class Program(abc.ABC):
             return self._run(inputs)
         try:
             if self._gpu_buffers is None:
-                self._gpu_buffers = self._made_gpu_buffers()
+                self._gpu_buffers = self._new_gpu_buffers()
             self._gpu_buffers.fill(inputs)
             results = self._run(self._gpu_buffers.arrays)
             self._gpu_buffers.wait()
-            return [self._gpu_buffers.fetched(result) for result in results]
+            return [self._gpu_buffers.copied_to_host(result) for result in results]
         except GpuMemoryError as error:
             raise MigraphxError(str(error)) from None
 
-    def _made_gpu_buffers(self) -> GpuBuffers:
+    def _new_gpu_buffers(self) -> GpuBuffers:
         hip = loaded_hip()
         if hip is None:
             raise MigraphxError(
@@ -371,7 +371,7 @@ def _check_array(title: str, name: object, array: Array, datatype: str, shape: S
     if dtype is None:
         raise MigraphxError(f"{what} is of MIGraphX's type {datatype}, which no array can hold")
     if array.dtype != dtype:
-        bits = f", the bits of {datatype}" if datatype in AS_BITS else ""
+        bits = f", the bits of {datatype}" if datatype in BIT_DATATYPES else ""
         raise MigraphxError(f"{what} must be of dtype {dtype.name}{bits}; it is of {array.dtype}")
     if not _fits(array.shape, shape):
         raise MigraphxError(f"{what} must have the shape {shape_text(shape)}; it has {shape_text(array.shape)}")

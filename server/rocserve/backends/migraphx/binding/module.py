@@ -16,7 +16,7 @@ import numpy as np
 
 from rocserve.backends.migraphx.binding.c_api import CBinding
 from rocserve.backends.migraphx.binding.interface import (
-    AS_BITS,
+    BIT_DATATYPES,
     NUMPY_DTYPES,
     Array,
     Binding,
@@ -49,7 +49,7 @@ class ModuleBinding(Binding):
             raise MigraphxError(f"MIGraphX's Python module in {folder!r} cannot be imported: {error}") from None
         finally:
             sys.path.remove(folder)
-        self._written = StandardErrorCapture()
+        self._captured = StandardErrorCapture()
         self.library = str(self.module.__file__)
         # The version of 2.14.0.dev+abc is 2.14.0.
         leading = re.match(r"\d+(\.\d+)*", str(getattr(self.module, "__version__", "")))
@@ -61,11 +61,11 @@ class ModuleBinding(Binding):
     def call(self, function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
         """Call a function of the module. Its errors become MigraphxError, and MIGraphX's other output becomes
         messages."""
-        start = self._written.begin()
+        start = self._captured.begin()
         try:
-            return call_often(function, *arguments, **keywords)
+            return call_uncaptured(function, *arguments, **keywords)
         finally:
-            self.add_message(self._written.end(start))
+            self.add_message(self._captured.end(start))
 
     def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> ModuleProgram:
         keywords: dict[str, Any] = {"default_dim_value": default_dimension}
@@ -135,12 +135,12 @@ class ModuleProgram(Program):
 
     def _run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         for tensor in self.parameters.values():
-            if tensor.datatype in AS_BITS:
+            if tensor.datatype in BIT_DATATYPES:
                 raise MigraphxError(
                     f"input '{tensor.name}' is {tensor.datatype}, which MIGraphX's Python module cannot be given; "
                     "its C API can (binding: c_api)"
                 )
-        self._results = call_often(self._program.run, dict(inputs))
+        self._results = call_uncaptured(self._program.run, dict(inputs))
         return [_view(result) for result in self._results]
 
     def _drop_results(self) -> None:
@@ -153,7 +153,7 @@ class ModuleProgram(Program):
         return self._binding.call(self._binding.module.get_target, name)
 
 
-def call_often(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
+def call_uncaptured(function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
     """Call a function like `ModuleBinding.call`, but without capturing standard error, so that output reaches the log
     even if the call kills the process."""
     try:
@@ -186,7 +186,7 @@ def _view(result: Any) -> Array:
     dtype = NUMPY_DTYPES.get(datatype)
     if dtype is None:
         raise MigraphxError(f"an output is of MIGraphX's type {datatype}, which no array can hold")
-    if datatype not in AS_BITS:
+    if datatype not in BIT_DATATYPES:
         view: Array = np.asarray(result)
         return view.reshape(sizes)
     memory = (ctypes.c_char * int(shape.bytes())).from_address(int(result.data_ptr()))

@@ -23,7 +23,7 @@ ELEMENT_BYTES = {**{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()
 """By MIGraphX's datatype name. Two fp4 elements share a byte, and count as one byte."""
 
 _ALLOCATION = "allocate_memory"
-_PLUMBING = frozenset({"@param", "@literal", "@return", "@outline"})
+_NOT_COMPUTING = frozenset({"@param", "@literal", "@return", "@outline"})
 _MODULE_PREFIXES = ("ref::", "cpu::", "dnnl::", "gpu::", "hip::")
 
 
@@ -45,7 +45,7 @@ class PrintedInstruction:
     @property
     def is_computing(self) -> bool:
         """Whether the instruction computes: not a parameter, a constant or the end."""
-        return self.operator not in _PLUMBING
+        return self.operator not in _NOT_COMPUTING
 
 
 def read_program_text(text: str) -> list[PrintedInstruction]:

@@ -50,7 +50,7 @@ because it is for GPUs."""
 MAX_DYNAMIC_BATCH = "migraphx_max_dynamic_batch"
 """AMD's name for the largest batch size that is compiled before the first request."""
 
-_SAME = {
+_OTHER_NAMES = {
     "precision_mode": "precision",
     "migraphx_exhaustive_tune": "exhaustive_tune",
     MAX_DYNAMIC_BATCH: MAX_DYNAMIC_BATCH,
@@ -98,9 +98,9 @@ _REMEDIES = {
 _OFF = ("0", "false", "off", "")
 
 
-_KNOWN = PARAMETERS | _SAME.keys() | _PRECISION_SWITCHES.keys()
+_ACCELERATOR_PARAMETERS = PARAMETERS | _OTHER_NAMES.keys() | _PRECISION_SWITCHES.keys()
 """The parameters that an accelerator may have."""
-REQUEST_PARAMETERS = _KNOWN | {"engine", "target"}
+REQUEST_PARAMETERS = _ACCELERATOR_PARAMETERS | {"engine", "target"}
 """The parameters that a load request may set, in `parameters` and in the accelerator's. Parameters that name files are
 confined to the model's folder."""
 
@@ -113,17 +113,17 @@ def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
         if accelerator.name.lower() != ACCELERATOR:
             continue
         for name, text in accelerator.parameters.items():
-            value, ours, why_not = text.strip(), _SAME.get(name, name), ""
+            value, ours, why_not = text.strip(), _OTHER_NAMES.get(name, name), ""
             if name in _PRECISION_SWITCHES:
                 if value.lower() in _OFF:
                     continue
                 if value.lower() not in ("1", "true", "on"):
                     why_not = f'which must be 1, 0, true or false, not "{value}"'
                 ours, value = "precision", _PRECISION_SWITCHES[name]
-            elif name not in _SAME and name not in PARAMETERS:
+            elif name not in _OTHER_NAMES and name not in PARAMETERS:
                 if name in _REMEDIES and value.lower() in _OFF and name != "device_id":
                     continue
-                why_not = f"which is unknown; known are {', '.join(sorted(_KNOWN))}"
+                why_not = f"which is unknown; known are {', '.join(sorted(_ACCELERATOR_PARAMETERS))}"
                 if name in _REMEDIES:
                     why_not = f"which MIGraphX itself cannot honour: {_REMEDIES[name]}"
             earlier = values.get(ours, value)
@@ -143,7 +143,7 @@ _MOST_CALIBRATION_SAMPLES = 10_000
 _LONGEST_TIMEOUT = 30 * 24 * 3600.0
 _MOST_ELEMENTS = 1 << 34
 _MOST_ROWS = 2**31 - 1
-_AS_WRITTEN = frozenset({"calibration_data", "calibration_pipeline", "input_shapes"})
+_CASE_SENSITIVE = frozenset({"calibration_data", "calibration_pipeline", "input_shapes"})
 """Parameters whose values are names. The values of all other parameters are case-insensitive."""
 
 
@@ -205,7 +205,7 @@ class ServingOptions:
 def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]) -> CompileOptions:
     """Return the compile options for an instance of this kind. `targets`: the available ones. Raises ServeError
     (INVALID_ARGUMENT) if the configuration is wrong, ServeError (UNAVAILABLE) if it needs another target."""
-    config = _resolved(config)
+    config = _with_accelerator(config)
     precision = Precision(read_choice(config, "precision", "fp32", tuple(each.value for each in Precision)))
     data, pipeline = _path(config, "calibration_data"), _path(config, "calibration_pipeline")
     if precision.needs_calibration and not data:
@@ -233,7 +233,7 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
 def serving_options(config: ModelConfig) -> ServingOptions:
     """Return the serving options. Raises ServeError (INVALID_ARGUMENT) if the configuration is wrong or contradicts
     itself."""
-    config = _resolved(config)
+    config = _with_accelerator(config)
     dynamic_batch = read_switch(config, "dynamic_batch", False)
     if dynamic_batch and config.max_batch_size == 0:
         raise _wrong(config, "'dynamic_batch' needs max_batch_size, the largest batch that the program is to take")
@@ -273,7 +273,7 @@ def check_parameters(config: ModelConfig) -> None:
         compile_options(config, kind, tuple(Target))
 
 
-def _resolved(config: ModelConfig) -> ModelConfig:
+def _with_accelerator(config: ModelConfig) -> ModelConfig:
     """Return the configuration with only MIGraphX's parameters, merged from `parameters` and the accelerator."""
     own = {name: text for name, text in config.parameters.items() if name in (*PARAMETERS, "target")}
     accelerator = dict(accelerator_parameters(config))
@@ -282,7 +282,7 @@ def _resolved(config: ModelConfig) -> ModelConfig:
         for name in ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH):
             accelerator.pop(name, None)
     values = {
-        name: text.strip() if name in _AS_WRITTEN else text.strip().lower()
+        name: text.strip() if name in _CASE_SENSITIVE else text.strip().lower()
         for name, text in {**accelerator, **own}.items()
     }
     return replace(config, parameters=values)

@@ -22,7 +22,7 @@ from rocserve.backends.migraphx.configuration.options import Precision
 from rocserve.backends.migraphx.jobs.probe import (
     Samples,
     largest_shape,
-    own_recipe,
+    original_size_recipe,
     parse_recipe,
     try_saved,
 )
@@ -69,7 +69,7 @@ class CompileJob:
             if not own_size:
                 raise
             # Raises MigraphxError if MIGraphX refuses the model at its own batch size, too.
-            parse_recipe(binding, own_recipe(recipe, own_size))
+            parse_recipe(binding, original_size_recipe(recipe, own_size))
             raise refusal(self.model_name, recipe, own_size, f"MIGraphX says: {error}") from error
         started = time.monotonic()
         self._quantise(program, report)
@@ -86,7 +86,7 @@ class CompileJob:
                 own = binding.load(Path(self.own_program))
             else:
                 # The model is meant to be right at the batch size of its file.
-                own = parse_recipe(binding, own_recipe(recipe, own_size))
+                own = parse_recipe(binding, original_size_recipe(recipe, own_size))
                 if not recipe.options.precision.needs_calibration:
                     # Calibrated precisions are compared with the unquantised model: the calibration decides how far
                     # they are off.
@@ -142,7 +142,7 @@ _TOLERANCES: Mapping[Precision, float] = {
 """The `distance` up to which equal rows in batches of different sizes count as equal. The limits are generous because
 kernels for other sizes round differently, while mixed-up rows are about 1 apart."""
 
-_NOTHING = 1e-6
+_NEARLY_ZERO = 1e-6
 """Expected error of an element that should be 0, so that the distance does not divide by 0."""
 _MOST_ROWS = 8
 _SEED = 1
@@ -208,4 +208,4 @@ def distance(found: Array, expected: Array, datatype: str) -> float:
     if not np.array_equal(found[~finite], expected[~finite], equal_nan=True) or not np.isfinite(found[finite]).all():
         return float("inf")
     error = np.linalg.norm(found[finite] - expected[finite])
-    return float(error / (np.linalg.norm(expected[finite]) + _NOTHING * np.sqrt(max(finite.sum(), 1))))
+    return float(error / (np.linalg.norm(expected[finite]) + _NEARLY_ZERO * np.sqrt(max(finite.sum(), 1))))

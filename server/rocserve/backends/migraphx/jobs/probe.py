@@ -27,7 +27,7 @@ from rocserve.core.errors import internal, invalid_argument
 from rocserve.jobs.messages import Report
 
 
-def own_recipe(recipe: ProgramRecipe, own_batch: int) -> ProgramRecipe:
+def original_size_recipe(recipe: ProgramRecipe, own_batch: int) -> ProgramRecipe:
     """Return the recipe of the same model at the batch size that its file fixes."""
     shapes = {name: (own_batch, *shape[1:]) for name, shape in recipe.input_shapes.items()}
     return replace(recipe, batch_size=own_batch, largest_batch=0, rebatched=False, input_shapes=shapes)

@@ -16,7 +16,7 @@ _DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ModelFacts:
     """The facts about the model that checks of one node need."""
 
     opset: int
@@ -34,7 +34,7 @@ def misread_operator(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) ->
     described = (*graph.input, *graph.value_info, *graph.output)
     datatypes = {value.name: value.type.tensor_type.elem_type for value in described}
     datatypes.update((tensor.name, tensor.data_type) for tensor in graph.initializer)
-    known = _Known(
+    facts = _ModelFacts(
         opset=next((entry.version for entry in model.opset_import if entry.domain in _DEFAULT_DOMAINS), 1),
         dims={
             value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -46,57 +46,57 @@ def misread_operator(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) ->
     )
     for node in nodes:
         attributes = {attribute.name: attribute for attribute in node.attribute}
-        if node.op_type in _CHECKS and (fault := _CHECKS[node.op_type](node, attributes, known)):
+        if node.op_type in _CHECKS and (fault := _CHECKS[node.op_type](node, attributes, facts)):
             return f"{node.op_type} {fault}"
     return ""
 
 
-def _softmax(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+def _softmax(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
     """Before opset 13 the operator covers the axis and all later axes, which MIGraphX ignores."""
-    dims = next((known.dims[name] for name in (*node.input, *node.output) if name in known.dims), ())
-    if known.opset >= 13 or not dims:
+    dims = next((facts.dims[name] for name in (*node.input, *node.output) if name in facts.dims), ())
+    if facts.opset >= 13 or not dims:
         return ""
     axis = attributes["axis"].i if "axis" in attributes else 1
     behind = dims[axis % len(dims) + 1 :]
     return "over several axes, as before opset 13" if any(size != 1 for size in behind) else ""
 
 
-def _clip(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
-    return "with only one of min and max" if known.opset < 11 and len({"min", "max"} & attributes.keys()) == 1 else ""
+def _clip(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
+    return "with only one of min and max" if facts.opset < 11 and len({"min", "max"} & attributes.keys()) == 1 else ""
 
 
-def _recurrent(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+def _recurrent(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
     if attributes.get("clip", _NONE).f:
         return "with clip"
     return "with input_forget" if attributes.get("input_forget", _NONE).i else ""
 
 
-def _resize(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+def _resize(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
     """Resize of opset 10 and Upsample begin at the corner; MIGraphX does so only for whole scales in mode nearest."""
     mode, place = attributes.get("mode", _NONE).s, attributes.get("coordinate_transformation_mode", _NONE).s
-    if known.opset <= 10 and mode not in (b"", b"nearest"):
+    if facts.opset <= 10 and mode not in (b"", b"nearest"):
         return "that interpolates, as before opset 11"
     if place == b"tf_half_pixel_for_nn" and b"ceil" in attributes.get("nearest_mode", _NONE).s:
         return "of tf_half_pixel_for_nn that rounds up"
     return "with antialias" if attributes.get("antialias", _NONE).i else ""
 
 
-def _integer(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+def _integer(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
     for operand, zero_point in ((0, 2), (1, 3)):
         name = node.input[operand] if operand < len(node.input) else ""
         has_zero_point = zero_point < len(node.input) and node.input[zero_point]
-        if known.datatypes.get(name) == onnx.TensorProto.UINT8 and not has_zero_point:
+        if facts.datatypes.get(name) == onnx.TensorProto.UINT8 and not has_zero_point:
             return "of uint8 without a zero point"
-    if node.op_type == "MatMulInteger" and "DynamicQuantizeLinear" in known.operators:
+    if node.op_type == "MatMulInteger" and "DynamicQuantizeLinear" in facts.operators:
         return "beside a DynamicQuantizeLinear"
     return ""
 
 
-def _batch_normalization(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+def _batch_normalization(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
     return "in training mode" if attributes.get("training_mode", _NONE).i else ""
 
 
-def _conv_transpose(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+def _conv_transpose(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
     """Where `output_padding` adds elements, their values are those that `pads` would cut off, if any; MIGraphX adds
     zeros."""
     added, cut = attributes.get("output_padding", _NONE).ints, attributes.get("pads", _NONE).ints
@@ -104,11 +104,11 @@ def _conv_transpose(node: onnx.NodeProto, attributes: _Attributes, known: _Known
     return "with output_padding beside pads" if any(min(pair) > 0 for pair in zip(added, ends, strict=False)) else ""
 
 
-def _space_to_depth(node: onnx.NodeProto, attributes: _Attributes, known: _Known) -> str:
+def _space_to_depth(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
     return "of mode CRD" if attributes.get("mode", _NONE).s == b"CRD" else ""
 
 
-_CHECKS: Mapping[str, Callable[[onnx.NodeProto, _Attributes, _Known], str]] = {
+_CHECKS: Mapping[str, Callable[[onnx.NodeProto, _Attributes, _ModelFacts], str]] = {
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
     "Clip": _clip,

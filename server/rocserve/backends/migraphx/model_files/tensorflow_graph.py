@@ -35,7 +35,7 @@ _DATATYPES = {
 
 _REFUSED_TYPES = {4: "uint8", 7: "string", 8: "complex64", 10: "bool", 14: "bfloat16", 18: "complex128"}
 
-_NO_OUTPUTS = frozenset({"Const", "NoOp", "Assert", "Placeholder"})
+_NEVER_OUTPUTS = frozenset({"Const", "NoOp", "Assert", "Placeholder"})
 _VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "ReadVariableOp", "AutoReloadVariable"})
 
 
@@ -96,7 +96,7 @@ def read_tensorflow_graph(path: Path, wanted: Sequence[str] = ()) -> ModelGraph:
     operators = {node.operator for node in nodes}
     read = {source.removeprefix("^").partition(":")[0] for node in nodes for source in node.inputs}
     names = [node.name for node in nodes]
-    outputs = tuple(node.name for node in nodes if node.name not in read and node.operator not in _NO_OUTPUTS)
+    outputs = tuple(node.name for node in nodes if node.name not in read and node.operator not in _NEVER_OUTPUTS)
     if not all(names) or not outputs:
         raise _wrong(path, "is no GraphDef, or a damaged one: it has no outputs; copy or export it again")
     if len(set(names)) != len(names):

@@ -200,8 +200,8 @@ def _input_shapes(
             ):
                 without = " (without the batch dimension)" if batches else ""
                 raise wrong(
-                    f"'input_shapes' gives input '{name}' {_shown(chosen)}, but the model has {_shown(dims)}{without};"
-                    " only dimensions that it leaves open can be chosen"
+                    f"'input_shapes' gives input '{name}' {_dims_text(chosen)}, but the model has {_dims_text(dims)}"
+                    f"{without}; only dimensions that it leaves open can be chosen"
                 )
             return chosen
         if declared is None or len(declared) != len(dims):
@@ -242,7 +242,7 @@ def _input_shapes(
     return shapes
 
 
-def _shown(dims: Dims) -> str:
+def _dims_text(dims: Dims) -> str:
     return "[" + ", ".join(str(dim) or "?" for dim in dims) + "]"
 
 
@@ -255,7 +255,7 @@ _BYTES_OF_FOUR = {
 }
 """The size of a four-byte weight after quantising, in bytes."""
 
-_COPIES_WHILE_LOADED = 4
+_WEIGHT_COPIES = 4
 """The host memory that saving or loading a program briefly takes, as a multiple of its weights. Measured with MIGraphX
 2.14 and a matrix of 195 MiB: 787 MiB (saving), 782 MiB (loading)."""
 
@@ -288,7 +288,7 @@ def planned_memory(recipe: ProgramRecipe, plan: ProgramPlan) -> ProgramMemory:
         if tensor.datatype is not None and tensor.shape is not None
     )
     weight_bytes = plan.weight_bytes * _BYTES_OF_FOUR[recipe.options.precision] // 4
-    return ProgramMemory(recipe, weight_bytes, _bytes(tensors), None)
+    return ProgramMemory(recipe, weight_bytes, _tensor_bytes(tensors), None)
 
 
 def compiled_memory(program: CachedProgram) -> ProgramMemory:
@@ -299,10 +299,10 @@ def compiled_memory(program: CachedProgram) -> ProgramMemory:
         for tensor in (*about.inputs, *about.outputs)
         if tensor.datatype in NUMPY_DTYPES
     )
-    return ProgramMemory(about.recipe, program.size_bytes, _bytes(tensors), about.scratch_bytes)
+    return ProgramMemory(about.recipe, program.size_bytes, _tensor_bytes(tensors), about.scratch_bytes)
 
 
-def _bytes(tensors: Iterable[tuple[int, Sequence[int]]]) -> int:
+def _tensor_bytes(tensors: Iterable[tuple[int, Sequence[int]]]) -> int:
     """Sum the tensors' sizes from element size and dimensions. A tensor with an unknown dimension counts as 0."""
     return sum(itemsize * math.prod(sizes) for itemsize, sizes in tensors if {-1, ANY}.isdisjoint(sizes))
 
@@ -334,11 +334,11 @@ def check_memory(model: str, program: ProgramMemory, device: int | None, host: H
             f"model {model} does not fit into {there.place}: it needs at least {readable_size(program.total_bytes)}"
             f" ({program.recipe.title}: {described}), and {_free(there)}; use {use} or {last}"
         )
-    loading_bytes = program.weight_bytes * _COPIES_WHILE_LOADED
+    loading_bytes = program.weight_bytes * _WEIGHT_COPIES
     if around is not None and loading_bytes > around.free_bytes:
         raise unavailable(
             f"model {model} cannot be loaded: MIGraphX needs about {readable_size(loading_bytes)} of the host's memory"
-            f" for a moment, {_COPIES_WHILE_LOADED} times a program's weights, and {_free(around)}; give it more"
+            f" for a moment, {_WEIGHT_COPIES} times a program's weights, and {_free(around)}; give it more"
             " memory, or load fewer models"
         )
 

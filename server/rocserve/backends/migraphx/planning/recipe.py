@@ -14,7 +14,7 @@ from rocserve.backends.migraphx.configuration.options import CompileOptions, Tar
 from rocserve.core.errors import unavailable
 from rocserve.core.plain import to_json
 
-_PROCEDURE = 1
+_COMPILE_REVISION = 1
 """Increase it when rocserve compiles programs in a new way, so that older cached programs are not used."""
 
 
@@ -83,7 +83,7 @@ class ProgramRecipe:
             options=replace(self.options, calibration_data="", calibration_pipeline=""),
         )
         # Mappings keep the order of the configuration or the graph, which has no meaning.
-        text = json.dumps([_PROCEDURE, json.loads(to_json(anywhere))], separators=(",", ":"), sort_keys=True)
+        text = json.dumps([_COMPILE_REVISION, json.loads(to_json(anywhere))], separators=(",", ":"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
