@@ -86,7 +86,8 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
         requested.append(spec if own is None or len(own) != len(spec.shape) else replace(spec, shape=own))
     is_single = batches and config.max_batch_size == 1
     given = [replace(spec, shape=(1, *spec.shape[1:])) for spec in requested] if is_single else requested
-    program.check(given, batches)
+    if program.check is not None:
+        program.check(given, batches)
     samples = [
         _sample(spec.shape, tensor.sample or spec.shape, batches)
         for spec, tensor in zip(requested, file.inputs, strict=True)

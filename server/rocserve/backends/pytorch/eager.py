@@ -11,6 +11,7 @@ from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.parameters import asked_engine
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
+from rocserve.backends.pytorch.package import open_package
 from rocserve.backends.pytorch.parameters import RunOptions, run_options
 from rocserve.backends.pytorch.program import (
     DTYPES,
@@ -18,7 +19,6 @@ from rocserve.backends.pytorch.program import (
     in_precision,
     open_exported,
     open_on_own_devices,
-    open_package,
     open_script,
     read_exported,
 )

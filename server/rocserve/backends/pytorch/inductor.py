@@ -21,6 +21,7 @@ from rocserve.backends.pytorch.job_files import Written, machine_parts, written_
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
 from rocserve.backends.pytorch.open_sizes import SizeCondition, check_sizes
+from rocserve.backends.pytorch.package import open_package
 from rocserve.backends.pytorch.parameters import torch_compile_options
 from rocserve.backends.pytorch.program import (
     DTYPES,
@@ -29,7 +30,6 @@ from rocserve.backends.pytorch.program import (
     ProgramTensor,
     devices_of,
     open_exported,
-    open_package,
     outputs_of,
     read_exported,
     remove_non_tensor_results,

@@ -30,21 +30,15 @@ class OpenSize:
 
 
 def open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
-    """Describe a size of PyTorch's. `bounds`: of its symbols. None = the size is fixed, or depends on several
-    numbers."""
+    """Describe a size of PyTorch's. `bounds`: of its symbols. None = the size is fixed, or is no linear function of
+    one number."""
     if isinstance(size, int) or len(size.node.expr.free_symbols) != 1:
         return None
-    (symbol,) = size.node.expr.free_symbols
+    expression = size.node.expr
+    (symbol,) = expression.free_symbols
     own = bounds.get(symbol)
     least = 0 if own is None or own.lower <= LEAST_TRIED else int(own.lower)
     most = None if own is None or not own.upper < UNBOUNDED else int(own.upper)
-    return linear_size(size.node.expr, least, most)
-
-
-def linear_size(expression: Any, least: int, most: int | None) -> OpenSize | None:
-    """Describe a sympy expression of one symbol, a number between `least` and `most`. None = the expression is not
-    linear."""
-    (symbol,) = expression.free_symbols
     factor, offset = expression.coeff(symbol), expression.subs(symbol, 0)
     if not (factor.is_Integer and factor > 0 and expression == factor * symbol + offset):
         return None

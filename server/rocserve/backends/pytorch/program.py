@@ -1,9 +1,8 @@
-"""Opens PyTorch programs from each kind of file, and reads what the file says of their inputs and outputs."""
+"""Opens programs of torch.export and TorchScript, and reads what the file says of their inputs and outputs."""
 
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,14 +19,9 @@ from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
 from rocserve.backends.pytorch.environment import variable
 from rocserve.backends.pytorch.index_limits import Limits, index_limits
 from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
-from rocserve.backends.pytorch.package_machine import missing_features
-from rocserve.backends.pytorch.package_source import read_source
-from rocserve.backends.pytorch.unpacked import unpacked
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.requests import TensorSpec
-
-_LOG = logging.getLogger(__name__)
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """By the parameter `precision`; fp32 keeps the file's precision."""
@@ -45,10 +39,6 @@ _TENSOR = "Tensor"
 _TENSORS_ONLY_VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Makes PyTorch read the pickles in a program (the example's tensors) only as tensors. Without it PyTorch would fall
 back to pickles that call functions."""
-_PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
-"""Key in a package's metadata: the kind of device that the package was compiled for."""
-_PACKAGE_MODEL, _PACKAGE_RUNNERS = "model", 1
-"""The model's name in a package of aoti_compile_and_package, and the number of its concurrent calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +86,6 @@ class ProgramSignature:
         return inputs, outputs
 
 
-def accept_all_inputs(specs: Sequence[TensorSpec], batches: bool) -> None:
-    """Accept all inputs, for a program that checks its inputs itself."""
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
     call: Callable[[Sequence[Any]], Any]
@@ -108,9 +94,9 @@ class Program:
     signature: ProgramSignature
     devices: tuple[str, ...] = ()
     """The devices of its parts, if the parts stay on the devices that the file names."""
-    check: Callable[[Sequence[TensorSpec], bool], None] = accept_all_inputs
+    check: Callable[[Sequence[TensorSpec], bool], None] | None = None
     """Checks inputs in the program's order; True = their first dimension is the batch. Raises ServeError
-    (INVALID_ARGUMENT) if the program does not take them."""
+    (INVALID_ARGUMENT) if the program does not take them. None = the program checks its inputs itself."""
 
 
 def outputs_of(result: Any) -> list[Any]:
@@ -160,7 +146,7 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
         with variable(_TENSORS_ONLY_VARIABLE, "1"):
             exported = torch.export.load(path)
     except Exception as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     if device is None or devices_of(exported) <= {str(device)}:
         return exported
     from torch.export.passes import move_to_device_pass
@@ -215,7 +201,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
     limits = index_limits(exported)
     inputs: list[ProgramTensor] = []
     specs = [spec for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
-    for place, (spec, path) in enumerate(zip(specs, _argument_paths(in_spec), strict=True)):
+    for place, (spec, path) in enumerate(zip(specs, argument_paths(in_spec), strict=True)):
         constants.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else None)
         if isinstance(spec.arg, ConstantArgument):
             continue
@@ -326,7 +312,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
             module.to(dtype)
         arguments = module.forward.schema.arguments[1:]
     except Exception as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     weights = module.state_dict()
     precision = _precision_of(weights)
     devices = tuple(sorted({str(each.device) for each in weights.values() if isinstance(each, torch.Tensor)}))
@@ -338,7 +324,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
         or (_is_tensor(argument) and not {argument.name, f"INPUT__{place}"}.isdisjoint(keys))
     ]
     if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
-        signature = _without_shapes([(key,) for key in keys], precision)
+        signature = without_shapes([(key,) for key in keys], precision)
         return Program(lambda values: module(dict(zip(keys, values, strict=True))), signature, devices)
     for argument in needed:
         if not _is_tensor(argument) and str(argument.type) != "List[str]":
@@ -348,67 +334,17 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
             )
     own = [argument.name for argument in needed]
 
-    def call(values: Sequence[Any]) -> Any:
-        return module(*values)
-
-    def call_by_name(values: Sequence[Any]) -> Any:
-        return module(**dict(zip(own, values, strict=True)))
-
     is_first = own == [argument.name for argument in arguments[: len(own)]]
-    names = [(name, f"INPUT__{place}") for place, name in enumerate(own)]
-    signature = _without_shapes(names, precision, by_position=True)
-    return Program(call if is_first else call_by_name, signature, devices)
-
-
-def open_package(path: Path, device: torch.device | None, checks: bool = True) -> Program:
-    """Open a package of AOTInductor. `device`: None = the first device of the kind that the package was compiled for;
-    inputs are moved there. `checks`: whether inputs are compared with the package's source. Raises ServeError
-    (INVALID_ARGUMENT) if PyTorch cannot load the package or the package lacks its source, ServeError (UNAVAILABLE) if
-    it is compiled for another kind of device."""
-    index = -1 if device is None or device.index is None else device.index
-    try:
-        if (device is None or device.type != _CPU.type) and torch.cuda.is_available():
-            torch.cuda.init()
-        # torch._inductor.aoti_load_package would first import all of Inductor and run the C++ compiler.
-        loader = unpacked(
-            lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), _PACKAGE_MODEL, False, _PACKAGE_RUNNERS, index)
-        )
-        metadata = loader.get_metadata()
-        compiled_for = metadata.get(_PACKAGE_DEVICE, _CPU.type if device is None else device.type)
-        in_spec, out_spec = map(pytree.treespec_loads, loader.get_call_spec())
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    if device is not None and compiled_for != device.type:
-        raise unavailable(
-            f"{path.name} is compiled for PyTorch's device '{compiled_for}' and the instance is on '{device.type}';"
-            " give the model instances there, or compile the program for this device"
-        )
-    if lacking := missing_features(metadata, index):
-        _LOG.warning(
-            "%s is compiled for %s, which this machine lacks: its code may not run here", path, ", ".join(lacking)
-        )
-
-    paths = _argument_paths(in_spec)
-    source = read_source(path) if checks else None
-    if source is not None and len(source.inputs) != len(paths):
-        raise invalid_argument(f"{path.name} has inputs that are no tensors; compile the program without them")
 
     def call(values: Sequence[Any]) -> Any:
-        if source is not None:
-            source.check_sizes(paths, values)
-        own = values if device is not None else [value.to(compiled_for) for value in values]
-        return pytree.tree_unflatten(loader.boxed_run(list(own)), out_spec)
+        return module(*values) if is_first else module(**dict(zip(own, values, strict=True)))
 
-    signature = _without_shapes([(f"INPUT__{place}", argument) for place, argument in enumerate(paths)])
-    if source is None:
-        return Program(call, signature, (compiled_for,))
-    tensors = zip(signature.inputs, source.samples, strict=True)
-    inputs = tuple(replace(tensor, sample=sample) for tensor, sample in tensors)
-    signature = replace(signature, inputs=inputs, most_rows=source.most_rows)
-    return Program(call, signature, (compiled_for,), source.check)
+    names = [(name, f"INPUT__{place}") for place, name in enumerate(own)]
+    signature = without_shapes(names, precision, by_position=True)
+    return Program(call, signature, devices)
 
 
-def _without_shapes(
+def without_shapes(
     inputs: Sequence[tuple[str, ...]], precision: str = "", by_position: bool = False
 ) -> ProgramSignature:
     """Make the signature for a file without datatypes and shapes. The program may write to any of its inputs."""
@@ -426,7 +362,7 @@ def _precision_of(weights: Mapping[str, Any]) -> str:
     return ", ".join(name for name, _ in sizes.most_common())
 
 
-def _argument_paths(in_spec: Any) -> list[str]:
+def argument_paths(in_spec: Any) -> list[str]:
     """Return Triton's names for a program's arguments: ARGS[0], ARGS[1][key], KWARGS[mask]."""
     args, kwargs = pytree.tree_unflatten([0] * in_spec.num_leaves, in_spec)
     positional = [f"ARGS{_path_text(path)}" for path, _ in pytree.tree_flatten_with_path(args)[0]]
@@ -481,5 +417,5 @@ def _is_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(element, str) for element in value)
 
 
-def _unreadable(path: Path, error: Exception) -> ServeError:
+def unreadable(path: Path, error: Exception) -> ServeError:
     return invalid_argument(f"PyTorch {torch.__version__} cannot read {path.name}: {error}")

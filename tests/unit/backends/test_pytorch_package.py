@@ -35,7 +35,7 @@ def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_of_the_processor(metadata: dict[str, str], lacking: list[str]) -> None:
-    from rocserve.backends.pytorch.package_machine import missing_features
+    from rocserve.backends.pytorch.package import missing_features
 
     assert missing_features(metadata, -1) == lacking
 
@@ -44,7 +44,7 @@ def test_of_the_processor(metadata: dict[str, str], lacking: list[str]) -> None:
 def test_of_the_gpu(monkeypatch: pytest.MonkeyPatch, hip: str | None, own: str) -> None:
     import torch
 
-    from rocserve.backends.pytorch.package_machine import missing_features
+    from rocserve.backends.pytorch.package import missing_features
 
     properties = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-")
     monkeypatch.setattr(torch.version, "hip", hip)

@@ -1,0 +1,108 @@
+"""Opens packages of AOTInductor, and compares their machine with this one.
+
+PyTorch's own loader compares the machines, too, but it makes the C++ compiler test this processor's instruction sets in
+every process that loads a package.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from rocserve.backends.pytorch.package_source import read_source
+from rocserve.backends.pytorch.program import Program, argument_paths, unreadable, without_shapes
+from rocserve.backends.pytorch.unpacked import unpacked
+from rocserve.core.errors import invalid_argument, unavailable
+
+_LOG = logging.getLogger(__name__)
+
+_CPU = "cpu"
+_PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
+"""Key in a package's metadata: the kind of device that the package was compiled for."""
+_PACKAGE_MODEL, _PACKAGE_RUNNERS = "model", 1
+"""The model's name in a package of aoti_compile_and_package, and the number of its concurrent calls."""
+_INSTRUCTION_SETS = {
+    "AVX2": "_is_avx2_supported",
+    "AVX512": "_is_avx512_supported",
+    "AVX512_VNNI": "_is_vnni_supported",
+    "AMX_TILE": "_is_amx_tile_supported",
+}
+"""The functions of torch.cpu that tell whether this processor has an instruction set, by PyTorch's name for the set."""
+
+
+def open_package(path: Path, device: torch.device | None, checks: bool = True) -> Program:
+    """Open a package of AOTInductor. `device`: None = the first device of the kind that the package was compiled for;
+    inputs are moved there. `checks`: whether inputs are compared with the package's source. Raises ServeError
+    (INVALID_ARGUMENT) if PyTorch cannot load the package or the package lacks its source, ServeError (UNAVAILABLE) if
+    it is compiled for another kind of device."""
+    index = -1 if device is None or device.index is None else device.index
+    try:
+        if (device is None or device.type != _CPU) and torch.cuda.is_available():
+            torch.cuda.init()
+        # torch._inductor.aoti_load_package would first import all of Inductor and run the C++ compiler.
+        loader = unpacked(
+            lambda: torch._C._aoti.AOTIModelPackageLoader(str(path), _PACKAGE_MODEL, False, _PACKAGE_RUNNERS, index)
+        )
+        metadata = loader.get_metadata()
+        compiled_for = metadata.get(_PACKAGE_DEVICE, _CPU if device is None else device.type)
+        in_spec, out_spec = map(pytree.treespec_loads, loader.get_call_spec())
+    except Exception as error:
+        raise unreadable(path, error) from error
+    if device is not None and compiled_for != device.type:
+        raise unavailable(
+            f"{path.name} is compiled for PyTorch's device '{compiled_for}' and the instance is on '{device.type}';"
+            " give the model instances there, or compile the program for this device"
+        )
+    if lacking := missing_features(metadata, index):
+        _LOG.warning(
+            "%s is compiled for %s, which this machine lacks: its code may not run here", path, ", ".join(lacking)
+        )
+
+    paths = argument_paths(in_spec)
+    source = read_source(path) if checks else None
+    if source is not None and len(source.inputs) != len(paths):
+        raise invalid_argument(f"{path.name} has inputs that are no tensors; compile the program without them")
+
+    def call(values: Sequence[Any]) -> Any:
+        if source is not None:
+            source.check_sizes(paths, values)
+        own = values if device is not None else [value.to(compiled_for) for value in values]
+        return pytree.tree_unflatten(loader.boxed_run(list(own)), out_spec)
+
+    signature = without_shapes([(f"INPUT__{place}", argument) for place, argument in enumerate(paths)])
+    if source is None:
+        return Program(call, signature, (compiled_for,))
+    tensors = zip(signature.inputs, source.samples, strict=True)
+    inputs = tuple(replace(tensor, sample=sample) for tensor, sample in tensors)
+    signature = replace(signature, inputs=inputs, most_rows=source.most_rows)
+    return Program(call, signature, (compiled_for,), source.check)
+
+
+def missing_features(metadata: Mapping[str, str], gpu: int) -> list[str]:
+    """Return the properties in a package's metadata that this machine lacks. `gpu`: the GPU's number; -1 = the
+    first."""
+    own = {"AOTI_PLATFORM": sys.platform, "AOTI_MACHINE": platform.machine()}
+    found = [metadata[key] for key, here in own.items() if metadata.get(key, here) != here]
+    if not found:
+        for name in metadata.get("AOTI_CPU_ISA", "").split():
+            is_supported: Any = getattr(torch.cpu, _INSTRUCTION_SETS.get(name, ""), None)
+            if is_supported is not None and not is_supported():
+                found.append(name)
+    capability = metadata.get("AOTI_COMPUTE_CAPABILITY", "")
+    if capability and torch.cuda.is_available():
+        if torch.version.hip is not None:
+            own_capability = str(torch.cuda.get_device_properties(max(gpu, 0)).gcnArchName).partition(":")[0]
+        else:
+            major, minor = torch.cuda.get_device_capability(max(gpu, 0))
+            own_capability = str(10 * major + minor)
+        if capability != own_capability:
+            found.append(f"compute capability {capability}")
+    return found
