@@ -12,9 +12,10 @@ from rich.console import Console
 from rocserve.backends.migraphx.program_cache import CacheEntry, LoadTrial, ProgramCache, open_cache
 from rocserve.cache.folders import cache_directory
 from rocserve.core.errors import ServeError
+from rocserve.core.printable import readable_size as size
 from rocserve.settings import EngineSettings
 from rocserve.settings.flag import ABSOLUTE_FOLDER, SWITCH, Kind, byte_size, flag, positional, text
-from rocserve.tools.printing import console_on, say, show, size, table
+from rocserve.tools.printing import console_on, counted, say, show, table
 from rocserve.tools.verb import Verb
 
 _KEY_DIGITS = 12
@@ -108,7 +109,7 @@ def prune_programs(options: PruneOptions) -> None:
         if name not in known:
             say(console, f"nothing is kept of model {name}")
     total = sum(entry.size_bytes for entry in removed)
-    count = _count(len(removed), "program")
+    count = counted(len(removed), "program")
     say(console, f"{count} removed, {size(total)}; {_summary(cache, cache.entries())}")
     if failure is not None:
         raise failure
@@ -187,9 +188,9 @@ def _summary(cache: ProgramCache, entries: Sequence[CacheEntry]) -> str:
     # Folders outside the cache that hold programs because the cache's own folder could not take them.
     others = {str(entry.path.parents[1]) for entry in entries} - {str(cache.directory)}
     return (
-        f"{_count(len(entries), 'program')}, {size(total)} in {cache.directory}"
+        f"{counted(len(entries), 'program')}, {size(total)} in {cache.directory}"
         + "".join(f" and {place}" for place in sorted(others))
-        + (f"; {_count(compiling, 'program')} being compiled" if compiling else "")
+        + (f"; {counted(compiling, 'program')} being compiled" if compiling else "")
     )
 
 
@@ -204,10 +205,6 @@ def _named(entry: CacheEntry) -> str:
         + (f" of model {model}" if model else "")
         + (f", batch {batch}" if batch != _UNKNOWN else "")
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _age(seconds: float) -> str:

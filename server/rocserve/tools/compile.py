@@ -24,12 +24,13 @@ from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
 from rocserve.backends.migraphx.serving.programs import migraphx_name
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import SWITCH, flag, part, text
 from rocserve.tools.measuring.candidates import migraphx_candidate
 from rocserve.tools.measuring.comparing import Candidate, Compared, Comparison
 from rocserve.tools.measuring.process import Array, LatencySummary, MeasuredInput, Timing, random_inputs
 from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model, with_batch_sizes
-from rocserve.tools.printing import ToolProgress, complain, replacing, say, show, size, table
+from rocserve.tools.printing import ToolProgress, complain, replacing, say, show, table
 from rocserve.tools.tool_context import ToolContext, usable_targets
 from rocserve.tools.verb import UsageError, Verb
 

@@ -22,9 +22,10 @@ from rocserve.backends.migraphx.binding.program_text import (
 from rocserve.backends.migraphx.jobs.probe import InspectJob, InspectResult
 from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_mxr
 from rocserve.core.errors import ServeError
+from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import SWITCH, flag, part
 from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model
-from rocserve.tools.printing import ToolProgress, say, say_json, show, size, table
+from rocserve.tools.printing import ToolProgress, say, say_json, show, table
 from rocserve.tools.tool_context import ToolContext
 from rocserve.tools.verb import Verb
 

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rocserve.core.plain import to_json
-from rocserve.core.printable import printable, readable_size
+from rocserve.core.printable import printable
 
 UNWRAPPED_WIDTH = 10_000
 """Columns for output into a file or a pipe, where no line should be wrapped."""
@@ -85,7 +85,8 @@ def show(console: Console, made: RenderableType, *, is_folded: bool = False) -> 
         console.print(text, highlight=False, soft_wrap=True)
 
 
-size = readable_size
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 @contextmanager

@@ -34,8 +34,6 @@ from rocserve.tools.model_choice import ToolModel
 _LIBRARY_SECONDS = 120.0
 """Seconds. The first load of ROCm after a boot may take long."""
 
-Report = Callable[[str], None]
-
 
 def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Target]:
     """Return the targets that can be used here. The target gpu needs a GPU, although its library loads without one."""
@@ -47,7 +45,7 @@ class ToolContext:
     """Holds the library, the options and the program cache for one model."""
 
     def __init__(
-        self, model: ToolModel, report: Report, log: logging.Logger, library: LibraryResult | None = None
+        self, model: ToolModel, report: Callable[[str], None], log: logging.Logger, library: LibraryResult | None = None
     ) -> None:
         """Find MIGraphX and read the model's options. `report` takes one line of progress at a time. `library` is the
         result that another context got; None = ask MIGraphX. Raises ServeError: UNAVAILABLE if MIGraphX or the target

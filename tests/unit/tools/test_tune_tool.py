@@ -16,7 +16,7 @@ from rocserve.tools.measuring.process import LatencySummary, summarise
 from rocserve.tools.tune import verb
 from rocserve.tools.tune.config_text import ServingChoice, with_choice
 from rocserve.tools.tune.plot import draw
-from rocserve.tools.tune.verb import Measurement, front, knee, recommend, setting
+from rocserve.tools.tune.verb import Measurement, knee, recommend, setting
 
 pytestmark = pytest.mark.long
 
@@ -59,8 +59,8 @@ class TestRecommendation:
 
     def test_settings_that_another_one_beats_are_no_candidates(self) -> None:
         slow = _measured(4, 2, 30.0, 300.0)
-        assert front([slow, *_CURVE]) == _CURVE
-        assert slow not in front([slow, *_CURVE])
+        late = _measured(4, 1, 60.0, _CURVE[-1].throughput)
+        assert knee([slow, late, *_CURVE]) is knee(_CURVE)
 
     def test_within_a_budget_the_highest_throughput(self) -> None:
         best, reason = recommend(_CURVE, 15.0)
@@ -85,12 +85,13 @@ class TestPlot:
 
     def test_a_budget_far_beyond_what_was_measured(self, tmp_path: Path) -> None:
         path = tmp_path / "curve.png"
-        draw(_CURVE[:2], None, title="m", latency_budget_ms=6e7, path=path)
+        draw(_CURVE[:2], _CURVE[0], title="m", latency_budget_ms=6e7, path=path)
         assert path.read_bytes()[:8] == _PNG
 
     def test_of_one_point_without_a_batch(self, tmp_path: Path) -> None:
         path = tmp_path / "curve.png"
-        draw([_measured(0, 1, 3.0, 300.0)], None, title="m", latency_budget_ms=None, path=path)
+        only = _measured(0, 1, 3.0, 300.0)
+        draw([only], only, title="m", latency_budget_ms=None, path=path)
         assert path.read_bytes()[:8] == _PNG
 
     @pytest.mark.parametrize("before", [b"", b"an earlier curve"])
@@ -99,7 +100,7 @@ class TestPlot:
         if before:
             path.write_bytes(before)
         with full_disk(), pytest.raises(ServeError, match=f"^cannot write {path}: File too large$"):
-            draw(_CURVE, None, title="m", latency_budget_ms=None, path=path)
+            draw(_CURVE, _CURVE[0], title="m", latency_budget_ms=None, path=path)
         assert [one.read_bytes() for one in tmp_path.iterdir()] == ([before] if before else [])
 
 

@@ -19,8 +19,8 @@ from rocserve.backends.host import Host
 from rocserve.backends.installed import is_installed
 from rocserve.backends.parameters import usable_cpus
 from rocserve.backends.rocal import ROCAL_MODULE
+from rocserve.core.printable import readable_size as size
 from rocserve.settings import default_front_ends
-from rocserve.tools.printing import size
 
 
 class State(enum.Enum):

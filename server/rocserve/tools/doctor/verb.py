@@ -26,12 +26,13 @@ from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
 from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
 from rocserve.cache.folders import cache_directory
 from rocserve.core.errors import ServeError
+from rocserve.core.printable import readable_size as size
 from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import SWITCH, flag, number, part
 from rocserve.tools.doctor.machine import Finding, State, examine_machine, examine_software
 from rocserve.tools.doctor.trial import NETWORK, PIPELINE, TinyModel, try_engine
-from rocserve.tools.printing import ToolProgress, console_on, say, say_json, show, size, table
+from rocserve.tools.printing import ToolProgress, console_on, say, say_json, show, table
 from rocserve.tools.verb import Verb, tool_log
 
 _ENGINE = partial(Finding, "engines")

@@ -27,8 +27,7 @@ from rocserve_client import (
 )
 
 CONNECT_TIMEOUT_S = 5.0
-_AT_ONCE = 8
-"""Concurrent requests."""
+_CONCURRENT_REQUESTS = 8
 _LARGEST_IMAGE = 1 << 30
 """Bytes of an uncompressed image with 16 bits per level and as many pixels as a pipeline accepts by default. The limit
 is needed because a file may be endless."""
@@ -72,10 +71,10 @@ async def ask_all(
             ask = ask_of(await require_model(client, url, model))
         except RocserveError as error:
             raise unavailable(f"the server at {url} says: {error}") from None
-        at_once = asyncio.Semaphore(_AT_ONCE)
+        slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
         async def finding(image: Path) -> Finding[Found]:
-            async with at_once:
+            async with slots:
                 try:
                     return Finding(image, await ask(client, await asyncio.to_thread(read_image, image)))
                 except (OSError, RocserveError, ServeError) as error:

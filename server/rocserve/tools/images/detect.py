@@ -81,13 +81,13 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
 
     from rocserve.tools.images.drawing import draw_detections, enlarge, read_picture
 
-    taken = {realpath(finding.image) for finding in findings}
+    used = {realpath(finding.image) for finding in findings}
     for finding in findings:
         if finding.error:
             continue
         endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
         paths = (folder / f"{finding.image.stem}{ending}.png" for ending in endings)
-        path = next(path for path in paths if realpath(path) not in taken)
+        path = next(path for path in paths if realpath(path) not in used)
         try:
             drawn = draw_detections(*enlarge(read_picture(finding.image), finding.found))
             with replacing(path) as file:
@@ -96,7 +96,7 @@ def write_drawings(findings: Sequence[Finding[Detection]], folder: Path) -> Iter
         except (OSError, ValueError, Image.DecompressionBombError) as error:
             yield replace(finding, error=f"it cannot be drawn into {path}: {reason_of(error)}")
         else:
-            taken.add(realpath(path))
+            used.add(realpath(path))
             yield path
 
 

@@ -83,15 +83,11 @@ _ERRORS_ONLY = 3
 class Target:
     """Holds the wanted mean and standard deviation of each channel of a layer; one number holds for all channels."""
 
-    mean: Floats
-    deviation: Floats
-
-    @staticmethod
-    def of(mean: float, deviation: float) -> Target:
-        return Target(np.array([mean], dtype=np.float32), np.array([deviation], dtype=np.float32))
+    mean: Floats | float
+    deviation: Floats | float
 
 
-EASY = Target.of(1.0, 0.5)
+_MOSTLY_POSITIVE = Target(1.0, 0.5)
 """Most values pass a ReLU unchanged. With a mean of 0 each layer would amplify an image's differences from the others,
 and after a hundred layers a few images would dominate."""
 
@@ -141,7 +137,7 @@ class Layers:
         *,
         stride: int = 1,
         pads: tuple[int, int, int, int] | None = None,
-        target: Target = EASY,
+        target: Target = _MOSTLY_POSITIVE,
     ) -> str:
         """Add a normalised convolution. `pads`: top, left, bottom, right; None = keep the image's size."""
         around = kernel // 2

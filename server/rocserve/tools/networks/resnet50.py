@@ -19,7 +19,7 @@ _DEVIATION = np.array([0.229, 0.224, 0.225], dtype=np.float32)
 _STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 """Number of blocks, and channels inside them. A block's output has four times as many channels."""
 _EXPANSION = 4
-_SCORES = Target.of(0.0, 2.0)
+_SCORES = Target(0.0, 2.0)
 """Spread so that the best of 1000 classes gets a visible probability."""
 _SEED = 50
 _IMAGES = 8

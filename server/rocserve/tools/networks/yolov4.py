@@ -44,7 +44,7 @@ def build() -> onnx.ModelProto:
     images = photo_like_images(_IMAGES, _MEASURING_SIDE, _SEED)
     layers.normalise({INPUT: images}, fused=("Conv",))
     for output, head, cells in zip(OUTPUTS, heads, (SIDE // 8, SIDE // 16, SIDE // 32), strict=True):
-        _hand_out(layers, head, output, cells)
+        _add_output(layers, head, output, cells)
     return layers.graph.untrained_model("yolov4", OPSET)
 
 
@@ -119,12 +119,11 @@ def _five(layers: Layers, name: str, source: str, channels: int) -> str:
 def _head(layers: Layers, name: str, source: str, channels: int) -> str:
     wide = _leaky(layers, f"head_{name}_wide", source, channels, 3)
     values = np.array([_BOX_CENTRE] * 2 + [_BOX_SIZE] * 2 + [_OBJECTNESS] + [_CLASS] * CLASSES, dtype=np.float32)
-    mean, deviation = np.tile(values, (ANCHORS, 1)).T
-    target = Target(np.ascontiguousarray(mean), np.ascontiguousarray(deviation))
+    target = Target(*np.tile(values, (ANCHORS, 1)).T)
     return layers.convolution(f"head_{name}", wide, ANCHORS * _VALUES, 1, target=target)
 
 
-def _hand_out(layers: Layers, head: str, output: str, cells: int) -> None:
+def _add_output(layers: Layers, head: str, output: str, cells: int) -> None:
     """Convert a head from [N, 255, rows, columns] to the published layout, with a sigmoid on all values but the box."""
     graph = layers.graph
     last = graph.add_node("Transpose", [head], f"{head}_last", perm=[0, 2, 3, 1])

@@ -19,8 +19,9 @@ from rocserve.backends.migraphx.calibration import PIPELINE_HINT, CalibrationInp
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
-from rocserve.tools.printing import console_on, replacing, say, size
+from rocserve.tools.printing import console_on, replacing, say
 from rocserve.tools.verb import UsageError, Verb
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from rocserve.core.errors import unavailable
-from rocserve.tools.printing import replacing
-from rocserve.tools.tune.verb import Measurement, counted, setting
+from rocserve.tools.printing import counted, replacing
+from rocserve.tools.tune.verb import Measurement, setting
 
 _SIZE_INCHES = (9.0, 5.6)
 _DOTS_PER_INCH = 140
@@ -29,7 +29,7 @@ _FURTHEST_BUDGET = 1.08
 
 def draw(
     measurements: Sequence[Measurement],
-    recommended: Measurement | None,
+    recommended: Measurement,
     title: str,
     latency_budget_ms: float | None,
     path: Path,
@@ -56,20 +56,19 @@ def draw(
             color=_SOFT,
             fontsize=8,
         )
-    if recommended is not None:
-        axes.plot(
-            [recommended.latency.p95],
-            [recommended.throughput],
-            linestyle="none",
-            marker="o",
-            markersize=12,
-            markerfacecolor="none",
-            markeredgecolor=_RECOMMENDED,
-            markeredgewidth=1.8,
-            label=f"recommended: {setting(recommended)}",
-            zorder=5,
-        )
-    _dress(axes, measurements, title)
+    axes.plot(
+        [recommended.latency.p95],
+        [recommended.throughput],
+        linestyle="none",
+        marker="o",
+        markersize=12,
+        markerfacecolor="none",
+        markeredgecolor=_RECOMMENDED,
+        markeredgewidth=1.8,
+        label=f"recommended: {setting(recommended)}",
+        zorder=5,
+    )
+    _set_up(axes, measurements, title)
     try:
         with replacing(path) as file:
             figure.savefig(file, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": "rocserve tune"})
@@ -86,7 +85,7 @@ def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour:
         markersize=5,
         linewidth=1.6,
         color=colour,
-        label=counted(instances),
+        label=counted(instances, "instance"),
         zorder=3,
     )
     for one in group:
@@ -104,7 +103,7 @@ def _draw_line(axes: Axes, group: Sequence[Measurement], instances: int, colour:
             )
 
 
-def _dress(axes: Axes, measurements: Sequence[Measurement], title: str) -> None:
+def _set_up(axes: Axes, measurements: Sequence[Measurement], title: str) -> None:
     latencies = [one.latency.p95 for one in measurements]
     if max(latencies) > _LOGARITHMIC_FROM * min(latencies):
         axes.set_xscale("log")

@@ -28,7 +28,7 @@ from rocserve.tools.measuring.process import (
     summarise,
 )
 from rocserve.tools.model_choice import COUNTS, ModelOptions, ToolModel, run_on_model
-from rocserve.tools.printing import ToolProgress, complain, console_on, say, say_json, show, table
+from rocserve.tools.printing import ToolProgress, complain, console_on, counted, say, say_json, show, table
 from rocserve.tools.tune.config_text import ServingChoice, config_path, write_choice
 from rocserve.tools.verb import Verb
 
@@ -45,11 +45,8 @@ class Measurement:
 
 
 def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | None) -> tuple[Measurement, str]:
-    """Return the best measurement and the reason. With a budget it is the highest throughput whose 95th percentile
-    is within the budget, without one the knee. Raises ValueError if nothing was measured or nothing is within the
-    budget."""
-    if not measurements:
-        raise ValueError("nothing was measured")
+    """Return the best measurement and the reason: the knee, or with a budget the highest throughput with a p95 latency
+    within it. Raises ValueError if nothing is within the budget."""
     if latency_budget_ms is None:
         best = knee(measurements)
         if best.throughput == max(one.throughput for one in measurements):
@@ -66,34 +63,16 @@ def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | No
     return best, f"the highest throughput with a p95 latency within {latency_budget_ms:g} ms"
 
 
-def front(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return the measurements that no other one beats in both figures, by rising latency and throughput."""
-    best: list[Measurement] = []
-    for one in sorted(measurements, key=lambda one: (one.latency.p95, -one.throughput)):
-        if not best or one.throughput > best[-1].throughput:
-            best.append(one)
-    return best
-
-
 def knee(measurements: Sequence[Measurement]) -> Measurement:
-    """Return the measurement whose share of the best throughput most exceeds its share of the best one's latency. On
-    the front it is the point furthest from the line through the origin and the fastest setting."""
-    curve = front(measurements)
-    end = curve[-1]
-
-    def gain(one: Measurement) -> float:
-        return one.throughput / end.throughput - one.latency.p95 / end.latency.p95
-
-    return max(curve, key=gain)
+    """Return the measurement whose share of the best throughput most exceeds its share of the best one's latency. In a
+    plot it is the point furthest from the line through the origin and the fastest setting."""
+    end = max(measurements, key=lambda one: (one.throughput, -one.latency.p95))
+    return max(measurements, key=lambda one: one.throughput / end.throughput - one.latency.p95 / end.latency.p95)
 
 
 def setting(one: Measurement) -> str:
-    instances = counted(one.instances)
+    instances = counted(one.instances, "instance")
     return f"batch size {one.batch_size}, {instances}" if one.batch_size else instances
-
-
-def counted(instances: int) -> str:
-    return "1 instance" if instances == 1 else f"{instances} instances"
 
 
 _HEAD_START_SECONDS = 0.05
@@ -112,7 +91,7 @@ def _sweep(
         # MIGraphX's programs do not depend on the number of processes.
         if candidate is None or engine != MIGRAPHX:
             candidate = prepare(model, engine, progress, log, count)
-        progress.report(f"opening {counted(count)}")
+        progress.report(f"opening {counted(count, 'instance')}")
         try:
             with ExitStack() as stack:
                 of_each = count if candidate.shares_a_process else 1
@@ -121,7 +100,7 @@ def _sweep(
                 description, inputs = opened.description, candidate.inputs(opened, {})
                 progress.steps(len(inputs))
                 for batch_size, measured in inputs.items():
-                    progress.report(f"timing batch size {batch_size}, {counted(count)}")
+                    progress.report(f"timing batch size {batch_size}, {counted(count, 'instance')}")
                     if timing.warm_up:
                         _all(processes, Measure(measured, repeats=timing.warm_up, threads=of_each))
                     order = Measure(measured, "", timing.repeats, timing.seconds, threads=of_each)
@@ -134,7 +113,7 @@ def _sweep(
         except ServeError as error:
             if not found:
                 raise
-            failures.append(f"{counted(count)}: {error.text}")
+            failures.append(f"{counted(count, 'instance')}: {error.text}")
     return description, found, failures
 
 
@@ -177,7 +156,11 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
             raise invalid_argument(f"--plot: expected a name that ends in .png, got '{options.plot}'")
         if not options.plot.absolute().parent.is_dir():
             raise invalid_argument(f"--plot: the folder {options.plot.absolute().parent} does not exist")
-    _check_instances(max(options.instances), ThisMachine(model.source.settings))
+    # A server's default limit for one model, on the CPUs or on one GPU, because each instance is a thread or a process.
+    machine, asked = ThisMachine(model.source.settings), counted(max(options.instances), "instance")
+    most = max(machine.most_instances(0), machine.most_instances(1) if machine.gpus else 0)
+    if max(options.instances) > most:
+        raise invalid_argument(f"--instances: {asked} asked for, at most {most} can be measured here")
     engine = main_engine(model, options.engine)
     with ToolProgress() as progress:
         description, measurements, failures = _sweep(model, engine, options, progress, log)
@@ -212,14 +195,6 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
     if path is not None:
         _write(path, model, engine, measurements, best, texts)
     return 1 if failures else 0
-
-
-def _check_instances(asked: int, machine: ThisMachine) -> None:
-    """Check that the number is within a server's default limit for one model, on the CPUs or on one GPU, because each
-    instance is a thread or a process."""
-    most = max(machine.most_instances(0), machine.most_instances(1) if machine.gpus else 0)
-    if asked > most:
-        raise invalid_argument(f"--instances: {counted(asked)} asked for, at most {most} can be measured here")
 
 
 def _print_table(title: str, measurements: Sequence[Measurement], best: Measurement | None, out: Console) -> None:
