@@ -37,7 +37,7 @@ class GpuBuffers:
         for name, (shape, dtype) in shapes.items():
             address, nbytes = c_void_p(), max(1, int(np.prod(shape)) * dtype.itemsize)
             self._call("hipMalloc", ctypes.byref(address), c_size_t(nbytes))
-            weakref.finalize(self, hip.hipFree, address).atexit = False
+            weakref.finalize(self, _free, hip, address).atexit = False
             memory: Any = (ctypes.c_char * nbytes).from_address(address.value or 0)
             self.arrays[name] = np.ndarray(shape, dtype, memory)
 
@@ -69,6 +69,10 @@ class GpuBuffers:
         if status:
             words = self._hip.hipGetErrorString(status)
             raise GpuMemoryError(f"{name}: {words.decode(errors='replace') if words else f'error {status}'}")
+
+
+def _free(hip: Any, address: c_void_p) -> None:
+    hip.hipFree(address)
 
 
 def loaded_hip() -> ctypes.CDLL | None:
