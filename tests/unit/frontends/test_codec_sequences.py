@@ -60,7 +60,7 @@ def test_what_is_remembered_of_sequences_is_bounded() -> None:
         for number in range(1, MOST_REMEMBERED + 50):
             request = decoder.decode_request(_request(_sequence(InferParameter(int64_param=number))))
             assert request.sequence == SequenceTag(number)
-    assert len(decoder._of_sequences) <= MOST_REMEMBERED
+    assert len(decoder._sequence_heads) <= MOST_REMEMBERED
     assert len(decoder._heads) == 1
 
 
