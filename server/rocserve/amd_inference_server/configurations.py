@@ -84,8 +84,7 @@ def _toml_document(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, name: str) -> WrittenConfig:
-    """Return the models of a file in their order, with warnings about keys without effect. Raises ServeError
-    (INVALID_ARGUMENT) that names the missing or wrong key."""
+    """Return the models of a file, with warnings of keys without effect. Raises ServeError (INVALID_ARGUMENT)."""
     document = _toml_document(path)
     warnings: list[str] = []
     top = _Table(document, path.name, "", warnings)
@@ -172,8 +171,7 @@ def is_pbtxt(text: str) -> bool:
 
 
 def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
-    """Return the model of a file. Raises ServeError (INVALID_ARGUMENT) with file, line and column, or with the missing
-    or wrong field."""
+    """Return the model of a file. Raises ServeError (INVALID_ARGUMENT) with the position, or the field."""
     config = Config()
     parse_text(text, config, source)
     for required in ("name", "platform", "inputs", "outputs"):
@@ -194,7 +192,6 @@ def read_pbtxt(text: str, name: str, source: str) -> WrittenConfig:
 
 
 def parameter_text(value: bool | float | str) -> str:
-    """Return a parameter as text, for ModelConfig."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

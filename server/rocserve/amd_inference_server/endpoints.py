@@ -46,8 +46,7 @@ _PLATFORMS: Mapping[str, Mapping[str, str]] = {
     "tensorflow": _GRAPHDEF,
     "tfzendnn": _GRAPHDEF,
 }
-"""By worker and file suffix, best first. If the named file does not exist, one with another suffix is taken, as in that
-server."""
+"""By worker and suffix, best first. As in that server, a missing file is replaced by one with another suffix."""
 _UNSUPPORTED = {
     "ptzendnn": "export the model to ONNX and load it with the worker 'migraphx'",
     "xmodel": "such models run on FPGAs only; load the ONNX model that it was made from with the worker 'migraphx'",
@@ -60,8 +59,6 @@ _ENDPOINT_PARAMETERS = frozenset(("model", "share", "next", "batchers"))
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker that a client asks for."""
-
     platforms: Mapping[str, str]
     """By file suffix, best first."""
     file: str
@@ -70,7 +67,6 @@ class Worker:
     """The parameters for the model's configuration, `batch` among them."""
 
     def candidates(self) -> tuple[str, ...]:
-        """Return the files that the client may mean, best first."""
         path = Path(self.file)
         if not path.name:
             return (self.file,)
@@ -137,9 +133,9 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
 
 
 def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) -> tuple[Path, Path]:
-    """Return the first file that exists, and the allowed folder around it, within which links may lead anywhere; both
-    resolved. A relative path is within a repository. Reads the disk. Raises ServeError: PERMISSION_DENIED if a file is
-    in no folder whose files clients may name; NOT_FOUND if no file exists."""
+    """Return the first file that exists, and the allowed folder that it is in; both resolved, links may lead anywhere
+    within. Relative paths are within a repository. Reads the disk. Raises ServeError: PERMISSION_DENIED if a file is in
+    no allowed folder; NOT_FOUND if none exists."""
     folders = [folder.resolve() for folder in (*settings.roots, *settings.worker_load_folders)]
     # An absolute candidate replaces the root.
     paths = [root.absolute() / candidate for candidate in candidates for root in settings.roots]
@@ -220,9 +216,9 @@ class WorkerEndpoints:
         return sorted(model.name for model in self.tables.table.all_models if model.latest and model.name not in stages)
 
     async def load(self, worker: str, parameters: Mapping[str, ParameterValue]) -> str:
-        """Return the endpoint of a worker with these parameters, and load it if necessary. The load continues if the
-        caller is cancelled. Raises ServeError if endpoints are not allowed or too many, the worker does not exist, its
-        file must not be served, or the load fails."""
+        """Return the endpoint of a worker with these parameters, and load it if necessary, even if the caller is
+        cancelled. Raises ServeError if endpoints are not allowed or too many, the worker or its file cannot be served,
+        or the load fails."""
         if not self.settings.allow_amd_endpoints:
             raise unavailable(
                 "workers are not loaded by request; start the server with --model-control-mode=explicit, or with"
@@ -266,13 +262,12 @@ class WorkerEndpoints:
                 self._drop(endpoint)
 
     def _named(self, name: str) -> _Endpoint | None:
-        """Return the endpoint with this name, or whose own model has it, because a chain's stages are unloaded
-        together."""
+        """Return the endpoint that has this name, or whose own model has it: a chain's stages are unloaded together."""
         return next((each for each in self._endpoints.values() if name in (each.name, each.model)), None)
 
     def _endpoint(self, worker_name: str, parameters: Mapping[str, ParameterValue], worker: Worker) -> _Endpoint:
-        """Return the endpoint with equal parameters, or a new one. Its name is the worker's, with a number if that is
-        in use."""
+        """Return the endpoint with equal parameters, or a new one, with a number behind the worker's name if
+        necessary."""
         for endpoint in self._endpoints.values():
             if endpoint.worker_name == worker_name and endpoint.parameters == parameters:
                 return endpoint

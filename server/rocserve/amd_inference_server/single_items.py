@@ -33,8 +33,7 @@ class SingleItems:
         """By the client's head: the model's head, and whether the answer lacks the batch dimension."""
 
     def take(self, request: InferRequest, responder: Responder) -> tuple[InferRequest, Responder]:
-        """Return the request as the model expects it, and its responder. The original stays unchanged, because it may
-        go to another version."""
+        """Return the request as the model expects it, and its responder; the original may go to another version."""
         head, data = request.head, request.data
         known = self._heads.get(head)
         if known is None:
@@ -57,8 +56,7 @@ class SingleItems:
         return request, responder
 
     def _adapted(self, entry: InputHead, data: Buffer) -> tuple[InputHead, Buffer]:
-        """Return an input with the model's name for it. One element of BYTES gets the model's shape, and a file becomes
-        such an element."""
+        """Return an input with the model's name, and one BYTES element, or a file as such, in the model's shape."""
         if self._only and entry.name not in self._inputs:
             entry = replace(entry, name=self._only)
         expected = self._inputs.get(entry.name)

@@ -1,5 +1,4 @@
-"""Binds the ports of protocols, and gives them TLS. PEM files are read again when they change, so a renewed certificate
-needs no restart."""
+"""Binds ports, and gives them TLS from PEM files that are read again when they change: renewal needs no restart."""
 
 from __future__ import annotations
 
@@ -42,9 +41,8 @@ class ListenAddress:
     reuse_port: bool = False
 
     def bind(self) -> socket.socket:
-        """Return a socket that has the port and does not listen: from then on processes of this user may share the
-        port. Raises OSError, see `refusal`, if the port cannot be had; without `reuse_port` also if any other socket
-        has it."""
+        """Return a bound socket that does not listen; processes of this user may share its port from then on. Raises
+        OSError, see `refusal`; without `reuse_port` also if another socket has the port."""
         family, kind, number, _, place = socket.getaddrinfo(
             self.address, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -62,7 +60,6 @@ class ListenAddress:
         return bound
 
     def refusal(self, error: OSError) -> OSError:
-        """Return the error that says why the server cannot listen here, and what to do."""
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         remedy = f"name another with --{self.flags}-port, or switch {self.protocol} off with --allow-{self.flags}=false"
         # Errors of name resolution have negative numbers.
@@ -72,9 +69,8 @@ class ListenAddress:
 
 
 def begin_no_handshakes(listening: socket.socket) -> None:
-    """Stop new connections before a listening socket is closed. Else clients that connect between the last `accept` and
-    the close would be reset, with the requests that they sent. The kernel ignores new attempts from now on; clients
-    repeat them a second later."""
+    """Ignore new connections before a listening socket is closed: the kernel would reset those that come between the
+    last `accept` and the close, with their requests. Clients try again a second later."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _NO_HANDSHAKE_BEGINS))
     with contextlib.suppress(OSError):  # A kernel without filters.
         listening.setsockopt(
@@ -104,8 +100,8 @@ class CertificateFiles:
 class CertificateReloader:
     """Reads certificates again when their files change. gRPC calls it from several threads, at each handshake.
 
-    A renewal replaces several files, which for a moment may not belong together. Until they do, the earlier
-    certificates stay in use. Open connections keep the certificates that they began with.
+    A renewal replaces several files: until they belong together, the earlier certificates stay in use. Open connections
+    keep theirs.
     """
 
     _files: CertificateFiles
@@ -158,8 +154,8 @@ class CertificateReloader:
         return [path.read_bytes() for path in self._files.paths]
 
     def checked(self) -> ssl.SSLContext:
-        """Return TLS with the present files. Raises OSError (ssl.SSLError is one) or ValueError if they do not belong
-        together or are no PEM."""
+        """Return TLS with the present files. Raises OSError or ValueError if they do not belong together or are no
+        PEM."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._files.chain, self._files.private_key, _no_password)
         if self._files.root is not None:
@@ -193,8 +189,7 @@ class RenewedContext(ssl.SSLContext):
 def certificate_files(
     grpc: GrpcSettings, port: GrpcSettings | HttpSettings | MetricsSettings
 ) -> CertificateFiles | None:
-    """Return the certificates of a port, which are gRPC's; None = the port has no TLS. Raises ValueError if a file is
-    not given."""
+    """Return a port's certificates, which are gRPC's; None = no TLS. Raises ValueError if a file is not given."""
     if not (port.use_ssl or port.use_ssl_mutual):
         return None
     if grpc.server_cert is None or grpc.server_key is None:

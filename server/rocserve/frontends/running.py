@@ -79,7 +79,6 @@ class FrontEnds:
         """Processes that serve each protocol; 0 = the server's own does."""
         self._why_so_many = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
         self._processes: dict[str, FrontEndProcesses] = {}
-        """By protocol."""
         self._common: FrontEndParts | None = None
         self._routes = MethodRoutes(asyncio.get_running_loop(), self._plane, self._served.memory, self._log)
 
@@ -111,8 +110,7 @@ class FrontEnds:
         return f"`rocserve status --url={_host(grpc)}:{self.ports['grpc']}{tls}`"
 
     def plain_addresses(self) -> Mapping[str, str]:
-        """Return the addresses, by "http" and "grpc", of protocols that need no TLS and no secret from clients on this
-        machine."""
+        """Return the addresses, for this machine, of those of "http" and "grpc" that need no TLS and no secret."""
         parts: dict[str, HttpSettings | GrpcSettings] = {"http": self._settings.http, "grpc": self._settings.grpc}
         return {
             name: f"{_host(part)}:{self.ports[name]}"
@@ -140,8 +138,8 @@ class FrontEnds:
         self._plane.call_soon(self._health.publish)
 
     async def drain(self, deadline: float) -> None:
-        """Stop listening, let open requests finish until the deadline (time.monotonic()), and close all but metrics;
-        immediately when cancelled. Raises the first error after all have been closed."""
+        """Stop listening, let requests finish until the deadline (time.monotonic()), close all but metrics; immediately
+        if cancelled. Raises the first error after all are closed."""
         grace = max(0.0, deadline - time.monotonic())
         transport, processes, http, guest = self._transport, self._processes, self._http, self._guest
         self._transport = self._http = self._guest = None

@@ -1,5 +1,4 @@
-"""Post-processes other models' outputs: Python models that `preprocess` adds, and the class names of public data
-sets."""
+"""Post-processes other models' outputs: Python models that `preprocess` adds, and names of public classes."""
 
 PREPROCESS = "preprocess"
 """The parameter of a model that names a preset."""

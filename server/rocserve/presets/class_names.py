@@ -11,8 +11,7 @@ import numpy as np
 
 
 def class_names_of(args: dict[str, str], output_name: str) -> np.ndarray[Any, Any]:
-    """Return the names in the output's label file. `args`: of the model's `initialize`. Raises ValueError if the
-    configuration names no file."""
+    """Return the names in an output's label file. `args`: of `initialize`. Raises ValueError if there is no file."""
     outputs = json.loads(args["model_config"])["output"]
     filename = next((output.get("label_filename") for output in outputs if output["name"] == output_name), None)
     if not filename:
@@ -23,7 +22,6 @@ def class_names_of(args: dict[str, str], output_name: str) -> np.ndarray[Any, An
 
 
 def read_class_names(path: Path) -> np.ndarray[Any, Any]:
-    """Return the lines of a UTF-8 label file, BYTES [classes]. A name may have any character but a line feed, as in the
-    label files that the server reads."""
+    """Return the lines of a UTF-8 label file, BYTES [classes]. A name may have any character but a line feed."""
     text = path.read_bytes().removeprefix(codecs.BOM_UTF8).removesuffix(b"\n")
     return np.array([line.removesuffix(b"\r") for line in text.split(b"\n")], dtype=object)

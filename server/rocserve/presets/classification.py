@@ -1,5 +1,4 @@
-"""Post-processes a classifier's outputs as a Python model: scores -> probabilities, and the best class with its name
-from the label file of output PROBABILITIES."""
+"""Post-processes a classifier's scores as a Python model: probabilities, and the best class with its name."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class TritonPythonModel:
 
 
 def probabilities(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the softmax of each row of scores. Rows that are probabilities already, none below 0 and 1 in sum,
-    stay."""
+    """Return the softmax of each row of scores. Rows that are probabilities already stay."""
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
     is_done = (scores >= 0).all(axis=1) & (np.abs(scores.sum(axis=1) - 1) < _ROUNDING)

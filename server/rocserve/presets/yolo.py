@@ -94,8 +94,7 @@ def detect(
 def detect_boxes(
     head: Array, input_size: tuple[int, int], resize: Resize, image_size: tuple[int, int], thresholds: Thresholds
 ) -> Detections:
-    """Return the same from the one head [4 + classes, boxes]; `input_size`: the network's height, width. Raises
-    ValueError if the image has no pixels."""
+    """As `detect`, for one head [4 + classes, boxes] and the network's `input_size` (height, width)."""
     probabilities = head[4:]
     classes = probabilities.argmax(axis=0)
     scores = np.take_along_axis(probabilities, classes[np.newaxis], axis=0)[0]
@@ -109,7 +108,6 @@ def detect_boxes(
 def _finish(
     found: Detections, input_size: tuple[int, int], resize: Resize, image_size: tuple[int, int], thresholds: Thresholds
 ) -> Detections:
-    """Return the objects in the image from candidates in the network's input."""
     if min(image_size) < 1:
         raise ValueError(f"expected the height and width of the original image, got {list(image_size)}")
     return suppress(place(found, resize, input_size, image_size), thresholds.iou, thresholds.max_boxes)
@@ -141,8 +139,8 @@ def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detec
 
 
 def place(found: Detections, resize: Resize, input_size: tuple[int, int], image_size: tuple[int, int]) -> Detections:
-    """Convert boxes from the network's input to the original image, and clip them. Sizes are (height, width). Boxes
-    outside the image, and boxes of values that are no numbers, are dropped."""
+    """Convert boxes to pixels of the original image, and clip them. Sizes are (height, width). Boxes outside the image,
+    and boxes of values that are no numbers, are dropped."""
     scale = np.array([input_size[1] / image_size[1], input_size[0] / image_size[0]])
     if resize is not Resize.STRETCH:
         scale[:] = scale.min()

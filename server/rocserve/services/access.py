@@ -1,5 +1,4 @@
-"""Decides which clients may call which methods: by a secret header, and for admin calls by address (--admin-address).
-Both front ends use it."""
+"""Decides which clients may call which methods: by a secret header, and for admin calls by address."""
 
 from __future__ import annotations
 
@@ -46,8 +45,6 @@ PROTOCOLS: Mapping[str, str] = MappingProxyType({name: key for key, names in _ME
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """A header that clients must send, and its value."""
-
     header: str
     """As the flag has it. Headers' names are compared without regard to case."""
     secret: str | SecretFile
@@ -76,8 +73,7 @@ class Restriction:
 def restrictions(
     settings: Sequence[RestrictedProtocols], log: logging.Logger, header_prefix: str = ""
 ) -> Mapping[str, Restriction]:
-    """Return the restrictions by method, without the methods that anybody may call. Raises OSError or ValueError if a
-    file holds no secret."""
+    """Return the restriction of each restricted method. Raises OSError or ValueError if a file holds no secret."""
     by_protocol: dict[str, Restriction] = {}
     for group in settings:
         secret = group.value if group.file is None else SecretFile(group.file, log)
@@ -127,8 +123,8 @@ _READ_ONLY = {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaS
 ADMIN_METHODS = _CHANGES_SETTINGS | ({*_METHODS["model-repository"], *_METHODS["shared-memory"]} - _READ_ONLY)
 
 FORWARDING_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via", "origin"})
-"""In lower case. A client with one of these headers is not on this machine: it is a proxy that speaks for another
-client, or a browser (`Origin`), whose pages come from anywhere and may send anything to the browser's machine."""
+"""In lower case. They come from a proxy that speaks for another client, or from a browser (`Origin`), whose pages come
+from anywhere and may send anything to the browser's machine."""
 
 _LOOPBACK = frozenset({ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")})
 """Not all of 127.0.0.0/8, because service meshes deliver requests of other machines from 127.0.0.6."""
@@ -138,8 +134,6 @@ _ANYBODY = AdminAddresses(anybody=True)
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The source of a call."""
-
     address: str
     """An IP address; "unix" = a socket in this machine's file system; "" = unknown."""
     is_forwarded: bool
@@ -176,8 +170,8 @@ class Access:
         return cls(restricted, settings.admin_addresses, ADMIN_METHODS if port.use_ssl_mutual else restricted)
 
     def check_admin(self, method: str, peer: Peer, request: Callable[[], Any]) -> None:
-        """Raise ServeError (PERMISSION_DENIED) if an admin call may not come from `peer`. `request`: returns the
-        method's message."""
+        """Raise ServeError (PERMISSION_DENIED) if an admin call may not come from `peer`. `request` returns its
+        message."""
         if method not in ADMIN_METHODS:
             return
         addresses = self._admin_addresses(method)

@@ -1,5 +1,4 @@
-"""Limits one client's requests in flight, and its requests in a second. A client is an address, so all clients of one
-proxy count as one."""
+"""Limits a client's requests in flight and in a second. A client is an address: one proxy's clients count as one."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from rocserve.services.access import ip_address_of
 MOST_CLIENTS = 65_536
 """Addresses that are counted separately, some 20 MB. All further addresses count as one client."""
 _IPV6_NETWORK_BITS = 64
-"""Prefix length in bits: all IPv6 addresses of one /64 network are one client, because one machine or household has
-them all."""
+"""Prefix length: all IPv6 addresses of a /64 network are one client, because one machine may have them all."""
 _SECONDS_BETWEEN_CLEANINGS = 1.0
 _OTHERS = "others"
 
@@ -33,8 +31,7 @@ class _Client:
 
 
 class ClientLimits:
-    """Admits requests by the address of their client, with a token bucket for each client that holds a second's
-    requests."""
+    """Admits requests by client, each with a token bucket that holds the requests of one second."""
 
     def __init__(
         self, most_in_flight: int, most_per_second: float, clock: Callable[[], float] = time.monotonic
@@ -50,8 +47,8 @@ class ClientLimits:
         return len(self._clients)
 
     def admit(self, address: str, responder: Responder) -> Responder:
-        """Count a request until the returned responder has answered it. Raises ServeError (RESOURCE_EXHAUSTED) if its
-        client has reached a limit; then nothing is counted."""
+        """Count a request until the returned responder has answered it. Raises ServeError (RESOURCE_EXHAUSTED), without
+        counting it, if its client has reached a limit."""
         name, client = self._find(_client_of(address))
         if self._most_in_flight and client.in_flight >= self._most_in_flight:
             raise ServeError(
@@ -90,8 +87,7 @@ class ClientLimits:
 
 
 def _client_of(address: str) -> str:
-    """Return the client's name: the network of an IPv6 address; a text that is no address, such as "unix",
-    unchanged."""
+    """Return the client's name: the network of an IPv6 address, any other text unchanged."""
     parsed = ip_address_of(address)
     if isinstance(parsed, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((parsed, _IPV6_NETWORK_BITS), strict=False))

@@ -19,8 +19,7 @@ from rocserve.services.methods import Method
 
 @dataclass(eq=False)
 class RepositoryControlService:
-    """Loads and unloads models, on the event loop because loads take long. Raises ServeError with Triton's codes and
-    texts."""
+    """Loads and unloads models, on the event loop because loads take long. Raises ServeError with Triton's texts."""
 
     _repository: ModelRepository
 
@@ -62,8 +61,7 @@ def refuse_repository_name(name: str) -> None:
 _NUMBER = re.compile(r"\s*([+-]?)0*([0-9]+)")
 """A number as C++ parses it: any text may follow."""
 _MOST_DIGITS = 11
-"""A number of so many digits is out of range. Longer ones are cut, because Python refuses to parse thousands of
-digits."""
+"""So many digits are out of range. More are cut, because Python refuses to parse thousands of digits."""
 _INT_RANGE = range(-(1 << 31), 1 << 31)
 _TRACE_NUMBERS = {
     "trace_rate": ("rate", 0, (1 << 32) - 1),
@@ -114,8 +112,7 @@ class TraceControlService:
 
 
 def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
-    """Return the new values by field. As in Triton, unknown level names are ignored. Raises ServeError as
-    `trace_setting` does."""
+    """Return the new values by field. As in Triton, unknown level names are ignored. Raises as `trace_setting`."""
     if "trace_file" in settings:
         raise unimplemented("trace file location can not be updated through network protocol")
     change: dict[str, int | None] = {}
@@ -156,8 +153,7 @@ _LOG_SETTINGS = {
     "log_verbose_level": ("verbose", "uint32_param", "int32"),
     "log_format": ("format", "string_param", "string"),
 }
-"""In the order in which Triton handles them: the field of LogSettings, the field of the message, and the type's name in
-errors."""
+"""In Triton's order: the field of LogSettings, the field of the message, and the type's name in errors."""
 _FORMATS = ("default", "ISO8601")
 _LARGEST_LEVEL = (1 << 31) - 1
 """To Triton a larger level is a negative int32, which means level 0."""

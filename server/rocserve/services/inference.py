@@ -1,5 +1,4 @@
-"""Takes the inference requests of all front ends, attaches data from outside their messages, and records single
-requests in traces and the log."""
+"""Takes the inference requests of all front ends, and records single requests in traces and the log."""
 
 from __future__ import annotations
 
@@ -41,8 +40,6 @@ NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """The source of a client's request."""
-
     protocol: str
     """"GRPC" or "HTTP"."""
     received_ns: tuple[int, int]
@@ -74,8 +71,7 @@ class Inference(Protocol):
         """Schedule a request. Never blocks, and sends every error to the responder."""
 
     def refuse(self, error: ServeError, find_id: Callable[[], str]) -> None:
-        """Log a call that made no request and has been answered with `error`. `find_id` reads the request's id as far
-        as possible, and is called only if the log needs it."""
+        """Log the error of a call that made no request. `find_id` reads its id if the log needs it."""
 
 
 @dataclass(eq=False)
@@ -279,16 +275,15 @@ class HeaderForwarding:
     """Adds headers to the parameters of requests. Safe on any thread."""
 
     def __init__(self, pattern: str) -> None:
-        """`pattern`: a regular expression; headers whose name it matches anywhere are forwarded. Raises re.error if it
-        is invalid."""
+        """Forward headers whose names `pattern` matches anywhere. Raises re.error if it is no regular expression."""
         self._pattern = re.compile(pattern)
         # Plans are remembered by the head's identity, so equal requests must keep one head. The dict's operations are
         # atomic; two threads may each make a new head.
         self._heads = Memo[tuple[RequestHead, _Pairs], RequestHead]()
 
     def forward(self, head: RequestHead, headers: Iterable[tuple[str, str | bytes]]) -> RequestHead:
-        """Return the head with the headers among its parameters; a header replaces a parameter of its name. Raises
-        ServeError (INVALID_ARGUMENT) if a header's name is reserved among the parameters."""
+        """Return the head with headers as parameters, which replace those of the same name. Raises ServeError
+        (INVALID_ARGUMENT) if a header's name is reserved."""
         search = self._pattern.search
         pairs = tuple(
             (name, value if isinstance(value, str) else value.decode(errors="replace"))

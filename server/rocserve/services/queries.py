@@ -1,5 +1,4 @@
-"""Answers the methods that only read: liveness, readiness, metadata, configuration, statistics, the repository index,
-and the queries of the page on the HTTP port."""
+"""Answers the methods that only read, from liveness to the repository index, and those of the page at the HTTP port."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Collects a server's metrics when they are read, as its settings ask: those of model versions with Triton's names and
-a few additional ones, the machine's gauges, and the server's own."""
+"""Collects a server's metrics when they are read: of model versions, with Triton's names and more, the machine's
+gauges, and the server's own."""
 
 from __future__ import annotations
 
@@ -113,8 +113,7 @@ _HISTOGRAMS = {
 
 
 def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
-    """Yield the metrics of all versions. `with_latency_counters`: include sums of latencies and the response cache's
-    counters."""
+    """Yield the metrics of all versions. `with_latency_counters`: sums of latencies and the response cache's too."""
     yield from _families(_COUNTERS, readings)
     if with_latency_counters:
         yield from _families(_LATENCY_COUNTERS, readings)
@@ -170,9 +169,8 @@ def server_families(
     options: LatencyOptions,
     other_sources: Sequence[Source] = (),
 ) -> Iterable[MetricFamily]:
-    """Yield the metrics of ready versions, and of events since the server's start. A version that loads on demand has
-    metrics after its first request. Safe on any thread. `other_sources`: such as the machine's gauges and
-    metrics that models define."""
+    """Yield the metrics of ready versions, if they load on demand after their first request, and of the server's events
+    since its start. `other_sources`: such as models' own metrics. Safe on any thread."""
     readings: list[VersionReading] = []
     for model in tables.table.all_models:
         for version in model.versions.values():
@@ -290,7 +288,6 @@ class GpuGauges:
             return []
 
     def _samples(self, name: str, read: Callable[[Any, Any], float | None]) -> tuple[Sample, ...]:
-        """Return a sample for each GPU that has the value: some have no power, or no activity."""
         assert self._gpus is not None
         samples: list[Sample] = []
         for uuid, handle in self._gpus:

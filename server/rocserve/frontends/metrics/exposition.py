@@ -1,7 +1,6 @@
 """Writes Prometheus' text format, version 0.0.4.
 
-Prometheus' own client library is not used because it ends every counter's name in `_total`, and Triton's names have no
-such ending.
+Prometheus' client library would end every counter's name in `_total`, which Triton's names do not have.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ class ClientMemory:
     def attach(self, request: InferRequest, responder: Responder) -> tuple[Responder, Sequence[Steps[None]]]:
         """Put inputs in regions into the request's data.
 
-        Returns the responder that must answer the request, which writes outputs to regions; and the steps that copy
-        large inputs, which must run before the request is dispatched. A step raises ServeError as this function does.
-        Raises ServeError if there is no such model, region or part of a region; then no region is held.
+        Returns the responder that must answer the request, which writes outputs to regions, and the steps that copy
+        large inputs, which must run before the dispatch. This and the steps raise ServeError if there is no such model,
+        region or part; then no region is held.
         """
         head = request.head
         config = self._tables.table.find(head.model_name, head.model_version).config
@@ -118,7 +118,7 @@ class RegionResponder(EndingResponder):
         in_place: Sequence[PartInPlace],
         config: ModelConfig,
     ) -> None:
-        """`parts`: by output; released before the last answer, because a client that has it may unregister its regions.
+        """`parts`: by output; released before the last answer, after which clients may unregister their regions.
         `in_place`: the parts that the model reads in place."""
         super().__init__(responder, partial(memory.release, parts))
         self._parts = parts
@@ -173,8 +173,7 @@ def _only_copies(config: ModelConfig) -> bool:
 
 
 def _placed(head: RequestHead, in_place: Sequence[PartInPlace]) -> PlacedTensors | None:
-    """Return the inputs as places in the region's file for workers to read; None if the inputs do not lie there as in a
-    heap's slot."""
+    """Return the inputs in the region's file for workers to read; None if they do not lie as in a heap's slot."""
     places = TensorPlaces([TensorHead(entry.name, DataType(entry.datatype), entry.shape) for entry in head.inputs])
     if places.sizes is None:
         return None  # Strings for a model that takes none.

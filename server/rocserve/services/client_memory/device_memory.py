@@ -41,8 +41,7 @@ class DeviceProcess:
     """Sends commands to the process, on any thread."""
 
     def __init__(self) -> None:
-        """Start the process, which takes seconds. Raises ServeError (UNAVAILABLE) if it does not start or finds no
-        GPU."""
+        """Takes seconds. Raises ServeError (UNAVAILABLE) if the process does not start or finds no GPU."""
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._is_given_up = False

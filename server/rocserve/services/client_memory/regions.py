@@ -81,9 +81,8 @@ class ClientRegion(Region):
             raise
 
     def view(self, offset: int, nbytes: int) -> tuple[memoryview, GuardedMapping]:
-        """Return a part in place, and its mapping for `check_whole` after reading or writing. The part must be within
-        bounds, and stays valid after the region is removed. Raises ServeError (INVALID_ARGUMENT) if the client has cut
-        the file."""
+        """Return a part, which must be within bounds, in place, and its mapping for `check_whole` after the access.
+        Both outlive the region. Raises ServeError (INVALID_ARGUMENT) if the client has cut the file."""
         self._check_present(offset + nbytes)
         return self.file.view(self.offset + offset, nbytes), self.file.mapping
 
@@ -219,11 +218,8 @@ RegionKind = TypeVar("RegionKind", ClientRegion, DeviceRegion)
 @dataclass(eq=False)
 class ClientRegions:
     """Keeps the regions of all clients. Safe on any thread, because HTTP registers regions on the event loop. Texts and
-    codes are Triton's. "CUDA" stands for memory on any maker's GPU, and "system" for files.
-
-    A region that a request must write to stays until the request has done so, even if it is unregistered. Until then
-    its name is in use, and other requests may use it.
-    """
+    codes are Triton's: "CUDA" is memory on any maker's GPU, "system" a file. A region to which a request writes stays
+    until the request has done so, even if unregistered; until then its name is in use."""
 
     _guard: FaultGuard
     allowed: bool = True
@@ -249,8 +245,7 @@ class ClientRegions:
             self._regions[region.name] = region
 
     def unregister(self, name: str, kind: type[Region]) -> None:
-        """Remove a region of the kind, or all of the kind if `name` is empty. Unknown regions and other kinds are
-        ignored."""
+        """Remove the named region if it is of the kind, or all of the kind if `name` is empty."""
         with self._lock:
             for region in [self._regions.get(name)] if name else list(self._regions.values()):
                 if isinstance(region, kind):
