@@ -146,9 +146,7 @@ def complete_definition(
     )
 
 
-def with_placements(
-    definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]
-) -> ModelDefinition:
+def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]) -> ModelDefinition:
     """Return the definition with each instance group's final kind (not KIND_AUTO) and GPUs. `places`: in the groups'
     order."""
     message = deepcopy(definition.message)

@@ -22,7 +22,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ModelConfig as PlainConfig
 from rocserve.core.model_config import OutputConfig
-from rocserve.presets import NAMES, PREPROCESS
+from rocserve.presets import PREPROCESS
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 LABELS_FILENAME = "labels.txt"
@@ -315,15 +315,10 @@ def _fitted(entry: _Input) -> list[dict[str, Any]]:
     ]
 
 
-_PRESETS: Mapping[str, _Preset] = dict(
-    zip(
-        NAMES,
-        (
-            _Preset(224, _shorter_side, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), _classifier),
-            _Preset(299, _shorter_side, (0.5,), (0.5,), _classifier),
-            _Preset(416, _stretched, (0,), (1,), _yolov4),
-            _Preset(640, _fitted, (0,), (1,), _yolov8),
-        ),
-        strict=True,
-    )
-)
+_PRESETS: Mapping[str, _Preset] = {
+    "imagenet": _Preset(224, _shorter_side, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), _classifier),
+    "inception": _Preset(299, _shorter_side, (0.5,), (0.5,), _classifier),
+    "yolov4": _Preset(416, _stretched, (0,), (1,), _yolov4),
+    "yolov8": _Preset(640, _fitted, (0,), (1,), _yolov8),
+}
+"""By the names in presets.NAMES."""

@@ -39,8 +39,7 @@ _VARIABLE = -1
 
 
 def check_model_config(message: ModelConfig) -> None:
-    """Check a normalised configuration, with the tensors it has, without the model. Raises ServeError
-    (INVALID_ARGUMENT) with the first fault."""
+    """Check a normalised configuration, with the tensors it has, without the model. Raises as `check_readable`."""
     check_readable(message)
     check_loadable(message)
 

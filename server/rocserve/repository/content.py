@@ -4,6 +4,7 @@ server."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import weakref
@@ -213,14 +214,11 @@ class ContentReader:
     def _request(self, scan: ModelScan, parameters: LoadParameters, name: str) -> ConfigRequest:
         """Combine the request's configuration with the repository's definition of the model, if there is one."""
         request = ConfigRequest(parameters.config or "", brings_files=bool(parameters.files))
-        if not scan.versions and not scan.config_files:
-            return request
-        try:
-            contents = self._define(scan)
-        except ServeError:
-            return request
-        for content in contents:
-            definition = content.definition
+        definitions: list[ModelDefinition] = []
+        if scan.versions or scan.config_files:
+            with contextlib.suppress(ServeError):
+                definitions = [content.definition for content in self._define(scan)]
+        for definition in definitions:
             if definition.name == name:
                 backend = "" if definition.backend is None else definition.backend.name
                 return replace(request, own=definition.message, own_backend=backend)

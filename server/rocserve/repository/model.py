@@ -163,9 +163,7 @@ class ManagedModel:
             error = invalid_argument("; ".join((error.text, *reasons)))
         self._member_problem = None if error is None else Failure(error)
         self._lacks_files_of_members = 0 < len(missing) == len(reasons)
-        self._is_waiting_for_members = self._member_problem is not None and self._table.is_any_loading(
-            members_of(config)
-        )
+        self._is_waiting_for_members = error is not None and self._table.is_any_loading(members_of(config))
         if self._is_load_due and self._member_problem is None:
             self._is_load_due = False
             self._want_versions(content)
@@ -300,11 +298,9 @@ class ManagedModel:
         )
 
     def _want_versions(self, content: ModelContent) -> None:
-        is_added_later = self._is_added_later or self.is_serving
-        new = {
-            number: ManagedVersion(self, number, is_added_later=is_added_later)
-            for number in content.wanted - self._versions.keys()
-        }
+        is_late = self._is_added_later or self.is_serving
+        missing = content.wanted - self._versions.keys()
+        new = {number: ManagedVersion(self, number, is_added_later=is_late) for number in missing}
         self._versions = dict(sorted({**self._versions, **new}.items()))
         for number in sorted(content.wanted):
             self._versions[number].want(content)

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from rocserve.amd_inference_server.single_items import SingleItems
 from rocserve.backends.base import Machine
-from rocserve.config.definition import ModelDefinition, complete_definition, with_placements
+from rocserve.config.definition import ModelDefinition, complete_definition, with_places
 from rocserve.config.model_folder import read_initial_states
 from rocserve.core.custom_metrics import CustomMetrics
 from rocserve.core.datatypes import DataType
@@ -104,7 +104,7 @@ class WorkerVersionLoader:
                 signature = await workers.group.load()
             except ServeError as error:
                 raise EngineFailed(error.code, error.text) from None
-            complete = with_placements(complete_definition(definition, signature, strict=self.strict), plan.places)
+            complete = with_places(complete_definition(definition, signature, strict=self.strict), plan.places)
             complete, statistics, answers = self._completed(complete, order)
             for warning in complete.warnings[len(definition.warnings) :]:
                 self._warn_once(order, f"model '{definition.name}': {warning}")

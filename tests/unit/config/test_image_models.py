@@ -9,10 +9,11 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from rocserve.config.image_models import MadeModel, image_models
+from rocserve.config.image_models import _PRESETS, MadeModel, image_models
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
+from rocserve.presets import NAMES
 
 Dims = Sequence[int]
 
@@ -109,6 +110,10 @@ def test_outputs_that_are_no_numbers_are_refused(preset, outputs, said) -> None:
 def test_more_classes_than_a_label_file_may_have_are_refused(preset, outputs) -> None:
     with pytest.raises(ServeError, match="model 'net' has 1000000000000 classes, 1000000 at most can have labels"):
         image_models(config(preset, [[3, 64, 64]], outputs), ())
+
+
+def test_each_name_of_a_preset_has_one() -> None:
+    assert tuple(_PRESETS) == NAMES
 
 
 def test_numbers_that_are_no_pixels_are_refused() -> None:

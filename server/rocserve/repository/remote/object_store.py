@@ -66,9 +66,8 @@ class BucketSource(Source):
     async def fetch(self, item: RemoteObject, file: Path, note: Note) -> None:
         with file.open("wb") as opened:
             begins = range(0, item.size, CHUNK_BYTES)
-            await run_all(
-                self._part(item, at, min(item.size, at + CHUNK_BYTES), opened.fileno(), note) for at in begins
-            )
+            ends = (min(item.size, begin + CHUNK_BYTES) for begin in begins)
+            await run_all(self._part(item, *part, opened.fileno(), note) for part in zip(begins, ends, strict=True))
 
     async def is_gone(self, key: str) -> bool:
         import obstore
@@ -110,9 +109,8 @@ def _open(place: RemotePlace, make: Callable[[], ObjectStore]) -> ObjectStore:
         return make()
     # obstore has no common error for wrong options.
     except Exception as error:
-        raise StoreError(
-            f"expected what opens the store, came: {_error_text(error)}; check {_ADVICE[place.kind]}"
-        ) from None
+        text = f"expected what opens the store, came: {_error_text(error)}; check {_ADVICE[place.kind]}"
+        raise StoreError(text) from None
 
 
 def _object(prefix: str, meta: Any) -> RemoteObject:

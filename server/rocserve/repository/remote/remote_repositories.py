@@ -50,7 +50,6 @@ _END_SECONDS = 1.0
 @dataclass(slots=True)
 class _Progress:
     total: int
-    began: float
     logged: float
     done: int = 0
 
@@ -213,7 +212,7 @@ class RemoteRepository:
             what = f"'{unit.name}'" if unit.name else "its model"
             began = time.monotonic()
             size = sum(item.size for item in lacking)
-            progress = self._progress[unit.name] = _Progress(size, began, began)
+            progress = self._progress[unit.name] = _Progress(size, began)
             self._room.make(size, what)
             if lacking:
                 self._log.info("%s: taking %s: %d files, %.1f MB", self.place.url, what, len(lacking), size / 1e6)

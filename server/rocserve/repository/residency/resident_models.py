@@ -224,7 +224,7 @@ class ResidentModels:
     async def _unload(self, version: LazyVersion, for_room: bool) -> None:
         loaded = await self._on_plane(version.release)
         if loaded is None:
-            self._room.keep(version)
+            self._room.loaded(version, version.needs)
         else:
             self.counts.unloads_for_room += for_room
             self.counts.unloads_of_idle += not for_room

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -103,12 +103,8 @@ class Room(Generic[AnyTenant]):
             tenant.stage = Stage.UNLOADED
 
     def loaded(self, tenant: AnyTenant, needs: Mapping[str, int]) -> None:
-        """Note that the tenant is loaded and what it needs."""
+        """Note that the tenant is loaded, or stays so because it got a request, and what it needs."""
         tenant.stage, tenant.needs = Stage.LOADED, needs
-
-    def keep(self, tenant: AnyTenant) -> None:
-        """Note that the tenant got a request before it could be unloaded."""
-        tenant.stage = Stage.LOADED
 
     def remove(self, tenant: AnyTenant) -> None:
         """Note that the tenant was unloaded, or failed to load."""
@@ -121,18 +117,18 @@ class Room(Generic[AnyTenant]):
         moves: Moves[AnyTenant] = Moves()
         while self._queue:
             first = self._queue[0]
-            if self._exceeded_places(first, [tenant for tenant in self._tenants if tenant.is_pinned]):
+            if self._exceeded_places([first, *(tenant for tenant in self._tenants if tenant.is_pinned)]):
                 moves.refuse.append(first)
                 self.remove(first)
-            elif not self._exceeded_places(first, self._tenants):
+            elif not self._exceeded_places([first, *self._tenants]):
                 moves.load.append(first)
                 self._queue.popleft()
                 first.stage = Stage.LOADING
                 self._tenants[first] = None
             else:
-                moves.unload.extend(self._choose_unloads(first, now))
+                moves.unload.extend(self._choose_unloads([first], now))
                 return moves
-        moves.unload.extend(self._choose_unloads(None, now))
+        moves.unload.extend(self._choose_unloads([], now))
         return moves
 
     def idle(self, now: float) -> tuple[Sequence[AnyTenant], float]:
@@ -147,33 +143,26 @@ class Room(Generic[AnyTenant]):
                 again = min(again, max(at, now + tenant.idle_seconds / 10))
         return going, again
 
-    def _choose_unloads(self, wanted: AnyTenant | None, now: float) -> Sequence[AnyTenant]:
+    def _choose_unloads(self, wanted: Sequence[AnyTenant], now: float) -> Sequence[AnyTenant]:
         """Choose tenants to unload in addition to the leaving ones; none if that would not suffice."""
         staying = [tenant for tenant in self._tenants if tenant.stage is not Stage.UNLOADING]
         going: list[AnyTenant] = []
         candidates = sorted((one for one in staying if one.can_unload(now)), key=lambda one: one.popularity)
         for tenant in candidates:
-            short = self._exceeded_places(wanted, staying)
+            short = self._exceeded_places([*wanted, *staying])
             # A tenant of another GPU frees nothing that is short.
             if MODELS in short or any(tenant.needs.get(place) for place in short):
                 going.append(tenant)
                 staying.remove(tenant)
-        if self._exceeded_places(wanted, staying):
+        if self._exceeded_places([*wanted, *staying]):
             return ()
         for tenant in going:
             tenant.stage = Stage.UNLOADING
         return going
 
-    def _exceeded_places(self, wanted: AnyTenant | None, others: Iterable[AnyTenant]) -> set[str]:
-        """Return the places whose limit is exceeded."""
-        tenants = (*others, *(() if wanted is None else (wanted,)))
-        short = set()
-        for place, most in self._limits.items():
-            if place == MODELS:
-                # A leaving version serves no more, so it does not count; its memory still does.
-                taken = sum(tenant.stage is not Stage.UNLOADING for tenant in tenants)
-            else:
-                taken = sum(tenant.needs.get(place, 0) for tenant in tenants)
-            if taken > most:
-                short.add(place)
-        return short
+    def _exceeded_places(self, tenants: Sequence[AnyTenant]) -> set[str]:
+        # A leaving version serves no more, so it does not count; its memory still does.
+        taken = Counter({MODELS: sum(tenant.stage is not Stage.UNLOADING for tenant in tenants)})
+        for tenant in tenants:
+            taken.update(tenant.needs)
+        return {place for place, most in self._limits.items() if taken[place] > most}
