@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rocserve
-from rocserve.supervisor import Post, Supervisor
+from rocserve.supervisor import ServerStart, Supervisor
 
 if TYPE_CHECKING:
     import logging
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.open(os.devnull, os.O_RDWR)
     try:
         if words[:1] == ["serve"]:
-            return Supervisor(lambda post: _run(words, post)).run()
+            return Supervisor(lambda start: _run(words, start)).run()
         return _run(words)
     except KeyboardInterrupt:
         # The verb was still being imported; a running verb handles Ctrl-C itself.
@@ -68,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _ENDED_BY_USER
 
 
-def _run(words: Sequence[str], post: Post | None = None) -> int:
-    """`post`: in a server's process, from its supervisor."""
+def _run(words: Sequence[str], start: ServerStart | None = None) -> int:
+    """`start`: in a server's process, from its supervisor."""
     parser = argparse.ArgumentParser(
         prog="rocserve",
         description="Serve a repository of models over KServe v2, by gRPC and HTTP.",
@@ -99,7 +99,7 @@ def _run(words: Sequence[str], post: Post | None = None) -> int:
     if verb is not None:
         return _run_verb(verb, options, _innermost(parser, options))
     if options.verb == "serve":
-        return _serve(options, words[1:], post)
+        return _serve(options, words[1:], start)
     parser.print_help()
     return 2
 
@@ -146,16 +146,16 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
     parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
-def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | None) -> int:
+def _serve(options: argparse.Namespace, command: Sequence[str], start: ServerStart | None) -> int:
     """`command`: the words after the verb."""
-    assert post is not None, "a server has a supervisor"
+    assert start is not None, "a server has a supervisor"
     # Imported objects are never freed, but the collector would scan them again and again: an eighth of the start's
     # time.
     gc.disable()
     from rocserve.flags import FlagError, settings_from
     from rocserve.handover import SupervisorLink
 
-    supervisor = SupervisorLink(post)
+    supervisor = SupervisorLink(start)
     try:
         settings = supervisor.settings(settings_from(options))
     except FlagError as error:
@@ -173,10 +173,10 @@ def _serve(options: argparse.Namespace, command: Sequence[str], post: Post | Non
     from rocserve.backends.registry import discover_backends
     from rocserve.workers.launcher import WorkerLauncher
 
-    if supervisor.takes_place_of:
+    if supervisor.previous_end:
         log.logger.error(
             "the server's process %s, and its clients' connections with it; this one takes its place",
-            supervisor.takes_place_of,
+            supervisor.previous_end,
         )
     registry = discover_backends()
     # Created before the first child process, which would otherwise remain outside.

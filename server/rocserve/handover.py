@@ -14,7 +14,7 @@ from rocserve.core.exit_with_parent import exit_with_parent
 from rocserve.core.passed_descriptors import send_with_descriptors
 from rocserve.core.plain import from_json, to_json
 from rocserve.settings import ControlMode, ServerSettings
-from rocserve.supervisor import Post
+from rocserve.supervisor import ServerStart
 from rocserve.workers.launcher import ZygoteProcess
 
 _SIGNALS_AT_ONCE = 16
@@ -35,19 +35,19 @@ class Handover:
 class SupervisorLink:
     """The server's end of the connection to the supervisor. After `watch` all calls come on the asyncio loop."""
 
-    def __init__(self, post: Post) -> None:
-        self.parent_pipe = post.parent_pipe
-        self._kept = exit_with_parent(post.parent_pipe)
-        self._connection = post.connection
+    def __init__(self, start: ServerStart) -> None:
+        self.parent_pipe = start.parent_pipe
+        self._kept = exit_with_parent(start.parent_pipe)
+        self._connection = start.connection
         self._connection.setblocking(False)
-        self.takes_place_of = post.end
+        self.previous_end = start.previous_end
         """How the previous server process ended; "" = this is the first."""
-        self.handover = from_json(Handover, post.left) if post.left else Handover()
+        self.handover = from_json(Handover, start.handover) if start.handover else Handover()
         self._zygote: int | None
         """Descriptor of its connection."""
         self._loaded: int
         """File with the names of models that clients have loaded, under explicit control."""
-        self._zygote, self._loaded = post.descriptors or (None, os.memfd_create("rocserve:loaded", os.MFD_CLOEXEC))
+        self._zygote, self._loaded = start.descriptors or (None, os.memfd_create("rocserve:loaded", os.MFD_CLOEXEC))
         self._serves = False
 
     @property
@@ -64,12 +64,12 @@ class SupervisorLink:
         self._zygote = os.dup(zygote.connection.fileno())
         self.handover = replace(self.handover, zygote=zygote.pid)
         if self._serves:
-            self.leave()
+            self.keep_for_next()
 
     def settings(self, settings: ServerSettings) -> ServerSettings:
         """Adapt the settings for a replacement: it keeps the ports, reloads what clients had loaded, and serves in
         spite of broken models."""
-        if not self.takes_place_of:
+        if not self.previous_end:
             return settings
         parts: dict[str, Any] = {
             name: replace(getattr(settings, name), port=port) for name, port in self.handover.ports.items()
@@ -88,7 +88,7 @@ class SupervisorLink:
         """Report the supervisor's signals to `on_signal`."""
         asyncio.get_running_loop().add_reader(self._connection, self._on_readable, on_signal)
 
-    def leave(self, **changes: Any) -> None:
+    def keep_for_next(self, **changes: Any) -> None:
         """Keep these fields of Handover for the next server. The first call tells the supervisor that this server
         serves."""
         self._serves = True

@@ -40,7 +40,7 @@ from rocserve.observability.failures import LoopErrors
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.guarded_mapping import FaultGuard
-from rocserve.plane.loop import PlaneLoop, default_looks, default_spin
+from rocserve.plane.loop import PlaneLoop, default_idle_polls, default_spin
 from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.machine import ThisMachine
 from rocserve.repository.model_repository import ModelRepository, summary
@@ -65,7 +65,7 @@ from rocserve.workers.launcher import WorkerLauncher
 
 _POLL_SECONDS = 0.05
 """Interval of checks whether the last sequence has ended."""
-_RETURN_SECONDS = 2.0
+_RELOAD_SECONDS = 2.0
 """How long a replacement of a dead server waits for models before it listens."""
 
 _CANCEL_SECONDS = 5.0
@@ -111,7 +111,7 @@ class Server:
         self._log = log = self._server_log.logger
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
         self._plane = PlaneLoop(log.getChild("plane"), spin)
-        mail = InstanceMail(self._plane, 0 if settings.spin == 0 else default_looks(usable_cpus()))
+        mail = InstanceMail(self._plane, 0 if settings.spin == 0 else default_idle_polls(usable_cpus()))
         self._plane.add_source(mail)
         self._tables = ServingTableHolder()
         self._dispatcher = Dispatcher(self._tables, self._plane.work_off)
@@ -175,12 +175,12 @@ class Server:
         readiness = Readiness(self._repository.is_ready)
         front_ends = FrontEnds(self._settings, self._command, self._served(readiness), self._plane, self._log)
         started: asyncio.Future[None] | None = None
-        if self._supervisor.takes_place_of or self._settings.listen_when_loaded:
+        if self._supervisor.previous_end or self._settings.listen_when_loaded:
             # Clients that reconnect must find the models that they had.
-            returns = bool(self._supervisor.takes_place_of)
-            started = asyncio.ensure_future(self._return() if returns else self._repository.start())
+            returns = bool(self._supervisor.previous_end)
+            started = asyncio.ensure_future(self._load_previous_models() if returns else self._repository.start())
             stopped = asyncio.ensure_future(ending.asked.wait())
-            timeout = None if self._settings.listen_when_loaded else _RETURN_SECONDS
+            timeout = None if self._settings.listen_when_loaded else _RELOAD_SECONDS
             await asyncio.wait((started, stopped), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
         if refusals := await front_ends.start():
@@ -189,7 +189,7 @@ class Server:
                 self._log.error("%s", error.strerror if isinstance(error, OSError) and not error.filename else error)
             await self._end_workers(ending)
             return 1
-        self._supervisor.leave(ports=front_ends.ports, control_groups=self._launcher.groups_folder)
+        self._supervisor.keep_for_next(ports=front_ends.ports, control_groups=self._launcher.groups_folder)
         trimming = asyncio.ensure_future(HeapTrim(lambda: self._memory.used_bytes, keep_freed_memory()).run())
         try:
             loads = started or asyncio.ensure_future(self._repository.start())
@@ -200,7 +200,7 @@ class Server:
         trimming.cancel()
         readiness.is_exiting = True
         await self._drain(front_ends, ending, self._settings.drain_seconds if status == 0 else 0.0)
-        return 1 if ending.at_once.is_set() else status
+        return 1 if ending.end_now.is_set() else status
 
     def _served(self, readiness: Readiness) -> Served:
         metrics = assemble_metrics(
@@ -260,7 +260,7 @@ class Server:
         self._log.info("SIGHUP: scanning the model repositories")
         self._repository.scan_soon()
 
-    async def _return(self) -> None:
+    async def _load_previous_models(self) -> None:
         """Load the models of the dead server that this one replaces."""
         self._tables.table = replace(self._tables.table, is_returning=True)
         await self._repository.start()
@@ -287,7 +287,7 @@ class Server:
             return 1
         self._log.info("%s", summary(self._repository.index(ready_only=False), front_ends.status_command()))
         with contextlib.ExitStack() as printing:
-            if not self._supervisor.takes_place_of and sys.stdout:
+            if not self._supervisor.previous_end and sys.stdout:
                 # The output is optional.
                 with contextlib.suppress(OSError):
                     octets = self._start_text(front_ends, sys.stdout)
@@ -348,8 +348,8 @@ class Ending:
     _drain_seconds: float
     _exit_timeout_seconds: float
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    at_once: asyncio.Event = field(default_factory=asyncio.Event)
-    """`asked`: the first signal came. `at_once`: the second signal came."""
+    end_now: asyncio.Event = field(default_factory=asyncio.Event)
+    """`asked`: the first signal came. `end_now`: the second signal came."""
 
     def on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
@@ -359,16 +359,16 @@ class Ending:
             self.asked.set()
             return
         self._log.warning("%s again: ending at once", name)
-        self.at_once.set()
+        self.end_now.set()
 
     async def end(self, part: str, work: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
         """End a part, for at most `seconds` or until the second signal. Never raises."""
         task = asyncio.ensure_future(work)
-        cut_short = asyncio.ensure_future(self.at_once.wait())
+        cut_short = asyncio.ensure_future(self.end_now.wait())
         await asyncio.wait((task, cut_short), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         cut_short.cancel()
         if not task.done():
-            if not self.at_once.is_set():
+            if not self.end_now.is_set():
                 self._log.warning("the exit time-out passed: %s had not ended", part)
             task.cancel()
             await asyncio.wait((task,), timeout=_CANCEL_SECONDS)

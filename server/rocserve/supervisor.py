@@ -30,22 +30,22 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
-class Post(NamedTuple):
+class ServerStart(NamedTuple):
     """What a server's process gets from its supervisor."""
 
     connection: socket.socket
     """Signals arrive here, a byte each; a message of what to keep for the next server goes back."""
     parent_pipe: int
     """The reading end of the supervisor's pipe."""
-    left: bytes
+    handover: bytes
     """What the previous server left; empty = this is the first."""
     descriptors: tuple[int, ...]
-    end: str
+    previous_end: str
     """How the previous server ended, in words."""
 
 
 class Supervisor:
-    def __init__(self, serve: Callable[[Post], int]) -> None:
+    def __init__(self, serve: Callable[[ServerStart], int]) -> None:
         """`serve` runs the server in its process and returns its exit status."""
         self._serve = serve
         self._parent_pipe, self._parent_pipe_writer = os.pipe2(os.O_CLOEXEC)
@@ -55,7 +55,7 @@ class Supervisor:
         self._connection: socket.socket | None = None
         self._serves = False
         """Whether the running server has left something for the next one."""
-        self._left = b""
+        self._handover = b""
         self._descriptors: tuple[int, ...] = ()
         self._asked_to_end = 0
 
@@ -69,7 +69,7 @@ class Supervisor:
                 signal.signal(number, lambda *_: None)  # The wake-up pipe reports the signal.
         end, pause = "", 0.0
         while True:
-            if pause and not self._rest(pause):
+            if pause and not self._pause(pause):
                 return 0
             pause = min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
             self._serves = False
@@ -90,17 +90,17 @@ class Supervisor:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for descriptor in (self._woken, self._waker, self._parent_pipe_writer):
                     os.close(descriptor)
-                return self._serve(Post(peer, self._parent_pipe, self._left, self._descriptors, end))
+                return self._serve(ServerStart(peer, self._parent_pipe, self._handover, self._descriptors, end))
             peer.close()
-            status = self._attend(server, own)
+            status = self._wait_for_end(server, own)
             # A first server that ends by itself, because of a flag or a model, would end the same way again.
-            if self._asked_to_end or not self._left or (status >= 0 and not end):
+            if self._asked_to_end or not self._handover or (status >= 0 and not end):
                 return status if status >= 0 else 128 - status
             end = f"was killed by {_name(-status)}" if status < 0 else f"ended with status {status}"
             if self._serves:
                 pause = 0.0
 
-    def _attend(self, server: int, connection: socket.socket) -> int:
+    def _wait_for_end(self, server: int, connection: socket.socket) -> int:
         """Wait for a server's end. Returns the exit status, or the negative number of the signal that killed it."""
         with connection:
             poll = select.poll()
@@ -108,26 +108,26 @@ class Supervisor:
             poll.register(connection, select.POLLIN)
             while True:
                 ready = [descriptor for descriptor, _ in poll.poll()]
-                if connection.fileno() in ready and not self._keep(connection):
+                if connection.fileno() in ready and not self._keep_message(connection):
                     poll.unregister(connection)
                 if self._woken in ready and (status := self._take_signals(server, connection)) is not None:
-                    while self._keep(connection):
+                    while self._keep_message(connection):
                         pass
                     return status
 
-    def _keep(self, connection: socket.socket) -> bool:
+    def _keep_message(self, connection: socket.socket) -> bool:
         """Keep a message of the server. Returns False if there is none now, or will be none any more."""
         try:
-            left, descriptors = receive_with_descriptors(
+            handover, descriptors = receive_with_descriptors(
                 connection, _MESSAGE_BYTES, _MOST_DESCRIPTORS, socket.MSG_DONTWAIT
             )
         except OSError:
             return False
-        if not left:
+        if not handover:
             return False
         for descriptor in self._descriptors:
             os.close(descriptor)
-        self._left, self._descriptors, self._serves = left, tuple(descriptors), True
+        self._handover, self._descriptors, self._serves = handover, tuple(descriptors), True
         return True
 
     def _take_signals(self, server: int, connection: socket.socket) -> int | None:
@@ -153,11 +153,11 @@ class Supervisor:
             os._exit(128 + taken[-1])  # The kernel ignores such a signal from a container's first process to itself.
         return taken
 
-    def _rest(self, seconds: float) -> bool:
+    def _pause(self, seconds: float) -> bool:
         """Wait. Returns False if a signal asked to end."""
         until = time.monotonic() + seconds
-        while not self._asked_to_end and (left := until - time.monotonic()) > 0:
-            if select.select((self._woken,), (), (), left)[0]:
+        while not self._asked_to_end and (seconds_left := until - time.monotonic()) > 0:
+            if select.select((self._woken,), (), (), seconds_left)[0]:
                 self._read_signals()
         return not self._asked_to_end
 

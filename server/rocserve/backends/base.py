@@ -168,7 +168,7 @@ class Batch:
     """Rows of each request in the first dimension; (1,) without batching."""
     cuts: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
     """Shapes of the requests' parts, by output, for outputs that hold the parts one after the other, not rows."""
-    may_stay: tuple[str, ...] = ()
+    reference_outputs: tuple[str, ...] = ()
     """Outputs that may be References, for models whose properties have DEVICE_PROPERTY."""
     room: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     """Memory for outputs, by name; empty = none. If an engine returns such an array as an output of the same datatype

@@ -14,7 +14,7 @@ import torch
 from rocserve.backends.base import BatchResult
 from rocserve.backends.pytorch.datatypes import datatype_of, from_torch, to_torch, torch_dtype
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import DeviceReference, References, references_of, referring
+from rocserve.core.device_references import DeviceReference, References, pack_references, references_of
 from rocserve.core.errors import unavailable
 from rocserve.core.tensors import Tensor
 
@@ -114,14 +114,14 @@ class SharedTensor:
     def __del__(self) -> None:
         self._free.append(self._block)
 
-    def referring(self, name: str, batching: bool) -> Tensor:
+    def pack_references(self, name: str, batching: bool) -> Tensor:
         """Return the References to send instead of the tensor, one for each row if the model batches."""
         block, rows, shape = self._block, 1, self.shape
         if batching:
             rows, *rest = shape
             shape = tuple(rest)
         size = math.prod(shape) * self._datatype.itemsize
-        return referring(
+        return pack_references(
             name,
             [
                 DeviceReference(block.handle, block.offset, block.nbytes, row * size, self._datatype, shape)
@@ -136,7 +136,7 @@ def named_outputs(outputs: Mapping[str, Any], batching: bool) -> BatchResult:
     kept: list[object] = []
     for name, output in outputs.items():
         if isinstance(output, SharedTensor):
-            named[name] = output.referring(name, batching)
+            named[name] = output.pack_references(name, batching)
             kept.append(output)
         else:
             named[name] = from_torch(name, output)

@@ -76,7 +76,7 @@ class ModelRequest:
     """Identifies the request among the open ones."""
     trace_context: str = ""
     """The W3C trace context for the model's calls to other services, in JSON; "" = none."""
-    may_stay: tuple[str, ...] = ()
+    reference_outputs: tuple[str, ...] = ()
     """See Batch.may_stay; for outputs in the answer that `execute` returns."""
 
 
@@ -102,7 +102,7 @@ class ModelCall:
     """The GPU (DEVICE_PROPERTY) on which the caller sends and receives references; "" = it does neither."""
     references: tuple[str, ...] = ()
     """Inputs that were sent as one reference each, for a model on that GPU."""
-    may_stay: bool = False
+    accepts_references: bool = False
     """Outputs may come as References."""
 
 

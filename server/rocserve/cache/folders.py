@@ -59,15 +59,15 @@ def try_lock(path: Path) -> FileLock | None:
     while True:
         # Open for writing, because NFS allows no exclusive lock on a file opened for reading.
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
-        if not hold(file, shared=False):
+        if not lock_file(file, shared=False):
             file.close()
             return None
-        if leads_to(path, file):
+        if still_names(path, file):
             return FileLock(path, file)
         file.close()
 
 
-def hold(file: BinaryIO, *, shared: bool) -> bool:
+def lock_file(file: BinaryIO, *, shared: bool) -> bool:
     """Lock an open file until it is closed. Returns False if another process has it; True without locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -79,7 +79,7 @@ def hold(file: BinaryIO, *, shared: bool) -> bool:
     return True
 
 
-def leads_to(path: Path, file: BinaryIO) -> bool:
+def still_names(path: Path, file: BinaryIO) -> bool:
     """Return whether the path still names the open file."""
     try:
         named = path.stat()
@@ -96,10 +96,10 @@ def cache_directory(settings: EngineSettings) -> Path:
     if base.startswith("/"):
         return Path(base) / "rocserve"
     home = _expanded("~")
-    return home / ".cache/rocserve" if home.is_absolute() else usual_spare_directory()
+    return home / ".cache/rocserve" if home.is_absolute() else temporary_cache_directory()
 
 
-def usual_spare_directory() -> Path:
+def temporary_cache_directory() -> Path:
     """Return this user's cache folder among the temporary files."""
     return Path(tempfile.gettempdir()) / f"rocserve-cache-{os.geteuid()}"
 
@@ -260,7 +260,7 @@ class FolderCache:
             if lock.suffix != _LOCK:
                 continue
             with suppress(OSError), lock.open("r+b") as file:
-                if not hold(file, shared=False):
+                if not lock_file(file, shared=False):
                     names.append(lock.stem[1:])
         return names
 
@@ -277,7 +277,7 @@ class FolderCache:
             try:
                 # Open for writing, because NFS allows no exclusive lock on a file opened for reading.
                 with suppress(FileNotFoundError), (self.place / name / _DIGESTS).open("r+b") as file:
-                    if not hold(file, shared=False):
+                    if not lock_file(file, shared=False):
                         return False
                 self._discard(name)
             finally:
@@ -333,7 +333,7 @@ class FolderCache:
             with ExitStack() as stack:
                 file = stack.enter_context((folder / _DIGESTS).open("rb"))
                 # An exclusive lock belongs to a process that is about to remove the folder.
-                if not hold(file, shared=True) or not leads_to(folder / _DIGESTS, file):
+                if not lock_file(file, shared=True) or not still_names(folder / _DIGESTS, file):
                     return None
                 states = [each.stat() for each in folder.rglob("*")]
                 if not all(_is_trusted(one.st_uid) and not one.st_mode & _WRITABLE_BY_OTHERS for one in states):
@@ -364,7 +364,7 @@ class FolderCache:
             for made in new.rglob("*"):
                 made.chmod(0o700 if made.is_dir() else 0o600)
             file = stack.enter_context((new / _DIGESTS).open("rb"))
-            hold(file, shared=True)
+            lock_file(file, shared=True)
             new.rename(self.place / name)
             stack.pop_all()
         return CachedFolder(self.place / name, file)

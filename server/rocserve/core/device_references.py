@@ -71,13 +71,13 @@ def references_of(tensor: Tensor) -> list[DeviceReference]:
     return found
 
 
-def referring(name: str, references: list[DeviceReference]) -> Tensor:
+def pack_references(name: str, references: list[DeviceReference]) -> Tensor:
     """Return the BYTES tensor that carries these references."""
     data = encode_bytes_elements([each.packed() for each in references])
     return Tensor(name, DataType.BYTES, (len(references),), data)
 
 
-def referred(tensor: Tensor, batching: bool) -> Tensor:
+def referenced_tensor(tensor: Tensor, batching: bool) -> Tensor:
     """Return the tensor that a BYTES tensor stands for, with References as its data. `batching`: each reference is a
     row. Raises ServeError (INTERNAL) if the references are damaged."""
     references = references_of(tensor)
@@ -88,17 +88,17 @@ def referred(tensor: Tensor, batching: bool) -> Tensor:
     return Tensor(tensor.name, first.datatype, shape, References(tensor.data))
 
 
-def in_rows(tensor: Tensor) -> Tensor:
+def split_into_rows(tensor: Tensor) -> Tensor:
     """Turn references to several rows into one reference per row. Raises ServeError (INTERNAL) for damaged ones."""
     rows: list[DeviceReference] = []
-    for whole in references_of(tensor):
-        count, *shape = whole.shape or (0,)
-        row = replace(whole, shape=tuple(shape))
-        rows += [replace(row, offset=whole.offset + index * row.nbytes) for index in range(count)]
-    return referring(tensor.name, rows)
+    for reference in references_of(tensor):
+        count, *shape = reference.shape or (0,)
+        row = replace(reference, shape=tuple(shape))
+        rows += [replace(row, offset=reference.offset + index * row.nbytes) for index in range(count)]
+    return pack_references(tensor.name, rows)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def join_references(tensor: Tensor) -> Tensor:
     """Join all references of `tensor` along the first dimension, to a tensor with References as its data. Raises
     ServeError (INTERNAL) if the references are damaged."""
     references = references_of(tensor)
@@ -111,10 +111,10 @@ def whole(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, first.datatype, shape, References(tensor.data))
 
 
-def of_one_row_each(tensor: Tensor) -> Tensor:
-    """Turn references to rows into references to batches of one row, as `whole` takes them."""
+def as_single_row_batches(tensor: Tensor) -> Tensor:
+    """Turn references to rows into references to batches of one row, as `join_references` takes them."""
     rows = references_of(tensor)
-    return referring(tensor.name, [replace(row, shape=(1, *row.shape)) for row in rows])
+    return pack_references(tensor.name, [replace(row, shape=(1, *row.shape)) for row in rows])
 
 
 def device_of(version: ServedVersion) -> str:
@@ -124,7 +124,7 @@ def device_of(version: ServedVersion) -> str:
     return device if is_one else ""
 
 
-def may_be_references(config: ModelConfig) -> frozenset[str]:
+def referable_outputs(config: ModelConfig) -> frozenset[str]:
     """Return the outputs that a model may leave on its GPU: not BYTES, and not reshaped by the server."""
     return frozenset(
         output.name for output in config.outputs if output.reshape is None and output.datatype is not DataType.BYTES

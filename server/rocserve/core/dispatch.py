@@ -41,11 +41,11 @@ class Dispatcher:
             # The same as _hand_over, but without the call, because every request comes through here.
             table = self.tables.table
             try:
-                (table.by_head.get(head) or table.named_by(head)).infer(request, responder)
+                (table.by_head.get(head) or table.find_by_head(head)).infer(request, responder)
             except ServeError as error:
                 responder.send(error)
             return
-        if self._order.held and self._order.waits(request, partial(self.dispatch, request, responder, copying)):
+        if self._order.held and self._order.wait_if_held(request, partial(self.dispatch, request, responder, copying)):
             return
         if copying or any(
             entry.datatype == DataType.BYTES.value and len(data) > _COUNTED_APART
@@ -58,7 +58,7 @@ class Dispatcher:
 
     def _hand_over(self, request: InferRequest, responder: Responder) -> None:
         try:
-            self.tables.table.named_by(request.head).infer(request, responder)
+            self.tables.table.find_by_head(request.head).infer(request, responder)
         except ServeError as error:
             responder.send(error)
 

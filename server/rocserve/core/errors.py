@@ -54,7 +54,7 @@ unimplemented = partial(ServeError, StatusCode.UNIMPLEMENTED)
 internal = partial(ServeError, StatusCode.INTERNAL)
 
 
-def repeated(error: ServeError) -> ServeError:
+def copied_error(error: ServeError) -> ServeError:
     """Return a copy of an error. An exception that is raised again and again would collect its tracebacks."""
     return ServeError(error.code, error.text)
 

@@ -17,7 +17,7 @@ WORTH_BYTES = 32 << 20
 """A trim must give back this much to be worth its time."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
 """Constants of malloc.h."""
-_OPERATORS_OWN = (
+_OPERATORS_VARIABLES = (
     "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_ARENA_MAX",
     "GLIBC_TUNABLES",
 )  # fmt: skip
@@ -86,7 +86,7 @@ def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return _nothing
-    if os.environ.keys().isdisjoint(_OPERATORS_OWN):
+    if os.environ.keys().isdisjoint(_OPERATORS_VARIABLES):
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
         if of_any_size:
             libc.mallopt(_M_ARENA_MAX, 1)
@@ -102,7 +102,7 @@ class KeptMemory:
 
     def __init__(self) -> None:
         self._pieces = keep_freed_memory()
-        self._left = 0
+        self._trimmed_bytes = 0
         """Bytes that the process had after it last gave all free memory back."""
         self._lock = threading.Lock()
         # No batch needs the memory that loading has freed.
@@ -113,12 +113,12 @@ class KeptMemory:
         it."""
         # Reading /proc fails without a free descriptor. The next call may succeed.
         with suppress(OSError):
-            if private_bytes() - self._left < WORTH_BYTES or not self._lock.acquire(blocking=False):
+            if private_bytes() - self._trimmed_bytes < WORTH_BYTES or not self._lock.acquire(blocking=False):
                 return
             try:
                 for _ in self._pieces():
                     if is_wanted():
                         return
-                self._left = private_bytes()
+                self._trimmed_bytes = private_bytes()
             finally:
                 self._lock.release()

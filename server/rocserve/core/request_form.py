@@ -25,7 +25,7 @@ class RequestLayout:
     """Only the client's own parameters."""
     references: tuple[TensorHead, ...] = ()
     """The heads of inputs that are References as the model sees them; `inputs` has them as BYTES."""
-    may_stay: tuple[str, ...] = ()
+    reference_outputs: tuple[str, ...] = ()
     """The outputs that may be References."""
 
 

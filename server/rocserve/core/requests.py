@@ -71,8 +71,8 @@ class RequestHead:
     is_typed: bool = False
     """Whether the inputs came as typed elements, in the protocol's fields for each datatype."""
     references: frozenset[str] = frozenset()
-    """The inputs whose data are References. Only the server sets this and `may_stay`, never a client."""
-    may_stay: frozenset[str] = frozenset()
+    """The inputs whose data are References. Only the server sets this and `reference_outputs`, never a client."""
+    reference_outputs: frozenset[str] = frozenset()
     """The outputs that may be References."""
     uses_shared_memory: bool = field(init=False)
     """Whether a tensor's parameters refer to a client's shared memory."""
@@ -132,7 +132,7 @@ class InferRequest:
     """Whether the request is in the queue."""
     watched: bool = field(default=False, init=False)
     """Whether the responder was asked to report that the client has gone."""
-    on_again: Callable[[InferRequest], None] | None = field(default=None, init=False)
+    on_reschedule: Callable[[InferRequest], None] | None = field(default=None, init=False)
     """Takes the request if the model reschedules it; None = the model may not."""
 
 

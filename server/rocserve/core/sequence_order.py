@@ -19,7 +19,7 @@ class SequenceOrder:
         self.held: dict[_Key | None, deque[Callable[[], None]]] = {}
         """Sequences with a held request -> the starts of the requests behind it. Callers test first if it is empty."""
 
-    def waits(self, request: InferRequest, begin: Callable[[], None]) -> bool:
+    def wait_if_held(self, request: InferRequest, begin: Callable[[], None]) -> bool:
         """Return whether an earlier request of the sequence is held. Then `begin` is called in the request's turn."""
         waiting = self.held.get(_key(request))
         if waiting is None:

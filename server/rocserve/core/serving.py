@@ -147,7 +147,7 @@ class ServingTable:
     def all_models(self) -> Iterable[ServedModel]:
         return self.models.values() if self.listed is None else self.listed
 
-    def named_by(self, head: RequestHead) -> ServedVersion:
+    def find_by_head(self, head: RequestHead) -> ServedVersion:
         """Return `find`'s result for a head, cached."""
         found = self.find(head.model_name, head.model_version)
         return self.by_head.keep(head, found) if head.is_small else found

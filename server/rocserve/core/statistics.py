@@ -172,7 +172,7 @@ class ModelStatistics:
         # A deque, because its append and popleft are atomic: record_batch needs no lock for them.
         self._uncounted: deque[Execution] = deque()
 
-    def go_on_from(self, before: ModelStatistics) -> None:
+    def continue_from(self, before: ModelStatistics) -> None:
         """Continue the counters of `before` after a reload. Called before anything is counted here."""
         vars(self).update({name: value for name, value in vars(before).items() if name != "_lock"})
 

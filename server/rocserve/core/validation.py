@@ -68,7 +68,7 @@ class RequestPlan:
     """0 = no timeout."""
     parameters: Parameters
     """The client's own parameters, for a model that sees single requests; otherwise empty."""
-    may_stay: tuple[str, ...] = ()
+    reference_outputs: tuple[str, ...] = ()
     """As in RequestHead."""
     is_small: bool = True
     """As in RequestHead."""
@@ -88,13 +88,13 @@ class RequestPlan:
         references = tuple(
             TensorHead(entry.name, entry.datatype, entry.shape) for entry in self.inputs if entry.is_reference
         )
-        more = (self.priority, self.timeout_microseconds, self.parameters, references, self.may_stay)
+        more = (self.priority, self.timeout_microseconds, self.parameters, references, self.reference_outputs)
         return RequestForm(RequestLayout(heads, self.outputs, self.batch_size, *more))
 
     @property
     def is_cacheable(self) -> bool:
         """Return whether no input or output is on a GPU, in memory that is soon reused."""
-        return not self.may_stay and not any(entry.is_reference for entry in self.inputs)
+        return not self.reference_outputs and not any(entry.is_reference for entry in self.inputs)
 
 
 class RequestValidator:
@@ -177,7 +177,7 @@ class RequestValidator:
             priority=int(head.parameters.get("priority", 0)),
             timeout_microseconds=int(head.parameters.get("timeout", 0)),
             parameters=client_parameters(head) if self._sees_requests else NO_PARAMETERS,
-            may_stay=tuple(name for name in outputs if name in head.may_stay),
+            reference_outputs=tuple(name for name in outputs if name in head.reference_outputs),
             is_small=head.is_small,
         )
 

@@ -15,9 +15,9 @@ from rocserve.cache.folders import FileLock, make_private, try_lock
 from rocserve.core.errors import ServeError
 
 _AT_ONCE = 4
-_BESIDE = ("beside-0", "beside-1")
+_LOW_PRIORITY_SLOTS = ("beside-0", "beside-1")
 """Slots for further programs of models that serve already; they never delay a model that does not."""
-_HANDED_ON_SECONDS = 600.0
+_LOW_PRIORITY_SECONDS = 600.0
 """Limit of a low-priority compile's slot: one hanging compiler must not block all other models."""
 _SECONDS_BETWEEN_ATTEMPTS = 0.1
 
@@ -25,10 +25,12 @@ _SECONDS_BETWEEN_ATTEMPTS = 0.1
 class CompileSemaphore:
     """The slots are locks on files in a folder of this machine: the kernel releases a dead process's slot."""
 
-    def __init__(self, folder: Path, at_once: int = _AT_ONCE, handed_on_seconds: float = _HANDED_ON_SECONDS) -> None:
-        """`handed_on_seconds`: a low-priority compile loses its slot after this time, even if it runs longer."""
+    def __init__(
+        self, folder: Path, at_once: int = _AT_ONCE, low_priority_seconds: float = _LOW_PRIORITY_SECONDS
+    ) -> None:
+        """`low_priority_seconds`: a low-priority compile loses its slot after this time, even if it runs longer."""
         self._folder = folder
-        self._handed_on_seconds = handed_on_seconds
+        self._handed_on_seconds = low_priority_seconds
         self._names = tuple(f"slot-{number}" for number in range(at_once))
 
     @contextmanager
@@ -36,7 +38,7 @@ class CompileSemaphore:
         """Wait for a slot and hold it; do not wait if files cannot be locked. `low_priority`: the model serves already.
         `waiting` is called repeatedly while all slots are taken; an exception from it ends the wait."""
         with ExitStack() as at_the_end:
-            if lock := self._wait(_BESIDE if low_priority else self._names, waiting):
+            if lock := self._wait(_LOW_PRIORITY_SLOTS if low_priority else self._names, waiting):
                 at_the_end.callback(lock.release)
             if lock and low_priority:
                 hand_on = threading.Timer(self._handed_on_seconds, lock.release)

@@ -238,14 +238,14 @@ class JobWatch:
     def elapsed_seconds(self) -> float:
         return self._clock() - self._started
 
-    def enters(self, phase: str) -> None:
+    def enter_phase(self, phase: str) -> None:
         self.phase = phase
         self._message = ""
         self._pause = _FIRST_REPORT_SECONDS
         self._next_report = self._clock()
         self.report_when_due()
 
-    def takes_lines(self, lines: Sequence[str]) -> None:
+    def log_lines(self, lines: Sequence[str]) -> None:
         for line in lines:
             self._message = line.strip()
             self._lines_left -= 1
@@ -337,7 +337,7 @@ class JobRunner:
                         f" {watch.phase}; raise {limit_name} (0 = no limit){f', or {remedy}' if remedy else ''}",
                     )
                 status = process.wait()
-                watch.takes_lines(process.output.take_lines(ended=True))
+                watch.log_lines(process.output.take_lines(ended=True))
                 if reply.failure is not None:
                     raise JobError(StatusCode(reply.code), f"{failed} {watch.phase}: {printable(reply.failure)}")
                 if reply.result is None:
@@ -391,13 +391,13 @@ def _follow(process: JobProcess, watch: JobWatch, timeout_seconds: float) -> tup
     while True:
         poll.poll(_POLL_SECONDS * 1000)
         replies = process.take_replies()
-        watch.takes_lines(process.output.take_lines())
+        watch.log_lines(process.output.take_lines())
         if replies is None:
             return last, peak_bytes
         for line in replies:
             last = from_json(JobReply, line)
             if last.phase is not None:
-                watch.enters(last.phase)
+                watch.enter_phase(last.phase)
         watch.report_when_due()
         peak_bytes = max(peak_bytes, process.peak_bytes)
         if 0 < timeout_seconds <= watch.elapsed_seconds:

@@ -95,12 +95,12 @@ def give_back_pieces(descriptor: int, start: int, end: int, piece: int) -> Steps
         yield
 
 
-def leave(address: int, nbytes: int) -> None:
+def drop_pages(address: int, nbytes: int) -> None:
     """Drop mapped pages of a file from this process's resident memory until it touches them again."""
     _libc.madvise(address, nbytes, mmap.MADV_DONTNEED)
 
 
-def put_zeros(address: int, nbytes: int) -> bool:
+def replace_by_zeros(address: int, nbytes: int) -> bool:
     """Replace mapped pages by private zero pages. Returns whether the kernel could."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
     found: int | None = _libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)

@@ -89,7 +89,7 @@ class FaultGuard:
             if mapping.begin <= address < mapping.end:
                 page = address & -mmap.PAGESIZE
                 mapping.is_torn = True
-                if anonymous_file.put_zeros(page, min(mapping.end - page, _REPLACED_AT_ONCE)):
+                if anonymous_file.replace_by_zeros(page, min(mapping.end - page, _REPLACED_AT_ONCE)):
                     return
         # The access is repeated, and now SIGBUS ends the process as it would have done without this handler.
         _libc.sigaction(signal.SIGBUS, self._previous, None)
@@ -118,11 +118,11 @@ class GuardedFile:
             self._view, self.mapping = self._guard.map(self._descriptor, self.size, self._to_write)
         return self._view[offset : offset + nbytes]
 
-    def leave(self) -> None:
-        anonymous_file.leave(self.mapping.begin, self.mapping.end - self.mapping.begin)
+    def drop_pages(self) -> None:
+        anonymous_file.drop_pages(self.mapping.begin, self.mapping.end - self.mapping.begin)
 
     @property
-    def bytes_left(self) -> int:
+    def current_size(self) -> int:
         """Return the file's current size."""
         return os.fstat(self._descriptor).st_size
 

@@ -126,7 +126,7 @@ def default_spin(cpus: int) -> int:
     return 22 if cpus < _CPUS_TO_SPARE else 100
 
 
-def default_looks(cpus: int) -> int:
+def default_idle_polls(cpus: int) -> int:
     """Return how often a worker polls for its next batch before it sleeps: for about 50 us."""
     return 0 if cpus < _CPUS_TO_SPARE else 500
 
@@ -152,7 +152,7 @@ class Source(Protocol):
         enough."""
 
     @property
-    def looks(self) -> int:
+    def idle_polls(self) -> int:
         """Return after how many empty polls in a row there is no work."""
 
     def poll(self) -> bool:
@@ -272,7 +272,7 @@ class PlaneLoop:
         """Run the loop. A process without other work calls it on its main thread instead of `start`."""
         self.thread = threading.get_ident()
         empty_turns = turns = 0
-        looks = self._spin
+        idle_polls = self._spin
         readers, read_epoll = self._readers, self._readers_epoll.poll
         soon, ends, long, timers = self._soon, self._ends, self._long, self._timers
         monotonic = time.monotonic
@@ -306,18 +306,18 @@ class PlaneLoop:
                 self.work_off(long.popleft())
                 busy = True
             if busy:
-                empty_turns, looks = 0, self._spin
+                empty_turns, idle_polls = 0, self._spin
                 self._last_came_at = now
                 continue
             empty_turns += 1
-            if empty_turns <= looks:
+            if empty_turns <= idle_polls:
                 continue
-            if looks == self._spin:
-                looks = self._looks(looks)
-            if empty_turns > looks:
+            if idle_polls == self._spin:
+                idle_polls = self._idle_polls(idle_polls)
+            if empty_turns > idle_polls:
                 self._sleep()
                 # It has just slept: without a wake-up in the meantime, it need not poll again as often.
-                empty_turns, looks = 1, self._looks(0)
+                empty_turns, idle_polls = 1, self._idle_polls(0)
 
     def _read(self, readable: list[tuple[int, int]]) -> None:
         for descriptor, _ in readable:
@@ -335,11 +335,11 @@ class PlaneLoop:
             except Exception as error:
                 self._report(error)
 
-    def _looks(self, least: int) -> int:
+    def _idle_polls(self, least: int) -> int:
         """Return how many empty turns must come before the loop sleeps."""
         for source in self._sources:
-            if source.looks > least:
-                least = source.looks - 1
+            if source.idle_polls > least:
+                least = source.idle_polls - 1
         return least
 
     def _has_mail(self) -> bool:

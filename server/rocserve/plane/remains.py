@@ -60,7 +60,7 @@ def _pieces(descriptor: int, mappings: list[tuple[int, int]]) -> Steps[None]:
         else:
             for address, nbytes in mappings:
                 for start in range(0, nbytes, GIVEN_BACK_AT_ONCE):
-                    anonymous_file.leave(address + start, min(GIVEN_BACK_AT_ONCE, nbytes - start))
+                    anonymous_file.drop_pages(address + start, min(GIVEN_BACK_AT_ONCE, nbytes - start))
                     yield
     finally:
         for address, nbytes in mappings:

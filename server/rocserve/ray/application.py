@@ -124,7 +124,7 @@ class ServerProcess:
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _STREAM = "ModelStreamInfer"
 _ANY_LENGTH = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-_OF_A_HOP = frozenset(
+_HOP_HEADERS = frozenset(
     {
         *("connection", "content-length", "date", "host", "keep-alive", "server"),
         *("te", "trailer", "transfer-encoding", "upgrade"),
@@ -186,7 +186,7 @@ class Replica:
         self._channel = await self._ending.enter_async_context(
             grpc.aio.insecure_channel(self._server.grpc, _ANY_LENGTH)
         )
-        self._load = _loading(self._channel, models_per_replica) if models_per_replica else None
+        self._load = _model_loader(self._channel, models_per_replica) if models_per_replica else None
 
     async def check_health(self) -> None:
         await self._server.check()
@@ -201,7 +201,7 @@ class Replica:
     async def __call__(self, request: starlette.requests.Request) -> starlette.responses.Response:
         """Forward an HTTP request and its response; an event stream is forwarded as it comes."""
         try:
-            await self._have_model()
+            await self._load_requested_model()
         except grpc.aio.AioRpcError as error:
             return starlette.responses.JSONResponse({"error": error.details()}, HTTPStatus.BAD_REQUEST)
         path = request.scope["raw_path"].decode("latin-1").removeprefix(request.scope["root_path"])
@@ -209,14 +209,14 @@ class Replica:
             request.method,
             URL(f"http://{self._server.http}{path}?{request.url.query}", encoded=True),
             headers=[
-                *((name, value) for name, value in request.headers.items() if name not in _OF_A_HOP),
+                *((name, value) for name, value in request.headers.items() if name not in _HOP_HEADERS),
                 (_FORWARDED_FOR, request.client.host if request.client else ""),
             ],
             data=await request.body(),
             allow_redirects=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         )
-        headers = {name: value for name, value in answer.headers.items() if name.lower() not in _OF_A_HOP}
+        headers = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_HEADERS}
         if answer.content_type == "text/event-stream":
 
             async def pieces() -> AsyncIterator[bytes]:
@@ -230,11 +230,11 @@ class Replica:
 
     async def unary(self, name: str, message: bytes, context: RayServegRPCContext) -> Answer:
         try:
-            await self._have_model()
+            await self._load_requested_model()
             return Answer(await self._channel.unary_unary(_path(name))(message, metadata=_metadata(context)))
         except grpc.aio.AioRpcError as error:
             # Not raised, because Serve would log its traceback twice, and clients' requests may fail often.
-            _tell(error, context)
+            _set_status(error, context)
             return Answer(b"")
 
     async def ModelStreamInfer(  # noqa: N802 - the service's name
@@ -242,16 +242,16 @@ class Replica:
     ) -> AsyncIterator[Answer]:
         """Forward a gRPC stream, message by message in both directions."""
         try:
-            await self._have_model()
+            await self._load_requested_model()
             async for message in self._channel.stream_stream(_path(_STREAM))(
                 messages, metadata=_metadata(grpc_context)
             ):
                 yield Answer(message)
         except grpc.aio.AioRpcError as error:
-            _tell(error, grpc_context)
+            _set_status(error, grpc_context)
             raise  # Serve does not send a stream's status without an exception.
 
-    async def _have_model(self) -> None:
+    async def _load_requested_model(self) -> None:
         """Load the model of Serve's multiplexed model id, if the call has one."""
         if self._load is not None and (name := serve.get_multiplexed_model_id()):
             await self._load(name)
@@ -268,7 +268,7 @@ for _name in set(_SERVICE.methods_by_name) - {_STREAM}:
     setattr(Replica, _name, _unary(_name))
 
 
-def _loading(channel: grpc.aio.Channel, most: int) -> Callable[[str], Awaitable[object]]:
+def _model_loader(channel: grpc.aio.Channel, most: int) -> Callable[[str], Awaitable[object]]:
     """Return a function that loads a model, and unloads the least recently used one if there are too many."""
     load, unload = (channel.unary_unary(_path(f"RepositoryModel{what}")) for what in ("Load", "Unload"))
 
@@ -293,7 +293,7 @@ def _metadata(context: RayServegRPCContext) -> list[tuple[str, str]]:
     return [*context.invocation_metadata(), (_FORWARDED_FOR, context.peer())]
 
 
-def _tell(error: grpc.aio.AioRpcError, context: RayServegRPCContext) -> None:
+def _set_status(error: grpc.aio.AioRpcError, context: RayServegRPCContext) -> None:
     """Set the server's status code and text for Serve's response."""
     context.set_code(error.code())
     context.set_details(error.details())

@@ -125,7 +125,7 @@ class ResponseMaker:
                 form = _Form(
                     ResponseHead(self._name, self._version, tuple([self._reshaped(heads[index]) for index in wanted])),
                     wanted if len(wanted) < len(heads) else None,
-                    not (has_strings or plan.classifications or plan.may_stay),
+                    not (has_strings or plan.classifications or plan.reference_outputs),
                 )
                 if plan.is_small:
                     self._forms.keep((plan, heads), form)

@@ -185,8 +185,8 @@ class InFlightRequests:
             self._mark_ended(in_flight, isinstance(response, ServeError) and not isinstance(answer, Rescheduled))
             is_done = self._count_if_done(running)
         try:
-            if final and isinstance(answer, Rescheduled) and request.on_again is not None:
-                request.on_again(request)
+            if final and isinstance(answer, Rescheduled) and request.on_reschedule is not None:
+                request.on_reschedule(request)
             else:
                 if isinstance(response, ServeError):
                     self._statistics.note_failure(response.text)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from rocserve.backends.request_model import ModelCall
-from rocserve.core.device_references import device_of, in_rows, may_be_references, whole
+from rocserve.core.device_references import device_of, join_references, referable_outputs, split_into_rows
 from rocserve.core.dispatch import Dispatcher, dispatch_traced
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
@@ -32,16 +32,16 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
     if call.references and called is None:
         opened.send_again()
         return
-    if called is not None and call.may_stay:
-        opened.may_stay, opened.in_rows = may_be_references(called), called.max_batch_size > 0
+    if called is not None and call.accepts_references:
+        opened.reference_outputs, opened.references_are_rows = referable_outputs(called), called.max_batch_size > 0
     inputs: list[tuple[str, str, tuple[int, ...]]] = []
     data: list[Buffer] = []
     for tensor in call.inputs:
         sent = tensor
         if tensor.name in call.references:
-            sent = whole(tensor)
+            sent = join_references(tensor)
             if called is not None and called.max_batch_size > 0:
-                tensor = in_rows(tensor)
+                tensor = split_into_rows(tensor)
         inputs.append((sent.name, sent.datatype.value, sent.shape))
         data.append(tensor.data)
     head, _ = step_head(
@@ -51,7 +51,7 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
         call.requested_outputs,
         _parameters(call),
         frozenset(call.references),
-        opened.may_stay,
+        opened.reference_outputs,
     )
     sequence = None
     if call.correlation_id or call.flags:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, repeated, unavailable
+from rocserve.core.errors import ServeError, StatusCode, copied_error, deadline_exceeded, internal, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
@@ -411,7 +411,7 @@ class ModelScheduler(Scheduler):
 
     def submit(self, request: InferRequest, responder: Responder) -> None:
         if self._outage is not None:
-            raise repeated(self._outage)
+            raise copied_error(self._outage)
         request.responder = responder
         request.queue_start_ns = now_ns = time.monotonic_ns()
         queue = self._queue

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rocserve.backends.request_model import RESCHEDULED, Answer, ModelCall, ModelResponse, Result
-from rocserve.core.device_references import whole
+from rocserve.core.device_references import join_references
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.plain import to_json
 from rocserve.plane.doorbell import SocketSleeper, drain_rings
@@ -113,7 +113,7 @@ class BackChannel:
             # Copied, because the model may keep the tensors and write to them.
             for tensor in answer.outputs:
                 tensor.data = bytearray(tensor.data)
-            answer.outputs = [*map(whole, answer.outputs[:references]), *answer.outputs[references:]]
+            answer.outputs = [*map(join_references, answer.outputs[:references]), *answer.outputs[references:]]
         on_answer = self._calls.pop(number, None) if final else self._calls.get(number)
         if on_answer is not None:
             self._hand_on(on_answer, answer, final)

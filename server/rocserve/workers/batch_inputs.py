@@ -102,7 +102,7 @@ class BatchGatherer:
                 head.name: Tensor(head.name, head.datatype, head.shape, part)
                 for head, part in zip(layout.inputs, self._inputs(request), strict=True)
             }
-            batch = Batch(inputs, layout.requested_outputs, (layout.rows,), may_stay=layout.may_stay)
+            batch = Batch(inputs, layout.requested_outputs, (layout.rows,), reference_outputs=layout.reference_outputs)
             if not request.file:
                 self._single.keep(key, batch)
         return batch
@@ -129,7 +129,9 @@ class BatchGatherer:
             columns.append(lent[head.name][:nbytes] if lent else self._memory[begin : begin + nbytes])
             begin += aligned(nbytes)
             inputs[head.name] = Tensor(head.name, head.datatype, shape, columns[-1].toreadonly())
-        batch = Batch(inputs, layout.requested_outputs, (layout.rows,) * count, may_stay=layout.may_stay)
+        batch = Batch(
+            inputs, layout.requested_outputs, (layout.rows,) * count, reference_outputs=layout.reference_outputs
+        )
         return batch, columns
 
     def _lent(self, rows: int) -> Mapping[str, memoryview]:
@@ -159,15 +161,15 @@ class BatchGatherer:
             inputs[head.name] = Tensor(head.name, head.datatype, shape, References(inputs[head.name].data))
         made, cuts = self._ragged.parts(shapes)
         inputs.update((tensor.name, tensor) for tensor in made)
-        may_stay = requests[0].form.layout.may_stay
-        if any(one.form.layout.may_stay != may_stay for one in requests):
-            may_stay = ()
+        reference_outputs = requests[0].form.layout.reference_outputs
+        if any(one.form.layout.reference_outputs != reference_outputs for one in requests):
+            reference_outputs = ()
         # The outputs that at least one request wants.
         requested = requests[0].form.layout.requested_outputs
         wanted = {name for request in requests for name in request.form.layout.requested_outputs}
         if len(wanted) != len(requested):
             requested = tuple(name for name in self._output_order if name in wanted)
-        return Batch(inputs, requested, rows, cuts, may_stay)
+        return Batch(inputs, requested, rows, cuts, reference_outputs)
 
     def _shape(self, name: str, shapes: Sequence[Shape]) -> Shape:
         if name in self._ragged.inputs:

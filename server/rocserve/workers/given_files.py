@@ -112,4 +112,4 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
             files = [file for file in self.values() if isinstance(file, GuardedFile)]
             if sum(file.size for file in files) > _MOST_RESIDENT:
                 for file in files:
-                    file.leave()
+                    file.drop_pages()

@@ -122,7 +122,7 @@ class Instance:
                 kept(reading(self.plane.sleeps)),
                 *([back[1].fileno()] if back is not None else ()),
             ]
-            send_with_descriptors(self._socket, entries.ATTACH.pack(self._mail.looks_of_workers), files)
+            send_with_descriptors(self._socket, entries.ATTACH.pack(self._mail.workers_idle_polls), files)
             self._link = LinkEnd(own, entries.SERVER_RINGS, kept(reading(workers)), entries.WORKER_RINGS)
             self._reader = HeapReader(reading(outputs), later=self.plane.work_off_later)
         self.results = ResultReader(self._reader)
@@ -352,10 +352,10 @@ class InstanceMail:
 
     wake_descriptor: int | None = None
     longest_sleep_seconds = math.inf
-    looks = 1
+    idle_polls = 1
 
-    def __init__(self, plane: PlaneLoop, looks: int = 0) -> None:
-        self.looks_of_workers = looks
+    def __init__(self, plane: PlaneLoop, idle_polls: int = 0) -> None:
+        self.workers_idle_polls = idle_polls
         self.plane = plane
         self.expected: dict[Instance, RingReader] = {}
         """Instances that must answer, with the rings that they post to."""

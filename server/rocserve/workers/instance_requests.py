@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import of_one_row_each
+from rocserve.core.device_references import as_single_row_batches
 from rocserve.core.errors import ServeError, internal, invalid_argument, unavailable
 from rocserve.core.plain import from_json
 from rocserve.core.requests import Answer, InferResponse
@@ -202,9 +202,9 @@ class OpenCall:
         self.requests = requests
         self._number = number
         self.slot: Slot | None = slot
-        self.may_stay: frozenset[str] = frozenset()
+        self.reference_outputs: frozenset[str] = frozenset()
         """Outputs that may be References."""
-        self.in_rows = False
+        self.references_are_rows = False
         """The References have one element for each row."""
         self._is_cancelled = False
         self._on_cancel: list[Callable[[], None]] = []
@@ -219,11 +219,13 @@ class OpenCall:
     def send(self, answer: Answer, final: bool = True) -> None:
         result: Result | InferResponse | None = answer
         staying: list[Tensor] = []
-        if self.may_stay and isinstance(answer, InferResponse):
+        if self.reference_outputs and isinstance(answer, InferResponse):
             others: list[Tensor] = []
             for tensor in answer.outputs:
-                stays = tensor.name in self.may_stay and tensor.datatype is DataType.BYTES
-                (staying if stays else others).append(of_one_row_each(tensor) if stays and self.in_rows else tensor)
+                stays = tensor.name in self.reference_outputs and tensor.datatype is DataType.BYTES
+                (staying if stays else others).append(
+                    as_single_row_batches(tensor) if stays and self.references_are_rows else tensor
+                )
             result = ModelResponse([*staying, *others], answer.parameters, answer.slot)
         self.requests.answer_call(self._number, result, final, len(staying))
         if final:

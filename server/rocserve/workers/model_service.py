@@ -427,7 +427,7 @@ class RequestService(ModelService):
             layout.parameters,
             received.number,
             details.trace_context,
-            layout.may_stay,
+            layout.reference_outputs,
         )
 
     def _run_alone(self, request: ModelRequest) -> Result | None:

@@ -126,8 +126,8 @@ class WorkerEnd:
         self._lock = threading.RLock()
         self._is_wanted = True
         """False = the server is gone, and no further batches are run."""
-        (looks,) = entries.ATTACH.unpack(data)
-        self._looks = looks if is_alone else 0
+        (idle_polls,) = entries.ATTACH.unpack(data)
+        self._idle_polls = idle_polls if is_alone else 0
         self._work, self._returns, self._results = (
             link.readers[entries.WORK],
             link.readers[entries.RETURNS],
@@ -157,7 +157,7 @@ class WorkerEnd:
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
             is_busy = work_on is not None and work_on()
-            for _ in range(0 if is_busy else self._looks):
+            for _ in range(0 if is_busy else self._idle_polls):
                 if work.has_mail():
                     break
             mail = work.take()

@@ -48,7 +48,7 @@ def model(model_source: Callable[..., ModelSource]) -> Iterator[LoadedModel]:
 
 def batch(left: np.ndarray, right: np.ndarray, stays: tuple[str, ...] = ()) -> Batch:
     tensors = {name: tensor_from_numpy(name, x, DataType.INT32) for name, x in (("INPUT0", left), ("INPUT1", right))}
-    return Batch(tensors, ("OUTPUT0", "OUTPUT1"), (len(left),), may_stay=stays)
+    return Batch(tensors, ("OUTPUT0", "OUTPUT1"), (len(left),), reference_outputs=stays)
 
 
 def test_two_batches_in_flight_have_their_own_results(model: LoadedModel) -> None:

@@ -14,7 +14,7 @@ from rocserve.backends.python.pb_utils.tensor import Tensor
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse
 from rocserve.core import tensors as core
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import DeviceReference, References, referring
+from rocserve.core.device_references import DeviceReference, References, pack_references
 
 PLACE = DeviceReference(b"handle", 0, 512, 0, DataType.FP32, (2,))
 
@@ -22,9 +22,9 @@ PLACE = DeviceReference(b"handle", 0, 512, 0, DataType.FP32, (2,))
 class Shared:
     shape = (2,)
 
-    def referring(self, name: str, batching: bool) -> core.Tensor:
+    def pack_references(self, name: str, batching: bool) -> core.Tensor:
         assert not batching
-        return referring(name, [PLACE])
+        return pack_references(name, [PLACE])
 
 
 class StandIn:
@@ -73,12 +73,12 @@ class _Device:
 
 
 def test_a_tensor_of_a_call_and_of_its_answer_stays_on_the_gpu(on_gpu: Tensor) -> None:
-    answer = core.Tensor("y", DataType.FP32, (2,), References(referring("y", [PLACE]).data))
+    answer = core.Tensor("y", DataType.FP32, (2,), References(pack_references("y", [PLACE]).data))
     calls = FakeCalls(other=lambda call, on_answer: on_answer(ModelResponse([answer]), True))
     tensors = StandIn()
-    response = Caller(calls, tensors).run(ModelCall("other", (), (), may_stay=True), [on_gpu]).result()
+    response = Caller(calls, tensors).run(ModelCall("other", (), (), accepts_references=True), [on_gpu]).result()
     [sent] = calls.calls
-    assert (sent.device, sent.references, sent.may_stay) == ("GPU-0", ("x",), True)
+    assert (sent.device, sent.references, sent.accepts_references) == ("GPU-0", ("x",), True)
     assert sent.inputs[0].datatype is DataType.BYTES
     assert tensors.done == ["share", "wait", "open", "wait"]
     [y] = response.output_tensors()
@@ -93,9 +93,9 @@ def test_a_call_of_a_model_elsewhere_is_made_again_by_the_host(on_gpu: Tensor) -
         on_answer(RESCHEDULED if call.references else ModelResponse([answer]), True)
 
     calls = FakeCalls(other=other)
-    response = Caller(calls, StandIn()).run(ModelCall("other", (), (), may_stay=True), [on_gpu]).result()
+    response = Caller(calls, StandIn()).run(ModelCall("other", (), (), accepts_references=True), [on_gpu]).result()
     first, again = calls.calls
-    assert (first.references, again.references, again.device, again.may_stay) == (("x",), (), "", False)
+    assert (first.references, again.references, again.device, again.accepts_references) == (("x",), (), "", False)
     np.testing.assert_array_equal(again.inputs[0].numpy(), [1, 1])
     assert response.output_tensors()[0].as_numpy().tolist() == [3]
 
@@ -115,10 +115,10 @@ class Unreadable(_Device):
 @pytest.mark.parametrize("again", [False, True])
 def test_what_fails_on_the_gpu_behind_a_call_is_its_answer(on_gpu: Tensor, again: bool) -> None:
     """It is raised on the thread that reads answers, while the model waits."""
-    answer = core.Tensor("y", DataType.FP32, (2,), References(referring("y", [PLACE]).data))
+    answer = core.Tensor("y", DataType.FP32, (2,), References(pack_references("y", [PLACE]).data))
     calls = FakeCalls(other=lambda call, on_answer: on_answer(RESCHEDULED if again else ModelResponse([answer]), True))
     on_gpu._on_device = Unreadable(None)
-    response = Caller(calls, Full()).run(ModelCall("other", (), (), may_stay=True), [on_gpu]).result(10)
+    response = Caller(calls, Full()).run(ModelCall("other", (), (), accepts_references=True), [on_gpu]).result(10)
     reason = "no such page" if again else "out of memory"
     assert response.error().message().startswith("the call of model 'other' failed: RuntimeError: HIP")
     assert reason in response.error().message()

@@ -150,7 +150,7 @@ async def test_a_second_signal_cuts_short_what_runs_and_what_follows():
     ending = Ending(LOG, 0, 30)
     ending.on_signal(signal.SIGTERM)
     await asyncio.wait_for(ending.asked.wait(), 5)
-    assert not ending.at_once.is_set()
+    assert not ending.end_now.is_set()
     asyncio.get_running_loop().call_later(0.05, ending.on_signal, signal.SIGTERM)
     cut = []
 
@@ -165,4 +165,4 @@ async def test_a_second_signal_cuts_short_what_runs_and_what_follows():
         await ending.end("the front ends", drain())
         await ending.end("the models", asyncio.sleep(60))
     assert cut == ["front ends"]
-    assert ending.at_once.is_set()
+    assert ending.end_now.is_set()

@@ -20,7 +20,7 @@ class Desk:
         self.begun: list[str] = []
 
     def begin(self, request: InferRequest) -> None:
-        if self.order.waits(request, partial(self.begin, request)):
+        if self.order.wait_if_held(request, partial(self.begin, request)):
             return
         self.begun.append(request.id)
         if "large" in request.id:

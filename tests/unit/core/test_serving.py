@@ -56,7 +56,9 @@ def test_large_heads_are_not_remembered() -> None:
     version = cast(ServedVersion, object())
     table = ServingTable({"m": ServedModel("m", {1: version}, version)})
     small = RequestHead("m", "", (), (), {"a": "b"})
-    assert table.named_by(small) is table.named_by(RequestHead("m", "", (), (), {"a": "b" * 100_000})) is version
+    assert (
+        table.find_by_head(small) is table.find_by_head(RequestHead("m", "", (), (), {"a": "b" * 100_000})) is version
+    )
     assert list(table.by_head) == [small]
 
 

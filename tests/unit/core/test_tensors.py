@@ -11,12 +11,12 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import (
     DeviceReference,
     References,
-    in_rows,
-    of_one_row_each,
+    as_single_row_batches,
+    join_references,
+    pack_references,
+    referenced_tensor,
     references_of,
-    referred,
-    referring,
-    whole,
+    split_into_rows,
 )
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
@@ -103,28 +103,28 @@ PLACES = [DeviceReference(bytes(range(66)), 1024, 4096, 24 * row, DataType.FP32,
 
 
 def test_what_is_told_is_read() -> None:
-    told = referring("x", PLACES)
+    told = pack_references("x", PLACES)
     assert (told.name, told.datatype, told.shape) == ("x", DataType.BYTES, (3,))
     assert references_of(told) == PLACES
-    rows = referred(told, batching=True)
+    rows = referenced_tensor(told, batching=True)
     assert (rows.name, rows.datatype, rows.shape, type(rows.data)) == ("x", DataType.FP32, (3, 2, 3), References)
     assert references_of(rows) == PLACES
-    assert referred(referring("x", PLACES[:1]), batching=False).shape == (2, 3)
+    assert referenced_tensor(pack_references("x", PLACES[:1]), batching=False).shape == (2, 3)
     assert PLACES[0].nbytes == 24
 
 
 def test_a_tensor_is_told_by_its_rows_and_as_a_whole() -> None:
     one = DeviceReference(bytes(64), 1024, 4096, 0, DataType.FP32, (3, 2, 3))
-    rows = in_rows(referring("x", [one]))
+    rows = split_into_rows(pack_references("x", [one]))
     assert references_of(rows) == [replace(one, offset=24 * row, shape=(2, 3)) for row in range(3)]
-    again = whole(of_one_row_each(rows))
+    again = join_references(as_single_row_batches(rows))
     assert (again.shape, again.datatype, type(again.data)) == ((3, 2, 3), DataType.FP32, References)
-    assert whole(referring("x", [one])).shape == (3, 2, 3)
+    assert join_references(pack_references("x", [one])).shape == (3, 2, 3)
     scalar = replace(one, shape=())
-    assert whole(referring("x", [scalar])).shape == ()
-    assert references_of(in_rows(referring("x", [scalar]))) == []
+    assert join_references(pack_references("x", [scalar])).shape == ()
+    assert references_of(split_into_rows(pack_references("x", [scalar]))) == []
     with pytest.raises(ServeError, match="has no references"):
-        whole(referring("x", []))
+        join_references(pack_references("x", []))
 
 
 @pytest.mark.parametrize(
@@ -140,5 +140,5 @@ def test_a_tensor_is_told_by_its_rows_and_as_a_whole() -> None:
 )
 def test_what_is_damaged_is_refused(data: bytes) -> None:
     with pytest.raises(ServeError, match="tensor 'x' on a GPU has") as raised:
-        referred(Tensor("x", DataType.BYTES, (1,), data), batching=True)
+        referenced_tensor(Tensor("x", DataType.BYTES, (1,), data), batching=True)
     assert raised.value.code is StatusCode.INTERNAL

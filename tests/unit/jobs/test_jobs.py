@@ -116,12 +116,12 @@ def watch(clock: Clock, reports: list[str]) -> JobWatch:
 def test_a_phase_is_told_at_once_and_then_with_the_time_it_has_taken(
     watch: JobWatch, clock: Clock, reports: list[str]
 ) -> None:
-    watch.enters("reading the model")
+    watch.enter_phase("reading the model")
     for _ in range(70):
         clock.seconds += 1
         watch.report_when_due()
     clock.seconds += 7200
-    watch.enters("saving")
+    watch.enter_phase("saving")
     assert reports == [
         "compiling batch size 4: reading the model",
         "compiling batch size 4: reading the model (5 s so far)",
@@ -134,11 +134,11 @@ def test_a_phase_is_told_at_once_and_then_with_the_time_it_has_taken(
 
 
 def test_what_migraphx_said_last_is_told_with_it(watch: JobWatch, clock: Clock, reports: list[str]) -> None:
-    watch.enters("compiling")
-    watch.takes_lines(["Benchmarking gpu::mlir_op: 3 configs", "  Benchmarking gpu::mlir_op: 16 configs  "])
+    watch.enter_phase("compiling")
+    watch.log_lines(["Benchmarking gpu::mlir_op: 3 configs", "  Benchmarking gpu::mlir_op: 16 configs  "])
     clock.seconds += 5
     watch.report_when_due()
-    watch.enters("saving")
+    watch.enter_phase("saving")
     assert reports == [
         "compiling batch size 4: compiling",
         "compiling batch size 4: compiling (5 s so far); MIGraphX: Benchmarking gpu::mlir_op: 16 configs",

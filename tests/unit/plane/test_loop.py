@@ -196,7 +196,7 @@ class Mailbox:
 
     wake_descriptor: int | None = None
     longest_sleep_seconds = float("inf")
-    looks = 1
+    idle_polls = 1
 
     def __init__(self) -> None:
         self.mail: deque[int] = deque()
@@ -310,7 +310,7 @@ def test_what_a_source_does_not_tell_of_is_found_soon_after_something_came(plane
 
 def test_it_looks_as_often_as_a_source_asks_before_it_sleeps(plane: PlaneLoop) -> None:
     box = Mailbox()
-    box.looks = 500
+    box.idle_polls = 500
     plane.call_soon(partial(plane.add_source, box))
     wait_until(lambda: box.polls >= 500)
     time.sleep(0.05)

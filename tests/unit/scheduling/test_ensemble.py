@@ -15,7 +15,7 @@ import pytest
 from support.dispatching import dispatcher_of
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, references_of, referring
+from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, pack_references, references_of
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument
 from rocserve.core.model_config import EnsembleStep, InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
@@ -576,9 +576,9 @@ class OnGpu(Member):
         rows = plan.batch_size
         outputs = []
         for name in plan.outputs:
-            if name in plan.may_stay:
+            if name in plan.reference_outputs:
                 places = [DeviceReference(self.name.encode(), 0, 512, 8 * row, FP32, (2,)) for row in range(rows)]
-                outputs.append(referring(name, places))
+                outputs.append(pack_references(name, places))
             else:
                 outputs.append(Tensor(name, FP32, (rows, 2), memoryview(bytes(8 * rows))))
         response = InferResponse.of(self.name, "1", request.id, outputs)
@@ -595,7 +595,7 @@ def test_a_tensor_stays_on_the_gpu_until_its_reader_has_answered() -> None:
     a, b = OnGpu("a"), OnGpu("b", held=True)
     version = ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")])
     answer = ask(version, 1, 2, 3, 4)
-    assert (a.requests[0].head.references, a.plans[0].may_stay) == (frozenset(), ("OUT",))
+    assert (a.requests[0].head.references, a.plans[0].reference_outputs) == (frozenset(), ("OUT",))
     [request] = b.requests
     assert request.head.references == {"IN"}
     assert request.head.inputs == (InputHead("IN", "FP32", (2, 2)),)
@@ -612,7 +612,7 @@ def test_a_tensor_stays_on_the_gpu_until_its_reader_has_answered() -> None:
     assert not b.plans[0].is_cacheable
     layout = b.plans[0].form.layout
     assert layout.inputs == (TensorHead("IN", DataType.BYTES, (2,)),)
-    assert (layout.references, layout.may_stay) == ((TensorHead("IN", FP32, (2, 2)),), ())
+    assert (layout.references, layout.reference_outputs) == ((TensorHead("IN", FP32, (2, 2)),), ())
 
 
 @pytest.mark.parametrize(
@@ -630,7 +630,10 @@ def test_a_tensor_comes_by_way_of_the_host(devices: tuple[str, ...], outputs: tu
     answer = ask(ensemble(*members, steps=steps, outputs=outputs), 1, 2)
     assert answer.error is None
     for member in members:
-        assert (member.requests[0].head.references, member.requests[0].head.may_stay) == (frozenset(), frozenset())
+        assert (member.requests[0].head.references, member.requests[0].head.reference_outputs) == (
+            frozenset(),
+            frozenset(),
+        )
 
 
 def test_a_member_may_leave_the_gpu_before_its_step() -> None:
@@ -647,11 +650,11 @@ def test_instances_on_several_gpus_take_no_references() -> None:
     group = InstanceGroup("g", InstanceKind.GPU, 1, (0, 1))
     b.config = replace(b.config, instance_groups=(group,))
     ask(ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")]), 1, 2)
-    assert a.requests[0].head.may_stay == frozenset()
+    assert a.requests[0].head.reference_outputs == frozenset()
 
 
 def test_text_does_not_stay_on_a_gpu() -> None:
     a, b = OnGpu("a"), OnGpu("b")
     a.config = replace(a.config, outputs=(OutputConfig("OUT", DataType.BYTES, (2,)),))
     ask(ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")]), 1, 2)
-    assert a.requests[0].head.may_stay == frozenset()
+    assert a.requests[0].head.reference_outputs == frozenset()

@@ -9,7 +9,7 @@ import pytest
 
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, references_of, referring
+from rocserve.core.device_references import DEVICE_PROPERTY, DeviceReference, pack_references, references_of
 from rocserve.core.dispatch import Dispatcher
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.requests import InferRequest, InferResponse
@@ -37,8 +37,8 @@ class Called:
     def infer(self, request: InferRequest, responder: Any) -> None:
         self.requests.append(request)
         rows = [DeviceReference(b"other", 0, 512, 16 * row, DataType.FP32, (4,)) for row in range(2)]
-        y = referring("y", rows if self.config.max_batch_size else [WHOLE])
-        given = y if "y" in request.head.may_stay else Tensor("y", DataType.FP32, (2, 4), bytes(32))
+        y = pack_references("y", rows if self.config.max_batch_size else [WHOLE])
+        given = y if "y" in request.head.reference_outputs else Tensor("y", DataType.FP32, (2, 4), bytes(32))
         response = InferResponse.of("called", "1", "", [Tensor("text", DataType.BYTES, (1,), bytes(4)), given])
         response.slot = "slot"
         responder.send(response)
@@ -55,7 +55,9 @@ def answer_of(called: Called) -> tuple[Any, int]:
     tables.table = ServingTable({"called": ServedModel("called", {1: called}, called)})
     requests: Any = SimpleNamespace(answer_call=answer_call, traces={})
     slot: Any = None
-    call = ModelCall("called", (referring("x", [WHOLE]),), (), device="GPU-0", references=("x",), may_stay=True)
+    call = ModelCall(
+        "called", (pack_references("x", [WHOLE]),), (), device="GPU-0", references=("x",), accepts_references=True
+    )
     start_call(Dispatcher(tables, lambda steps: None), call, OpenCall(requests, 1, slot))
     [answer] = answers
     return answer
@@ -66,7 +68,7 @@ def test_references_go_to_a_model_on_the_gpu_and_come_back(rows: int) -> None:
     called = Called("GPU-0", rows)
     answer, references = answer_of(called)
     [request] = called.requests
-    assert (request.head.references, request.head.may_stay) == ({"x"}, {"y"})
+    assert (request.head.references, request.head.reference_outputs) == ({"x"}, {"y"})
     assert (request.head.inputs[0].datatype, request.head.inputs[0].shape) == ("FP32", (2, 4))
     sent = references_of(Tensor("x", DataType.FP32, (2, 4), request.data[0]))
     assert [(each.offset, each.shape) for each in sent] == ([(0, (4,)), (16, (4,))] if rows else [(0, (2, 4))])

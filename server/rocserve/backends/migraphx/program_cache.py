@@ -33,7 +33,7 @@ from rocserve.cache.folders import (
     check_private,
     is_private,
     make_private,
-    usual_spare_directory,
+    temporary_cache_directory,
 )
 from rocserve.core.errors import ServeError, unavailable
 from rocserve.core.plain import from_json, to_json
@@ -194,7 +194,7 @@ class ProgramCache:
         self.directory = directory
         self.limit_bytes = limit_bytes
         self._warn = warn
-        self._spare_directory = spare_directory or usual_spare_directory()
+        self._spare_directory = spare_directory or temporary_cache_directory()
         self._write_error = _prepare(directory)
         """Why the folder cannot be written; "" = it can."""
         if self._write_error:

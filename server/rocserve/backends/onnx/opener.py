@@ -422,7 +422,7 @@ class _DeviceSessions:
         return self.tensors.value(tensor, copies)
 
     def outputs_on_gpu(self, batch: Batch) -> Collection[int]:
-        return [self._places[name] for name in batch.may_stay]
+        return [self._places[name] for name in batch.reference_outputs]
 
     def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
         from rocserve.backends.device_tensors import named_outputs

@@ -196,7 +196,7 @@ class PythonModel:
         wrap = wrapper_of(self._tensors)
         for request in requests:
             outputs = request.requested_outputs or self._outputs
-            to_answer = partial(self._answer, outputs, request.may_stay)
+            to_answer = partial(self._answer, outputs, request.reference_outputs)
             answering = InferenceResponseSender(request.responder, self._decoupled, to_answer, self._abandoned.take)
             answers.append(answering)
             received.append(received_request(self._request_class, request, outputs, answering, wrap))
@@ -273,19 +273,21 @@ class PythonModel:
         except TritonModelException as error:
             raise internal(str(error)) from None
 
-    def _answer(self, wanted: tuple[str, ...], may_stay: tuple[str, ...], response: InferenceResponse) -> Answer:
-        """Return the wanted tensors of a response, those on the GPU in place if `may_stay` names them. From any
-        thread."""
+    def _answer(
+        self, wanted: tuple[str, ...], reference_outputs: tuple[str, ...], response: InferenceResponse
+    ) -> Answer:
+        """Return the wanted tensors of a response, those on the GPU in place if `reference_outputs` names them. Safe on
+        any thread."""
         tensors = self._tensors
-        if tensors is None or not may_stay:
+        if tensors is None or not reference_outputs:
             return answer_of(response, wanted)
         kept: list[SharedTensor] = []
 
         def sent(tensor: Tensor) -> core.Tensor:
-            if tensor.is_cpu() or tensor.name() not in may_stay:
+            if tensor.is_cpu() or tensor.name() not in reference_outputs:
                 return host_tensor(tensor)
             kept.append(tensors.share(tensor._on_device))
-            return kept[-1].referring(tensor.name(), self._batching)
+            return kept[-1].pack_references(tensor.name(), self._batching)
 
         answer = answer_of(response, wanted, sent)
         tensors.wait()

@@ -180,7 +180,7 @@ class TorchModel:
         return [inputs[spec.name] for spec in self._bound.inputs], failures
 
     def outputs_on_gpu(self, batch: Batch) -> Collection[int]:
-        return [self._bound.outputs[name] for name in batch.may_stay]
+        return [self._bound.outputs[name] for name in batch.reference_outputs]
 
     def value(self, tensor: Tensor, copies: bool) -> Any:
         return to_torch(tensor, copies) if self.tensors is None else self.tensors.value(tensor, copies)

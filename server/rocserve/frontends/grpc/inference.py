@@ -72,7 +72,7 @@ class InferenceHandlers:
             request = self.decoder.decode_request(message)
             if request.head.is_typed:
                 self.memory.admit(call, _nbytes(request))
-            if self.order.held and self.order.waits(request, partial(call.begin, request)):
+            if self.order.held and self.order.wait_if_held(request, partial(call.begin, request)):
                 return
             call.begin(request)
         except ServeError as error:
@@ -93,7 +93,7 @@ class InferenceHandlers:
             self.order.hold(unread.request)
             self.plane.work_off(self._decode_large(unread, holder, begin, refuse))
 
-        if not self.order.waits(unread.request, decode):
+        if not self.order.wait_if_held(unread.request, decode):
             decode()
 
     def _decode_large(
@@ -214,7 +214,7 @@ class InferenceStream:
             request = handlers.decoder.decode_request(message)
             if request.head.is_typed:
                 handlers.memory.admit(responder, _nbytes(request))
-            if not (handlers.order.held and handlers.order.waits(request, partial(responder.begin, request))):
+            if not (handlers.order.held and handlers.order.wait_if_held(request, partial(responder.begin, request))):
                 responder.begin(request)
         except ServeError as error:
             refuse(error)

@@ -74,7 +74,7 @@ class QueuePolling:
         return _LONGEST_IDLE_SLEEP_SECONDS if self._watched == self._unconnected else _LONGEST_SLEEP_SECONDS
 
     @property
-    def looks(self) -> int:
+    def idle_polls(self) -> int:
         """The polls after which there is no event: one more than the core may have fetched ready connections. Each poll
         of the server tries twice."""
         if time.monotonic() - self._counted_at > _COUNT_AGE_SECONDS:
@@ -102,7 +102,7 @@ class WaitingThread:
 
     wake_descriptor: int | None = None
     longest_sleep_seconds = math.inf
-    looks = 1
+    idle_polls = 1
 
     def __init__(self, queue: Any, wake: Callable[[], None]) -> None:
         """`wake` wakes the loop."""

@@ -173,8 +173,8 @@ class GrpcServer:
         return self._polling.longest_sleep_seconds
 
     @property
-    def looks(self) -> int:
-        return self._polling.looks
+    def idle_polls(self) -> int:
+        return self._polling.idle_polls
 
     def has_mail(self) -> bool:
         return self._polling.has_mail()

@@ -73,7 +73,7 @@ class RemoteInference:
     """Called when the server has ended."""
     wake_descriptor: int | None = field(default=None, init=False)
     longest_sleep_seconds = math.inf
-    looks = 1
+    idle_polls = 1
 
     def __post_init__(self) -> None:
         """Wait for the server's descriptors. Raises EOFError if the server has ended."""
@@ -120,7 +120,7 @@ class RemoteInference:
     def infer(self, request: InferRequest, client: ClientResponder) -> None:
         """Send a request to the server, after the earlier requests of its sequence; every error goes to the responder.
         Large inputs are copied step by step, some each turn."""
-        if self._order.held and self._order.waits(request, partial(self.infer, request, client)):
+        if self._order.held and self._order.wait_if_held(request, partial(self.infer, request, client)):
             return
         try:
             head = self._heads.get(request.head) or self._send_head(request.head)

@@ -67,7 +67,7 @@ class FrontLink:
     _log: logging.Logger
     wake_descriptor: int | None = field(default=None, init=False)
     longest_sleep_seconds = math.inf
-    looks = 1
+    idle_polls = 1
 
     def __post_init__(self) -> None:
         """Create what both ends share, and send the front end its part through the socket. From any thread."""

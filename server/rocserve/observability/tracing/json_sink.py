@@ -90,7 +90,7 @@ class WriterThread(Generic[Item]):
                 return
 
 
-def why_unwritable(path: str) -> str:
+def write_problem(path: str) -> str:
     """Return why a file cannot be written; "" if it seems possible. Does not create the file."""
     file = Path(path)
     if file.is_dir():
@@ -152,7 +152,7 @@ class JsonSink:
             else:
                 setting.finished += 1
                 setting.kept.append(group_json(group))
-                if len(setting.kept) == per_file or setting.has_all():
+                if len(setting.kept) == per_file or setting.is_complete():
                     self._write_indexed(",".join(setting.kept))
                     setting.kept.clear()
         if streamed:

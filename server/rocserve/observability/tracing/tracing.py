@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from rocserve.core.errors import invalid_argument
 from rocserve.core.trace import SpanContext, TraceGroup, TraceLevel
-from rocserve.observability.tracing.json_sink import JsonSink, why_unwritable
+from rocserve.observability.tracing.json_sink import JsonSink, write_problem
 
 TraceConfig = Sequence[tuple[str, str, str]]
 """Mode ("" = both modes), setting, value."""
@@ -155,7 +155,7 @@ def _spans(config: TraceConfig, environment: Mapping[str, str]) -> tuple[SpanOpt
 @dataclass(eq=False)
 class TraceSetting:
     """The trace settings of one model, or of all without their own, until a change replaces the object. Used on the
-    data plane's thread, except `has_all`."""
+    data plane's thread, except `is_complete`."""
 
     given: TraceValues
     specified: frozenset[str] = frozenset()
@@ -184,7 +184,7 @@ class TraceSetting:
         """Return the current values: `count` is the remaining number."""
         return replace(self.given, count=self._remaining)
 
-    def has_all(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether all traces that began have finished and no more will begin."""
         return self._remaining == 0 and self.finished >= self._begun
 
@@ -335,7 +335,7 @@ def create_tracing(
     if options.mode == "triton":
         if options.values.level is not TraceLevel.OFF and not options.file:
             log.warning("nothing is traced: the trace file is not named; --trace-config=triton,file=FILE does so")
-        elif options.file and (why := why_unwritable(options.file)):
+        elif options.file and (why := write_problem(options.file)):
             log.warning("traces will be lost: the trace file %s cannot be written: %s", options.file, why)
         return Tracing(options, JsonSink(options.file, log))
     if options.values.level & TraceLevel.TENSORS:

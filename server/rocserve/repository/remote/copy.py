@@ -18,7 +18,7 @@ from typing import BinaryIO
 from urllib.parse import quote, unquote
 
 from rocserve.cache.digests import file_digest
-from rocserve.cache.folders import hold, leads_to, make_folder
+from rocserve.cache.folders import lock_file, make_folder, still_names
 from rocserve.core.errors import ServeError
 from rocserve.repository.remote.objects import Fingerprint, RemoteObject, StoreError
 from rocserve.repository.scan import is_temporary
@@ -61,7 +61,7 @@ class UnitCopy:
     async def locked(self) -> AsyncIterator[None]:
         """Hold the lock against other servers of this machine, with `kept` read again."""
         with self._lock.open("ab") as file:
-            while not hold(file, shared=False):  # noqa: ASYNC110 - a lock notifies nobody
+            while not lock_file(file, shared=False):  # noqa: ASYNC110 - a lock notifies nobody
                 await asyncio.sleep(_LOCK_POLL_SECONDS)
             self.read()
             yield
@@ -162,7 +162,7 @@ def mark_used(home: Path) -> BinaryIO:
         with contextlib.suppress(FileNotFoundError):
             make_folder(home, READABLE)
             file = mark.open("ab")
-            if hold(file, shared=True) and leads_to(mark, file):
+            if lock_file(file, shared=True) and still_names(mark, file):
                 # The mark's time orders the copies by their last use.
                 mark.touch()
                 return file
@@ -215,5 +215,5 @@ class CopyRoom:
         marks = sorted(self._folder.glob(f"*/{_IN_USE}"), key=lambda mark: mark.stat().st_mtime)
         for mark in marks:
             with mark.open("ab") as file:
-                if hold(file, shared=False):
+                if lock_file(file, shared=False):
                     yield mark.parent

@@ -103,7 +103,7 @@ class LazyVersion(Tenant):
     def open(self, loaded: LoadedVersion) -> None:
         """Run the waiting requests on the loaded version, in their order."""
         if self._statistics is not None:
-            loaded.statistics.go_on_from(self._statistics)
+            loaded.statistics.continue_from(self._statistics)
         self.config, self.config_message, self._statistics = loaded.config, loaded.config_message, loaded.statistics
         self._loaded, self.failure = loaded, None
         now = time.monotonic()

@@ -79,7 +79,7 @@ def step_head(
     outputs: tuple[str, ...],
     parameters: Parameters,
     references: frozenset[str] = frozenset(),
-    may_stay: frozenset[str] = frozenset(),
+    reference_outputs: frozenset[str] = frozenset(),
     is_small: bool = True,
 ) -> tuple[RequestHead, TensorPlaces]:
     """Return the head of a request to a member, and its inputs' places. Equal heads are one object, so that a member
@@ -87,7 +87,7 @@ def step_head(
     # With types, because True equals 1.
     typed = tuple([(name, type(value), value) for name, value in parameters.items()])
     make = _step_head if is_small else _step_head.__wrapped__
-    return make(model_name, model_version, inputs, outputs, typed, references, may_stay)
+    return make(model_name, model_version, inputs, outputs, typed, references, reference_outputs)
 
 
 @functools.lru_cache(MOST_REMEMBERED)
@@ -98,7 +98,7 @@ def _step_head(
     outputs: tuple[str, ...],
     parameters: tuple[tuple[str, type, ParameterValue], ...],
     references: frozenset[str],
-    may_stay: frozenset[str],
+    reference_outputs: frozenset[str],
 ) -> tuple[RequestHead, TensorPlaces]:
     head = RequestHead(
         model_name,
@@ -107,7 +107,7 @@ def _step_head(
         tuple(RequestedOutput(name) for name in outputs),
         {name: value for name, _, value in parameters},
         references=references,
-        may_stay=may_stay,
+        reference_outputs=reference_outputs,
     )
     return head, TensorPlaces([TensorHead(name, DataType(datatype), shape) for name, datatype, shape in inputs])
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from rocserve.core.classification import classify
 from rocserve.core.datatypes import DataType
-from rocserve.core.device_references import References, device_of, may_be_references, referred
+from rocserve.core.device_references import References, device_of, referable_outputs, referenced_tensor
 from rocserve.core.dispatch import Dispatcher, dispatch_traced
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
@@ -60,7 +60,7 @@ class StepRequest:
     """Deleted when it is sent, because from then on it refers to this."""
     last_read_bytes: int
     """Bytes counted for the tensors that only this step still reads; they are released when it has answered."""
-    may_stay: frozenset[str]
+    reference_outputs: frozenset[str]
     """The outputs that may be References."""
     is_batched: bool
     """Each element of a References output is a row."""
@@ -84,7 +84,7 @@ class StepRequest:
 
     def send(self, answer: Answer, final: bool = True) -> None:
         if isinstance(answer, InferResponse):
-            if self.may_stay:
+            if self.reference_outputs:
                 self.slot = answer.slot or self.slot
             if answer.is_large and answer.slot is not None:
                 self._run.ensemble.dispatcher.work_off(send_copied(answer, final, self))
@@ -198,8 +198,8 @@ class EnsembleRun:
                 if slot is not None and not (isinstance(slot, Slot) and _may_be_kept(tensor, slot)):
                     data, slot = bytes(data), None
                 held = Tensor(name, tensor.datatype, tensor.shape, data)
-                if tensor.name in request.may_stay and tensor.datatype is DataType.BYTES:
-                    held, slot = referred(held, request.is_batched), request.slot
+                if tensor.name in request.reference_outputs and tensor.datatype is DataType.BYTES:
+                    held, slot = referenced_tensor(held, request.is_batched), request.slot
                 made[name] = _HeldTensor(held, sequence, len(data), slot)
         except ServeError as error:
             # The memory is full, or the outputs are invalid.
@@ -308,7 +308,7 @@ class EnsembleRun:
                     references.add(name)
                 if held.slot is not None:
                     slots.append(held.slot)
-        may_stay = self._may_stay(index, member, device) if device else frozenset()
+        reference_outputs = self._may_stay(index, member, device) if device else frozenset()
         head, places = step_head(
             step.member,
             version,
@@ -316,7 +316,7 @@ class EnsembleRun:
             self._graph.wanted_from[index],
             self._request.head.parameters,
             frozenset(references),
-            may_stay,
+            reference_outputs,
             self._request.head.is_small,
         )
         last_read_bytes = sum(self._release((source, iteration)) for source in self._graph.reads[index])
@@ -332,13 +332,13 @@ class EnsembleRun:
         )
         is_batched = member.max_batch_size > 0
         return StepRequest(
-            self, index, step, iteration, request, last_read_bytes, may_stay, is_batched, request.sequence
+            self, index, step, iteration, request, last_read_bytes, reference_outputs, is_batched, request.sequence
         )
 
     def _may_stay(self, index: int, member: ModelConfig, device: str) -> frozenset[str]:
         """Return the outputs of a step that only members on the same GPU read."""
         find, steps = self.ensemble.dispatcher.tables.table.find, self._config.ensemble_steps
-        possible = may_be_references(member)
+        possible = referable_outputs(member)
         staying: set[str] = set()
         for output in self._graph.wanted_from[index]:
             tensor = steps[index].output_map[output]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from copy import copy
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, deadline_exceeded, invalid_argument, repeated
+from rocserve.core.errors import ServeError, copied_error, deadline_exceeded, invalid_argument
 from rocserve.core.model_config import ModelConfig, SequenceBatching
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
@@ -164,13 +164,13 @@ class SequenceScheduler(Scheduler):
             owner.adopt(request, responder)
             return
         if self._outage is not None:
-            raise repeated(self._outage)
+            raise copied_error(self._outage)
         now_ns = time.monotonic_ns()
         queued = SequenceRequest.of(request, tag, responder, now_ns)
         if self._waits_for_answers:
             queued.responder = queued.answers = SequenceResponder(responder, queued, self._keeper, self._request_ended)
         if self._iterative:
-            queued.on_again = self._run_again
+            queued.on_reschedule = self._run_again
         self._place(queued, now_ns / 1e9)
         if is_known and tag.starts:
             self._log.warning(

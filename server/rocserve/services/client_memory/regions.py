@@ -111,7 +111,7 @@ class ClientRegion(Region):
         self.check_whole(mapping, offset + len(data))
 
     def _check_present(self, end: int) -> None:
-        size = self.file.bytes_left
+        size = self.file.current_size
         if size < self.offset + end:
             raise invalid_argument(
                 f"shared memory region '{self.name}' has been cut: byte {self.offset + end} of '{self.key}' is needed,"

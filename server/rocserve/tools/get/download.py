@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from rocserve.cache.folders import hold, leads_to
+from rocserve.cache.folders import lock_file, still_names
 from rocserve.tools.printing import say
 
 _ZOO = "https://github.com/onnx/models/raw/main/validated/vision"
@@ -149,7 +149,7 @@ def opened_part(path: Path) -> Iterator[BufferedRandom]:
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+b") as part:
             # While this process waited to open the file, another one may have renamed it to the model's file. Writing
             # would then change a file that a server has loaded.
-            if not (hold(part, shared=False) and leads_to(path, part)):
+            if not (lock_file(part, shared=False) and still_names(path, part)):
                 raise GetError(f"another process is writing '{path}'; wait for it, or end it")
             part.seek(0, os.SEEK_END)
             try:

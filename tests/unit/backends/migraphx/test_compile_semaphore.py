@@ -52,7 +52,7 @@ def test_so_many_at_once_and_two_beside(tmp_path: Path) -> None:
 
 
 def test_what_takes_long_at_low_priority_no_longer_counts(tmp_path: Path) -> None:
-    semaphore = CompileSemaphore(tmp_path / "semaphore", 1, handed_on_seconds=0.05)
+    semaphore = CompileSemaphore(tmp_path / "semaphore", 1, low_priority_seconds=0.05)
     lasting = CompileSemaphore(tmp_path / "semaphore", 1)
     handed_on = threading.Event()
 
@@ -74,7 +74,7 @@ def test_what_takes_long_at_low_priority_no_longer_counts(tmp_path: Path) -> Non
 
 
 def test_a_slot_that_others_wait_for_the_model_with_lasts(tmp_path: Path) -> None:
-    semaphore = CompileSemaphore(tmp_path / "semaphore", 1, handed_on_seconds=0.0)
+    semaphore = CompileSemaphore(tmp_path / "semaphore", 1, low_priority_seconds=0.0)
     with semaphore.acquired(False, nobody_waits), pytest.raises(CalledOff), semaphore.acquired(False, call_off):
         pass
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.cache.folders import hold, leads_to
+from rocserve.cache.folders import lock_file, still_names
 from rocserve.repository.remote.copy import CopyRoom, UnitCopy, mark_used, recorded_units
 from rocserve.repository.remote.objects import RemoteObject, StoreError
 
@@ -165,11 +165,11 @@ def test_a_copy_that_is_just_being_removed_is_begun_anew(tmp_path: Path) -> None
     home = tmp_path / "copy"
     mark_used(home).close()
     with (home / "in-use").open("ab") as removing, ThreadPoolExecutor() as threads:
-        assert hold(removing, shared=False)
+        assert lock_file(removing, shared=False)
         using = threads.submit(mark_used, home)
         with pytest.raises(TimeoutError):
             using.result(0.3)
         shutil.rmtree(home)
         removing.close()
         with using.result(10) as file:
-            assert leads_to(home / "in-use", file)
+            assert still_names(home / "in-use", file)

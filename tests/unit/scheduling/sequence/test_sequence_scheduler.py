@@ -504,13 +504,13 @@ def test_the_client_of_an_iterative_request_is_watched_once_and_heard_at_any_tim
         (entry,) = batch.requests
         # From its answerer: the model has rescheduled it.
         batch.drop(entry)
-        bench.loop.turning(entry.on_again)(entry)
+        bench.loop.turning(entry.on_reschedule)(entry)
         bench.loop.run(0.03)
         assert len(watching) == 1
         bench.instance.last.finish()
     (batch,) = scheduler._pool.in_flight[bench.instance]
     batch.drop(batch.requests[0])
-    bench.loop.turning(batch.requests[0].on_again)(batch.requests[0])
+    bench.loop.turning(batch.requests[0].on_reschedule)(batch.requests[0])
     answer.leave()
     assert answer.error.code is StatusCode.CANCELLED
     assert not scheduler.waiting

@@ -86,10 +86,10 @@ class _Call:
                 sent.append(host_tensor(tensor))
             else:
                 self._kept.append(tensors.share(tensor._on_device))
-                sent.append(self._kept[-1].referring(tensor.name(), batching=False))
+                sent.append(self._kept[-1].pack_references(tensor.name(), batching=False))
                 references.append(tensor.name())
         if tensors is None:
-            call = replace(self._call, inputs=tuple(sent), may_stay=False)
+            call = replace(self._call, inputs=tuple(sent), accepts_references=False)
         else:
             call = replace(self._call, inputs=tuple(sent), device=tensors.name, references=tuple(references))
             if references:

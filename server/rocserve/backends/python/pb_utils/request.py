@@ -116,7 +116,7 @@ class InferenceRequest:
             correlation_id=_whole(correlation_id) if isinstance(correlation_id, int) else correlation_id,
             timeout_microseconds=_whole(timeout),
             parameters={} if parameters is None else checked_parameters(parameters),
-            may_stay=preferred_memory is None
+            accepts_references=preferred_memory is None
             or preferred_memory.preferred_memory_type is MemoryType.TRITONSERVER_MEMORY_GPU,
         )
         """The received request or the call, for all fields except inputs, output names and flags."""
@@ -224,7 +224,7 @@ class InferenceRequest:
             message.timeout_microseconds,
             message.parameters,
             self.trace().number,
-            may_stay=message.may_stay if isinstance(message, ModelCall) else True,
+            accepts_references=message.accepts_references if isinstance(message, ModelCall) else True,
         )
 
 
