@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, Self, cast
+from typing import IO, BinaryIO, cast
 
 from rich.box import SIMPLE_HEAD, Box
 from rich.console import Console, RenderableType
@@ -116,13 +116,12 @@ class _Steps(MofNCompleteColumn):
         return Text() if task.total is None else super().render(task)
 
 
-class ToolProgress:
+class ToolProgress(Progress):
     """Shows a tool's progress on standard error: a bar on a terminal, else lines. Used as a context manager."""
 
     def __init__(self) -> None:
         console = console_on(sys.stderr)
-        self._last = ""
-        self._bar = Progress(
+        super().__init__(
             SpinnerColumn(),
             BarColumn(bar_width=16),
             _Steps(),
@@ -133,29 +132,23 @@ class ToolProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=None)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._last_report = ""
+        self._task = self.add_task("", total=None)
 
     def steps(self, total: int) -> None:
         """Start counting from 0 to `total` steps."""
-        self._bar.reset(self._task, total=total)
+        self.reset(self._task, total=total)
 
     def done(self) -> None:
         """Count one step as done."""
-        self._bar.advance(self._task)
+        self.advance(self._task)
 
     def report(self, text: str) -> None:
         """Show one line that says what the tool is doing. Can be called from any thread."""
-        if not text or text == self._last:
+        if not text or text == self._last_report:
             return
-        self._last = text
-        if self._bar.disable:
-            say(self._bar.console, text)
+        self._last_report = text
+        if self.disable:
+            say(self.console, text)
         else:
-            self._bar.update(self._task, description=text)
+            self.update(self._task, description=text)

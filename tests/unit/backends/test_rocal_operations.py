@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.rocal_operations import Array, half_even, make, picture, result, seen
 
-from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent, kept_by_size
+from rocserve.backends.rocal.image import Extent, Image, Pixels, PixelsError, ResultExtent, cached_by_image_size
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Call, Operation
 from rocserve.backends.rocal.pipeline import parse_pipeline
@@ -397,7 +397,7 @@ def test_the_image_is_passed_on(name: str, as_float: bool) -> None:
 def test_what_is_as_large_as_an_image_is_kept_for_eight_sizes_and_one_large_one() -> None:
     made: list[tuple[int, int, str]] = []
 
-    @kept_by_size
+    @cached_by_image_size
     def make(height: int, width: int, name: str) -> str:
         made.append((height, width, name))
         return name

@@ -82,7 +82,7 @@ class Image:
     content: Pixels | Callable[[Part], Pixels]
     """The pixels from the top left, the rest being zeros; or makes them, or a part of them, on first use."""
     extent: ResultExtent
-    _is_asked_for: bool = False
+    _part_was_made: bool = False
 
     @staticmethod
     def whole(pixels: Pixels) -> Image:
@@ -102,8 +102,8 @@ class Image:
     def part(self, top: int, left: int, height: int, width: int) -> Pixels:
         """Return a part of the valid pixels. The first part is made alone. For a second part the whole image is made,
         because each part of a resized image takes as long as the whole."""
-        if not isinstance(self.content, np.ndarray) and not self._is_asked_for:
-            self._is_asked_for = True
+        if not isinstance(self.content, np.ndarray) and not self._part_was_made:
+            self._part_was_made = True
             return self.content((top, left, height, width))
         return self.valid[top : top + height, left : left + width]
 
@@ -132,7 +132,7 @@ _LARGE_PIXELS = 2_000_000
 _Made = TypeVar("_Made")
 
 
-def kept(
+def cached_by_size(
     count: int, count_of_large: int, is_large: Callable[..., bool]
 ) -> Callable[[Callable[..., _Made]], Callable[..., _Made]]:
     """Return a decorator that caches results by size, because a model gets few different sizes. Fewer large results are
@@ -145,5 +145,5 @@ def kept(
     return keep
 
 
-kept_by_size = kept(8, 1, lambda height, width, *others: height * width > _LARGE_PIXELS)
+cached_by_image_size = cached_by_size(8, 1, lambda height, width, *others: height * width > _LARGE_PIXELS)
 """Caches results whose memory is that of some images. The arguments begin with height and width."""

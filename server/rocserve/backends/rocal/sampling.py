@@ -24,7 +24,7 @@ from typing import cast
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.image import Part, Pixels, PixelsError, kept, with_channels
+from rocserve.backends.rocal.image import Part, Pixels, PixelsError, cached_by_size, with_channels
 
 _VECTOR_WIDTH = 8
 """Pixels that RPP's vectorised loop writes at a time. The rest of a row goes through its scalar loop."""
@@ -190,7 +190,7 @@ class _Grid:
         return levels if self._is_scalar is None else np.where(self._is_scalar[columns], np.floor(levels), levels)
 
 
-_grid = kept(
+_grid = cached_by_size(
     _GRIDS, _LONG_GRIDS, lambda source_shape, width, height, mirror, for_bytes: max(width, height) > _LONG_SIDE
 )(_Grid)
 
@@ -410,7 +410,7 @@ def _weighted(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -> 
     return result
 
 
-@kept(_GRIDS, _LONG_GRIDS, lambda source_size, size, kernel: max(source_size, size) > _LONG_SIDE)
+@cached_by_size(_GRIDS, _LONG_GRIDS, lambda source_size, size, kernel: max(source_size, size) > _LONG_SIDE)
 def _taps(source_size: int, size: int, kernel: str) -> _Taps:
     function, reach, widens = _KERNELS[kernel]
     ratio = _ratio(source_size, size)

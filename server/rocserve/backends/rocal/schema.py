@@ -21,7 +21,7 @@ def cut(text: str) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def meant(name: Any, known: Iterable[str]) -> str:
+def suggestion(name: Any, known: Iterable[str]) -> str:
     """Return the end of an error about an unknown name: the most similar known name; "" = no name is similar."""
     if not isinstance(name, str):
         return ""
@@ -194,14 +194,14 @@ def read_keys(where: str, table: dict[str, Any], keys: Mapping[str, Key]) -> dic
     for name in table:
         if name not in keys:
             allowed = ", ".join(sorted(keys))
-            raise PipelineError(f"{where}: unknown key '{cut(name)}'; allowed are {allowed}{meant(name, keys)}")
+            raise PipelineError(f"{where}: unknown key '{cut(name)}'; allowed are {allowed}{suggestion(name, keys)}")
     values: dict[str, Any] = {}
     for name, key in keys.items():
         if name in table:
             try:
                 values[name] = key.read(table[name])
             except ValueError as error:
-                hint = meant(table[name], error.choices) if isinstance(error, ChoiceError) else ""
+                hint = suggestion(table[name], error.choices) if isinstance(error, ChoiceError) else ""
                 raise PipelineError(f"{where}: key '{name}' must be {error}, not {shown(table[name])}{hint}") from None
         elif key.default is REQUIRED:
             needed = ", ".join(sorted(name for name, key in keys.items() if key.default is REQUIRED))

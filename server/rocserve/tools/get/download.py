@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
-from typing import Self
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -108,36 +107,26 @@ class Interrupted(Exception):
     """Reports a broken connection or a failing server; the same address may give the rest."""
 
 
-class DownloadProgress:
+class DownloadProgress(Progress):
     """Shows a download's progress: a bar on a terminal, else a line for each tenth. Used as a context manager."""
 
     def __init__(self, console: Console, name: str, size: int) -> None:
-        self._console = console
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        super().__init__(TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal)
         self._name = name
         self._size = size
         self._tenths = 0
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self._bar = Progress(
-            TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal
-        )
-        self._task = self._bar.add_task(name, total=size)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._task = self.add_task(name, total=size)
 
     def at(self, done: int) -> None:
-        self._bar.update(self._task, completed=done)
+        self.update(self._task, completed=done)
         tenths = done * 10 // self._size
-        if tenths > self._tenths and self._bar.disable:
+        if tenths > self._tenths and self.disable:
             self.note(f"{self._name}: {done / 1e6:.1f} of {self._size / 1e6:.1f} MB")
         self._tenths = tenths
 
     def note(self, text: str) -> None:
-        say(self._console, text)
+        say(self.console, text)
 
 
 @contextmanager

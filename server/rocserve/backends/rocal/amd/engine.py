@@ -53,7 +53,7 @@ def check(graph: Graph) -> None:
             f"input '{extra}' is one flag too many: each image may have {_MOST_FLAGS} with rocAL, any number with the"
             " CPU engine"
         )
-        raise _impossible(name, step, reason)
+        raise _cannot_run(name, step, reason)
     for step in graph.steps:
         operation, amd = step.call.operation, step.call.operation.amd
         refusal = amd.refusal(step.call.arguments, graph.known[step.sources[0]])
@@ -68,20 +68,20 @@ def check(graph: Graph) -> None:
             elif unknown is not None:
                 refusal = f"fn.{function_name} of amd.rocal takes no '{unknown}'; use the CPU engine"
         if refusal is not None:
-            raise _impossible(name, step, refusal)
+            raise _cannot_run(name, step, refusal)
 
 
-def _impossible(model_name: str, step: Step, reason: str) -> ServeError:
+def _cannot_run(model_name: str, step: Step, reason: str) -> ServeError:
     return invalid_argument(f"model '{model_name}' cannot run on rocAL: {step.where}: {reason}")
 
 
-def misfit(graph: Graph, height: int, width: int) -> str | None:
+def image_refusal(graph: Graph, height: int, width: int) -> str | None:
     """Return the reason why rocAL cannot process an image of this decoded size; None = it can."""
     results = {DECODED: ResultExtent.whole(Extent(height, width))}
     for step in graph.steps:
         valid = results[step.sources[0]].valid
         known = graph.known[step.sources[0]].valid
-        text = step.call.operation.amd.misfit(step.call.arguments, known, *valid.sides)
+        text = step.call.operation.amd.image_refusal(step.call.arguments, known, *valid.sides)
         if text is not None:
             return f"{step.name}: {text}"
         try:
@@ -156,7 +156,7 @@ class RocalEngine:
         flags false, warn of each output that differs from the CPU engine's."""
         graph, setup = self._graph, self._graph.setup
         sizes = [(min(graph.max_height, height), min(graph.max_width, width)) for height, width in _TRIED_SIZES]
-        fitting = next((size for size in sizes if misfit(graph, *size) is None), None)
+        fitting = next((size for size in sizes if image_refusal(graph, *size) is None), None)
         if fitting is None:
             return
         pixels = picture(*fitting, setup.color_format.channels)
@@ -190,10 +190,10 @@ class RocalEngine:
     def run(self, images: Sequence[SourceImage], arguments: Arguments, put: Put) -> Mapping[int, Exception]:
         failures: dict[int, Exception] = {}
         # Images are decoded in parallel, but in portions, because a request without batching may contain thousands.
-        take_in = map if self._pool is None else self._pool.map
+        map_images = map if self._pool is None else self._pool.map
         most = max(len(self._canvas.sizes), self._graph.setup.threads)
         for start in range(0, len(images), most):
-            decoded = take_in(self._taken_in, images[start : start + most])
+            decoded = map_images(self._decoded_or_error, images[start : start + most])
             failures.update(self._run_decoded(dict(enumerate(decoded, start)), arguments, put))
         return failures
 
@@ -248,7 +248,7 @@ class RocalEngine:
             _LOG.critical("rocAL failed, the worker ends: %s", error)
             os._exit(_BROKEN_STATUS)
 
-    def _taken_in(self, image: SourceImage) -> DecodedImage | Exception:
+    def _decoded_or_error(self, image: SourceImage) -> DecodedImage | Exception:
         """Decode an image, or return the error: rocAL gets only good images."""
         try:
             decoded = self._decoder.decode(image)
@@ -260,7 +260,7 @@ class RocalEngine:
                     " rocAL has memory for; send it smaller, or have it scaled: max_width and max_height of the"
                     ' pipeline\'s "decoder"'
                 )
-            why_not = misfit(graph, height, width)
+            why_not = image_refusal(graph, height, width)
             return decoded if why_not is None else PixelsError(why_not)
         except ImageError as error:
             # The traceback would keep its frames alive, for perhaps thousands of images.

@@ -62,7 +62,7 @@ class Graph:
     def outputs(self) -> list[tuple[int, Step, OutputFormat]]:
         """Outputs that are images: index among all outputs, step and format."""
         entries = enumerate(zip(self.setup.pipeline.outputs, self.setup.formats, strict=True))
-        return [(place, step, asked) for place, (step, asked) in entries if isinstance(step, Step)]
+        return [(place, step, output_format) for place, (step, output_format) in entries if isinstance(step, Step)]
 
     @property
     def source_layout(self) -> Any:
@@ -70,14 +70,14 @@ class Graph:
         types = self.binding.types
         return types.NCHW if self.is_grey else types.NHWC
 
-    def output_type(self, step: Step, asked: OutputFormat) -> tuple[Any, Any]:
+    def output_type(self, step: Step, output_format: OutputFormat) -> tuple[Any, Any]:
         """Return the layout and the datatype in which rocAL makes an output. OutputReader converts the rest; FP16 is
         made from FP32, as on the CPU."""
         types, form = self.binding.types, step.call.operation.amd
-        as_float = asked.datatype is not DataType.UINT8 and form.gives_floats(step.call.arguments)
+        as_float = output_format.datatype is not DataType.UINT8 and form.gives_floats(step.call.arguments)
         layout = self.source_layout
         if form.gives_layouts and not self.is_grey:
-            layout = types.NCHW if asked.layout is Layout.NCHW or form.only_planes else types.NHWC
+            layout = types.NCHW if output_format.layout is Layout.NCHW or form.only_planes else types.NHWC
         return layout, types.FLOAT if as_float else types.UINT8
 
 
@@ -127,11 +127,11 @@ class Canvas:
 class OutputReader:
     """Copies one output of one rocAL pipeline. The results of a batch are valid until the next batch is read."""
 
-    def __init__(self, graph: Graph, place: int, step: Step, asked: OutputFormat, batch_size: int) -> None:
+    def __init__(self, graph: Graph, place: int, step: Step, output_format: OutputFormat, batch_size: int) -> None:
         self.place = place
         """Index among the pipeline's outputs."""
-        self._step, self._asked, self._size = step, asked, graph.known[step.index].size
-        layout, datatype = graph.output_type(step, asked)
+        self._step, self._format, self._size = step, output_format, graph.known[step.index].size
+        layout, datatype = graph.output_type(step, output_format)
         self._planes = layout == graph.binding.types.NCHW
         self._datatype = np.dtype(np.float32 if datatype == graph.binding.types.FLOAT else np.uint8)
         self._channels = graph.setup.color_format.channels
@@ -157,8 +157,8 @@ class OutputReader:
 
     def result(self, index: int) -> np.ndarray[Any, Any]:
         """Return one image in the output's format. Raises RuntimeError if rocAL's valid part exceeds the result."""
-        pixels = self._pixels(index).astype(self._asked.datatype.numpy_dtype, copy=False)
-        return pixels if self._asked.layout is Layout.NHWC else pixels.transpose(2, 0, 1)
+        pixels = self._pixels(index).astype(self._format.datatype.numpy_dtype, copy=False)
+        return pixels if self._format.layout is Layout.NHWC else pixels.transpose(2, 0, 1)
 
     def _pixels(self, index: int) -> Pixels:
         """Return height x width x channels, with zeros where rocAL wrote nothing."""
@@ -234,7 +234,7 @@ def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
         if tensor is None:
             raise _refused(binding, handle, "its source of images")
         values = dict(zip(setup.pipeline.inputs, flags, strict=True))
-        asked = {step.index: graph.output_type(step, form) for _, step, form in graph.outputs}
+        output_types = {step.index: graph.output_type(step, form) for _, step, form in graph.outputs}
         images: dict[int, Tensor] = {DECODED: tensor}
         outputs: list[Tensor] = []
         for step in graph.steps:
@@ -245,8 +245,8 @@ def _built(graph: Graph, batch_size: int, flags: Flags) -> tuple[Any, Tensor]:
                 node = Node(binding, handle, *as_source, sources, known, graph.is_grey, batch_size)
                 images[step.index] = _add(node, step, values)
             if step.is_output:
-                node = Node(binding, handle, *asked[step.index], sources, known, graph.is_grey, batch_size)
-                shared = step.is_read and asked[step.index] == as_source
+                node = Node(binding, handle, *output_types[step.index], sources, known, graph.is_grey, batch_size)
+                shared = step.is_read and output_types[step.index] == as_source
                 outputs.append(images[step.index] if shared else _add(node, step, values))
         pipeline.set_outputs(*outputs)
     try:

@@ -13,7 +13,7 @@ from rocserve.backends.rocal.decoding.header import (
     ImageHeader,
     SourceImage,
     swaps_sides,
-    turned,
+    upright,
 )
 from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
@@ -74,7 +74,7 @@ class Decoder:
             raise ImageError(_without_signature(encoded))
         width, height = header.width, header.height
         if self._options.exif:
-            pixels = turned(pixels, header.orientation)
+            pixels = upright(pixels, header.orientation)
             if swaps_sides(header.orientation):
                 width, height = height, width
         return DecodedImage(pixels, height, width)

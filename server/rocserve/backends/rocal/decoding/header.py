@@ -76,9 +76,9 @@ def swaps_sides(orientation: int) -> bool:
     return orientation >= 5
 
 
-def turned(pixels: np.ndarray[Any, Any], orientation: int) -> np.ndarray[Any, Any]:
+def upright(pixels: np.ndarray[Any, Any], orientation: int) -> np.ndarray[Any, Any]:
     """Return the upright image, height x width x channels."""
-    upright = cv2.transpose(pixels) if swaps_sides(orientation) else pixels
+    pixels = cv2.transpose(pixels) if swaps_sides(orientation) else pixels
     if orientation in _FLIPS:
-        upright = cv2.flip(upright, _FLIPS[orientation])
-    return with_channels(upright)
+        pixels = cv2.flip(pixels, _FLIPS[orientation])
+    return with_channels(pixels)

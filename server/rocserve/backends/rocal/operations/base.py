@@ -105,7 +105,7 @@ class AmdForm:
     """Whether the whole result is written, although rocAL reports a smaller valid part."""
     refusal: Callable[[Values, ResultExtent], str | None] = lambda arguments, source: None
     """Returns the reason why rocAL cannot run the operation, given its source's known extent; None = it can."""
-    misfit: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
+    image_refusal: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
     """Returns the reason why an image cannot be processed, because rocAL would read other memory; None = it can. The
     extent is the source's valid part, as known when the graph was built; height and width are this image's."""
 

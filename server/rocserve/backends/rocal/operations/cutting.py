@@ -23,7 +23,7 @@ from rocserve.backends.rocal.operations.resizing import (
     MIRROR_OF_FN,
     NORMALISATION,
     NORMALISATION_OF_FN,
-    reads_beside,
+    resize_refusal,
     resized,
 )
 from rocserve.backends.rocal.schema import Key
@@ -41,8 +41,8 @@ class _PartRule:
 
     find: Callable[..., tuple[int, int, Extent]]
     """Takes the source's extent, as far as it is known, and the arguments. Returns the part's top, left and size."""
-    misfit: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
-    """See AmdForm.misfit."""
+    image_refusal: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
+    """See AmdForm.image_refusal."""
 
     def cut(self, image: Image, **arguments: Any) -> Pixels:
         top, left, size = self.find(image.extent.valid, **arguments)
@@ -101,7 +101,7 @@ def _crop(start_of: Callable[[float, int, int], int]) -> _PartRule:
     return _PartRule(find)
 
 
-_BY_POSITION = replace(_crop(_cut_start), misfit=_overhang)
+_BY_POSITION = replace(_crop(_cut_start), image_refusal=_overhang)
 # Both round half to even, as rocAL does. A fraction, in 32 bits, is of the room that the crop leaves: 0 = left or top,
 # 0.5 = centre, 1 = right or bottom.
 _CENTRAL = _crop(lambda position, length, side: round((side - length) / 2))
@@ -249,13 +249,13 @@ def _area(
     return (image_height - height) // 2, (image_width - width) // 2, Extent(height, width)
 
 
-def _area_misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+def _area_refusal(arguments: Values, known: Extent, height: int, width: int) -> str | None:
     target, aspect_ratio = arguments["crop_area_factor"] * height * width, arguments["crop_aspect_ratio"]
     part_width, part_height = math.sqrt(target * aspect_ratio), math.sqrt(target / aspect_ratio)
-    return reads_beside(min(part_width, width), min(part_height, height), arguments["resize_width"])
+    return resize_refusal(min(part_width, width), min(part_height, height), arguments["resize_width"])
 
 
-_AREA = _PartRule(_area, _area_misfit)
+_AREA = _PartRule(_area, _area_refusal)
 
 
 def _amd_resize_area(node: Node, call: Call) -> Tensor:
@@ -304,12 +304,12 @@ def _stretching(
         valid = Extent(_limited(resize_height, part.height), _limited(resize_width, part.width))
         return ResultExtent(Extent(resize_height, resize_width), valid)
 
-    def misfit(arguments: Values, known: Extent, height: int, width: int) -> str | None:
+    def image_refusal(arguments: Values, known: Extent, height: int, width: int) -> str | None:
         part_height, part_width = rule.find(Extent(height, width), **arguments)[2].sides
-        beside = reads_beside(part_width, part_height, arguments["resize_width"])
-        return rule.misfit(arguments, known, height, width) or beside
+        beside = resize_refusal(part_width, part_height, arguments["resize_width"])
+        return rule.image_refusal(arguments, known, height, width) or beside
 
-    amd = AmdForm(make=make, gives_layouts=True, fills_result=True, misfit=misfit)
+    amd = AmdForm(make=make, gives_layouts=True, fills_result=True, image_refusal=image_refusal)
     return Operation(name, keys, run, extent, amd=amd, **options)
 
 
@@ -323,7 +323,7 @@ _CROP_OF_FN = {
 }
 _DEPTH_OF_FN = {"crop_d": schema.positive_size(1)}
 
-_CUTTING = AmdForm(make=_amd_cut, misfit=_overhang)
+_CUTTING = AmdForm(make=_amd_cut, image_refusal=_overhang)
 _NORMALISING = AmdForm(make=_amd_cut_and_normalise, gives_floats=lambda arguments: True, gives_layouts=True)
 OPERATIONS = (
     Operation(

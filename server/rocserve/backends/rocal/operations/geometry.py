@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, kept_by_size, with_channels
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, cached_by_image_size, with_channels
 from rocserve.backends.rocal.operations.base import (
     AmdForm,
     Call,
@@ -41,7 +41,7 @@ def _fish_eye(pixels: Pixels) -> Pixels:
     return seen.reshape(height, width, channels)
 
 
-@kept_by_size
+@cached_by_image_size
 def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
     """Return for each pixel the index of the source pixel, counted along the rows, and whether there is none."""
     y = (np.arange(0, 2 * height, 2, dtype=np.float32) / np.float32(height) - np.float32(1))[:, np.newaxis]
@@ -71,7 +71,7 @@ def _lens_correction(pixels: Pixels, camera_matrix: tuple[float, ...], distortio
     return _undistorted_places(*pixels.shape[:2], camera_matrix, distortion_coeffs)(pixels)
 
 
-@kept_by_size
+@cached_by_image_size
 def _undistorted_places(
     height: int, width: int, camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]
 ) -> Callable[[Pixels], Pixels]:
@@ -158,7 +158,7 @@ def _moved_extent(source: ResultExtent, resize_width: int, resize_height: int, *
     return ResultExtent.whole(Extent(resize_height, resize_width) if resize_width and resize_height else source.size)
 
 
-@kept_by_size
+@cached_by_image_size
 def _affine_places(height: int, width: int, matrix: tuple[float, ...], is_linear: bool) -> Callable[[Pixels], Pixels]:
     steps = tuple(float(np.float32(number)) for number in matrix)
     if is_linear:

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, kept_by_size, with_channels
+from rocserve.backends.rocal.image import Extent, Image, Pixels, ResultExtent, cached_by_image_size, with_channels
 from rocserve.backends.rocal.operations.base import (
     AmdForm,
     Measurement,
@@ -162,7 +162,7 @@ def _vignette(pixels: Pixels, vignette: float) -> Pixels:
     return with_channels(cv2.convertScaleAbs(levels))
 
 
-@kept_by_size
+@cached_by_image_size
 def _shades(height: int, width: int, vignette: float) -> Pixels:
     half_height, half_width = height // 2, width // 2
     radius = np.float32(max(half_height, half_width, 1))

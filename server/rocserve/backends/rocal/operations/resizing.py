@@ -29,7 +29,7 @@ _LARGEST_ASPECT_RATIO = 6
 _FETCHED_COLUMNS = 8
 
 
-def reads_beside(width: float, height: float, resized_width: int) -> str | None:
+def resize_refusal(width: float, height: float, resized_width: int) -> str | None:
     """Return the reason why RPP's kernels cannot resize a part of an image; None = they can. They step back from the
     last row and column without checking that there is a previous one, and read 8 columns at a time."""
     if width < 2 or height < 2:
@@ -207,12 +207,12 @@ _STRETCHING = AmdForm(
     gives_floats=lambda arguments: True,
     gives_layouts=True,
     refusal=_without_size,
-    misfit=lambda arguments, known, height, width: reads_beside(width, height, arguments["resize_width"]),
+    image_refusal=lambda arguments, known, height, width: resize_refusal(width, height, arguments["resize_width"]),
 )
 _SCALING = AmdForm(
     gives_floats=lambda arguments: True,
     gives_layouts=True,
-    misfit=lambda arguments, known, height, width: reads_beside(
+    image_refusal=lambda arguments, known, height, width: resize_refusal(
         width, height, arguments["size"].target(height, width)[1]
     ),
 )
