@@ -34,8 +34,8 @@ class TritonPythonModel:
             raise ValueError(f"parameter 'resize' must be one of {', '.join(allowed)}, not '{resize}'")
         self._resize = Resize(resize)
         self._thresholds = Thresholds(
-            score=parameters.number("score_threshold"),
-            iou=parameters.number("iou_threshold"),
+            score=parameters.numbers("score_threshold", only=True)[0],
+            iou=parameters.numbers("iou_threshold", only=True)[0],
             max_boxes=parameters.counts("max_boxes", only=True)[0],
         )
         self._labels = class_names_of(args, "CLASSES")
@@ -86,9 +86,6 @@ class Parameters:
             HeadGeometry(stride, tuple((width, height) for width, height in of_head), scale)
             for stride, of_head, scale in zip(strides, anchors, scales, strict=True)
         )
-
-    def number(self, key: str) -> float:
-        return self.numbers(key, only=True)[0]
 
     def numbers(self, key: str, only: bool = False) -> list[float]:
         """`only`: exactly one number is allowed."""

@@ -188,7 +188,7 @@ class InstancePool:
         self._used: set[Instance] = set()
         self._times = times
         self._last_begin_ns = 0
-        self._sends_ahead = sends_ahead
+        self.sends_ahead = sends_ahead
 
     def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
         self.in_flight[instance] = deque()
@@ -213,7 +213,7 @@ class InstancePool:
 
     def ahead(self) -> Instance | None:
         """Return the busy instance with the fewest batches, if it may be sent one more."""
-        if self._times.engine_ns >= SEND_AHEAD_BELOW_NS or not self._sends_ahead:
+        if self._times.engine_ns >= SEND_AHEAD_BELOW_NS or not self.sends_ahead:
             return None
         best, fewest = None, MOST_AHEAD + 1
         for instance, batches in self.in_flight.items():
@@ -225,12 +225,9 @@ class InstancePool:
     @property
     def next_return_ns(self) -> int:
         """time.monotonic_ns() when a batch is likely to come back; 0 = none is in flight, or none comes back soon."""
-        if self._times.engine_ns >= ROUND_TRIP_NS or not self._sends_ahead or not any(self.in_flight.values()):
+        if self._times.engine_ns >= ROUND_TRIP_NS or not self.sends_ahead or not any(self.in_flight.values()):
             return 0
         return self._last_begin_ns + ROUND_TRIP_NS
-
-    def stop_sending_ahead(self) -> None:
-        self._sends_ahead = False
 
     def claim(self, instance: Instance) -> bool:
         """Ask the rate limiter, if there is one, for what an idle instance needs. Returns whether it may run now."""

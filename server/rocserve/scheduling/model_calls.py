@@ -44,12 +44,18 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
                 tensor = split_into_rows(tensor)
         inputs.append((sent.name, sent.datatype.value, sent.shape))
         data.append(tensor.data)
+    # A call's fields as a client's request has them.
+    parameters: dict[str, ParameterValue] = dict(call.parameters)
+    if call.priority:
+        parameters["priority"] = call.priority
+    if call.timeout_microseconds:
+        parameters["timeout"] = call.timeout_microseconds
     head, _ = step_head(
         call.model_name,
         version,
         tuple(inputs),
         call.requested_outputs,
-        _parameters(call),
+        parameters,
         frozenset(call.references),
         opened.reference_outputs,
     )
@@ -61,13 +67,3 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
     # The trace of the in-flight request to which the model says that the call belongs.
     trace = opened.requests.traces.get(call.trace_number) if call.trace_number else None
     dispatch_traced(dispatcher, request, opened, trace)
-
-
-def _parameters(call: ModelCall) -> dict[str, ParameterValue]:
-    """Return a call's fields as the parameters of a client's request."""
-    parameters: dict[str, ParameterValue] = dict(call.parameters)
-    if call.priority:
-        parameters["priority"] = call.priority
-    if call.timeout_microseconds:
-        parameters["timeout"] = call.timeout_microseconds
-    return parameters

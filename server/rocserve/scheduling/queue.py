@@ -94,19 +94,16 @@ class Level:
 
     def remove(self, request: InferRequest) -> None:
         """Remove a request. Raises ValueError if it is not here."""
-        for requests in (self.overtakable if request.may_be_overtaken else self.waiting, self.delayed):
-            if requests and requests[-1] is request:
-                # When the newest requests run first, this spares the search of a long queue.
-                requests.pop()
-                self._forget_overload()
-                return
+        requests = self.overtakable if request.may_be_overtaken else self.waiting
+        if requests and requests[-1] is request:
+            # When the newest requests run first, this spares the search of a long queue.
+            requests.pop()
+        else:
             try:
                 requests.remove(request)
             except ValueError:
-                continue
-            self._forget_overload()
-            return
-        raise ValueError("no request of this level")
+                self.delayed.remove(request)
+        self._forget_overload()
 
     def _forget_overload(self) -> None:
         if not self.overtakable:

@@ -151,7 +151,7 @@ class Scheduler(ABC):
     def stop_sending_ahead(self) -> None:
         """Stop sending batches ahead: the model calls models, and a call that leads back to it must not wait in the
         caller's worker while another instance is free."""
-        self._pool.stop_sending_ahead()
+        self._pool.sends_ahead = False
 
     @abstractmethod
     def fail_queue(self, outage: ServeError) -> None:

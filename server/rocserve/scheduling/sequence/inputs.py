@@ -38,38 +38,6 @@ SequenceStates = list[StateValue]
 """The states of one sequence, in the order of the configuration."""
 
 
-class StateKeeper:
-    """Makes the initial states of sequences, and takes their new states from the model's outputs."""
-
-    def __init__(self, config: ModelConfig, initial: Mapping[str, bytes]) -> None:
-        """`initial`: by input name, the contents of the files that states begin with."""
-        batching = config.sequence_batching
-        self.states: tuple[SequenceState, ...] = batching.states if batching is not None else ()
-        lead = (1,) if config.max_batch_size > 0 else ()
-        self._initial = [_initial(state, lead, initial.get(state.input_name)) for state in self.states]
-        self._places = {state.output_name: (place, state.datatype) for place, state in enumerate(self.states)}
-
-    def begin(self) -> SequenceStates:
-        return list(self._initial)
-
-    def take(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
-        """Replace the states that are among the outputs, or none. Raises ServeError (INTERNAL) if a datatype is
-        wrong."""
-        found: list[tuple[int, StateValue]] = []
-        for tensor in outputs:
-            place, datatype = self._places.get(tensor.name, (-1, tensor.datatype))
-            if place < 0:
-                continue
-            if tensor.datatype is not datatype:
-                raise internal(
-                    f"the model gave state '{tensor.name}' as {tensor.datatype.value}, its configuration says"
-                    f" {datatype.value}"
-                )
-            found.append((place, StateValue(tuple(tensor.shape), bytes(tensor.data))))
-        for place, value in found:
-            states[place] = value
-
-
 def _initial(state: SequenceState, lead: tuple[int, ...], content: bytes | None) -> StateValue:
     """Return a state's initial value. A dimension of any size is 1 until the model gives the state."""
     dims = state.initial_states[0].dims if state.initial_states else state.dims
@@ -81,7 +49,7 @@ def _initial(state: SequenceState, lead: tuple[int, ...], content: bytes | None)
 
 
 class ControlTensors:
-    """Makes the control inputs of requests; each has one value."""
+    """Makes the control inputs of requests; each has one value. A padding row is a row of no request."""
 
     def __init__(self, batching: SequenceBatching, batches: bool) -> None:
         shape = (1, 1) if batches else (1,)
@@ -136,20 +104,23 @@ def _identity(sequence: SequenceId, datatype: DataType) -> Buffer:
 
 
 class SequenceInputs:
-    """Makes the model's inputs of a request, and of padding rows, which belong to no request."""
+    """Makes the model's inputs of requests and padding rows, and keeps the states of sequences."""
 
-    def __init__(self, controls: ControlTensors, keeper: StateKeeper, batches: bool) -> None:
-        self._controls = controls
-        self._keeper = keeper
-        self._lead = 1 if batches else 0
+    def __init__(self, config: ModelConfig, batching: SequenceBatching, initial: Mapping[str, bytes]) -> None:
+        """`initial`: by input name, the contents of the files that states begin with."""
+        self._lead = (1,) if config.max_batch_size > 0 else ()
+        self.controls = ControlTensors(batching, config.max_batch_size > 0)
+        self.states = batching.states
+        self._initial = [_initial(state, self._lead, initial.get(state.input_name)) for state in self.states]
+        self._places = {state.output_name: (place, state.datatype) for place, state in enumerate(self.states)}
         self._plans = Memo[tuple[RequestPlan, tuple[tuple[int, ...], ...]], RequestPlan]()
         self._zero_bytes = b""
-        """Zeros that all inputs of such rows share, as many as the largest needed."""
+        """Zeros that all inputs of padding rows share, as many as the largest needed."""
 
     def begin(self, request: SequenceRequest, slot: Slot) -> None:
         """Let a request use its slot's states, or begin new ones if it starts a sequence."""
         if request.tag.starts or slot.states is None:
-            slot.states = self._keeper.begin()
+            slot.states = list(self._initial)
         request.slot = slot
         request.states = slot.states
 
@@ -170,16 +141,33 @@ class SequenceInputs:
         plan = self.plan(request)
         request.original = (request.data, request.plan)
         states = [value.data for value in request.states]
-        request.data = [*request.data, *self._controls.of(request.tag), *states]
+        request.data = [*request.data, *self.controls.of(request.tag), *states]
         request.sequence = request.tag
         request.plan = plan
+
+    def take_states(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
+        """Replace the states that are among the outputs, or none. Raises ServeError (INTERNAL) if a datatype is
+        wrong."""
+        found: list[tuple[int, StateValue]] = []
+        for tensor in outputs:
+            place, datatype = self._places.get(tensor.name, (-1, tensor.datatype))
+            if place < 0:
+                continue
+            if tensor.datatype is not datatype:
+                raise internal(
+                    f"the model gave state '{tensor.name}' as {tensor.datatype.value}, its configuration says"
+                    f" {datatype.value}"
+                )
+            found.append((place, StateValue(tuple(tensor.shape), bytes(tensor.data))))
+        for place, value in found:
+            states[place] = value
 
     def padding_row(self, model: SequenceRequest) -> SequenceRequest:
         """Make a padding row like `model`, a request of the same batch."""
         plan = model.plan
-        own = plan.inputs[: len(plan.inputs) - len(self._controls.inputs) - len(self._keeper.states)]
+        own = plan.inputs[: len(plan.inputs) - len(self.controls.inputs) - len(self.states)]
         data = [self._zeros(entry) for entry in own]
-        data += self._controls.padding
+        data += self.controls.padding
         data += [self._zeros(entry) for entry in plan.inputs[len(data) :]]
         request = SequenceRequest(model.head, "", data)
         request.plan, request.nbytes = plan, sum(map(len, data))
@@ -195,16 +183,19 @@ class SequenceInputs:
 
     def _make(self, plan: RequestPlan, shapes: tuple[tuple[int, ...], ...]) -> RequestPlan:
         states: list[InputPlan] = []
-        for state, shape in zip(self._keeper.states, shapes, strict=True):
+        for state, shape in zip(self.states, shapes, strict=True):
             count, itemsize = math.prod(shape), state.datatype.itemsize
             nbytes = count * itemsize if itemsize else -1
             states.append(InputPlan(state.input_name, state.datatype, shape, count, nbytes))
-        kept = tuple(state.output_name for state in self._keeper.states if state.output_name not in plan.outputs)
-        added = (*self._controls.inputs, *states)
+        kept = tuple(state.output_name for state in self.states if state.output_name not in plan.outputs)
+        added = (*self.controls.inputs, *states)
         return replace(
             plan,
             inputs=(*plan.inputs, *added),
-            batch_key=(*plan.batch_key, *((entry.name, entry.datatype, entry.shape[self._lead :]) for entry in added)),
+            batch_key=(
+                *plan.batch_key,
+                *((entry.name, entry.datatype, entry.shape[len(self._lead) :]) for entry in added),
+            ),
             outputs=(*plan.outputs, *kept),
         )
 
@@ -223,39 +214,39 @@ NULL_RESPONDER = _NullResponder()
 class SequenceResponder(ForwardingResponder):
     """Takes the states out of answers, and reports the last answer. For models with states or iterative sequences."""
 
-    __slots__ = ("_keeper", "_on_ended", "request")
+    __slots__ = ("_inputs", "_on_ended", "request")
 
     def __init__(
         self,
         responder: Responder,
         request: SequenceRequest,
-        keeper: StateKeeper,
+        inputs: SequenceInputs,
         on_ended: Callable[[SequenceRequest], None],
     ) -> None:
         """`on_ended`: called before the last answer is sent."""
         super().__init__(responder)
         self.request: SequenceRequest | None = request
         """None after the last answer."""
-        self._keeper = keeper
+        self._inputs = inputs
         self._on_ended = on_ended
 
     def send(self, answer: Answer, final: bool = True) -> None:
         request = self.request
-        original = request.original if request is not None else None
         if (
             request is not None
             and request.states is not None
-            and original is not None
-            and self._keeper.states
+            and request.original is not None
+            and self._inputs.states
             and isinstance(answer, InferResponse)
         ):
             # Some outputs are only states: the client did not ask for them.
             try:
-                self._keeper.take(answer.outputs, request.states)
+                self._inputs.take_states(answer.outputs, request.states)
             except ServeError as error:
                 answer = error
             else:
-                wanted = [index for index, head in enumerate(answer.head.outputs) if head.name in original[1].outputs]
+                names = request.original[1].outputs
+                wanted = [index for index, head in enumerate(answer.head.outputs) if head.name in names]
                 heads = tuple(answer.head.outputs[index] for index in wanted)
                 data = [answer.data[index] for index in wanted]
                 answer = replace(answer, head=answer.head._replace(outputs=heads), data=data)

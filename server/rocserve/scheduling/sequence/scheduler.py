@@ -21,10 +21,8 @@ from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSeq
 from rocserve.scheduling.scheduler import Alarm, Scheduler, SchedulerParts, cancelled
 from rocserve.scheduling.sequence.inputs import (
     NULL_RESPONDER,
-    ControlTensors,
     SequenceInputs,
     SequenceResponder,
-    StateKeeper,
 )
 from rocserve.scheduling.sequence.table import SequenceInstance, SequenceRequest, SequenceTable, Slot
 from rocserve.workers.instance import Instance, WorkerGone
@@ -130,17 +128,15 @@ class SequenceScheduler(Scheduler):
         batching = config.sequence_batching
         assert batching is not None, "a model without sequences"
         self._router = parts.router
-        controls = ControlTensors(batching, config.max_batch_size > 0)
-        self._correlation_id = controls.correlation_id
+        self._inputs = SequenceInputs(config, batching, parts.initial_states)
+        self._correlation_id = self._inputs.controls.correlation_id
         self._numbers = itertools.count(1)
         """Ids of the sequences that one iterative request makes by itself."""
-        self._keeper = StateKeeper(config, parts.initial_states)
         self._table = SequenceTable(
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )
-        inputs = SequenceInputs(controls, self._keeper, config.max_batch_size > 0)
         kind = DirectStrategy if batching.oldest is None else OldestStrategy
-        self._strategy: DirectStrategy | OldestStrategy = kind(config, batching, self._table, inputs)
+        self._strategy: DirectStrategy | OldestStrategy = kind(config, batching, self._table, self._inputs)
         self._instances: dict[Instance, SequenceInstance] = {}
         self._instance_count = 0
         """Instances that were ever attached."""
@@ -168,7 +164,7 @@ class SequenceScheduler(Scheduler):
         now_ns = time.monotonic_ns()
         queued = SequenceRequest.of(request, tag, responder, now_ns)
         if self._waits_for_answers:
-            queued.responder = queued.answers = SequenceResponder(responder, queued, self._keeper, self._request_ended)
+            queued.responder = queued.answers = SequenceResponder(responder, queued, self._inputs, self._request_ended)
         if self._iterative:
             queued.on_reschedule = self._run_again
         self._place(queued, now_ns / 1e9)
