@@ -147,8 +147,7 @@ def complete_definition(
 
 
 def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]) -> ModelDefinition:
-    """Return the definition with each instance group's final kind (not KIND_AUTO) and GPUs. `places`: in the groups'
-    order."""
+    """Return the definition with each instance group's final kind (not KIND_AUTO) and GPUs, `places`."""
     message = deepcopy(definition.message)
     for group, (kind, gpus) in zip(message.instance_group, places, strict=False):
         group.kind = cast("ModelInstanceGroup.Kind", ModelInstanceGroup.Kind.Value(kind.value))
@@ -222,8 +221,8 @@ class FolderReading:
     ) -> tuple[ModelDefinition, ...]:
         """Define the models. `written` replaces the folder's configuration. `keep_refused`: return definitions that
         cannot be loaded, with their `refusal`, instead of raising it. Raises ServeError: INVALID_ARGUMENT with the
-        fault and its position, UNIMPLEMENTED for unsupported settings; RequestRefused for settings that clients may not
-        set."""
+        fault and its position, UNIMPLEMENTED for unsupported settings; RequestRefused for settings that a client may
+        not set."""
         written = written or self.written()
         definitions = tuple(
             self._define(model, written, () if place else written.warnings)

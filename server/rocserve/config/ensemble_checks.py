@@ -1,6 +1,5 @@
 """Checks of ensembles: alone, that every tensor is written, read and reachable; with the members, that every mapped
-tensor exists and that datatypes, shapes and batch sizes agree. Rules and texts are Triton's (its model_config_utils and
-ensemble_utils)."""
+tensor exists and that datatypes, shapes and batch sizes agree. Rules and texts are Triton's."""
 
 from __future__ import annotations
 
@@ -192,8 +191,7 @@ def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
 
 
 def check_no_cycle(key: ModelKey, ensembles: Mapping[ModelKey, PlainConfig]) -> None:
-    """Check that an ensemble does not contain itself. Raises ServeError (INVALID_ARGUMENT) with the names of the
-    cycle."""
+    """Check that an ensemble does not contain itself. Raises ServeError (INVALID_ARGUMENT) with the cycle."""
     waiting = [key] if key in ensembles else []
     found_in: dict[ModelKey, ModelKey] = {}
     while waiting:

@@ -26,8 +26,7 @@ _GET_WITH = "get_with"
 
 
 def is_version_name(name: str) -> bool:
-    """Whether a folder of this name holds a version: digits only, at most 63 bits, no leading zero except "0"
-    itself."""
+    """Whether a folder of this name holds a version: digits only, at most 63 bits, no leading zero except for "0"."""
     digits = name.isascii() and name.isdigit() and len(name) <= 19
     return digits and (name == "0" or not name.startswith("0")) and int(name) <= _HIGHEST
 
@@ -57,9 +56,9 @@ class FlatModel:
     """The folder is not the model's own, so `has` chooses the model's files."""
 
     def has(self, name: str) -> bool:
-        """Whether a file of the folder is the model's. In the model's own folder all are; else only the model's file,
-        files named after it (`resnet.onnx.data`, `resnet.onnx_data`, `resnet.bin` for `resnet.onnx`), its labels and
-        its configuration."""
+        """Whether a file of the folder is the model's. In the model's own folder all are; else the model's file, files
+        named after it (`resnet.onnx.data`, `resnet.onnx_data`, `resnet.bin` for `resnet.onnx`), labels and
+        configuration."""
         if not self.is_alone or name in _BESIDE:
             return True
         return name.startswith((self.file, f"{PurePath(self.file).stem}."))

@@ -52,8 +52,7 @@ def check_readable(message: ModelConfig) -> None:
 
 
 def check_loadable(message: ModelConfig) -> None:
-    """Check tensors and instance groups, as Triton does in a load. Raises ServeError (INVALID_ARGUMENT) with the first
-    fault."""
+    """Check tensors and instance groups, as Triton does in a load. Raises as `check_readable`."""
     for fault in _unloadable(message):
         raise invalid_argument(fault)
 

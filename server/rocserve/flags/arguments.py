@@ -1,5 +1,5 @@
-"""Command arguments: builds a parser from a dataclass with flags at its fields (settings/flag.py), and the dataclass
-from parsed arguments."""
+"""Command arguments: builds a parser from a dataclass with flags (settings/flag.py), and the dataclass from
+arguments."""
 
 from __future__ import annotations
 

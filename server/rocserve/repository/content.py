@@ -1,6 +1,6 @@
-"""Reads the content of a model's folder: its definition, files and versions. A load request may bring a configuration
-and files that replace the repository's. Models whose files do not lie in a model folder get a private folder of the
-server."""
+"""Reads the content of a model's folder: its definition, files and versions. A load request may bring a
+configuration and files that replace the repository's. Models whose files lie in no model folder get a private folder
+of the server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PrivateFolder:
         self.folder.mkdir()
 
     def open_to_workers(self) -> None:
-        """Let workers of another user read the files, whatever the umask. The folder's name is unguessable. Raises
+        """Let workers of another user read the files, whatever the umask; other processes lack the name. Raises
         OSError."""
         self.folder.parent.chmod(0o711)
         for folder, _, files in os.walk(self.folder):

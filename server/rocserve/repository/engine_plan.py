@@ -1,5 +1,4 @@
-"""Engine plans: choose a version's engine, its workers (processes and threads), and the engine that replaces a failed
-one."""
+"""Engine plans: choose a version's engine, its workers (processes and threads), and a fallback for a failed engine."""
 
 from __future__ import annotations
 
@@ -188,9 +187,8 @@ class EngineFailed(ServeError):
 async def load_on_engine(
     order: LoadOrder, machine: Machine, load: Callable[[EnginePlan], Awaitable[_Loaded]], log: logging.Logger
 ) -> _Loaded:
-    """Load on the planned engine, and on its fallback if it fails. `load` raises EngineFailed with the engine's
-    error. Raises ServeError from `plan_engine` or `load`, or the engine's failure with the reason why no fallback
-    loaded it."""
+    """Load on the planned engine, and on its fallback if it fails. `load` raises EngineFailed with the engine's error.
+    Raises ServeError from `plan_engine` or `load`, or the engine's failure with the reason for no fallback."""
     definition = order.definition
     plan = await asyncio.to_thread(plan_engine, definition, order.folder, machine)
     before = ""

@@ -79,8 +79,7 @@ class ExplicitControl:
 
     async def load(self, name: str, parameters: Mapping[str, bool | int | str | bytes]) -> None:
         """Load a model and an ensemble's members. The load goes on if the caller is cancelled. Raises ServeError in
-        Triton's words (the repository index has more details); RequestRefused if clients may not use these
-        parameters."""
+        Triton's words (the index has more details); RequestRefused if clients may not use these parameters."""
         parsed = parse_load_parameters(name, parameters)
         if parsed.files and not self._context.settings.allow_remote_files:
             raise RequestRefused(

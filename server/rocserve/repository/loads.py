@@ -64,8 +64,8 @@ if the version cannot be served; its text is the reason in the repository index.
 
 
 class FilesChanged(ServeError):
-    """A version's files changed during its load. `is_followed`: the server loads the new files by itself. `file`:
-    changed last; "" = unknown."""
+    """A version's files changed during its load. `is_followed`: the server loads new files itself. `file`: changed
+    last; "" = unknown."""
 
     def __init__(self, is_followed: bool, file: str = "") -> None:
         which = f" ('{printable_name(file)}' last)" if file else ""
@@ -96,7 +96,7 @@ class LoadSlots:
     @contextlib.asynccontextmanager
     async def acquire(self, compiles: bool, is_retry: bool = False) -> AsyncIterator[None]:
         """Wait for a slot and hold it. `compiles`: the load compiles a program first, usually in a bounded process
-        of low priority; such loads need no permit to pass their slots on. `is_retry`: the same content has failed
+        of low priority; such loads pass their slots on without a permit. `is_retry`: the same content has failed
         before."""
         if self._free:
             self._free -= 1

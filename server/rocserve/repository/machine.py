@@ -72,9 +72,9 @@ class ThisMachine:
         return find_installation(self._settings).loader if engine.needs_migraphx else ()
 
     def cores(self, policy: str) -> Sequence[int]:
-        """Return a policy's cores, ascending: its `cpu-cores`, else those of its `numa-node`; empty = no such policy,
-        so any core. Raises ServeError: INVALID_ARGUMENT for an unreadable setting; INTERNAL for a missing node or
-        cores."""
+        """Return a policy's cores, ascending: its `cpu-cores`, else those of its `numa-node`; empty = no such
+        policy, so any core. Raises ServeError: INVALID_ARGUMENT for an unreadable setting; INTERNAL for missing
+        nodes or cores."""
         settings: Mapping[str, str] = self._host_policies.get(policy, {})
         if _CORES in settings:
             wanted = {core for part in settings[_CORES].split(",") for core in _range(part)}

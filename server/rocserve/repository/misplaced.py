@@ -1,5 +1,4 @@
-"""Advice on misplaced files: finds model files and configurations that are not read, and names the repairing
-commands."""
+"""Advice on misplaced files: finds unread model files and configurations, and names the repairing commands."""
 
 from __future__ import annotations
 

@@ -97,8 +97,8 @@ class ManagedModel:
         return self._lacks_files_of_members if content.scan.versions else self._problem is not None
 
     def apply(self, content: ModelContent, *, retries_failed: bool = False) -> None:
-        """Replace the model's content. A served version stays until its successor is ready. `retries_failed`: load even
-        content that just failed."""
+        """Replace the model's content. A served version stays until its successor is ready. `retries_failed`: ignore
+        recent failures."""
         self.content = content
         self._is_rejected = False
         if retries_failed:

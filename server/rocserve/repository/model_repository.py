@@ -59,8 +59,7 @@ class ModelRepository:
         )
         self._scan_task: asyncio.Task[None] | None = None
         self._not_found: Mapping[str, str] = {}
-        """Models of --load-model that were not found, with the reason. Replaced, never changed: other threads read
-        it."""
+        """Models of --load-model that were not found, with the reason. Replaced, never changed: other threads read."""
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -216,8 +215,7 @@ class ModelRepository:
                 self._log.error("model '%s' failed to load: %s", name, text)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back on the loop's thread when readiness may have changed. The returned function ends the
-        subscription."""
+        """Call back on the loop's thread when readiness may have changed. The returned function ends it."""
         return self._table.subscribe(lambda _: callback())
 
     def scan_soon(self) -> None:
@@ -258,8 +256,7 @@ class ModelRepository:
 
 
 def outcomes(rows: Iterable[IndexEntry]) -> dict[tuple[str, str], bool]:
-    """Return whether each model is served, by name and namespace, from index rows. Models that nobody wanted are left
-    out."""
+    """Return whether each model is served, by name and namespace, from index rows. Unwanted models are left out."""
     rows = list(rows)
     served = {(row.name, row.namespace) for row in rows if row.state == VersionState.READY.value}
     wanted = {(row.name, row.namespace) for row in rows if row.reason not in ("", UNLOADED)}

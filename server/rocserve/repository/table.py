@@ -127,8 +127,8 @@ class ModelTable:
         return None if model is None else model.folder
 
     def member(self, key: ModelKey) -> ManagedModel | None:
-        """Return the model that an ensemble's member of this key refers to: the ensemble's repository's, or else the
-        only one of that name."""
+        """Return the member of an ensemble by its key: the model in the ensemble's repository, else the only one of its
+        name."""
         own = self.models.get(key)
         if not self.names.namespaces or (own is not None and own.content is not None):
             return own
@@ -180,8 +180,7 @@ class ModelTable:
             self._own(content.model, folder).apply(content, retries_failed=retries_failed)
 
     def reject(self, folder: ModelKey, problem: Failure, name: ModelKey | None = None) -> None:
-        """Note that a folder's content cannot be used; served models stay. `name`: the model's key if not the
-        folder's."""
+        """Note that a folder's content cannot be used; served models stay. `name`: the key of the model, if another."""
         name = name or folder
         self.context.log.error("failed to read model folder '%s': %s", name, problem.text)
         models = self.models_of(folder)

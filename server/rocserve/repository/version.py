@@ -76,19 +76,17 @@ class _Load:
     key: str
     """Key of the content that is loaded."""
     began_at: float
-    """time.monotonic() when the load got its slot."""
+    """time.monotonic() when the load got its slot, before that when it was queued."""
     progress: str = ""
     """What the load is doing now, one line; "" = nothing to report."""
     task: asyncio.Task[None] | None = None
 
 
 class ManagedVersion:
-    """Loads, serves and retires one version. All calls are made on the loop's thread; properties may be read from
-    any."""
+    """Loads, serves and retires one version. All calls are made on the loop's thread; properties are thread-safe."""
 
     def __init__(self, model: ManagedModel, number: int, *, is_added_later: bool) -> None:
-        """`is_added_later`: it appeared while the model or the server was ready, so its failure makes nothing
-        unready."""
+        """`is_added_later`: it appeared while the model or server was ready, so its failure makes nothing unready."""
         self.name = model.name
         self.number = number
         self.is_added_later = is_added_later
@@ -101,8 +99,8 @@ class ManagedVersion:
         self._on_change = model.on_version_change
         self._served_content: ModelContent | None = None
         self._load: _Load | None = None
-        self._told: tuple[str, set[str]] = ("", set())
-        """Key of the content that was loaded last, and the warnings that its loads have logged."""
+        self._reported_warnings: dict[str, set[str]] = {}
+        """The warnings that loads of the last content have logged, by its key."""
         self._outdated_scan: ModelScan | None = None
         """The scan whose files changed while they were loaded. The version waits for a newer scan."""
         self.last_discard: FilesChanged | None = None
@@ -349,9 +347,9 @@ class ManagedVersion:
         """Load the version from files that stay unchanged meanwhile. Raises: FilesChanged, which replaces the loader's
         error because it may have read a mix of old and new files; ServeError."""
         folder, key = content.scan.version_folder(self.number), content.key(self.number)
-        if self._told[0] != key:
-            self._told = key, set()
-        order = LoadOrder(content.definition, self.number, folder, key, self._on_change, on_progress, self._told[1])
+        reported = self._reported_warnings.get(key, set())
+        self._reported_warnings = {key: reported}
+        order = LoadOrder(content.definition, self.number, folder, key, self._on_change, on_progress, reported)
         try:
             loaded = await self._context.load(order)
         except ServeError:

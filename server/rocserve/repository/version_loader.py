@@ -91,8 +91,7 @@ class WorkerVersionLoader:
         return ensemble
 
     async def _load_on(self, order: LoadOrder, plan: EnginePlan) -> LoadedVersion:
-        """Load a version on one engine. Raises EngineFailed with the engine's error; ServeError if no engine can
-        help."""
+        """Load a version on one engine. Raises EngineFailed with the engine's error; ServeError if none can help."""
         started = time.monotonic()
         definition, version = order.definition, order.version
         assert definition.backend is not None, "an ensemble has no workers"

@@ -77,8 +77,7 @@ class RepositoryWatch(FileSystemEventHandler):
         return folders if self._watches_all else None
 
     def wake(self, folder: Path | None = None) -> None:
-        """Let the current or next `wait` return immediately. `folder`: the changed folder; None = any may have
-        changed."""
+        """Let the current or next `wait` return immediately. `folder`: the changed folder; None = perhaps any."""
         if folder is None:
             self._folders = None
         elif self._folders is not None:

@@ -97,10 +97,10 @@ class ResidencySettings:
         " (docs/guides/many-models.md; default: all)",
     )
     max_model_memory: int | None = flag(
-        None, BYTE_SIZE, "memory of all loaded models' workers; idle models are unloaded to keep it (default: any)"
+        None, BYTE_SIZE, "memory for all loaded models' workers; idle models are unloaded to make room (default: any)"
     )
     max_model_gpu_memory: int | None = flag(
-        None, BYTE_SIZE, "memory of loaded models on each GPU; idle models are unloaded to keep it (default: any)"
+        None, BYTE_SIZE, "memory of each GPU for loaded models; idle models are unloaded to make room (default: any)"
     )
     wait_for_model: bool = flag(
         True, BOOLEAN, "let requests wait while their model is loaded, instead of refusing them"
@@ -188,8 +188,8 @@ class RepositorySettings:
     readiness: ReadinessRule = flag(
         ReadinessRule.KEPT,
         Kind("true|false|always", readiness_rule, alone="true"),
-        "true: ready when all models of the start serve, whatever new models do; false: when their loads have"
-        " ended; always: only while every model serves, as in Triton",
+        "true: ready when the models that are present at the start serve, whatever new models do; false: when"
+        " their loads have ended; always: only while every model serves, as in Triton",
         group="server",
         name="strict-readiness",
     )

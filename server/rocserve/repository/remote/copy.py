@@ -1,6 +1,5 @@
 """The local copy of one unit of a remote repository: its files, and the record of their objects. Each change is
-recorded before it is made. If a server is killed in between, the next server completes the change without the
-network."""
+recorded before it is made. If a server is killed in between, the next one completes the change without the network."""
 
 from __future__ import annotations
 
@@ -181,8 +180,7 @@ class CopyRoom:
         """Bytes of the last count plus the reserved bytes since; None = not counted yet."""
 
     def make(self, needed: int, what: str) -> None:
-        """Reserve room. Unused copies are removed if necessary, least recently used first. Raises StoreError if it is
-        too little."""
+        """Reserve room. Unused copies are removed if necessary, least recently used first. Raises StoreError."""
         if not self._lack(needed):
             return
         unused = self._unused()

@@ -71,8 +71,7 @@ class ResidentModels:
         concurrent_loads: int,
         log: logging.Logger,
     ) -> None:
-        """`pinned`: names of models that are never unloaded. `most_waiting`: requests that may wait for one version's
-        load."""
+        """`pinned`: names of models that are never unloaded. `most_waiting`: requests that may wait for one load."""
         self.counts = ResidencyCounts()
         self.settings = settings
         self.most_waiting = most_waiting
@@ -101,8 +100,7 @@ class ResidentModels:
         return idle_unload_seconds(definition.config.parameters) < math.inf or bool(self._limits)
 
     def registers(self, content: ModelContent) -> bool:
-        """Whether a version need not be loaded now: it is not pinned, and its configuration answers clients'
-        questions."""
+        """Whether a version need not be loaded now: it is not pinned, and its configuration has all its tensors."""
         message = content.definition.message
         # The load reports a wrong parameter.
         with contextlib.suppress(ServeError):
