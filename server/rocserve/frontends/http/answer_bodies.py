@@ -57,7 +57,7 @@ class AnswerLayout:
     in_json: Sequence[int]
     """Indices of the outputs whose elements are in the JSON."""
     behind: Sequence[int]
-    takes_long: bool
+    is_slow: bool
     """The JSON is so long that it must be written step by step."""
 
     @classmethod
@@ -82,8 +82,8 @@ class AnswerLayout:
                 texts.append(text + json_bytes(fields)[:-1] + b',"data":[')
                 text = b"]}"
                 in_json.append(index)
-        takes_long = sum(math.prod(head.outputs[index].shape) for index in in_json) > _MANY_ELEMENTS
-        return cls(json_bytes(model)[1:-1], [*texts, text + b"]}"], in_json, behind, takes_long)
+        is_slow = sum(math.prod(head.outputs[index].shape) for index in in_json) > _MANY_ELEMENTS
+        return cls(json_bytes(model)[1:-1], [*texts, text + b"]}"], in_json, behind, is_slow)
 
     def body(self, response: InferResponse) -> Steps[AnswerBody]:
         """Return the body, written step by step. Raises ServeError: INVALID_ARGUMENT if an output has no form in JSON,

@@ -86,7 +86,7 @@ def decompressed(data: Buffer, limit: int) -> bytearray:
     view = memoryview(data)
     for start in range(0, len(view), _UNZIPPED_AT_ONCE):
         if stream.eof:
-            raise _not_compressed(_BEHIND_ITS_END)
+            raise _not_compressed(_EXTRA_DATA)
         rest: Buffer = view[start : start + _UNZIPPED_AT_ONCE]
         is_full = True
         while is_full and not stream.eof:
@@ -103,13 +103,13 @@ def decompressed(data: Buffer, limit: int) -> bytearray:
             rest = stream.unconsumed_tail
             is_full = bool(rest) or len(piece) == _ZIPPED_AT_ONCE
     if stream.unused_data:
-        raise _not_compressed(_BEHIND_ITS_END)
+        raise _not_compressed(_EXTRA_DATA)
     if not stream.eof:
         raise _not_compressed("it is cut off")
     return plain
 
 
-_BEHIND_ITS_END = "something stands behind its end, which may be a second member of gzip; send one"
+_EXTRA_DATA = "something stands behind its end, which may be a second member of gzip; send one"
 
 
 def _not_compressed(fault: str) -> ServeError:
@@ -183,17 +183,17 @@ class BodyReader:
         Raises HttpError if it does not come in full or in time.
         """
         limit = self.max_input_size if limit is None else limit
-        if request.is_whole:
-            return self.whole(request, holder, limit)
+        if request.is_complete:
+            return self.complete_body(request, holder, limit)
         promised = request.head.headers.get("content-length")
         if promised is not None and int(promised) > limit:
             raise _too_large(int(promised), limit)
-        request.invite()
+        request.send_continue()
         part, began = Holding(), asyncio.get_running_loop().time()
         try:
-            while not request.is_whole:
-                async with asyncio.timeout_at(began + self._granted(len(request.data))):
-                    await request.more()
+            while not request.is_complete:
+                async with asyncio.timeout_at(began + self._seconds(len(request.data))):
+                    await request.wait_for_more()
                 if request.fault is not None:
                     raise HttpError(400, f"the request's body cannot be read: {request.fault}")
                 if len(request.data) > limit:
@@ -204,14 +204,14 @@ class BodyReader:
             come = len(request.data)
             raise HttpError(
                 408,
-                f"the request's body did not come in time: {come} bytes within {self._granted(come):.0f} s; there are"
+                f"the request's body did not come in time: {come} bytes within {self._seconds(come):.0f} s; there are"
                 f" {self.body_seconds:g} s for a body, and one more for each 64 KiB that have come",
             ) from None
         finally:
             self._memory.release_part(part)
-        return self.whole(request, holder, limit)
+        return self.complete_body(request, holder, limit)
 
-    def whole(self, request: Request, holder: Holder, limit: int) -> Buffer:
+    def complete_body(self, request: Request, holder: Holder, limit: int) -> Buffer:
         """Return the body of a request that has come in full. Raises ServeError and HttpError as `read` does."""
         body = request.data
         if len(body) > limit:
@@ -219,7 +219,7 @@ class BodyReader:
         self._memory.admit(holder, len(body))
         return body
 
-    def _granted(self, nbytes: int) -> float:
+    def _seconds(self, nbytes: int) -> float:
         """Return the time for a body of which `nbytes` have come."""
         return self.body_seconds + nbytes / _LEAST_BYTES_PER_SECOND
 
@@ -250,13 +250,13 @@ class LargeBodies:
     """Parses large bodies in processes. On the event loop."""
 
     def __init__(self, most_processes: int = _MOST_PROCESSES) -> None:
-        self._places = asyncio.Semaphore(most_processes)
+        self._slots = asyncio.Semaphore(most_processes)
         self._idle: dict[_Process, asyncio.TimerHandle] = {}
 
     async def parse(self, function: Callable[[Buffer], Any], body: Buffer) -> Any:
         """Return the function's result for the body; both must be picklable. Raises the function's ServeErrors, and
         ServeError (UNAVAILABLE) if the process has ended or cannot be started."""
-        async with self._places:
+        async with self._slots:
             try:
                 process = self._idle_process() or _Process()
             except OSError as error:

@@ -31,7 +31,7 @@ _LARGEST_HEAD = 128 << 10
 trailer."""
 _READ_AHEAD = 1 << 20
 """Bytes of a body that are read before anybody asks for them; after that the sender must wait."""
-_BEGUN_AT_ONCE = 16
+_BEGUN_PER_ROUND = 16
 """Requests of one connection that may begin before other connections have their turn."""
 _LONGEST_REMEMBERED_HEAD = 1024
 """Bytes. If the remembered heads consist of short headers only, they take ten megabytes in all."""
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         """Nothing is read or written any more, or the connection has not been made yet."""
         self._reads = True
         self._parser = httptools.HttpRequestParser(self)
-        self._arriving: Request | None = None
+        self._incoming: Request | None = None
         """The request whose head or body is being parsed."""
         self._upgrading: Request | None = None
         """A request for another protocol whose head has been parsed, but not its body."""
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         """The reason why parsing has stopped. It is answered after the requests before it."""
         self._is_last = False
         """Parsing has stopped, because the client or the server wants no further request on this connection."""
-        self._has_ended = False
+        self._client_ended = False
         """The client sends no more, and waits for answers."""
         self._is_in_head = False
         self._bodiless_bytes = 0
@@ -98,27 +98,27 @@ class Connection(asyncio.Protocol):
         if age_seconds:
             # Connections that began together must not end together; gRPC's core spreads them in the same way.
             self.ends_at = self._idle_since + age_seconds * random.uniform(0.9, 1.1)
-        self.listener.open.add(self)
+        self.listener.connections.add(self)
         self.listener.arriving.pop(self, None)
 
     def eof_received(self) -> bool:
         """Note that the client sends no more. It may have gone, or it waits for answers to complete requests; then the
         connection stays open. In HTTP/1.0 nothing can be sent that would tell one from the other, and with TLS asyncio
         keeps no connection open."""
-        arriving, self._arriving = self._arriving, None
+        arriving, self._incoming = self._incoming, None
         if arriving is not None and arriving in self._waiting:
             self._waiting.remove(arriving)
         self._is_last = True
         awaited = self.current or next(iter(self._waiting), None)
-        if awaited is None or not awaited.is_whole or awaited.head.is_old or not self._transport.can_write_eof():
+        if awaited is None or not awaited.is_complete or awaited.head.is_http10 or not self._transport.can_write_eof():
             self.is_closing = True
             return False
-        self._has_ended = True
+        self._client_ended = True
         awaited.probe()
-        self._look_for_reset()
+        self._check_reset()
         return True
 
-    def _look_for_reset(self) -> None:
+    def _check_reset(self) -> None:
         """Notice that the client has gone: its system answers with a reset, which asyncio does not see because it reads
         no more."""
         if self.is_closing:
@@ -126,10 +126,10 @@ class Connection(asyncio.Protocol):
         if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.abort()
         else:
-            self.loop.call_later(_RESET_SECONDS, self._look_for_reset)
+            self.loop.call_later(_RESET_SECONDS, self._check_reset)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.listener.open.discard(self)
+        self.listener.connections.discard(self)
         self._is_last = self.is_closing = True
         self._waiting.clear()
         if self.current is not None:
@@ -149,7 +149,7 @@ class Connection(asyncio.Protocol):
         self._begin_requests()
 
     def data_received(self, data: bytes) -> None:
-        if self._arriving is None:
+        if self._incoming is None:
             if self._is_last:
                 return  # Unread bytes would cause a reset, and the client would not get its answer.
             if not self._is_in_head:
@@ -167,8 +167,8 @@ class Connection(asyncio.Protocol):
             self._parse(data)
         if self._waiting or self._fault is not None:
             self._begin_requests()
-        arriving = self._arriving
-        is_ahead = self._waiting or (arriving is not None and len(arriving.data) - arriving.taken > _READ_AHEAD)
+        arriving = self._incoming
+        is_ahead = self._waiting or (arriving is not None and len(arriving.data) - arriving.seen_bytes > _READ_AHEAD)
         if is_ahead and self._reads and not self.is_closing:
             self._reads = False
             self._transport.pause_reading()
@@ -179,20 +179,20 @@ class Connection(asyncio.Protocol):
         self._bodiless_bytes += len(data)
         try:
             try:
-                if self._arriving is None and not self._is_in_head:
+                if self._incoming is None and not self._is_in_head:
                     data = self._parse_head(data)
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 # A new parser, because this one may regard its message as the connection's last.
                 self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(self._plain_head() + data[upgrade.args[0] :])
-            if self._bodiless_bytes > _LARGEST_HEAD and (self._is_in_head or self._arriving is not None):
+            if self._bodiless_bytes > _LARGEST_HEAD and (self._is_in_head or self._incoming is not None):
                 what = "head" if self._is_in_head else "trailer, or what is said of a chunk,"
                 raise httptools.HttpParserError(f"a request's {what} is more than {_LARGEST_HEAD} bytes")
         except httptools.HttpParserError as error:
             self._refuse(str(error.__context__ if isinstance(error.__context__, _Refused) else error))
-        if self._arriving is not None:
-            self._arriving.wake()
+        if self._incoming is not None:
+            self._incoming.wake()
 
     def _plain_head(self) -> bytes:
         """Return a head that makes the parser read the body of a request for another protocol, which would otherwise
@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
             request = self._waiting[-1]
             head = request.head
             length = int(head.headers.get("content-length", "0"))
-            has_length = "transfer-encoding" not in head.headers and request.is_whole == (length == 0)
+            has_length = "transfer-encoding" not in head.headers and request.is_complete == (length == 0)
             if has_length and head.keeps_alive and not request.data:
                 head.body_bytes = length
                 self.listener.known_heads.keep(data[:end], head)
@@ -245,31 +245,31 @@ class Connection(asyncio.Protocol):
         parser, pairs = self._parser, self._pairs
         self._is_in_head = False
         if self._upgrading is not None:
-            self._arriving, self._upgrading = self._upgrading, None
+            self._incoming, self._upgrading = self._upgrading, None
             return
         headers: dict[str, str] = {}
         for name, value in pairs:
             headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise _Refused("a request's body may come in chunks, but in no other Transfer-Encoding")
-        method, is_old = parser.get_method().decode(), parser.get_http_version() == "1.0"
+        method, is_http10 = parser.get_method().decode(), parser.get_http_version() == "1.0"
         keeps_alive = parser.should_keep_alive() and not parser.should_upgrade()
-        request = self._arriving = Request(self, Head(method, self._target, pairs, headers, is_old, keeps_alive))
+        request = self._incoming = Request(self, Head(method, self._target, pairs, headers, is_http10, keeps_alive))
         self._waiting.append(request)
 
     def on_body(self, part: bytes) -> None:
         self._bodiless_bytes = 0
-        request = self._arriving
+        request = self._incoming
         if request is not None and not request.has_answer:
-            request.take(part)
+            request.append(part)
 
     def on_message_complete(self) -> None:
-        request, self._arriving = self._arriving, None
+        request, self._incoming = self._incoming, None
         assert request is not None
         if self._parser.should_upgrade():
             self._upgrading = request
             return
-        request.is_whole = True
+        request.is_complete = True
         if not request.head.keeps_alive:
             self._is_last = True
         if request.has_answer:
@@ -278,10 +278,10 @@ class Connection(asyncio.Protocol):
             request.wake()
 
     def _refuse(self, fault: str) -> None:
-        if self._is_last and self._arriving is None:
+        if self._is_last and self._incoming is None:
             return
         self._is_last = True
-        request, self._arriving = self._arriving, None
+        request, self._incoming = self._incoming, None
         if request is None or self._is_in_head:
             self._fault = fault
         elif request.has_answer:
@@ -296,7 +296,7 @@ class Connection(asyncio.Protocol):
         if self._is_beginning:
             return
         self._is_beginning = True
-        for _ in range(_BEGUN_AT_ONCE):
+        for _ in range(_BEGUN_PER_ROUND):
             # If the client does not read, no further request begins, because the answers would pile up.
             if self.current is not None or not self._waiting or self._unread_since is not None or self.is_closing:
                 break
@@ -312,7 +312,7 @@ class Connection(asyncio.Protocol):
         self._is_beginning = False
         if self._fault is not None and self.current is None and not self._waiting:
             refused = Request(self, Head())
-            refused.is_whole, self.current = True, refused
+            refused.is_complete, self.current = True, refused
             text, self._fault = self._fault, None
             refused.respond(Response(400, f"400 Bad Request: {text}\n".encode(), "text/plain; charset=utf-8"))
 
@@ -324,31 +324,35 @@ class Connection(asyncio.Protocol):
         if self.current is not request:
             return  # The connection has ended before.
         self.current = None
-        if request.is_last or (self._has_ended and not self._waiting and self._fault is None):
+        if request.is_last or (self._client_ended and not self._waiting and self._fault is None):
             self._is_last = True
             self._waiting.clear()
-            if self._has_ended or (request.is_whole and request.head.method) or not self._transport.can_write_eof():
+            if (
+                self._client_ended
+                or (request.is_complete and request.head.method)
+                or not self._transport.can_write_eof()
+            ):
                 self.close()
             else:
                 # Ends only the writing side. A connection closed with unread bytes would be reset, and the client would
                 # not get its answer.
-                self._arriving = None
+                self._incoming = None
                 self._idle_since = self._head_since = time.monotonic()
                 self._transport.write_eof()
-                self.read_on()
+                self.resume_reading()
             return
         self._idle_since = time.monotonic()
-        if self._is_in_head or not request.is_whole:
+        if self._is_in_head or not request.is_complete:
             self._head_since = self._idle_since
-        if not request.is_whole:
+        if not request.is_complete:
             # The rest of the body comes first, and is dropped.
             request.data = b""
         if not self._reads:
-            self.read_on()
+            self.resume_reading()
         if self._waiting or self._fault is not None:
             self._begin_requests()
 
-    def read_on(self) -> None:
+    def resume_reading(self) -> None:
         if not (self._reads or self._waiting or self.is_closing):
             self._reads = True
             self._transport.resume_reading()
@@ -392,7 +396,7 @@ class Connection(asyncio.Protocol):
     def body_since(self) -> float | None:
         """Return since when the connection waits for the rest of its request's body; None if it does not, or is
         closing."""
-        return None if self.is_closing or self.current is None or self.current.is_whole else self.begun_at
+        return None if self.is_closing or self.current is None or self.current.is_complete else self.begun_at
 
     def is_overdue(self, now: float) -> bool:
         limits = self.listener.limits

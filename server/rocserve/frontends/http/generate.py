@@ -143,7 +143,7 @@ async def generate(parts: HttpParts, request: Request, model: str, version: str,
         parse = partial(read_generate, config.max_batch_size, config.inputs, config.name, version)
         is_large = len(body) > LARGE_JSON
         generate_request = await parts.large.parse(parse, body) if is_large else parse(body)
-        responder.hand_over(generate_request)
+        responder.schedule(generate_request)
     except BaseException as error:
         responder.release()
         if isinstance(error, ServeError):
@@ -219,7 +219,7 @@ class AnswerStream(HttpResponder):
         super().__init__(request, parts, timeout)
         self._answers = Holding()
         self._queue: asyncio.Queue[Answer] = asyncio.Queue()
-        self._taken_bytes = 0
+        self._sending_bytes = 0
         """The answer that is being sent; the other held bytes are waiting."""
         self._is_closed = False
         self.is_overdue = False
@@ -228,8 +228,8 @@ class AnswerStream(HttpResponder):
     async def next(self) -> Answer:
         """Return the next response or error; None if no further one comes."""
         # The previous answer has been sent.
-        self._parts.memory.release_answer(self._answers, self._taken_bytes)
-        self._taken_bytes = 0
+        self._parts.memory.release_answer(self._answers, self._sending_bytes)
+        self._sending_bytes = 0
         try:
             async with asyncio.timeout_at(self._deadline):
                 outcome = await self._queue.get()
@@ -238,7 +238,7 @@ class AnswerStream(HttpResponder):
             self._drop_all()
             self._queue.put_nowait(None)
             return deadline_exceeded()
-        self._taken_bytes = _size(outcome)
+        self._sending_bytes = _size(outcome)
         return outcome
 
     def close(self) -> None:
@@ -262,7 +262,7 @@ class AnswerStream(HttpResponder):
             return
         try:
             self._parts.memory.admit_answer(self._answers, _size(answer))
-            if self._answers.held_bytes - self._taken_bytes > BACKLOG_LIMIT_BYTES:
+            if self._answers.held_bytes - self._sending_bytes > BACKLOG_LIMIT_BYTES:
                 raise ServeError(
                     StatusCode.RESOURCE_EXHAUSTED,
                     "the client does not read: too many bytes wait to be sent in answer to this request",

@@ -80,19 +80,19 @@ def _read_parameters(value: Any) -> tuple[dict[str, ParameterValue], SequenceTag
 
     Raises ServeError: INTERNAL if a parameter has the wrong type, INVALID_ARGUMENT if its name is reserved.
     """
-    binary_output = tells_of_a_sequence = False
+    binary_output = has_sequence = False
     others: dict[str, ParameterValue] = {}
     identity: SequenceId = 0
     flags = {SEQUENCE_START: False, SEQUENCE_END: False}
     for name, entry in members(value, "failed to get request params.").items():
         if name == SEQUENCE_ID:
-            tells_of_a_sequence = True
+            has_sequence = True
             if type(entry) is int and 0 <= entry < UNSIGNED_LIMIT:
                 identity = entry
             else:
                 identity = text(entry, f"Unable to parse '{SEQUENCE_ID}'")
         elif name in flags:
-            flags[name], tells_of_a_sequence = boolean(entry, f"Unable to parse '{name}'"), True
+            flags[name], has_sequence = boolean(entry, f"Unable to parse '{name}'"), True
         elif name in QUEUE_PARAMETERS:
             others[name] = unsigned(entry, f"Unable to parse '{name}'")
         elif name == "binary_data_output":
@@ -103,7 +103,7 @@ def _read_parameters(value: Any) -> tuple[dict[str, ParameterValue], SequenceTag
             )
         else:
             others[name] = plain_parameter(name, entry)
-    sequence = SequenceTag(identity, flags[SEQUENCE_START], flags[SEQUENCE_END]) if tells_of_a_sequence else None
+    sequence = SequenceTag(identity, flags[SEQUENCE_START], flags[SEQUENCE_END]) if has_sequence else None
     return others, sequence, binary_output
 
 
@@ -128,7 +128,7 @@ class InferText:
     """Of each input: its bytes from the JSON, or where it lies after the JSON."""
 
 
-_UNKNOWN_ID = request_prefix([""])
+_PREFIX = request_prefix([""])
 _IN_JSON: Any = object()
 """Stands for an input whose elements are in the JSON."""
 _ELEMENTS = re.compile(rb'"data"\s*:\s*(\[[][\w\s,.+-]*\])')
@@ -162,7 +162,7 @@ class InferRequestReader:
         binary = memoryview(body)[header_length:]
         if header_length > LONGEST_REMEMBERED_TEXT:
             text = parse_infer_text(model_name, len(binary), memoryview(body)[:header_length])
-            return self.request(text, binary, model_name, model_version), text.form
+            return self.make_request(text, binary, model_name, model_version), text.form
         json = bytes(body[:header_length])
         texts = _ELEMENTS.split(json)
         elements = texts[1::2]
@@ -180,25 +180,25 @@ class InferRequestReader:
             except ServeError:
                 pass  # Parsing the whole body below finds the fault, and reports its place in the whole.
         text = parse_infer_text(model_name, len(binary), json)
-        request = self.request(text, binary, model_name, model_version)
+        request = self.make_request(text, binary, model_name, model_version)
         parts = [part if isinstance(part, slice) else _IN_JSON for part in text.data]
-        if not text.id and text.sequence is None and _are_all_elements(len(elements), json, parts):
+        if not text.id and text.sequence is None and _are_exactly_elements(len(elements), json, parts):
             self._texts.keep(key, _RememberedText(request.head, text.form, parts, len(binary)))
         return request, text.form
 
-    def request(self, text: InferText, binary: memoryview, model_name: str, model_version: str) -> InferRequest:
+    def make_request(self, text: InferText, binary: memoryview, model_name: str, model_version: str) -> InferRequest:
         """Return the request of parsed JSON and the tensors after it."""
         head = self._head(model_name, model_version, text.inputs, text.outputs, text.parameters)
         data = [binary[part] if isinstance(part, slice) else part for part in text.data]
         return InferRequest(head, text.id, data, sequence=text.sequence)
 
-    def of_bytes(self, body: Buffer, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
+    def read_raw(self, body: Buffer, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
         """Return the request of a body that consists of the model's only input. Raises ServeError: INVALID_ARGUMENT if
         the model has several inputs, or the input's shape cannot be deduced; RESOURCE_EXHAUSTED if there is no memory
         for it."""
         if len(config.inputs) != 1:
             raise invalid_argument(
-                f"{_UNKNOWN_ID}Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)}"
+                f"{_PREFIX}Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)}"
                 f" inputs in '{config.name}' model configuration"
             )
         entry = config.inputs[0]
@@ -207,13 +207,13 @@ class InferRequestReader:
         if entry.datatype is DataType.BYTES:
             if -1 in entry.dims or math.prod(shape) != 1:
                 raise invalid_argument(
-                    f"{_UNKNOWN_ID}For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
+                    f"{_PREFIX}For BYTE datatype raw input '{entry.name}', the model must have input shape [1]"
                 )
             data = yield from _joined([body], True)
         inputs = [InputHead(entry.name, entry.datatype.value, shape, NO_PARAMETERS)]
         return InferRequest(self._head(config.name, model_version, inputs), "", [data])
 
-    def of_form(self, body: Buffer, boundary: bytes, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
+    def read_form(self, body: Buffer, boundary: bytes, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
         """Return the request of a form. In order, each part is an element of the BYTES input with the part's name, or a
         row of an input of another datatype. If the model has one input and all parts have one name, the name may be
         any.
@@ -279,7 +279,7 @@ def parse_infer_text(model_name: str, binary_length: int, json: Buffer) -> Infer
     return InferText(request_id, inputs, outputs, others or NO_PARAMETERS, sequence, form, data)
 
 
-def _are_all_elements(count: int, json: bytes, parts: list[slice]) -> bool:
+def _are_exactly_elements(count: int, json: bytes, parts: list[slice]) -> bool:
     """Return whether the `count` matches of `_ELEMENTS` are exactly the elements of the inputs, in order."""
     if count != parts.count(_IN_JSON):
         return False
@@ -314,12 +314,12 @@ def _read_inputs(head: Any, binary_length: int, model_name: str) -> tuple[list[I
         parameters = find(entry, "parameters")
         size, region = find(parameters, "binary_data_size"), find(parameters, SHARED_REGION)
         sources = {"'data'": find(entry, "data"), "'binary_data_size'": size, "'shared_memory_region'": region}
-        set_ones = [name for name, value in sources.items() if value is not MISSING]
-        if len(set_ones) != 1:
+        given_fields = [name for name, value in sources.items() if value is not MISSING]
+        if len(given_fields) != 1:
             raise invalid_argument(
                 "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters',"
                 " 'shared_memory_region' in 'parameters'. But "
-                + (" ".join(["set", *set_ones]) if set_ones else "no field is set")
+                + (" ".join(["set", *given_fields]) if given_fields else "no field is set")
             )
         name, datatype = _field(entry, "name", text), _field(entry, "datatype", text)
         shape = tuple(unsigned(size, "Unable to parse 'shape'") for size in _field(entry, "shape", array))
@@ -474,7 +474,7 @@ def _shape(entry: InputConfig, config: ModelConfig, rows: int, size: int) -> tup
     variable = [axis for axis, length in enumerate(shape) if length == -1]
     if len(variable) > 1:
         raise invalid_argument(
-            f"{_UNKNOWN_ID}The shape of the raw input '{entry.name}' can not be deduced because there are more than one"
+            f"{_PREFIX}The shape of the raw input '{entry.name}' can not be deduced because there are more than one"
             " variable-sized dimension"
         )
     if variable:

@@ -122,7 +122,7 @@ class HttpResponder(ClientResponder):
         self._parts = parts
         self._deadline = None if timeout is None else request.began_at + timeout
 
-    def hand_over(self, request: InferRequest) -> None:
+    def schedule(self, request: InferRequest) -> None:
         """Schedule a request whose body has come. If this raises an error, the error is the only answer."""
         request.deadline = self._deadline
         self._parts.inference.infer(request, self)
@@ -252,15 +252,15 @@ class InferCall(HttpResponder):
         """Raises HttpError."""
         request, head = self.request, self._head
         length = len(request.data) if head.json_length is None else head.json_length[1]
-        if not request.is_whole or head.encoding != IDENTITY or length > LARGE_JSON:
+        if not request.is_complete or head.encoding != IDENTITY or length > LARGE_JSON:
             request.run(self._receive())
             return
         try:
             bodies = self._parts.bodies
-            body = bodies.whole(request, self, head.limit)
+            body = bodies.complete_body(request, self, head.limit)
             self._schedule(result_of(self._read(body, bodies.json_length(head.json_length, len(body)))))
         except BaseException as error:
-            self._give_up(error)
+            self._end_with(error)
 
     async def _receive(self) -> None:
         bodies, head = self._parts.bodies, self._head
@@ -276,13 +276,13 @@ class InferCall(HttpResponder):
                 text: InferText = await self._parts.large.parse(parse, memoryview(body)[:length])
                 self._form = text.form
                 binary = memoryview(body)[length:]
-                self._schedule(self._parts.reader.request(text, binary, head.model, head.version))
+                self._schedule(self._parts.reader.make_request(text, binary, head.model, head.version))
             else:
                 self._schedule(await worked_off(self._parts.inference.plane, self._read(body, length)))
         except BaseException as error:
-            self._give_up(error)
+            self._end_with(error)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _end_with(self, error: BaseException) -> None:
         """End the request with an error. Raises every error but a ServeError."""
         self._end()
         self._parts.memory.release(self)
@@ -296,10 +296,10 @@ class InferCall(HttpResponder):
         head, reader = self._head, self._parts.reader
         self._refusal_type = JSON
         if head.boundary is not None:
-            return (yield from reader.of_form(body, head.boundary, self._config, head.version))
+            return (yield from reader.read_form(body, head.boundary, self._config, head.version))
         if not length:
             self._form = BINARY_ONLY
-            return (yield from reader.of_bytes(body, self._config, head.version))
+            return (yield from reader.read_raw(body, self._config, head.version))
         self._body, self._json_bytes = body, length
         request, self._form = reader.read(body, length, head.model, head.version)
         return request
@@ -316,7 +316,7 @@ class InferCall(HttpResponder):
         if self._deadline is not None:
             self._timer = self._parts.inference.plane.call_at(self._deadline, self._expire)
         request.on_gone = self.leave
-        self.hand_over(infer_request)
+        self.schedule(infer_request)
 
     def leave(self) -> None:
         self._end()
@@ -358,7 +358,7 @@ class InferCall(HttpResponder):
                 response = error_response(error, JSON if self.is_refused else PLAIN)
             else:
                 layout = parts.layouts.of(outcome, self._form)
-                is_plain = self._head.answer_encoding == IDENTITY and not layout.takes_long
+                is_plain = self._head.answer_encoding == IDENTITY and not layout.is_slow
                 if not is_plain or sum(map(len, outcome.data)) > ONE_PIECE:
                     request.run(self._send(detached(outcome), layout))
                     return

@@ -24,10 +24,10 @@ from rocserve.observability.failures import Allowance
 
 _PENDING_CONNECTIONS = 1024
 """Connections that the kernel keeps until they are accepted."""
-_TAKEN_AT_ONCE = 8
+_ACCEPTED_PER_ROUND = 8
 """Connections accepted in each round of the loop. An excess connection is closed within four rounds, so there may be 32
 too many for a moment: fewer than the descriptors that the server reserves."""
-_TAKING_PAUSE_SECONDS = 1.0
+_ACCEPT_PAUSE_SECONDS = 1.0
 """After a failure to accept, because no more files may be opened."""
 _ARRIVING_SHARE = 4
 """One in four connections may be arriving, including its TLS handshake. A client thus has time for its handshake even
@@ -43,7 +43,7 @@ _WATCH_SECONDS = 1.0
 """Between two checks for connections whose clients keep them waiting."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
 _REMEMBERED_HEADS = 256
-_KEPT_DESCRIPTORS = 256
+_RESERVED_DESCRIPTORS = 256
 """Of the files that the process may open, these are reserved for workers and for files that are read."""
 
 
@@ -100,7 +100,7 @@ class HttpListener:
         self.handle = handle
         self.failure = failure
         self.limits = limits or ConnectionLimits()
-        self.open: set[Connection] = set()
+        self.connections: set[Connection] = set()
         """Includes closing connections until they have closed."""
         self.arriving: dict[Connection, tuple[socket.socket, asyncio.Task[Any]]] = {}
         """Accepted connections that are not set up yet (their TLS handshake may be under way), oldest first."""
@@ -117,7 +117,7 @@ class HttpListener:
         self._listening: list[socket.socket] = []
         self._loop: asyncio.AbstractEventLoop
         self._watch: asyncio.Task[None] | None = None
-        self._fitting: int | None = None
+        self._fitting_connections: int | None = None
         """The number of connections that fit, while a connection has a descriptor above the limit. Closed connections
         leave lower descriptors free, so descriptors alone do not show the excess."""
         self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
@@ -159,38 +159,38 @@ class HttpListener:
             self._loop.remove_reader(listening.fileno())
             begin_no_handshakes(listening)
             # Clients that have connected already are served.
-            while self._take(listening):
+            while self._accept(listening):
                 pass
             listening.close()
-        await _while(
-            lambda: bool(self.arriving) or any(each.awaits_head for each in self.open),
+        await _wait_while(
+            lambda: bool(self.arriving) or any(each.awaits_head for each in self.connections),
             min(grace_seconds, _FIRST_REQUEST_SECONDS),
         )
-        await _while(lambda: any(each.current is not None for each in self.open), grace_seconds)
+        await _wait_while(lambda: any(each.current is not None for each in self.connections), grace_seconds)
         self._watch.cancel()
         while self.arriving:
             self._close_oldest_arriving()
-        for connection in self.open:
+        for connection in self.connections:
             if connection.current is not None:
                 connection.abort()
             else:
                 connection.close()
         for task in self.tasks:
             task.cancel()
-        await _while(lambda: bool(self.open or self.tasks), _CLOSE_SECONDS)
-        for connection in self.open:
+        await _wait_while(lambda: bool(self.connections or self.tasks), _CLOSE_SECONDS)
+        for connection in self.connections:
             connection.abort()
 
-    def _take(self, listening: socket.socket) -> bool:
+    def _accept(self, listening: socket.socket) -> bool:
         """Accept some connections. Returns whether more may be waiting."""
-        for _ in range(_TAKEN_AT_ONCE):
+        for _ in range(_ACCEPTED_PER_ROUND):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return False
             except OSError as error:
                 self._loop.remove_reader(listening.fileno())
-                self._loop.call_later(_TAKING_PAUSE_SECONDS, self._listen, listening)
+                self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._listen, listening)
                 self._loop.call_exception_handler(
                     {"message": "connections cannot be taken", "exception": error, "socket": listening}
                 )
@@ -200,7 +200,7 @@ class HttpListener:
 
     def _listen(self, listening: socket.socket) -> None:
         if not self._is_ending:
-            self._loop.add_reader(listening.fileno(), self._take, listening)
+            self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     def _admit(self, accepted: socket.socket) -> None:
         loop = self._loop
@@ -212,7 +212,7 @@ class HttpListener:
         task = loop.create_task(coming)
         task.add_done_callback(partial(self._end_arrival, connection, accepted))
         self.arriving[connection] = accepted, task
-        if self._has_one_too_many(accepted):
+        if self._is_excess(accepted):
             self._make_room()
 
     def _end_arrival(self, connection: Connection, accepted: socket.socket, task: asyncio.Task[Any]) -> None:
@@ -232,35 +232,35 @@ class HttpListener:
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
             now = self._loop.time()
-            for connection in self.open:
+            for connection in self.connections:
                 if connection.is_overdue(now):
                     connection.abort()
 
-    def _has_one_too_many(self, accepted: socket.socket) -> bool:
-        if self._are_more_than(self.limits.most):
+    def _is_excess(self, accepted: socket.socket) -> bool:
+        if self._exceed(self.limits.most):
             return True
         highest = self.limits.most_descriptors
         if highest is not None and accepted.fileno() > highest:
             # The kernel gives the lowest free descriptor, so all lower ones are in use, for whatever purpose.
-            self._fitting = self._count_open() - 1
+            self._fitting_connections = self._count_open() - 1
             return True
-        if highest is None or not self._are_more_than(self._fitting):
+        if highest is None or not self._exceed(self._fitting_connections):
             return False
-        descriptors = [connection.descriptor for connection in self.open]
+        descriptors = [connection.descriptor for connection in self.connections]
         descriptors += [accepted.fileno() for accepted, _ in self.arriving.values()]
         if max(descriptors) > highest:
             return True
-        self._fitting = None
+        self._fitting_connections = None
         return False
 
-    def _are_more_than(self, most: int | None) -> bool:
-        if most is None or len(self.open) + len(self.arriving) <= most:
+    def _exceed(self, most: int | None) -> bool:
+        if most is None or len(self.connections) + len(self.arriving) <= most:
             return False
         return self._count_open() > most
 
     def _count_open(self) -> int:
         """Count open and arriving connections, without those in `open` that are closing."""
-        return len(self.arriving) + sum(not each.is_closing for each in self.open)
+        return len(self.arriving) + sum(not each.is_closing for each in self.connections)
 
     def _make_room(self) -> None:
         """Close one connection: the oldest arriving one if these have more than their share, because that loses no
@@ -291,11 +291,11 @@ class HttpListener:
             )
 
     def _longest(self, since: Callable[[Connection], float | None]) -> Connection | None:
-        waiting = [(began, connection) for connection in self.open if (began := since(connection)) is not None]
+        waiting = [(began, connection) for connection in self.connections if (began := since(connection)) is not None]
         return min(waiting, key=itemgetter(0))[1] if waiting else None
 
 
-async def _while(holds: Callable[[], bool], seconds: float) -> None:
+async def _wait_while(holds: Callable[[], bool], seconds: float) -> None:
     """Wait until `holds` returns False, for at most `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -306,4 +306,4 @@ async def _while(holds: Callable[[], bool], seconds: float) -> None:
 def most_descriptors() -> int | None:
     """Return the highest number of descriptors for HTTP's connections and all other uses; None = any number."""
     limit = file_limit()
-    return None if limit is None else limit - min(_KEPT_DESCRIPTORS, limit // 4)
+    return None if limit is None else limit - min(_RESERVED_DESCRIPTORS, limit // 4)

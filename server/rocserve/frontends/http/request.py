@@ -31,13 +31,13 @@ _WRITTEN_AT_ONCE = 256 << 10
 written, nothing else runs."""
 LARGEST_BODY = (1 << 31) - 1
 """Bytes; the same as gRPC's largest message."""
-_LARGEST_GROWN = 32 << 20
+_LARGEST_GROWING = 32 << 20
 """Bytes of a body that grows in place. The C library keeps memory blocks up to this size for reuse. It moves larger
 blocks while they grow, and unmaps them page by page; each takes 0.1 s per GiB."""
-_COME_FIRST = 4 << 20
+_BYTES_BEFORE_ROOM = 4 << 20
 """Bytes of a large body that must come before it gets its memory, because the memory begins with a page of 2 MiB, and a
 client may promise a body and send none."""
-_BEHIND_LARGEST = 2 << 20
+_EXCESS_BYTES = 2 << 20
 """Bytes that may come beyond the limit before a body is refused."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b"3\r\n:\n\n\r\n"
@@ -128,7 +128,7 @@ class Head:
     """The headers as they came."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """By names in lower case; of repeated headers, the first."""
-    is_old: bool = False
+    is_http10: bool = False
     """HTTP/1.0, which has no chunks."""
     keeps_alive: bool = False
     body_bytes: int = 0
@@ -152,7 +152,7 @@ class Request:
     head: Head
     data: bytes | bytearray | memoryview = b""
     """The part of the body that has come."""
-    is_whole: bool = False
+    is_complete: bool = False
     is_last: bool = field(default=False, init=False)
     """The answer, part of which has been sent, is the last of the connection."""
     fault: str | None = field(default=None, init=False)
@@ -161,7 +161,7 @@ class Request:
     """The answer has been sent in full."""
     on_gone: Callable[[], None] | None = field(default=None, init=False)
     """Called if the client leaves before the answer has been sent."""
-    taken: int = field(default=0, init=False)
+    seen_bytes: int = field(default=0, init=False)
     _room: memoryview | None = field(default=None, init=False)
     """The memory for a large body."""
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
@@ -182,7 +182,7 @@ class Request:
         """The client's address; "" if the client had left before the connection was set up."""
         return self._connection.remote
 
-    def take(self, part: bytes) -> None:
+    def append(self, part: bytes) -> None:
         """Append a part of the body."""
         data = self.data
         if not data:
@@ -204,12 +204,12 @@ class Request:
         """Return memory for a large body: as much as the client has promised, or the most that a body may have. Pages
         take no memory until they are written, and numpy asks for huge pages. Returns None if the body is small, or if
         there is no memory."""
-        if end <= _COME_FIRST:
+        if end <= _BYTES_BEFORE_ROOM:
             return None
         promised = int(self.head.headers.get("content-length", "0"))
-        if max(promised, end) <= _LARGEST_GROWN:
+        if max(promised, end) <= _LARGEST_GROWING:
             return None
-        nbytes = min(promised or sys.maxsize, LARGEST_BODY + _BEHIND_LARGEST)
+        nbytes = min(promised or sys.maxsize, LARGEST_BODY + _EXCESS_BYTES)
         try:
             room = np.empty(max(nbytes, end), np.uint8).data
         except MemoryError:
@@ -217,20 +217,20 @@ class Request:
         room[:come] = self.data
         return room
 
-    async def more(self) -> None:
+    async def wait_for_more(self) -> None:
         """Wait until more of the body has come than at the last call, the body is complete, or there is a fault."""
-        while self.taken == len(self.data) and not self.is_whole and self.fault is None:
+        while self.seen_bytes == len(self.data) and not self.is_complete and self.fault is None:
             self._waiter = asyncio.get_running_loop().create_future()
-            self._connection.read_on()
+            self._connection.resume_reading()
             await self._waiter
-        self.taken = len(self.data)
+        self.seen_bytes = len(self.data)
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def invite(self) -> None:
-        if self.head.headers.get("expect", "").lower() == "100-continue" and not self.head.is_old:
+    def send_continue(self) -> None:
+        if self.head.headers.get("expect", "").lower() == "100-continue" and not self.head.is_http10:
             self._connection.write(_CONTINUE)
 
     def probe(self) -> None:
@@ -247,7 +247,7 @@ class Request:
         self._connection.listener.tasks.add(self._task)
         self._task.add_done_callback(self._connection.listener.tasks.discard)
 
-    def go_on(self) -> None:
+    def continue_without_client(self) -> None:
         """Let the answering task continue even if the client leaves."""
         self._task = None
 
@@ -282,10 +282,10 @@ class Request:
         self._connection.check_open()
         self._has_begun = True
         self._connection.write(self._head(200, content_type, headers, sum(map(len, parts))))
-        await self._write_in_turns(parts)
+        await self._write_pieces(parts)
         self._connection.end_request(self)
 
-    async def _write_in_turns(self, parts: Sequence[Buffer]) -> None:
+    async def _write_pieces(self, parts: Sequence[Buffer]) -> None:
         """Write parts. Other requests get their turn after each _WRITTEN_AT_ONCE bytes, however fast the client
         reads."""
         connection = self._connection
@@ -305,7 +305,7 @@ class Request:
         """Begin an answer of unknown length. Raises ConnectionError if the client has gone."""
         self._connection.check_open()
         self._has_begun = True
-        if self.head.is_old:
+        if self.head.is_http10:
             self.is_last = True
         else:
             self._chunked = True
@@ -320,7 +320,7 @@ class Request:
         written = (b"%x\r\n" % length, *pieces, b"\r\n") if self._chunked else pieces
         if length > _WRITTEN_AT_ONCE:
             self._is_in_chunk = True
-            await self._write_in_turns(written)
+            await self._write_pieces(written)
             self._is_in_chunk = False
             return
         connection.write(b"".join(written))
@@ -338,7 +338,7 @@ class Request:
             self.is_last = True
         if head.answer_headers:
             headers = {**headers, **head.answer_headers}
-        lines = _first_lines(status, content_type, tuple(headers.items()), head.is_old, self.is_last)
+        lines = _first_lines(status, content_type, tuple(headers.items()), head.is_http10, self.is_last)
         if length is not None:
             lines += b"Content-Length: %d\r\n" % length
         return lines + listener.last_lines(now)
@@ -356,11 +356,11 @@ class Request:
 
 @lru_cache(_REMEMBERED_LINES)
 def _first_lines(
-    status: int, content_type: str, headers: tuple[tuple[str, str], ...], is_old: bool, is_last: bool
+    status: int, content_type: str, headers: tuple[tuple[str, str], ...], is_http10: bool, is_last: bool
 ) -> bytes:
     """Return the lines of an answer's head before its length and the server's own lines."""
-    lines = [f"HTTP/{'1.0' if is_old else '1.1'} {status} {_PHRASES[status]}", f"Content-Type: {content_type}"]
+    lines = [f"HTTP/{'1.0' if is_http10 else '1.1'} {status} {_PHRASES[status]}", f"Content-Type: {content_type}"]
     lines += [f"{name}: {value}" for name, value in headers]
-    if is_last or is_old:
+    if is_last or is_http10:
         lines.append(f"Connection: {'close' if is_last else 'keep-alive'}")
     return "".join([f"{line}\r\n" for line in lines]).encode("utf-8", "surrogateescape")

@@ -149,7 +149,7 @@ class HttpService:
                 self._access.check_admin(route.method, peer, lambda: read)
                 response = method.answer(read)
             if method.is_slow:
-                request.go_on()
+                request.continue_without_client()
                 response = await response
             if route.to_json is health_response:
                 health: Response = health_response(response, fields.get("name", ""))

@@ -69,8 +69,8 @@ async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: flo
 async def test_a_large_body_stays_where_it_is_while_it_grows(
     has_length: bool, has_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_module, "_LARGEST_GROWN", 1 << 20)
-    monkeypatch.setattr(request_module, "_COME_FIRST", 1 << 20)
+    monkeypatch.setattr(request_module, "_LARGEST_GROWING", 1 << 20)
+    monkeypatch.setattr(request_module, "_BYTES_BEFORE_ROOM", 1 << 20)
     if not has_memory:
         monkeypatch.setattr(request_module, "np", SimpleNamespace(empty=no_memory, uint8=np.uint8))
     bodies = BodyReader(1 << 24, RequestMemory())
@@ -166,7 +166,7 @@ async def test_little_that_becomes_much_is_decompressed_on_another_thread(monkey
 
     monkeypatch.setattr(body_module, "decompressed", noted)
     plain = bytes(8 << 20)
-    request: Any = SimpleNamespace(is_whole=True, data=gzip.compress(plain))
+    request: Any = SimpleNamespace(is_complete=True, data=gzip.compress(plain))
     reader = BodyReader(len(plain), RequestMemory())
     assert await reader.read_compressed(request, Holding()) == plain
     assert threads != [threading.get_ident()]

@@ -226,8 +226,8 @@ async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_fo
 
 async def test_where_all_have_requests_in_hand_the_oldest_half_body_is_closed() -> None:
     async def answer(request: Request) -> Response:
-        while not request.is_whole:
-            await request.more()
+        while not request.is_complete:
+            await request.wait_for_more()
         return Response(200, b"answer to %b" % request.data, "text/plain")
 
     listener = HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(most=3))

@@ -23,8 +23,8 @@ CLOSE = b"Connection: close\r\n"
 
 
 async def echo(request: Request) -> Response:
-    while not request.is_whole and request.fault is None:
-        await request.more()
+    while not request.is_complete and request.fault is None:
+        await request.wait_for_more()
     if request.fault is not None:
         return Response(400, request.fault.encode(), "text/plain")
     return Response(200, b"<%b>" % request.data, "text/plain", {"X-Method": request.head.method})
@@ -348,7 +348,7 @@ async def test_a_request_that_is_made_as_to_a_proxy_means_its_path(origin: bytes
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_a_client_of_http_1_0_is_not_told_to_go_on(version: bytes) -> None:
     async def invite(request: Request) -> Response:
-        request.invite()
+        request.send_continue()
         return await echo(request)
 
     listener = HttpListener(lambda request: request.run(invite(request)), logging.getLogger("test"))

@@ -217,7 +217,7 @@ CONFIG = ModelConfig(name="m", max_batch_size=4, inputs=(InputConfig("X", DataTy
 
 
 def raw(config: ModelConfig, body: bytes) -> Any:
-    return result_of(InferRequestReader().of_bytes(body, config, ""))
+    return result_of(InferRequestReader().read_raw(body, config, ""))
 
 
 def test_a_body_without_json() -> None:
@@ -278,7 +278,7 @@ def test_a_part_without_a_name_is_refused() -> None:
 
 def read_form(body: bytes, config: ModelConfig) -> tuple[int, Any]:
     """The number of steps, and the request."""
-    steps = InferRequestReader().of_form(body, b"b.", config, "")
+    steps = InferRequestReader().read_form(body, b"b.", config, "")
     count = 0
     while True:
         try:
@@ -323,7 +323,7 @@ def test_a_delimiter_is_found_wherever_the_search_pauses(cut: int) -> None:
 
 def test_a_text_without_json_is_copied_in_steps() -> None:
     text = replace(CONFIG, max_batch_size=0, inputs=(InputConfig("X", DataType.BYTES, (1,)),))
-    steps = InferRequestReader().of_bytes(LARGE_PARTS[0], text, "")
+    steps = InferRequestReader().read_raw(LARGE_PARTS[0], text, "")
     assert sum(1 for _ in steps) == 5
     assert raw(text, LARGE_PARTS[0]).data[0] == encode_bytes_elements(LARGE_PARTS[:1])
 

@@ -73,7 +73,7 @@ class Call(InferCall):
 
     def __init__(self, answer: Callable[[HttpResponder], None] = lambda responder: None) -> None:
         self.answers: list[Response] = []
-        request: Any = SimpleNamespace(is_whole=True, data=b"abc", began_at=0.0, respond=self.answers.append)
+        request: Any = SimpleNamespace(is_complete=True, data=b"abc", began_at=0.0, respond=self.answers.append)
         headers = {HEADER_LENGTH.lower(): "0"}
         inputs = [InputConfig("X", DataType.UINT8, (3,))]
         config: Any = SimpleNamespace(name="m", decoupled=False, max_batch_size=0, inputs=inputs)

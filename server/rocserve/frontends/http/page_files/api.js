@@ -3,13 +3,14 @@
 import { ask } from "./data.js";
 import { h } from "./dom.js";
 
-function operation(path, verb, told) {
-  const parameters = (told.parameters ?? []).map((entry) => `${entry.name} (${entry.in}): ${entry.description ?? ""}`);
-  const body = told.requestBody?.content ?? {};
-  const statuses = Object.entries(told.responses).map(([status, entry]) => `${status}: ${entry.description}`);
+function show(path, verb, operation) {
+  const parameters = (operation.parameters ?? [])
+    .map((entry) => `${entry.name} (${entry.in}): ${entry.description ?? ""}`);
+  const body = operation.requestBody?.content ?? {};
+  const statuses = Object.entries(operation.responses).map(([status, entry]) => `${status}: ${entry.description}`);
   const example = (entry) => (typeof entry === "string" ? entry : JSON.stringify(entry, null, 1));
-  return h("details", {}, h("summary", {}, h("code", {}, `${verb.toUpperCase()} ${path}`), ` ${told.summary}`),
-    told.description && h("p", {}, told.description),
+  return h("details", {}, h("summary", {}, h("code", {}, `${verb.toUpperCase()} ${path}`), ` ${operation.summary}`),
+    operation.description && h("p", {}, operation.description),
     h("ul", {}, ...[...parameters, ...statuses].map((text) => h("li", {}, text))),
     ...Object.entries(body).map(([type, entry]) => h("div", {}, h("p", {}, type),
       entry.example && h("pre", { tabindex: "0" }, example(entry.example)))));
@@ -19,11 +20,11 @@ export function showApi(view) {
   view.replaceChildren();
   ask("/openapi.json").then((api) => {
     const operations = Object.entries(api.paths).flatMap(([path, verbs]) =>
-      Object.entries(verbs).map(([verb, told]) => [path, verb, told]));
-    const groups = Map.groupBy(operations, ([, , told]) => told.tags[0]);
+      Object.entries(verbs).map(([verb, operation]) => [path, verb, operation]));
+    const groups = Map.groupBy(operations, ([, , operation]) => operation.tags[0]);
     view.replaceChildren(h("h2", {}, api.info.title),
       h("p", {}, api.info.description, " ", h("a", { href: "/openapi.json" }, "openapi.json")),
-      ...[...groups].flatMap(([tag, entries]) => [h("h3", {}, tag), ...entries.map((entry) => operation(...entry))]));
+      ...[...groups].flatMap(([tag, entries]) => [h("h3", {}, tag), ...entries.map((entry) => show(...entry))]));
   }).catch((error) => view.replaceChildren(h("p", { class: "reason" }, error.message)));
   return () => {};
 }

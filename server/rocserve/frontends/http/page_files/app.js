@@ -108,7 +108,7 @@ function askSecret(header) {
   return h("form", { onsubmit: submit }, h("label", {}, `${header}: `, value), " ", h("button", {}, "Use"));
 }
 
-function tellState() {
+function showState() {
   const { overview, error, header } = data;
   const state = overview?.ready ? "ready" : "not ready";
   setText(document.getElementById("server"), overview ? `${overview.server} ${overview.version} · ${state}` : "");
@@ -120,7 +120,7 @@ function tellState() {
   update();
 }
 
-data.changed.addEventListener("change", tellState);
+data.changed.addEventListener("change", showState);
 addEventListener("hashchange", () => { route(); view.focus(); });
 route();
 start();

@@ -8,7 +8,7 @@ const MOST_EVENTS = 200;
 export const data = { overview: null, error: "", header: "", events: [], changed: new EventTarget() };
 const histories = new Map();
 const secrets = {};
-let soon = null;
+let nextPoll = null;
 
 /** `nth`: models of several namespaces may have one name, and are numbered from 0. */
 export const keyOf = (model) => JSON.stringify([model.name, model.version, model.nth ?? 0]);
@@ -35,7 +35,7 @@ export async function ask(path, options = {}) {
 /** Sets the secret of a restricted API. It stays in the memory of this page. */
 export function useSecret(header, value) {
   secrets[header] = value;
-  lookNow();
+  poll();
 }
 
 function note(model, at) {
@@ -84,7 +84,7 @@ export function recent(model) {
   return last && before !== last ? between(before, last) : null;
 }
 
-async function look() {
+async function refresh() {
   try {
     const overview = await ask("/v2/overview");
     const counts = new Map();
@@ -103,18 +103,16 @@ async function look() {
   data.changed.dispatchEvent(new Event("change"));
 }
 
-let looking = false;
+let isRefreshing = false;
 
-async function lookAgain() {
-  clearTimeout(soon);
-  if (looking) return;
-  looking = true;
-  await look();
-  looking = false;
-  soon = setTimeout(lookAgain, document.hidden ? 5000 : 1000);
+async function poll() {
+  clearTimeout(nextPoll);
+  if (isRefreshing) return;
+  isRefreshing = true;
+  await refresh();
+  isRefreshing = false;
+  nextPoll = setTimeout(poll, document.hidden ? 5000 : 1000);
 }
-
-export const lookNow = () => lookAgain();
 
 /** Follows server-sent events. Uses fetch, because EventSource cannot send the header of a restricted API. */
 async function follow() {
@@ -136,7 +134,7 @@ async function follow() {
           after = event.number;
           data.events = [event, ...data.events].slice(0, MOST_EVENTS);
         }
-        lookNow();
+        poll();
       }
     } catch {
       // The overview meets the same error, and reports it.
@@ -146,7 +144,7 @@ async function follow() {
 }
 
 export function start() {
-  lookAgain();
+  poll();
   follow();
-  document.addEventListener("visibilitychange", () => !document.hidden && lookNow());
+  document.addEventListener("visibilitychange", () => !document.hidden && poll());
 }

@@ -88,11 +88,11 @@ export function showModel(view, name, version) {
     if (!isLoaded) about.replaceChildren();
     described = isLoaded ? load || described : "";
     if (!isLoaded) return;
-    const told = facts(model);
+    const shownFacts = facts(model);
     if (!list.children.length) {
-      list.append(...Object.keys(told).map((title) => h("div", {}, h("dt", {}, title), h("dd"))));
+      list.append(...Object.keys(shownFacts).map((title) => h("div", {}, h("dt", {}, title), h("dd"))));
     }
-    Object.values(told).forEach((text, index) => setText(list.children[index].lastChild, text));
+    Object.values(shownFacts).forEach((text, index) => setText(list.children[index].lastChild, text));
     const found = points(historyOf(model));
     const width = Math.min(600, Math.max(280, view.clientWidth - 60));
     const line = (value) => found.map((point) => [point.at, value(point)]);

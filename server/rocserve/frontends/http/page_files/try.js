@@ -103,12 +103,12 @@ function tensor(output) {
     h("pre", { tabindex: "0" }, JSON.stringify(data.slice(0, SHOWN_ELEMENTS)).slice(1, -1) + more));
 }
 
-async function shown(answer, request, picture) {
-  const outputs = Object.fromEntries(answer.outputs.map((output) => [output.name, output]));
+async function show(response, request, picture) {
+  const outputs = Object.fromEntries(response.outputs.map((output) => [output.name, output]));
   if (picture && outputs.BOXES && (outputs.LABELS || outputs.CLASSES)) return [await drawn(picture, outputs)];
   const asClasses = (request.outputs ?? []).filter((output) => output.parameters?.classification);
   const asked = new Set(asClasses.map((output) => output.name));
-  const parts = answer.outputs.map((output) => asked.has(output.name)
+  const parts = response.outputs.map((output) => asked.has(output.name)
     ? h("section", {}, h("h3", {}, output.name), bars(classes(output))) : tensor(output));
   if (picture) parts.unshift(h("img", { src: picture, alt: "the picture that was sent", class: "sent" }));
   return parts;
@@ -130,9 +130,9 @@ export function tryIt(name, version, metadata, config) {
     try {
       const request = await make();
       const began = performance.now();
-      const told = await ask(`${pathOf(name, version)}/infer`, { method: "POST", body: JSON.stringify(request) });
+      const response = await ask(`${pathOf(name, version)}/infer`, { method: "POST", body: JSON.stringify(request) });
       const took = performance.now() - began;
-      answer.replaceChildren(...(await shown(told, request, picture)), h("p", {}, `Answered in ${number(took)} ms.`));
+      answer.replaceChildren(...(await show(response, request, picture)), h("p", {}, `Answered in ${number(took)} ms.`));
     } catch (error) {
       answer.replaceChildren(h("p", { class: "reason" }, error.message));
     }
