@@ -118,8 +118,8 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _start_work(self) -> None:
-        """Run (`_run`) all batches that can run now. Stop if a batch could not be handed over, which schedules the
-        pump again: the rest waits for the next turn, because all of it may fail."""
+        """Run (`_run`) all batches that can run now. Stop if a batch could not be handed over, which schedules the pump
+        again: the rest waits for the next turn, because all of it may fail."""
 
     @abstractmethod
     def _drop_abandoned(self, request: InferRequest) -> None:
@@ -131,7 +131,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _batch_left(self, batch: FormedBatch) -> None:
-        """Note that a batch has left its instance, because it could not be handed over."""
+        """Note that a batch has left its instance. `_run` calls this if the batch could not be handed over."""
 
     @abstractmethod
     def _requeue(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
@@ -363,8 +363,8 @@ class Deadlines:
         self._most = _MOST_UNCHECKED
 
     def add(self, when: float, request: InferRequest, on_due: Callable[[], None]) -> bool:
-        """Add a request and its expiry time; `on_due` must call `pop_due`. Returns True if there are so
-        many times that the caller must call `keep_only`."""
+        """Add a request and its expiry time; `on_due` must call `pop_due`. Returns True if there are so many times that
+        the caller must call `keep_only`."""
         heapq.heappush(self._heap, (when, next(self._numbers), weakref.ref(request)))
         self.alarm.set(when, on_due)
         return len(self._heap) > self._most
@@ -513,7 +513,7 @@ class ModelScheduler(Scheduler):
         return request.waiting or self._pool.batch_ahead(request) is not None
 
     def _drop_abandoned(self, request: InferRequest) -> None:
-        # A client may notice its deadline before the server does: it is counted as lost for lack of time.
+        # A client may leave at its deadline before the server notices: the request counts as dropped for lack of time.
         removed = self._queue.remove(request) if request.deadline is None else self._queue.drop_late(request)
         if removed or self._drop_ahead(request):
             self._refused.append((request, cancelled()))

@@ -604,8 +604,8 @@ class EnsembleVersion:
         return table.members.keep(self, tuple(map(weakref.ref, found)))
 
     def close(self, drained: Callable[[], None]) -> None:
-        """Take no more requests; call `drained` once when all earlier ones are answered. No longer in the serving
-        table."""
+        """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
+        removed the version from the serving table."""
         self._drain.on_drained = drained
         self._drain.report_if_done()
 

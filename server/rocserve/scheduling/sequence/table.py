@@ -307,15 +307,15 @@ class SequenceTable:
             self._refuse_backlog(self._backlog[0], error)
 
     def is_hopeless(self, request: SequenceRequest, now: float) -> bool:
-        """Return whether a request would end after its deadline if it ran now."""
+        """Return whether a request would end too late if it ran now, and may not run as a probe."""
         deadline = request.deadline
         if deadline is None or deadline > now + self._times.of(self._largest_batch):
             return False
         return deadline <= now or not self._times.may_probe(int(now * 1e9))
 
     def cancel(self, request: SequenceRequest, now: float) -> bool:
-        """Take that a client has left: its sequence ends, if it has a slot when the request's turn comes. False: it
-        does not wait."""
+        """Handle the loss of a request's client: its sequence ends; with a slot when the request's turn comes, else
+        now. Returns False if the request does not wait."""
         place, deadline = request.place, request.deadline
         if isinstance(place, Slot):
             request.cancelled = True
