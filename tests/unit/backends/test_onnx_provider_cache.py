@@ -17,7 +17,7 @@ from support.models import add_constant, add_sub
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.onnx.external_weights import NO_WEIGHTS, ExternalWeights
-from rocserve.backends.onnx.opener import error_lines, without_place
+from rocserve.backends.onnx.opener import error_lines, without_source_position
 from rocserve.backends.onnx.provider_options import CUDA, MIGRAPHX_PROVIDER, OPENVINO
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, with_caches
 from rocserve.core.errors import ServeError, StatusCode
@@ -162,4 +162,4 @@ ERROR_OUTPUT = (
 def test_errors_among_what_was_said() -> None:
     assert error_lines(ERROR_OUTPUT) == ["Device NPU is not there", "and never was"]
     assert error_lines("") == []
-    assert without_place("plain words") == "plain words"
+    assert without_source_position("plain words") == "plain words"

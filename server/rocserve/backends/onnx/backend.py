@@ -121,8 +121,8 @@ class InPlaceRun:
         binding = self._session.io_binding()
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        for name, place in zip(batch.requested_outputs, outputs, strict=True):
-            binding.bind_output(name, "cpu", 0, place.dtype, place.shape, place.ctypes.data)
+        for name, array in zip(batch.requested_outputs, outputs, strict=True):
+            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self._session.run_with_iobinding(binding)
         return outputs
 
@@ -425,13 +425,13 @@ def fixed_dimensions(
     differing: set[str] = set()
     for name, dims in inputs.items():
         known = (*batch, *declared.get(name, ()))
-        for place, dim in enumerate(dims):
+        for index, dim in enumerate(dims):
             if isinstance(dim, int) and dim >= 0:
                 continue
-            size = known[place] if place < len(known) else -1
+            size = known[index] if index < len(known) else -1
             if size < 0:
                 raise invalid_argument(
-                    f"model '{config.name}': dimension {place} of input '{name}' may have any size ({dim or '?'}), but"
+                    f"model '{config.name}': dimension {index} of input '{name}' may have any size ({dim or '?'}), but"
                     f" {provider} compiles each shape, and nothing may be compiled when a request comes; give all dims"
                     " of the input in config.pbtxt, each as a number"
                 )

@@ -99,7 +99,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
 _IR = re.compile(r"Unsupported model IR version: \d+, max supported IR version: (\d+)")
 _LEVEL = re.compile(r"^.*?\[(?P<level>[EWIVF]):onnxruntime:[^\]]*\] *")
-_PLACE = re.compile(r"^\S*/\S+\.(?:cc|h|cpp|hpp):\d+ .*?(?=\[ERROR\]|\[ONNXRuntimeError\]|$)")
+_SOURCE_POSITION = re.compile(r"^\S*/\S+\.(?:cc|h|cpp|hpp):\d+ .*?(?=\[ERROR\]|\[ONNXRuntimeError\]|$)")
 
 
 def error_lines(written: str) -> list[str]:
@@ -111,7 +111,7 @@ def error_lines(written: str) -> list[str]:
         if head is not None:
             is_error = head["level"] in "EF"
             line = line[head.end() :]
-        line = without_place(line)
+        line = without_source_position(line)
         if is_error and line:
             errors.append(line)
     return errors
@@ -131,9 +131,9 @@ def remedy(text: str) -> str:
     return ""
 
 
-def without_place(text: str) -> str:
+def without_source_position(text: str) -> str:
     """Remove the source position that a message of ONNX Runtime may begin with."""
-    return _PLACE.sub("", text, count=1).removeprefix("[ERROR]").strip()
+    return _SOURCE_POSITION.sub("", text, count=1).removeprefix("[ERROR]").strip()
 
 
 _LOG = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class SessionOpener:
             session = self._session(options, providers)
         except Exception as error:
             # The binding's exceptions have no base class of their own.
-            failure = without_place(str(error))
+            failure = without_source_position(str(error))
         finally:
             written = capture.end(start)
         if session is None:
@@ -215,7 +215,7 @@ class SessionOpener:
             raise
         except Exception as error:
             # The binding's exceptions have no base class of their own.
-            file, text = self._model.model_file, without_place(str(error))
+            file, text = self._model.model_file, without_source_position(str(error))
             hint = remedy(text) or (what_it_is(file) if _NOT_PARSED in text else "")
             raise invalid_argument(f"ONNX Runtime cannot load {file.name}: {text}{hint}") from None
 
@@ -241,7 +241,7 @@ class SessionOpener:
                 options.register_custom_ops_library(str(path))
             except Exception as error:
                 # The binding's exceptions have no base class of their own.
-                text = without_place(str(error))
+                text = without_source_position(str(error))
                 raise invalid_argument(f"ONNX Runtime cannot take the custom operators of '{name}': {text}") from None
         return options
 
@@ -380,7 +380,7 @@ class _DeviceSessions:
         self._stream = device.stream
         self._sessions = sessions
         self._inputs, self._outputs = signature.inputs, signature.outputs
-        self._places = {spec.name: place for place, spec in enumerate(signature.outputs)}
+        self._output_index = {spec.name: index for index, spec in enumerate(signature.outputs)}
         self._batches = model.config.max_batch_size > 0
         self._options = onnxruntime.RunOptions()
         self._options.add_run_config_entry(_LEAVES_UNSYNCHRONISED, "1")
@@ -422,12 +422,14 @@ class _DeviceSessions:
         return self.tensors.value(tensor, copies)
 
     def outputs_on_gpu(self, batch: Batch) -> Collection[int]:
-        return [self._places[name] for name in batch.reference_outputs]
+        return [self._output_index[name] for name in batch.reference_outputs]
 
     def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
         from rocserve.backends.device_tensors import named_outputs
 
-        return named_outputs({name: outputs[self._places[name]] for name in batch.requested_outputs}, self._batches)
+        return named_outputs(
+            {name: outputs[self._output_index[name]] for name in batch.requested_outputs}, self._batches
+        )
 
     @contextmanager
     def errors(self) -> Iterator[None]:

@@ -198,7 +198,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
         return plan
     # AMD's image for Triton names a folder for the provider's files; they stay there.
     named = os.environ.get(_MIGRAPHX_VARIABLE, "")
-    place = Path(named) if named else cache_directory(model.settings) / _FOLDER
+    cache_folder = Path(named) if named else cache_directory(model.settings) / _FOLDER
     contents = file_digest(model.model_file, tuple(weights.files.values()))
     switches = {
         name: value
@@ -213,7 +213,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
         parts = (contents, onnxruntime.__version__, provider.kind.provider, provider.options, switches)
         texts = (part if isinstance(part, str) else repr(sorted(part.items())) for part in parts)
         digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-        folder = place / f"{provider.kind.accelerator}-{digest[:_NAME_DIGITS]}"
+        folder = cache_folder / f"{provider.kind.accelerator}-{digest[:_NAME_DIGITS]}"
         try:
             make_private(folder)
             with suppress(OSError):  # A read-only cache keeps no order of use.
@@ -231,7 +231,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
     # of this server's form are removed because the operator's folder may hold other files. Another server may trim it,
     # too.
     with suppress(OSError):
-        *others, last = folder_entries([entry for entry in place.iterdir() if _OWN_NAME.fullmatch(entry.name)])
+        *others, last = folder_entries([entry for entry in cache_folder.iterdir() if _OWN_NAME.fullmatch(entry.name)])
         total = last.size_bytes + sum(entry.size_bytes for entry in others)
         for entry in others:
             if total > model.settings.cache_bytes:

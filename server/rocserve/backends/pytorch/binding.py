@@ -103,7 +103,7 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
     return replace(
         bound,
         signature=replace(signature, outputs=tuple(outputs)),
-        outputs={name: place for place, name in enumerate(names)},
+        outputs={name: index for index, name in enumerate(names)},
     )
 
 
@@ -111,20 +111,20 @@ def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_
     """Return the tensors' names in the program's order: the configuration's names if they match the program's, else the
     program's."""
     names = [tensor.names[0] for tensor in tensors]
-    by_name = {alias: place for place, tensor in enumerate(tensors) for alias in tensor.names}
+    by_name = {alias: index for index, tensor in enumerate(tensors) for alias in tensor.names}
     by_name.update(
-        {name: place for place, name in enumerate(names)}
+        {name: index for index, name in enumerate(names)}
     )  # A first name takes precedence over another tensor's alias.
-    places: list[int] = []
+    indices: list[int] = []
     for name in configured:
         numbered = _NUMBERED.fullmatch(name)
-        places.append(by_name.get(name, int(numbered[1]) if numbered else -1))
-    if any(place < 0 or place >= len(tensors) for place in places) or len(set(places)) < len(places):
+        indices.append(by_name.get(name, int(numbered[1]) if numbered else -1))
+    if any(index < 0 or index >= len(tensors) for index in indices) or len(set(indices)) < len(indices):
         if not by_position or len(configured) > len(tensors):
             return names
-        places = list(range(len(configured)))
-    for name, place in zip(configured, places, strict=True):
-        names[place] = name
+        indices = list(range(len(configured)))
+    for name, index in zip(configured, indices, strict=True):
+        names[index] = name
     return names
 
 
@@ -167,8 +167,8 @@ def _outputs_of_trial(bound: BoundProgram, config: ModelConfig, trial: Trial) ->
     first = 1 if batches else 0
     larger = tuple(
         tuple(
-            size + (own == -1 and place >= first)
-            for place, (own, size) in enumerate(zip(spec.shape, shape, strict=True))
+            size + (own == -1 and index >= first)
+            for index, (own, size) in enumerate(zip(spec.shape, shape, strict=True))
         )
         for spec, shape in zip(bound.inputs, bound.samples, strict=True)
     )
@@ -177,7 +177,7 @@ def _outputs_of_trial(bound: BoundProgram, config: ModelConfig, trial: Trial) ->
             again = trial(replace(bound, samples=larger).zeros(1))
     others = [_shape_of(value) for value in outputs_of(again)]
     found: list[ProgramTensor] = []
-    for place, (names, value) in enumerate(zip(output_names(result), outputs_of(result), strict=True)):
+    for index, (names, value) in enumerate(zip(output_names(result), outputs_of(result), strict=True)):
         is_tensor = isinstance(value, torch.Tensor)
         datatype = datatype_of(value.dtype, f"output '{names[0]}'") if is_tensor else DataType.BYTES
         shape = _shape_of(value)
@@ -188,9 +188,9 @@ def _outputs_of_trial(bound: BoundProgram, config: ModelConfig, trial: Trial) ->
             )
         if batches:
             shape = (-1, *shape[1:])
-        if place < len(others) and len(others[place]) == len(shape):
+        if index < len(others) and len(others[index]) == len(shape):
             # A size of 0 varies, too: many a detector finds nothing in zeros.
-            shape = tuple(size if size == other > 0 else -1 for size, other in zip(shape, others[place], strict=True))
+            shape = tuple(size if size == other > 0 else -1 for size, other in zip(shape, others[index], strict=True))
         found.append(ProgramTensor(names, datatype, shape))
     return tuple(found)
 

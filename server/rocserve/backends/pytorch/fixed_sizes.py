@@ -145,9 +145,9 @@ class SizedExecution:
         assert tensors is not None, "a GPU's"
         self._outputs = [
             tensors.share(output[:rows])
-            if place in outputs_on_gpu
+            if index in outputs_on_gpu
             else staged[:rows].copy_(output[:rows], non_blocking=True)
-            for place, (output, staged) in enumerate(zip(outputs, own.staged_outputs, strict=True))
+            for index, (output, staged) in enumerate(zip(outputs, own.staged_outputs, strict=True))
         ]
         self._ended.record(self._stream)
 

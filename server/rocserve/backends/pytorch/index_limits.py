@@ -53,7 +53,7 @@ def index_limits(exported: Any) -> Mapping[str, Limits]:
 
 
 def within_limits(batch: Batch, limits: Mapping[str, Limits]) -> tuple[dict[int, ServeError], Mapping[str, Tensor]]:
-    """Return the errors of requests with values out of range, by their places in the batch, and the batch's inputs with
+    """Return the errors of requests with values out of range, by position in the batch, and the batch's inputs with
     valid values instead. `limits`: by input. Values on a GPU are not checked because another model has made them."""
     failures: dict[int, ServeError] = {}
     inputs: dict[str, Tensor] = {}
@@ -69,13 +69,13 @@ def within_limits(batch: Batch, limits: Mapping[str, Limits]) -> tuple[dict[int,
             name, np.where(wrong, values.dtype.type(max(least, 0)), values), tensor.datatype
         )
         start = 0
-        for place, rows in enumerate(batch.request_sizes):
+        for position, rows in enumerate(batch.request_sizes):
             own = slice(start, start + rows) if len(batch.request_sizes) > 1 else slice(None)
             start += rows
             if wrong[own].any():
                 value = values[own][wrong[own]].flat[0]
                 text = f"input '{name}' has the value {value}, and its program takes {least} to {most}"
-                failures.setdefault(place, invalid_argument(text))
+                failures.setdefault(position, invalid_argument(text))
     return failures, {**batch.inputs, **inputs}
 
 
@@ -93,7 +93,7 @@ def _indexed_tensors(node: Any) -> list[tuple[Any, int, Any, bool]]:
     if name in _INDEX_ALONG_DIMENSION:
         return [(args[0], args[1], args[2], False)]
     if name in _INDEX_LISTS:
-        return [(args[0], place, index, True) for place, index in enumerate(args[1]) if index is not None]
+        return [(args[0], position, index, True) for position, index in enumerate(args[1]) if index is not None]
     return []
 
 

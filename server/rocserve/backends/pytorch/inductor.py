@@ -205,7 +205,7 @@ def _flat_export(program: Program, device: torch.device) -> Any:
     for tensor in program.signature.inputs:
         assert tensor.datatype is not None and tensor.shape is not None, "programs of torch.export say them"
         example.append(torch.zeros(tensor.sample, dtype=torch_dtype(tensor.datatype), device=device))
-        varying.append({place: torch.export.Dim.AUTO for place, size in enumerate(tensor.shape) if size == -1})
+        varying.append({index: torch.export.Dim.AUTO for index, size in enumerate(tensor.shape) if size == -1})
     try:
         with torch.no_grad():
             return torch.export.export(Flat(), tuple(example), dynamic_shapes={"values": tuple(varying)})

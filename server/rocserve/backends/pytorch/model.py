@@ -165,8 +165,8 @@ class TorchModel:
         if outputs_on_gpu:
             assert self.tensors is not None, "a GPU's"
             outputs = [
-                self.tensors.share(output) if place in outputs_on_gpu and is_on_device(output) else output
-                for place, output in enumerate(outputs)
+                self.tensors.share(output) if index in outputs_on_gpu and is_on_device(output) else output
+                for index, output in enumerate(outputs)
             ]
             self.tensors.wait()
         return self.named(outputs, batch, failures)
@@ -186,10 +186,10 @@ class TorchModel:
         return to_torch(tensor, copies) if self.tensors is None else self.tensors.value(tensor, copies)
 
     def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
-        places = self._bound.outputs
-        if len(outputs) < len(places):
-            raise internal(f"the program returned {len(outputs)} outputs, expected {len(places)}")
-        named = {name: outputs[places[name]] for name in batch.requested_outputs}
+        indices = self._bound.outputs
+        if len(outputs) < len(indices):
+            raise internal(f"the program returned {len(outputs)} outputs, expected {len(indices)}")
+        named = {name: outputs[indices[name]] for name in batch.requested_outputs}
         result = named_outputs(named, self._config.max_batch_size > 0)
         return replace(result, failures=failures) if failures else result
 
@@ -205,7 +205,7 @@ class TorchModel:
         """Run the program on inputs in its order. Raises ServeError if the run fails."""
         with self.errors(), self.mode(), torch.jit.optimized_execution(self._options.optimised_execution):
             written = self.program.signature.overwritten
-            values = [self.value(tensor, place in written) for place, tensor in enumerate(inputs)]
+            values = [self.value(tensor, index in written) for index, tensor in enumerate(inputs)]
             if self.device.type != "cpu":
                 values = [value.to(self.device) if isinstance(value, torch.Tensor) else value for value in values]
             return self.program.call(values)

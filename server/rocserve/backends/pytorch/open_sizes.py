@@ -175,5 +175,5 @@ class SizeCondition:
 
 
 def _size_in(shapes: Sequence[Sequence[int]], name: str) -> int:
-    place, dimension = map(int, name.removeprefix("size_").split("_"))
-    return int(shapes[place][dimension])
+    tensor, dimension = map(int, name.removeprefix("size_").split("_"))
+    return int(shapes[tensor][dimension])

@@ -77,7 +77,7 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
         own = values if device is not None else [value.to(compiled_for) for value in values]
         return pytree.tree_unflatten(loader.boxed_run(list(own)), out_spec)
 
-    signature = without_shapes([(f"INPUT__{place}", argument) for place, argument in enumerate(paths)])
+    signature = without_shapes([(f"INPUT__{position}", argument) for position, argument in enumerate(paths)])
     if source is None:
         return Program(call, signature, (compiled_for,))
     tensors = zip(signature.inputs, source.samples, strict=True)

@@ -46,7 +46,7 @@ _C_TO_PYTHON = ((re.compile(r"\b(\d+)L+\b"), r"\1"), (re.compile(r"static_cast<i
          (re.compile(r"c10::div_floor_integer"), "FloorDiv"), (re.compile(r"std::(max|min)\b"), r"\1"))  # fmt: skip
 """Parts of a C++ expression, and their form in Python."""
 
-Places = Mapping[tuple[str, int], int]
+NumbersByDimension = Mapping[tuple[str, int], int]
 """Numbers by input and dimension."""
 
 
@@ -84,8 +84,8 @@ class PackageSource:
             [size if isinstance(size, int) else 1 if size is None else max(1, size.least) for size in each.sizes]
             for each in self.inputs
         ]
-        for (place, dimension), condition in self.size_equations.items():
-            shapes[place][dimension] = condition.right_side(shapes)
+        for (position, dimension), condition in self.size_equations.items():
+            shapes[position][dimension] = condition.right_side(shapes)
         return tuple(map(tuple, shapes))
 
     def check(self, specs: Sequence[TensorSpec], batches: bool) -> None:
@@ -135,9 +135,9 @@ class PackageSource:
 
     def _require_known(self, specs: Sequence[TensorSpec], batches: bool) -> None:
         """Raises ServeError (INVALID_ARGUMENT) if a request could have sizes that do not agree."""
-        places = [(each, dimension) for each, own in enumerate(self.inputs) for dimension in range(len(own.sizes))]
-        unknown = [place for place in places if self.inputs[place[0]].sizes[place[1]] is None]
-        varying = [(each, dimension) for each, dimension in places if specs[each].shape[dimension] == -1]
+        dimensions = [(each, dimension) for each, own in enumerate(self.inputs) for dimension in range(len(own.sizes))]
+        unknown = [(each, dimension) for each, dimension in dimensions if self.inputs[each].sizes[dimension] is None]
+        varying = [(each, dimension) for each, dimension in dimensions if specs[each].shape[dimension] == -1]
         # All inputs of a batch have equally many rows.
         if not unknown or not varying or (batches and not any(dimension for _, dimension in (*unknown, *varying))):
             return
@@ -173,28 +173,28 @@ def read_source(path: Path) -> PackageSource:
 def _source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype]) -> PackageSource:
     fixed, least, most, strides = (_numbers(pattern, text) for pattern in (_FIXED, _LEAST, _MOST, _STRIDE))
     symbols = {symbol: (name, int(dimension)) for symbol, name, dimension in _SYMBOL.findall(text)}
-    by_place = {place: symbol for symbol, place in symbols.items()}
+    symbol_of = {key: symbol for symbol, key in symbols.items()}
     asserted = {name: _split(expressions) for name, expressions in _ASSERTED.findall(text)}
     ranks = {name: len(asserted.get(name, ())) for name in names}
-    for name, dimension in (*fixed, *least, *most, *strides, *by_place):
+    for name, dimension in (*fixed, *least, *most, *strides, *symbol_of):
         ranks[name] = max(ranks.get(name, 0), dimension + 1)
-    open_places = [(name, own) for name in names for own in range(ranks[name]) if (name, own) not in fixed]
+    open_dimensions = [(name, own) for name in names for own in range(ranks[name]) if (name, own) not in fixed]
     numbers = {symbol: f"size_{names.index(name)}_{own}" for symbol, (name, own) in symbols.items() if name in names}
     size_equations: dict[tuple[int, int], SizeCondition] = {}
 
     def size(name: str, dimension: int) -> int | OpenSize | None:
-        place = name, dimension
-        if place in fixed:
-            return fixed[place]
+        key = name, dimension
+        if key in fixed:
+            return fixed[key]
         written = f"size_{names.index(name)}_{dimension}"
-        expression = asserted[name][dimension] if name in asserted else by_place.get(place, "")
+        expression = asserted[name][dimension] if name in asserted else symbol_of.get(key, "")
         if expression in numbers:
             return _open(expression, symbols[expression], least, most)
         in_numbers = re.sub(r"\bs\d+\b", lambda symbol: numbers.get(symbol[0], symbol[0]), expression)
         try:
             size_equations[names.index(name), dimension] = SizeCondition(f"{written} == {in_numbers}")
         except ValueError:  # The source has no such expression, or one of an unknown form.
-            return _open(written, place, least, most) if len(open_places) == 1 else None
+            return _open(written, key, least, most) if len(open_dimensions) == 1 else None
         return OpenSize(written, 1, 0, 0, None)
 
     inputs = []
@@ -205,7 +205,7 @@ def _source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype
     return PackageSource(tuple(inputs), size_equations)
 
 
-def _numbers(pattern: re.Pattern[str], text: str) -> Places:
+def _numbers(pattern: re.Pattern[str], text: str) -> NumbersByDimension:
     return {(found["input"], int(found["dimension"])): int(found["value"]) for found in pattern.finditer(text)}
 
 
@@ -223,9 +223,9 @@ def _split(expressions: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _open(number: str, place: tuple[str, int], least: Places, most: Places) -> OpenSize:
-    """Make an open size. `place`: the input and dimension whose bounds the source checks."""
-    lower, upper = least.get(place, 0), most.get(place, UNBOUNDED)
+def _open(number: str, key: tuple[str, int], least: NumbersByDimension, most: NumbersByDimension) -> OpenSize:
+    """Make an open size. `key`: the input and dimension whose bounds the source checks."""
+    lower, upper = least.get(key, 0), most.get(key, UNBOUNDED)
     return OpenSize(number, 1, 0, lower if lower > LEAST_TRIED else 0, upper if upper < UNBOUNDED else None)
 
 

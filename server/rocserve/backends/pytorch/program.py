@@ -112,8 +112,8 @@ def output_names(result: Any, kind: type | tuple[type, ...] = (torch.Tensor, lis
     paths = [path for path, leaf in pytree.tree_flatten_with_path(result, _is_strings)[0] if isinstance(leaf, kind)]
     keys = [str(path[0].key) if len(path) == 1 and isinstance(path[0], pytree.MappingKey) else "" for path in paths]
     return [
-        (*((key,) if key and keys.count(key) == 1 else ()), f"OUTPUT__{place}", f"RESULT{_path_text(path)}")
-        for place, (key, path) in enumerate(zip(keys, paths, strict=True))
+        (*((key,) if key and keys.count(key) == 1 else ()), f"OUTPUT__{index}", f"RESULT{_path_text(path)}")
+        for index, (key, path) in enumerate(zip(keys, paths, strict=True))
     ]
 
 
@@ -167,10 +167,10 @@ def open_on_own_devices(path: Path, dtype: torch.dtype | None) -> Program:
     exported = read_exported(path, None)
     program = open_exported(exported, dtype)
     values = _values(exported)
-    places = [values[tensor.names[0]].device for tensor in program.signature.inputs]
+    devices = [values[tensor.names[0]].device for tensor in program.signature.inputs]
 
     def call(given: Sequence[Any]) -> Any:
-        return program.call([value.to(place) for value, place in zip(given, places, strict=True)])
+        return program.call([value.to(device) for value, device in zip(given, devices, strict=True)])
 
     return replace(program, call=call, devices=tuple(sorted(devices_of(exported))))
 
@@ -197,11 +197,11 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
     in_spec = exported.call_spec.in_spec
     values = _values(exported)
     constants: list[Any] = []
-    places: list[int] = []
+    indices: list[int] = []
     limits = index_limits(exported)
     inputs: list[ProgramTensor] = []
     specs = [spec for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
-    for place, (spec, path) in enumerate(zip(specs, argument_paths(in_spec), strict=True)):
+    for index, (spec, path) in enumerate(zip(specs, argument_paths(in_spec), strict=True)):
         constants.append(spec.arg.value if isinstance(spec.arg, ConstantArgument) else None)
         if isinstance(spec.arg, ConstantArgument):
             continue
@@ -212,7 +212,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
         tensor = _tensor("input", (spec.arg.name, f"INPUT__{len(inputs)}", path), values[spec.arg.name])
         sizes = tuple(open_size(size, exported.range_constraints) for size in values[spec.arg.name].shape)
         inputs.append(replace(tensor, open_sizes=sizes, limits=limits.get(spec.arg.name, ())))
-        places.append(place)
+        indices.append(index)
     results = [spec for spec in exported.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
     tensors = [spec.arg.name for spec in results if isinstance(spec.arg, TensorArgument)]
     names = output_names(
@@ -224,8 +224,8 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
 
     def call(given: Sequence[Any]) -> Any:
         leaves = list(constants)
-        for place, value in zip(places, given, strict=True):
-            leaves[place] = value
+        for index, value in zip(indices, given, strict=True):
+            leaves[index] = value
         args, kwargs = pytree.tree_unflatten(leaves, in_spec)
         return module(*args, **kwargs)
 
@@ -234,7 +234,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
         tuple(_tensor("output", own, values[name]) for own, name in zip(names, tensors, strict=True)),
         batches=bool(inputs) and rows is not None and (bounds is None or bool(bounds.lower <= LEAST_TRIED)),
         most_rows=None if bounds is None or not bounds.upper < UNBOUNDED else int(bounds.upper),
-        overwritten=frozenset(place for place, tensor in enumerate(inputs) if tensor.names[0] in written),
+        overwritten=frozenset(index for index, tensor in enumerate(inputs) if tensor.names[0] in written),
         precision=_precision_of(exported.state_dict if weights is None else weights),
     )
     return Program(call, signature)
@@ -264,8 +264,8 @@ def size_conditions(exported: Any) -> tuple[str, ...]:
     paths = list(_guarded_paths(exported)) if guards else []
     for guard in guards:
         condition = guard
-        for path, place in paths:
-            condition = re.sub(re.escape(f"L{path}.size()[") + r"(\d+)\]", rf"size_{place}_\1", condition)
+        for path, index in paths:
+            condition = re.sub(re.escape(f"L{path}.size()[") + r"(\d+)\]", rf"size_{index}_\1", condition)
         if "size_" not in condition and ".size()" not in condition:
             continue  # The guard is about values in the file itself.
         try:
@@ -286,17 +286,17 @@ def _guarded_paths(exported: Any) -> Iterator[tuple[str, int]]:
     args, kwargs = pytree.tree_unflatten(list(range(in_spec.num_leaves)), in_spec)
     arguments = inspect.signature(exported.module().forward).bind(*args, **kwargs).arguments
     specs = [spec for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
-    places = {
-        leaf: place
-        for place, leaf in enumerate(leaf for leaf, spec in enumerate(specs) if isinstance(spec.arg, TensorArgument))
+    indices = {
+        leaf: index
+        for index, leaf in enumerate(leaf for leaf, spec in enumerate(specs) if isinstance(spec.arg, TensorArgument))
     }
     for path, leaf in pytree.tree_leaves_with_path(arguments):
-        if leaf in places:
-            yield pytree.keystr(path), places[leaf]
-            yield f"['flat_args'][{leaf}]", places[leaf]
+        if leaf in indices:
+            yield pytree.keystr(path), indices[leaf]
+            yield f"['flat_args'][{leaf}]", indices[leaf]
             repeated = re.fullmatch(r"(.+)_(\d+)", str(path[0].key))
             if repeated is not None:  # An argument of *args.
-                yield f"['{repeated[1]}'][{repeated[2]}]{pytree.keystr(path[1:])}", places[leaf]
+                yield f"['{repeated[1]}'][{repeated[2]}]{pytree.keystr(path[1:])}", indices[leaf]
 
 
 def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
@@ -318,10 +318,10 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     devices = tuple(sorted({str(each.device) for each in weights.values() if isinstance(each, torch.Tensor)}))
     needed = [
         argument
-        for place, argument in enumerate(arguments)
+        for index, argument in enumerate(arguments)
         if not argument.has_default_value()
         or str(argument.type) == _TENSOR
-        or (_is_tensor(argument) and not {argument.name, f"INPUT__{place}"}.isdisjoint(keys))
+        or (_is_tensor(argument) and not {argument.name, f"INPUT__{index}"}.isdisjoint(keys))
     ]
     if len(needed) == 1 and str(needed[0].type) == "Dict[str, Tensor]":
         signature = without_shapes([(key,) for key in keys], precision)
@@ -339,7 +339,7 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
     def call(values: Sequence[Any]) -> Any:
         return module(*values) if is_first else module(**dict(zip(own, values, strict=True)))
 
-    names = [(name, f"INPUT__{place}") for place, name in enumerate(own)]
+    names = [(name, f"INPUT__{index}") for index, name in enumerate(own)]
     signature = without_shapes(names, precision, by_position=True)
     return Program(call, signature, devices)
 

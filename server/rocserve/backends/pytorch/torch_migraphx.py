@@ -98,7 +98,7 @@ def load(model: ModelSource) -> LoadedModel:
     folder = lowered_folder(model, options.precision, device, shapes)
     # Imported after the child process: the first import builds the C++ part, which has a time limit there.
     import_lowering()
-    lowered = {own: folder / _file(place) for place, own in enumerate(shapes)}
+    lowered = {own: folder / _file(index) for index, own in enumerate(shapes)}
     program = open_lowered(exported, options.precision, lowered)
     return TorchModel(model, program, options, device, {"program": "lowered by torch_migraphx"}, captures=False)
 
@@ -244,8 +244,8 @@ def _laid_out(value: Any, strides: tuple[int, ...]) -> Any:
         return value
     copied = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
     # A stride of 0 means equal values along the dimension, so one of them is copied.
-    places = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
-    copied[places].copy_(value[places])
+    slices = tuple(slice(1) if stride == 0 else slice(None) for stride in strides)
+    copied[slices].copy_(value[slices])
     return copied
 
 
@@ -279,7 +279,7 @@ class LoweringJob:
         report("reading the program")
         device = torch.device(self.device)
         exported = read_exported(Path(self.model_file), device)
-        lowered = {own: Path(self.folder) / _file(place) for place, own in enumerate(self.shapes)}
+        lowered = {own: Path(self.folder) / _file(index) for index, own in enumerate(self.shapes)}
         program = open_lowered(exported, self.precision, lowered, saves=True)
         original = open_exported(exported)
         for own in self.shapes:
@@ -311,14 +311,14 @@ def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection
     """Compare outputs. Labels and other integers are not compared, because rounding may change them. Raises ServeError
     (UNAVAILABLE) if numbers differ by more than rounding explains."""
     limit = max(_TOLERANCES.get(precision, _TOLERANCES["fp32"]) for precision in precisions)
-    for place, (own, theirs) in enumerate(zip(found, expected, strict=True)):
+    for index, (own, theirs) in enumerate(zip(found, expected, strict=True)):
         if not theirs.is_floating_point() or not theirs.isfinite().all():
             continue
         distance = relative_error(own, theirs)
         if not distance <= limit:
             raise unavailable(
                 f"what torch_migraphx makes of it gives other numbers than PyTorch: the relative error of output"
-                f" {place} is {distance:.3g}, and at most {limit:g} is rounding; set parameter 'engine' to \"eager\" or"
+                f" {index} is {distance:.3g}, and at most {limit:g} is rounding; set parameter 'engine' to \"eager\" or"
                 ' "migraphx-onnx"'
             )
 
@@ -329,8 +329,8 @@ def relative_error(found: Any, expected: Any) -> float:
     return float((found.double() - expected.double()).norm() / length.clamp(min=_NEARLY_ZERO))
 
 
-def _file(place: int) -> str:
-    return f"{place}.pt"
+def _file(index: int) -> str:
+    return f"{index}.pt"
 
 
 def _no_trial(inputs: Sequence[Any]) -> Any:

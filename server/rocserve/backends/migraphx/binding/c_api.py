@@ -364,21 +364,21 @@ class _Arguments:
     def bind(self, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
             lengths = array.shape
-            place = (array.__array_interface__["data"][0], lengths)
-            if self._bound.get(name) == place:
+            location = (array.__array_interface__["data"][0], lengths)
+            if self._bound.get(name) == location:
                 continue
             made = self._shapes.get(name)
             if made is None or made[0] != lengths:
                 made = self._shapes[name] = (lengths, self._library.create(self._tensors[name].datatype, lengths))
             argument = c_void_p()
             # The argument copies the shape; the parameters copy the argument, and drop the earlier one of this name.
-            status = self._create(byref(argument), made[1], c_void_p(place[0]))
+            status = self._create(byref(argument), made[1], c_void_p(location[0]))
             if not status:
                 status = self._add(self.handle, name.encode(), argument)
                 self._destroy(argument)
             if status:
                 raise MigraphxError(f"input '{name}' could not be given to MIGraphX")
-            self._bound[name] = place
+            self._bound[name] = location
 
 
 class _Results:

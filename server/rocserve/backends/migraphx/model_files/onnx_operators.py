@@ -73,10 +73,10 @@ def _recurrent(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts
 
 def _resize(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
     """Resize of opset 10 and Upsample begin at the corner; MIGraphX does so only for whole scales in mode nearest."""
-    mode, place = attributes.get("mode", _NONE).s, attributes.get("coordinate_transformation_mode", _NONE).s
+    mode, transformation = attributes.get("mode", _NONE).s, attributes.get("coordinate_transformation_mode", _NONE).s
     if facts.opset <= 10 and mode not in (b"", b"nearest"):
         return "that interpolates, as before opset 11"
-    if place == b"tf_half_pixel_for_nn" and b"ceil" in attributes.get("nearest_mode", _NONE).s:
+    if transformation == b"tf_half_pixel_for_nn" and b"ceil" in attributes.get("nearest_mode", _NONE).s:
         return "of tf_half_pixel_for_nn that rounds up"
     return "with antialias" if attributes.get("antialias", _NONE).i else ""
 

@@ -230,8 +230,8 @@ def _input_shapes(
     for name, dims in known.items():
         shapes[name] = tuple(numbers.get(dim, 0) if isinstance(dim, str) else dim for dim in dims)
         if 0 in shapes[name]:
-            place = shapes[name].index(0)
-            axis, named = place + batches, f" ('{dims[place]}')" if dims[place] else ""
+            index = shapes[name].index(0)
+            axis, named = index + batches, f" ('{dims[index]}')" if dims[index] else ""
             example = "x".join(str(dim) if isinstance(dim, int) else "?" for dim in own[name] or ())
             raise wrong(
                 f"dimension {axis}{named} of input '{name}' is left open by the model, and"
@@ -282,7 +282,7 @@ def planned_memory(recipe: ProgramRecipe, plan: ProgramPlan) -> ProgramMemory:
     tensors = (
         (
             tensor.datatype.itemsize,
-            [batch if place == 0 and size == -1 else size for place, size in enumerate(tensor.shape)],
+            [batch if index == 0 and size == -1 else size for index, size in enumerate(tensor.shape)],
         )
         for tensor in (*plan.inputs, *plan.outputs)
         if tensor.datatype is not None and tensor.shape is not None

@@ -261,11 +261,11 @@ class ProgramRunner:
                 whole.append(None)
                 continue
             shape, dtype = _with_rows(tensor.program_shape, rows), tensor.datatype.numpy_dtype
-            place = room.get(tensor.name)
+            destination = room.get(tensor.name)
             # The room is used if it has the output's shape and type.
-            if place is None or place.shape != shape or place.dtype != dtype or tensor.channels_last:
-                place = np.empty(shape, dtype)
-            whole.append(place)
+            if destination is None or destination.shape != shape or destination.dtype != dtype or tensor.channels_last:
+                destination = np.empty(shape, dtype)
+            whole.append(destination)
         fitting = next((program for program in programs if _most_rows(program) >= rows), None)
         if fitting is not None:
             fitting.run_into(inputs, whole)
