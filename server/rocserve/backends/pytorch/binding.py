@@ -84,10 +84,11 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
             )
         inputs.append(spec)
         requested.append(spec if own is None or len(own) != len(spec.shape) else replace(spec, shape=own))
-    is_single = batches and config.max_batch_size == 1
-    given = [replace(spec, shape=(1, *spec.shape[1:])) for spec in requested] if is_single else requested
     if program.check is not None:
-        program.check(given, batches)
+        is_single = batches and config.max_batch_size == 1
+        program.check(
+            [replace(spec, shape=(1, *spec.shape[1:])) for spec in requested] if is_single else requested, batches
+        )
     samples = [
         _sample(spec.shape, tensor.sample or spec.shape, batches)
         for spec, tensor in zip(requested, file.inputs, strict=True)
@@ -112,9 +113,8 @@ def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_
     program's."""
     names = [tensor.names[0] for tensor in tensors]
     by_name = {alias: index for index, tensor in enumerate(tensors) for alias in tensor.names}
-    by_name.update(
-        {name: index for index, name in enumerate(names)}
-    )  # A first name takes precedence over another tensor's alias.
+    # A first name takes precedence over another tensor's alias.
+    by_name.update({name: index for index, name in enumerate(names)})
     indices: list[int] = []
     for name in configured:
         numbered = _NUMBERED.fullmatch(name)

@@ -43,7 +43,7 @@ from rocserve.jobs.messages import Report
 _COMPILERS = ("g++", "clang++")
 _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
-_FILES_REVISION = "5"
+_REVISION = "5"
 """Increase it when the files' content changes."""
 _WORK = "work"
 """Inductor's folder for sources and objects during a compile."""
@@ -120,7 +120,7 @@ def _compiled(model: ModelSource, precision: str, device: torch.device) -> Path:
         trials = str(trials_folder(model, compiler, machine_parts(torch.device("cpu"))) or "")
         return InductorJob(model.name, file, str(folder), str(device), precision, compiling.mode, settings, trials)
 
-    parts = (_FILES_REVISION, precision, compiling.mode, settings, *machine_parts(device))
+    parts = (_REVISION, precision, compiling.mode, settings, *machine_parts(device))
     return written_folder(model, "inductor", parts, job)
 
 

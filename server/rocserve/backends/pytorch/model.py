@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 _BATCHES_AT_ONCE = 2
 """On a GPU, one batch is copied while another is computed."""
 _NO_HOST_MEMORY = "can't allocate memory"
-"""Part of the CPU allocator's error, which has no class of its own."""
+"""Part of the CPU allocator's error, which has no separate class."""
 _EXIT_STATUS = 70
 """Exit status of a process that has lost its GPU."""
 _WARM_UPS = 3

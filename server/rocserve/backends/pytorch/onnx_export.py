@@ -22,7 +22,7 @@ from rocserve.jobs.messages import Report
 _LOG = logging.getLogger(__name__)
 
 _FILE = "model.onnx"
-_FILES_REVISION = "2"
+_REVISION = "2"
 """Increase it when the ONNX file of an unchanged program changes."""
 _LARGEST_BYTES = 1 << 31
 """protobuf's limit for one file."""
@@ -36,7 +36,7 @@ def load(model: ModelSource) -> LoadedModel:
     context = open_compile_context(model, _LOG)
     inputs = tuple(entry.name for entry in model.config.inputs)
     outputs = tuple(entry.name for entry in model.config.outputs)
-    parts = (_FILES_REVISION, importlib.metadata.version("torch"), repr((inputs, outputs)))
+    parts = (_REVISION, importlib.metadata.version("torch"), repr((inputs, outputs)))
     folder = written_folder(
         model, "onnx", parts, lambda folder: OnnxJob(model.name, str(model.model_file), str(folder), inputs, outputs)
     )

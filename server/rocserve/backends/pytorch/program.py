@@ -24,7 +24,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.requests import TensorSpec
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""By the parameter `precision`; fp32 keeps the file's precision."""
+"""By the parameter `precision`. fp32 is missing because it keeps the file's precision."""
 _PRECISIONS = {
     **{dtype: name for name, dtype in DTYPES.items()},
     torch.float32: "fp32",
@@ -43,6 +43,8 @@ back to pickles that call functions."""
 
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
+    """An input or an output as the program's file describes it."""
+
     names: tuple[str, ...]
     """The names that a configuration may use; the first is the default."""
     datatype: DataType | None = None
@@ -120,15 +122,15 @@ def output_names(result: Any, kind: type | tuple[type, ...] = (torch.Tensor, lis
 def in_precision(program: Program, dtype: torch.dtype) -> Program:
     """Return the program with weights of `dtype` and inputs and outputs of the original datatypes."""
     known = program.signature.outputs or ()
-    wanted = [torch_dtype(tensor.datatype) for tensor in known if tensor.datatype is not None]
+    output_dtypes = [torch_dtype(tensor.datatype) for tensor in known if tensor.datatype is not None]
 
     def cast(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     def call(values: Sequence[Any]) -> Any:
         result = program.call([cast(value) for value in values])
-        if wanted:
-            return [value.to(own) for value, own in zip(outputs_of(result), wanted, strict=True)]
+        if output_dtypes:
+            return [value.to(original) for value, original in zip(outputs_of(result), output_dtypes, strict=True)]
         return pytree.tree_map_only(
             torch.Tensor, lambda value: value.float() if value.dtype is dtype else value, result
         )
@@ -197,7 +199,7 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
     in_spec = exported.call_spec.in_spec
     values = _values(exported)
     constants: list[Any] = []
-    indices: list[int] = []
+    tensor_positions: list[int] = []
     limits = index_limits(exported)
     inputs: list[ProgramTensor] = []
     specs = [spec for spec in exported.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
@@ -212,29 +214,29 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
         tensor = _tensor("input", (spec.arg.name, f"INPUT__{len(inputs)}", path), values[spec.arg.name])
         sizes = tuple(open_size(size, exported.range_constraints) for size in values[spec.arg.name].shape)
         inputs.append(replace(tensor, open_sizes=sizes, limits=limits.get(spec.arg.name, ())))
-        indices.append(index)
+        tensor_positions.append(index)
     results = [spec for spec in exported.graph_signature.output_specs if spec.kind.name == "USER_OUTPUT"]
-    tensors = [spec.arg.name for spec in results if isinstance(spec.arg, TensorArgument)]
+    output_nodes = [spec.arg.name for spec in results if isinstance(spec.arg, TensorArgument)]
     names = output_names(
         pytree.tree_unflatten([spec.arg for spec in results], exported.call_spec.out_spec), TensorArgument
     )
-    rows = _common_rows([values[tensor.names[0]] for tensor in inputs] + [values[name] for name in tensors])
+    rows = _common_rows([values[tensor.names[0]] for tensor in inputs] + [values[name] for name in output_nodes])
     bounds = exported.range_constraints.get(rows)
-    written = exported.graph_signature.user_inputs_to_mutate.values()
+    mutated_inputs = exported.graph_signature.user_inputs_to_mutate.values()
 
-    def call(given: Sequence[Any]) -> Any:
+    def call(tensors: Sequence[Any]) -> Any:
         leaves = list(constants)
-        for index, value in zip(indices, given, strict=True):
+        for index, value in zip(tensor_positions, tensors, strict=True):
             leaves[index] = value
         args, kwargs = pytree.tree_unflatten(leaves, in_spec)
         return module(*args, **kwargs)
 
     signature = ProgramSignature(
         tuple(inputs),
-        tuple(_tensor("output", own, values[name]) for own, name in zip(names, tensors, strict=True)),
+        tuple(_tensor("output", aliases, values[name]) for aliases, name in zip(names, output_nodes, strict=True)),
         batches=bool(inputs) and rows is not None and (bounds is None or bool(bounds.lower <= LEAST_TRIED)),
         most_rows=None if bounds is None or not bounds.upper < UNBOUNDED else int(bounds.upper),
-        overwritten=frozenset(index for index, tensor in enumerate(inputs) if tensor.names[0] in written),
+        overwritten=frozenset(index for index, tensor in enumerate(inputs) if tensor.names[0] in mutated_inputs),
         precision=_precision_of(exported.state_dict if weights is None else weights),
     )
     return Program(call, signature)
@@ -332,14 +334,13 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
                 f"argument '{argument.name}' of forward in {path.name} is of type {argument.type}; what can be served"
                 " are arguments of type Tensor or List[str], or a single one of type Dict[str, Tensor]"
             )
-    own = [argument.name for argument in needed]
-
-    is_first = own == [argument.name for argument in arguments[: len(own)]]
+    argument_names = [argument.name for argument in needed]
+    is_first = argument_names == [argument.name for argument in arguments[: len(argument_names)]]
 
     def call(values: Sequence[Any]) -> Any:
-        return module(*values) if is_first else module(**dict(zip(own, values, strict=True)))
+        return module(*values) if is_first else module(**dict(zip(argument_names, values, strict=True)))
 
-    names = [(name, f"INPUT__{index}") for index, name in enumerate(own)]
+    names = [(name, f"INPUT__{index}") for index, name in enumerate(argument_names)]
     signature = without_shapes(names, precision, by_position=True)
     return Program(call, signature, devices)
 
@@ -385,9 +386,11 @@ def _tensor(kind: str, names: tuple[str, ...], value: Any) -> ProgramTensor:
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     datatype = datatype_of(value.dtype, f"{kind} '{names[0]}' of the program")
     sample, strides = (tuple(map(_example_size, each)) for each in (value.shape, value.stride()))
-    whole = [prod(sample[dimension + 1 :]) for dimension in range(len(sample))]
-    is_as_requests = all(size < 2 or own == full for size, own, full in zip(sample, strides, whole, strict=True))
-    return ProgramTensor(names, datatype, shape, sample, strides=() if is_as_requests else strides)
+    contiguous_strides = [prod(sample[dimension + 1 :]) for dimension in range(len(sample))]
+    is_contiguous = all(
+        size < 2 or own == full for size, own, full in zip(sample, strides, contiguous_strides, strict=True)
+    )
+    return ProgramTensor(names, datatype, shape, sample, strides=() if is_contiguous else strides)
 
 
 def _example_size(size: Any) -> int:

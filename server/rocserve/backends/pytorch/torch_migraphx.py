@@ -65,7 +65,7 @@ page and an untrained ResNet-50:
     int8  0.0010   0.0006   0.022    0.027    0.0028      quantised statically, by ONNX Runtime and by PyTorch
 """
 _NEARLY_ZERO = 1e-6
-_FILES_REVISION = "2"
+_REVISION = "2"
 """Increase it when the files' content changes for a reason other than torch_migraphx."""
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -98,7 +98,7 @@ def load(model: ModelSource) -> LoadedModel:
     folder = lowered_folder(model, options.precision, device, shapes)
     # Imported after the child process: the first import builds the C++ part, which has a time limit there.
     import_lowering()
-    lowered = {own: folder / _file(index) for index, own in enumerate(shapes)}
+    lowered = {each: folder / _file(index) for index, each in enumerate(shapes)}
     program = open_lowered(exported, options.precision, lowered)
     return TorchModel(model, program, options, device, {"program": "lowered by torch_migraphx"}, captures=False)
 
@@ -137,14 +137,7 @@ def lowered_folder(model: ModelSource, precision: str, device: torch.device, sha
     version = ""
     with suppress(ImportError):  # The child process reports a missing module.
         version = str(getattr(importlib.import_module(_MIGRAPHX), "__version__", ""))
-    parts = (
-        _FILES_REVISION,
-        importlib.metadata.version(_MODULE),
-        version,
-        precision,
-        repr(shapes),
-        *machine_parts(device),
-    )
+    parts = (_REVISION, importlib.metadata.version(_MODULE), version, precision, repr(shapes), *machine_parts(device))
     return written_folder(model, "torch-migraphx", parts, job)
 
 
@@ -157,22 +150,21 @@ def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], 
 
     def compiled(module: Any) -> Callable[..., Any]:
         by_shapes: OrderedDict[Shapes, Callable[..., Any]] = OrderedDict()
-        codes: dict[Shapes, CodeType] = {}
+        code_objects: dict[Shapes, CodeType] = {}
         """PyTorch keeps compiled code with the code object that it was compiled from, and runs a code object
         operator by operator from its ninth shape on. So each shape has a separate code object, which is dropped with
         the shape."""
 
-        def made(shapes: Shapes, values: Any) -> Callable[..., Any]:
+        def compile_for(shapes: Shapes, values: Any) -> Callable[..., Any]:
             file = lowered.get(shapes)
             compiler = _lowering(options, file) if saves or file is None else _loaded(file)
             forward = module.forward.__func__
-            codes[shapes] = forward.__code__.replace()
-            own = FunctionType(codes[shapes], forward.__globals__, argdefs=forward.__defaults__)
-            own.__kwdefaults__ = forward.__kwdefaults__
-            # fullgraph leaves out the module's own checks of inputs, which are no graph, because a file holds one whole
-            # graph.
+            code_objects[shapes] = forward.__code__.replace()
+            function = FunctionType(code_objects[shapes], forward.__globals__, argdefs=forward.__defaults__)
+            function.__kwdefaults__ = forward.__kwdefaults__
+            # fullgraph leaves out the module's own checks of inputs, which are no graph: a file holds one whole graph.
             run: Callable[..., Any] = torch.compile(
-                MethodType(own, module), backend=compiler, fullgraph=True, dynamic=False
+                MethodType(function, module), backend=compiler, fullgraph=True, dynamic=False
             )
             if file is None:
                 (args, kwargs), (others, by_name) = (
@@ -189,11 +181,11 @@ def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], 
             leaves = pytree.tree_leaves((args, kwargs))
             shapes = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor))
             if shapes not in by_shapes:
-                by_shapes[shapes] = made(shapes, (args, kwargs))
-                others = [each for each in by_shapes if each not in lowered]
-                if len(others) > MOST_SIZES:
-                    del by_shapes[others[0]]
-                    torch._dynamo.reset_code(codes.pop(others[0]))
+                by_shapes[shapes] = compile_for(shapes, (args, kwargs))
+                unlisted = [each for each in by_shapes if each not in lowered]
+                if len(unlisted) > MOST_SIZES:
+                    del by_shapes[unlisted[0]]
+                    torch._dynamo.reset_code(code_objects.pop(unlisted[0]))
             by_shapes.move_to_end(shapes)
             return by_shapes[shapes](*args, **kwargs)
 
@@ -279,12 +271,12 @@ class LoweringJob:
         report("reading the program")
         device = torch.device(self.device)
         exported = read_exported(Path(self.model_file), device)
-        lowered = {own: Path(self.folder) / _file(index) for index, own in enumerate(self.shapes)}
+        lowered = {shapes: Path(self.folder) / _file(index) for index, shapes in enumerate(self.shapes)}
         program = open_lowered(exported, self.precision, lowered, saves=True)
         original = open_exported(exported)
-        for own in self.shapes:
-            report(f"lowering it for inputs of {', '.join('x'.join(map(str, shape)) for shape in own)}")
-            inputs = trial_inputs(program.signature.inputs, own, device)
+        for shapes in self.shapes:
+            report(f"lowering it for inputs of {', '.join('x'.join(map(str, shape)) for shape in shapes)}")
+            inputs = trial_inputs(program.signature.inputs, shapes, device)
             try:
                 with torch.no_grad():  # Weights become constants of the lowered program only without gradients.
                     found = outputs_of(program.call([value.clone() for value in inputs]))
@@ -311,10 +303,10 @@ def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection
     """Compare outputs. Labels and other integers are not compared, because rounding may change them. Raises ServeError
     (UNAVAILABLE) if numbers differ by more than rounding explains."""
     limit = max(_TOLERANCES.get(precision, _TOLERANCES["fp32"]) for precision in precisions)
-    for index, (own, theirs) in enumerate(zip(found, expected, strict=True)):
-        if not theirs.is_floating_point() or not theirs.isfinite().all():
+    for index, (lowered_values, original_values) in enumerate(zip(found, expected, strict=True)):
+        if not original_values.is_floating_point() or not original_values.isfinite().all():
             continue
-        distance = relative_error(own, theirs)
+        distance = relative_error(lowered_values, original_values)
         if not distance <= limit:
             raise unavailable(
                 f"what torch_migraphx makes of it gives other numbers than PyTorch: the relative error of output"
