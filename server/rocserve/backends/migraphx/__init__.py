@@ -1,5 +1,4 @@
-"""Describes the migraphx backend: compiled MIGraphX programs (.mxr), on AMD GPUs or on MIGraphX's targets cpu and
-ref."""
+"""Describes the migraphx backend: compiled MIGraphX programs (.mxr), on AMD GPUs or on targets cpu and ref."""
 
 from __future__ import annotations
 

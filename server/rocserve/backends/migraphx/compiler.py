@@ -36,8 +36,8 @@ def _give_up() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProgramCompiler:
-    """Compiles the programs of one model. `program` may be called on several threads, and by many processes that share
-    a cache."""
+    """Compiles one model's programs. `program` may be called on several threads, and in many processes with one
+    cache."""
 
     runner: JobRunner
     cache: ProgramCache
@@ -103,8 +103,7 @@ class ProgramCompiler:
 
     @contextmanager
     def _original_size_program(self, recipe: ProgramRecipe) -> Iterator[str]:
-        """Yield the cached program of the file's own batch size, if the recipe changes the batch size; "" = not cached
-        yet."""
+        """Yield the cached program of the file's own batch size, if the recipe changes that size; "" = not cached."""
         if not recipe.rebatched:
             yield ""
             return

@@ -106,15 +106,13 @@ def _places(environment: Mapping[str, str], system: Path) -> Iterator[tuple[Path
 
 
 def _module_in(folder: Path) -> str:
-    """Return the folder if it holds the module for this interpreter (migraphx.cpython-3XX-*.so), as ROCm's folder does;
-    else ""."""
+    """Return the folder if it holds the module for this interpreter (migraphx.cpython-3XX-*.so), else ""."""
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
     return str(folder) if any((folder / f"migraphx{suffix}").is_file() for suffix in suffixes) else ""
 
 
 def _importable_module() -> str:
-    """Return the folder on this interpreter's path that holds the module; "" = not found. Nothing of the module is
-    run."""
+    """Return the module's folder on this interpreter's path; "" = not found. Nothing of the module is run."""
     try:
         spec = importlib.util.find_spec("migraphx")
     except (ImportError, ValueError):

@@ -126,8 +126,7 @@ _BLOCK_BYTES = 4096
 @dataclass(frozen=True, slots=True)
 class ProgramAbout:
     model: str
-    """The model whose load or tool compiled the program. Other models with the same file and options use the program
-    too."""
+    """The model whose load or tool compiled the program. Others with the same file and options use the program, too."""
     source_file: str
     """Name of the model's file, without its folder."""
     recipe: ProgramRecipe
@@ -144,8 +143,7 @@ class ProgramAbout:
 
 @dataclass(frozen=True, slots=True)
 class CachedProgram:
-    """A program that can be loaded. It stays in the cache until `release`, or as long as the object lives in any
-    process."""
+    """A loadable program. It stays in the cache until `release`, or as long as the object lives in any process."""
 
     key: str
     path: Path
@@ -303,8 +301,8 @@ class ProgramCache:
         return Path(self._own_spare.name)
 
     def _writable_folders(self) -> Iterator[Path]:
-        """Yield the folders that may take new programs, the preferred one first. The spare folder is created only if
-        asked for."""
+        """Yield the folders for new programs, the preferred one first. The spare folder is created only if asked
+        for."""
         if not self._write_error:
             yield self.directory
         yield self._spare

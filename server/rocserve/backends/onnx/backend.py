@@ -332,8 +332,8 @@ class OnnxModel:
             execution.result()
 
     def execute(self, batch: Batch) -> BatchResult:
-        """Run a batch. Raises ServeError with ONNX Runtime's text: INVALID_ARGUMENT if ONNX Runtime blames the inputs,
-        else INTERNAL."""
+        """Run a batch. Raises ServeError with ONNX Runtime's text: INVALID_ARGUMENT if it blames the inputs, else
+        INTERNAL."""
         inputs: Mapping[str, Array] = batch.arrays if not self._takes_text else {}
         if self._takes_text:
             inputs = {

@@ -55,8 +55,7 @@ _DEFAULT_SESSION_ENTRIES = {
     "session.force_spinning_stop": "1",
 }
 _LEVELS_OF_GRAPH = {-1: "basic", 1: "extended", 2: "disable"}
-"""The optimisation levels of Triton's ONNX Runtime backend by `optimization.graph.level`; "all" for all other
-values."""
+"""Optimisation levels of Triton's ONNX Runtime backend by `optimization.graph.level`; "all" for other values."""
 _OPTIMIZATION_LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -202,8 +201,8 @@ class SessionOpener:
         return session
 
     def open_for_signature(self) -> Any:
-        """Open a session as fast as possible, only to read its inputs and outputs. Raises ServeError (INVALID_ARGUMENT)
-        like `open`."""
+        """Open a session quickly, only to read its inputs and outputs. Raises ServeError (INVALID_ARGUMENT) like
+        `open`."""
         options = self._options(1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return self._open_on_cpu(options)
@@ -229,8 +228,8 @@ class SessionOpener:
         return session
 
     def _options(self, instance_count: int) -> Any:
-        """Make session options with the model's custom operators. Raises ServeError (INVALID_ARGUMENT) if an operator
-        library is wrong."""
+        """Add the custom operators to the options. Raises ServeError (INVALID_ARGUMENT) if an operator library is
+        wrong."""
         options = session_options(self._model.config, instance_count)
         folder = self._model.model_folder
         for name in self._model.config.operator_libraries:
@@ -246,8 +245,7 @@ class SessionOpener:
         return options
 
     def _check_assignment(self, session: Any) -> None:
-        """Log the operators that do not run on the providers. Raises ServeError (UNAVAILABLE) if no operator runs on
-        the GPU."""
+        """Log operators that do not run on the providers. Raises ServeError (UNAVAILABLE) if none runs on the GPU."""
         # ONNX Runtime before 1.24 does not report the assignment.
         assignment_info = getattr(session, "get_provider_graph_assignment_info", None)
         operators: dict[str, Counter[str]] = {}
@@ -320,8 +318,7 @@ class DeviceStream:
 
 
 def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None:
-    """Open a stream; None = the model has no batch dimension, its provider takes no stream, or PyTorch is not installed
-    for the GPU."""
+    """Open a stream; None = no batch dimension, a provider without streams, or no PyTorch for the GPU."""
     batches = model.config.max_batch_size > 0 or model.config.has_open_batch
     takes = all(provider.kind in _TAKE_STREAMS for provider in plan.providers if provider.kind.on_gpu)
     if not (plan.on_gpu and batches and takes) or importlib.util.find_spec("torch") is None:

@@ -1,5 +1,4 @@
-"""Describes the pytorch backend: exported programs, AOTInductor packages and TorchScript. Each instance is a
-process."""
+"""Describes the pytorch backend: exported programs, AOTInductor packages and TorchScript, one process per instance."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Matches a program's tensors with the configuration's names, and takes datatypes and shapes from the configuration if
-the file lacks them."""
+"""Matches a program's tensors with the configuration, and fills in the datatypes and shapes that the file lacks."""
 
 from __future__ import annotations
 
@@ -109,8 +108,7 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
 
 
 def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_position: bool = False) -> list[str]:
-    """Return the tensors' names in the program's order: the configuration's names if they match the program's, else the
-    program's."""
+    """Return the tensors' names in the program's order: the configuration's if they match, else the program's."""
     names = [tensor.names[0] for tensor in tensors]
     by_name = {alias: index for index, tensor in enumerate(tensors) for alias in tensor.names}
     # A first name takes precedence over another tensor's alias.

@@ -81,8 +81,7 @@ class SizedExecution:
     """Runs batches at fixed sizes, concurrently with the model's other executions. For one thread."""
 
     def __init__(self, model: SizedModel, computed: Any) -> None:
-        """`computed`: the event after each computation of the model, because the next computation uses the same
-        memory."""
+        """`computed`: the event after each computation of the model, whose memory the next computation reuses."""
         self.by_size: dict[int, _Size] = {}
         self._model = model
         self._computed = computed

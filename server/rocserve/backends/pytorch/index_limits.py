@@ -84,8 +84,7 @@ def _operator(node: Any) -> str:
 
 
 def _indexed_tensors(node: Any) -> list[tuple[Any, int, Any, bool]]:
-    """Return the indexed tensors of a node, each with its dimension, its index, and whether the index may count from
-    the end."""
+    """Return a node's indexed tensors with dimension, index, and whether the index may count from the end."""
     name, args = _operator(node), node.args
     if name in _EMBEDDINGS:
         tensor, index = _EMBEDDINGS[name]

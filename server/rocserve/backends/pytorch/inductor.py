@@ -1,5 +1,4 @@
-"""Compiles programs of torch.export for this machine in a child process, and keeps them in the cache: the engine
-inductor."""
+"""Compiles programs of torch.export for this machine in a child process, into the cache: the engine inductor."""
 
 from __future__ import annotations
 

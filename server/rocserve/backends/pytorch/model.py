@@ -139,8 +139,7 @@ class TorchModel:
             source.report("")
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run the samples. Without samples run zeros, in the example's sizes if the file has them; a program that fails
-        on zeros is no error."""
+        """Run the samples; without samples, zeros in the example's sizes. A program that fails on zeros is no error."""
         if not samples:
             try:
                 zeros = {tensor.name: tensor for tensor in self._bound.zeros(1)}

@@ -56,8 +56,7 @@ def engine_in_errors(model: ModelSource, engine: str) -> tuple[bool, str]:
 
 
 def require_exported(model: ModelSource, engine: str) -> None:
-    """Raises ServeError (INVALID_ARGUMENT) if the file is no program of torch.export, the only kind that this engine
-    takes."""
+    """Raises ServeError (INVALID_ARGUMENT) if the file is no program of torch.export, all that this engine takes."""
     kind = file_kind(model.model_file)
     if kind is not FileKind.EXPORTED:
         is_named, asks = engine_in_errors(model, engine)

@@ -30,8 +30,7 @@ class OpenSize:
 
 
 def open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
-    """Describe a size of PyTorch's. `bounds`: of its symbols. None = the size is fixed, or is no linear function of
-    one number."""
+    """Describe a size of PyTorch's. `bounds`: of its symbols. None = fixed, or no linear function of one number."""
     if isinstance(size, int) or len(size.node.expr.free_symbols) != 1:
         return None
     expression = size.node.expr

@@ -87,8 +87,7 @@ def open_package(path: Path, device: torch.device | None, checks: bool = True) -
 
 
 def missing_features(metadata: Mapping[str, str], gpu: int) -> list[str]:
-    """Return the properties in a package's metadata that this machine lacks. `gpu`: the GPU's number; -1 = the
-    first."""
+    """Return a package's requirements that this machine lacks. `gpu`: the GPU's number; -1 = the first."""
     own = {"AOTI_PLATFORM": sys.platform, "AOTI_MACHINE": platform.machine()}
     found = [metadata[key] for key, here in own.items() if metadata.get(key, here) != here]
     if not found:

@@ -78,8 +78,7 @@ class TorchCompileOptions:
 
 
 def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
-    """Read the parameter. Raises ServeError (INVALID_ARGUMENT) if it is no such object, or names another compiler than
-    Inductor."""
+    """Read the parameter. Raises ServeError (INVALID_ARGUMENT) if it is wrong, or names a compiler but Inductor."""
     text = config.parameters.get(TORCH_COMPILE, "").strip()
     if not text:
         return TorchCompileOptions()

@@ -91,8 +91,7 @@ class ProgramSignature:
 @dataclass(frozen=True, slots=True)
 class Program:
     call: Callable[[Sequence[Any]], Any]
-    """Takes all inputs, each a tensor or a list of str. Returns a tensor, a list of str, or tuples, lists and dicts of
-    them."""
+    """Takes all inputs, each a tensor or a list of str; returns one of these, or tuples, lists and dicts of them."""
     signature: ProgramSignature
     devices: tuple[str, ...] = ()
     """The devices of its parts, if the parts stay on the devices that the file names."""
@@ -282,8 +281,7 @@ def size_conditions(exported: Any) -> tuple[str, ...]:
 
 
 def _guarded_paths(exported: Any) -> Iterator[tuple[str, int]]:
-    """Yield the texts that conditions may use for the program's input tensors, each with the tensor's position among
-    the inputs."""
+    """Yield the texts that conditions may use for input tensors, each with the tensor's position among the inputs."""
     in_spec = exported.call_spec.in_spec
     args, kwargs = pytree.tree_unflatten(list(range(in_spec.num_leaves)), in_spec)
     arguments = inspect.signature(exported.module().forward).bind(*args, **kwargs).arguments

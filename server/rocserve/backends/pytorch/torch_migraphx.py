@@ -264,8 +264,7 @@ class LoweringJob:
         return f"lowering model '{self.model_name}' with torch_migraphx"
 
     def perform(self, report: Report) -> Written:
-        """Lower the program. Raises ServeError if torch_migraphx cannot lower it, or the lowered program gives other
-        numbers."""
+        """Lower the program. Raises ServeError if that fails, or if the lowered program gives other numbers."""
         report("importing torch_migraphx")
         import_lowering()
         report("reading the program")

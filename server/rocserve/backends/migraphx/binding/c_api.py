@@ -50,8 +50,7 @@ CALLED_ONCE = frozenset(
         "quantize_fp8",
     }
 )
-"""The functions that write messages in addition to errors, or change their arguments. All others may be called
-again."""
+"""The functions that write messages other than errors, or change their arguments. Others may be called again."""
 
 _IN_ORDER = tuple(NUMPY_DTYPES)
 _LATEST_BOOL = 4
@@ -63,8 +62,8 @@ class Library:
     each call releases the GIL."""
 
     def __init__(self, path: str, add_message: Callable[[str], None] = lambda text: None) -> None:
-        """`add_message` takes MIGraphX's output other than errors. Raises MigraphxError if the library cannot be loaded
-        into this process."""
+        """`add_message` takes MIGraphX's output other than errors. Raises MigraphxError if the library cannot be
+        loaded."""
         try:
             self._library = ctypes.CDLL(path)
         except OSError as error:
@@ -397,8 +396,7 @@ class _Results:
         self._argument, self._place = c_void_p(), c_void_p()
 
     def views(self, arguments: c_void_p) -> Sequence[Array]:
-        """Return arrays on the results. `arguments`: the handle from a run; the arrays are valid as long as the
-        handle."""
+        """Return arrays on the results, valid as long as `arguments`, the handle from a run."""
         argument, buffer = self._argument, self._place
         found = []
         for index, view in enumerate(self._views):

@@ -47,15 +47,13 @@ MIGraphX prints, without "_type". Tuples and four-bit numbers are missing becaus
 BIT_DATATYPES = frozenset({"fp8e4m3fnuz", "fp8e4m3fn", "fp8e5m2", "bf16", "fp8e5m2fnuz"})
 
 _OUTPUT_BUFFER = "#output_"
-"""Part of the names of output buffers: the parameters for outputs of a program that was compiled without
-offload_copy."""
+"""Part of an output buffer's name: a parameter for an output of a program compiled without offload_copy."""
 _MOST_MESSAGES = 1000
 """Lines kept until `take_messages`; the oldest are dropped first."""
 
 
 class MigraphxError(Exception):
-    """MIGraphX refused a call, or rocserve refused a call that MIGraphX would not survive. The text is MIGraphX's own
-    if it has one."""
+    """MIGraphX refused a call, or would not have survived it. The text is MIGraphX's own if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +104,7 @@ class Program(abc.ABC):
         self.output_buffers: Mapping[str, ProgramTensor] = {
             tensor.name: tensor for tensor in tensors if _OUTPUT_BUFFER in tensor.name
         }
-        """Empty unless the program was compiled without offload_copy, for tensors on the GPU. Names are like
-        "main:#output_0"."""
+        """Empty unless the program was compiled without offload_copy. Names are like "main:#output_0"."""
         self.outputs = tuple(self._read_outputs())
 
     def quantize(self, kind: str, target: str = "", calibration: Sequence[Mapping[str, Array]] = ()) -> None:
@@ -128,8 +125,8 @@ class Program(abc.ABC):
     def compile(
         self, target: str, *, offload_copy: bool = True, fast_math: bool = True, exhaustive_tune: bool = False
     ) -> None:
-        """Compile for `target`: gpu, cpu or ref. `offload_copy`: inputs and outputs lie in host memory, and MIGraphX
-        copies them."""
+        """Compile for `target`: gpu, cpu or ref. `offload_copy`: inputs and outputs lie in host memory; MIGraphX
+        copies."""
         with self._lock:
             self._require_uncompiled("compiled again")
             self._compile(target, offload_copy, fast_math, exhaustive_tune)
@@ -295,8 +292,7 @@ class Binding(abc.ABC):
 
     @abc.abstractmethod
     def load(self, path: Path) -> Program:
-        """Load a compiled program from a .mxr file. The caller checks with `model_files/mxr.py` that the file is
-        one."""
+        """Load a compiled program from a .mxr file, which the caller has checked with `model_files/mxr.py`."""
 
     def take_messages(self) -> Sequence[str]:
         """Return MIGraphX's output other than errors (warnings, progress) since the last call, line by line."""
@@ -403,8 +399,7 @@ _MAJOR, _MINOR = 1_000_000, 1_000
 
 
 def loaded_version() -> str:
-    """Return the version of the libmigraphx.so.* that this process has mapped, e.g. "2.14.0"; "" = none, or a file name
-    without a version."""
+    """Return the version of the mapped libmigraphx.so.*, e.g. "2.14.0"; "" = none, or a file name without a version."""
     match = _CORE.search(_MAPS.read_text(errors="surrogateescape"))
     number = int(match[1]) if match else 0
     return f"{number // _MAJOR}.{number % _MAJOR // _MINOR}.{number % _MINOR}" if number >= _MAJOR else ""

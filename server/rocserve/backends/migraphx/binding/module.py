@@ -1,5 +1,4 @@
-"""Calls MIGraphX's official Python module, and opens one of the two bindings. The module holds the GIL through every
-call, compiles included."""
+"""Calls MIGraphX's Python module, and opens one of the two bindings. The module holds the GIL through every call."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class ModuleBinding(Binding):
         self.call(self.module.get_target, target)
 
     def call(self, function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
-        """Call a function of the module. Its errors become MigraphxError, and MIGraphX's other output becomes
-        messages."""
+        """Call a function of the module. Errors become MigraphxError, and other output of MIGraphX becomes messages."""
         start = self._captured.begin()
         try:
             return call_uncaptured(function, *arguments, **keywords)

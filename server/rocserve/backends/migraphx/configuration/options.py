@@ -44,8 +44,7 @@ PARAMETERS = frozenset(
         "precision",
     }
 )
-"""The names with one meaning in `parameters` and in the accelerator's parameters. The accelerator has no `target`
-because it is for GPUs."""
+"""Names with one meaning in `parameters` and in the accelerator, which has no `target` because it is for GPUs."""
 
 MAX_DYNAMIC_BATCH = "migraphx_max_dynamic_batch"
 """AMD's name for the largest batch size that is compiled before the first request."""
@@ -189,8 +188,7 @@ class ServingOptions:
     """The options that decide which programs a model has, and how they are made and run."""
 
     batch_sizes: tuple[int, ...]
-    """Ascending; empty = the model has no batch dimension. The largest is at most max_batch_size; a larger batch runs
-    in pieces."""
+    """Ascending; empty = no batch dimension. The largest is at most max_batch_size; a larger batch runs in pieces."""
     dynamic_batch: bool = False
     """Makes one program for batches of 1 to max_batch_size; `batch_sizes` is then empty."""
     pad_with_first_row: bool = True
@@ -231,8 +229,7 @@ def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection
 
 
 def serving_options(config: ModelConfig) -> ServingOptions:
-    """Return the serving options. Raises ServeError (INVALID_ARGUMENT) if the configuration is wrong or contradicts
-    itself."""
+    """Return the serving options. Raises ServeError (INVALID_ARGUMENT) if the configuration is wrong."""
     config = _with_accelerator(config)
     dynamic_batch = read_switch(config, "dynamic_batch", False)
     if dynamic_batch and config.max_batch_size == 0:

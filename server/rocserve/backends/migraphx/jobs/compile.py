@@ -1,5 +1,4 @@
-"""Compiles one program in a child process: reads the model, quantises, compiles, saves, loads the saved program and
-runs it."""
+"""Compiles one program in a child process: reads the model, quantises, compiles, saves, and tries the saved program."""
 
 from __future__ import annotations
 

@@ -115,8 +115,7 @@ class MxrFile:
 
 
 def read_mxr(path: Path) -> MxrFile:
-    """Read the header of a compiled program. Raises ServeError (INVALID_ARGUMENT) if the file cannot be read, or is no
-    compiled program."""
+    """Read a header. Raises ServeError (INVALID_ARGUMENT) if the file cannot be read, or is no compiled program."""
     try:
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
@@ -181,8 +180,8 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
 
 
 def sibling_model(path: Path) -> Path | None:
-    """Return the ONNX file to compile in place of a .mxr file: the one of the same name, else model.onnx; None =
-    neither exists."""
+    """Return the ONNX file that may replace a .mxr file: the one of the same name, else model.onnx; None = neither
+    exists."""
     for candidate in (path.with_suffix(".onnx"), path.with_name("model.onnx")):
         if candidate.is_file():
             return candidate

@@ -234,8 +234,7 @@ def _type_name(element_type: int) -> str:
 
 
 def as_text(value: str | bytes) -> str:
-    """Return a text of an ONNX file; protobuf gives bytes if the text is not UTF-8. Raises UnicodeDecodeError for such
-    bytes."""
+    """Return a text of an ONNX file. Raises UnicodeDecodeError for bytes, protobuf's form of text that is not UTF-8."""
     return value if isinstance(value, str) else value.decode()
 
 

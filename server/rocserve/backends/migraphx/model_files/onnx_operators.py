@@ -97,8 +97,7 @@ def _batch_normalization(node: onnx.NodeProto, attributes: _Attributes, facts: _
 
 
 def _conv_transpose(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
-    """Where `output_padding` adds elements, their values are those that `pads` would cut off, if any; MIGraphX adds
-    zeros."""
+    """Elements that `output_padding` adds have the values that `pads` would cut off, if any; MIGraphX adds zeros."""
     added, cut = attributes.get("output_padding", _NONE).ints, attributes.get("pads", _NONE).ints
     ends = cut[len(cut) // 2 :]
     return "with output_padding beside pads" if any(min(pair) > 0 for pair in zip(added, ends, strict=False)) else ""

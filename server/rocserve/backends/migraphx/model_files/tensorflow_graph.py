@@ -40,8 +40,7 @@ _VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "ReadVariableOp
 
 
 _MISREAD = frozenset({"All", "LessEqual"})
-"""MIGraphX treats these operators as identities of their first input. They mostly feed assertions, which MIGraphX
-drops."""
+"""Operators that MIGraphX treats as identities of their first input. They mostly feed assertions, which it drops."""
 
 
 class TensorflowNode:

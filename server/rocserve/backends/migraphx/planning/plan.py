@@ -35,8 +35,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """An input or output as clients see it. Images of a TensorFlow graph are NHWC for clients, and NCHW in the
-    program."""
+    """An input or output as clients see it. Images of TensorFlow graphs are NHWC here, and NCHW in the program."""
 
     name: str
     datatype: DataType | None

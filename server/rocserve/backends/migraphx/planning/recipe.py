@@ -1,5 +1,5 @@
-"""Describes everything that a compiled program depends on. Equal recipes give equal programs; a recipe's digest is the
-cache's key."""
+"""Describes all that a compiled program depends on. Equal recipes give equal programs; the digest is the cache's
+key."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ class ProgramRecipe:
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By input, all inputs, with the batch dimension (1 if `largest_batch` is set)."""
     rebatched: bool = False
-    """Whether the file fixes another batch size. If so, the program is checked against a program of that size before it
-    serves."""
+    """Whether the file fixes another batch size. If so, the program is compared with a program of that size."""
     output_names: tuple[str, ...] = ()
     """The requested outputs of a TensorFlow graph. Empty for ONNX models, whose files name their outputs."""
     calibration_digest: str = ""

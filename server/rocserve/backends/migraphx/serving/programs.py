@@ -162,8 +162,7 @@ class LoadedProgram:
     def __init__(
         self, program: Program, layout: ProgramLayout, rows: DimensionRange | None, pad_with_first_row: bool = True
     ) -> None:
-        """`rows`: the batch sizes that the program takes, which MIGraphX itself does not check; None = no batch
-        dimension."""
+        """`rows`: the batch sizes that the program takes, unchecked by MIGraphX itself; None = no batch dimension."""
         self.layout = layout
         self.rows = rows
         self._program = program
@@ -232,8 +231,7 @@ class ProgramRunner:
         """The layout of all programs, which differ only in the batch dimension."""
         self._varies = any(tensor.depends_on_values for tensor in program.layout.outputs)
         self._programs: tuple[LoadedProgram, ...] = (program,)
-        """By size, ascending. The tuple is replaced as a whole: a running batch keeps the programs that it began
-        with."""
+        """By size, ascending. Replaced as a whole: a running batch keeps the programs that it began with."""
 
     @property
     def batch_sizes(self) -> str:
