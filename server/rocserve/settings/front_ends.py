@@ -118,14 +118,10 @@ class HttpSettings:
     address: str = flag("0.0.0.0", text("ADDRESS"), "the address to listen on")
     port: int = flag(8000, PORT, "the port to listen on; 0 = any free one")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-http-port")
-    thread_count: int = flag(
-        8, POSITIVE, "without effect, accepted because tritonserver has it: one event loop serves HTTP"
-    )
+    thread_count: int = flag(8, POSITIVE, "without effect (tritonserver's): one event loop serves HTTP")
     max_input_size: int = flag(64 << 20, POSITIVE, "largest body of a request in bytes, after decompression")
     request_timeout_seconds: float = flag(
-        0.0,
-        SECONDS,
-        "how long an inference request may take, even if its client sets no deadline; 0 = no limit",
+        0.0, SECONDS, "how long an inference request may take, even if its client sets no deadline; 0 = no limit"
     )
     keepalive_timeout_seconds: float = flag(75.0, POSITIVE_SECONDS, "how long a connection may stay without a request")
     restricted: tuple[RestrictedProtocols, ...] = repeated(_RESTRICTED, _RESTRICTED_HELP, name="http-restricted-api")
@@ -181,20 +177,12 @@ class GrpcSettings:
         "shortest pause between a client's pings without data",
         name="grpc-http2-min-recv-ping-interval-without-data",
     )
-    http2_max_ping_strikes: int = connection(
-        2, COUNT, "early pings of a client before the connection is closed; 0 = no limit"
-    )
+    http2_max_ping_strikes: int = connection(2, COUNT, "early pings until the connection is closed; 0 = no limit")
     max_connection_age_ms: int = connection(
-        0,
-        MILLISECONDS,
-        "--max-connection-age-secs for gRPC only; 0 = that flag's value",
-        name="grpc-max-connection-age",
+        0, MILLISECONDS, "--max-connection-age-secs for gRPC only; 0 = as that flag", name="grpc-max-connection-age"
     )
     max_connection_idle_ms: int = connection(
-        3_600_000,
-        MILLISECONDS,
-        "time without calls after which a connection is closed; 0 = never",
-        name="grpc-max-connection-idle",
+        3_600_000, MILLISECONDS, "idle time before a connection is closed; 0 = never", name="grpc-max-connection-idle"
     )
     max_connection_age_grace_ms: int = connection(
         0,

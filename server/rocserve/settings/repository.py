@@ -102,9 +102,7 @@ class ResidencySettings:
     max_model_gpu_memory: int | None = flag(
         None, BYTE_SIZE, "memory of each GPU for loaded models; idle models are unloaded to make room (default: any)"
     )
-    wait_for_model: bool = flag(
-        True, BOOLEAN, "let requests wait while their model is loaded, instead of refusing them"
-    )
+    wait_for_model: bool = flag(True, BOOLEAN, "let requests wait for their model's load instead of refusing them")
     model_wait_seconds: float = flag(60.0, POSITIVE_SECONDS, "how long a request may wait for its model to be loaded")
 
 
@@ -119,7 +117,7 @@ class RepositorySettings:
     model_name: str = flag(
         "",
         text("NAME"),
-        "name of the model WHAT (default: the variable MODEL_NAME, else the configuration's name, else the file's)",
+        "name of the model WHAT (default: $MODEL_NAME, else the configuration's name, else the file's)",
     )
     preprocess: str = flag(
         "",
@@ -142,18 +140,13 @@ class RepositorySettings:
         text("MODEL"), "load this model at the start under explicit control; * = all", name="load-model"
     )
     settle_seconds: float = flag(
-        0.5,
-        SECONDS_IN_INT32_MS,
-        "how long a model's files must stay the same before a change counts",
-        name="repository-settle-secs",
+        0.5, SECONDS_IN_INT32_MS, "how long files must be unchanged before they count", name="repository-settle-secs"
     )
     poll_seconds: float = flag(
         15.0, SECONDS, "pause between scans for changes that come without a notification", name="repository-poll-secs"
     )
     remote_cache_size_bytes: int | None = flag(
-        None,
-        POSITIVE,
-        "bytes for copies of remote repositories in --cache-directory (default: all but a tenth of its disk)",
+        None, POSITIVE, "bytes for remote repositories in --cache-directory (default: all but a tenth of its disk)"
     )
     concurrent_loads: int = flag(4, POSITIVE, "models that load at the same time", name="model-load-thread-count")
     strict_model_config: bool = flag(
@@ -163,14 +156,10 @@ class RepositorySettings:
         aliases=("strict-model-config",),
         name="disable-auto-complete-config",
     )
-    model_config_name: str = flag(
-        "", text("NAME"), "read configs/NAME.pbtxt instead of config.pbtxt in models that have it"
-    )
+    model_config_name: str = flag("", text("NAME"), "read configs/NAME.pbtxt, if it exists, instead of config.pbtxt")
     model_namespacing: bool = flag(False, BOOLEAN, "let models of different repositories have the same name")
     allow_remote_files: bool = flag(False, BOOLEAN, "let load requests send a model's files, under explicit control")
-    allow_remote_models: bool = flag(
-        False, BOOLEAN, "let load requests with files create models that no repository has"
-    )
+    allow_remote_models: bool = flag(False, BOOLEAN, "let load requests with files create new models")
     allow_amd_endpoints: bool | None = flag(
         None, BOOLEAN, "let worker_load serve files of the repositories (default: under explicit control)"
     )

@@ -137,10 +137,7 @@ class EngineSettings:
         " share it (default rocserve/ in $XDG_CACHE_HOME or ~/.cache)",
     )
     cache_bytes: int = flag(
-        20 << 30,
-        POSITIVE,
-        "bytes for compiled programs; the least recently used are removed first",
-        name="cache-size-bytes",
+        20 << 30, POSITIVE, "bytes for compiled programs; the least recently used go first", name="cache-size-bytes"
     )
     migraphx_root: str = flag(
         "",
@@ -177,9 +174,7 @@ class WorkerSettings:
     """Model ("" = all) and name of each variable."""
     memory_bytes: int = flag(0, BOUND, "memory of a model's process and its children; 0 = no limit")
     tasks: int = flag(0, BOUND, "processes and threads of a model's process, itself included; 0 = no limit")
-    file_bytes: int = flag(
-        0, BOUND, "largest file that a model's process may write, its outputs' memory included; 0 = no limit"
-    )
+    file_bytes: int = flag(0, BOUND, "largest file of a model's process, its outputs' memory included; 0 = no limit")
     shared_workers: int = flag(
         0,
         AMOUNT,
@@ -201,14 +196,10 @@ class TimeLimits:
     """Seconds after which a worker is killed; 0 = no limit. A model's parameters may override all but the drain."""
 
     request_timeout_seconds: float = flag(
-        0.0,
-        SECONDS,
-        "how long a model may take for a batch before its worker is killed and restarted; 0 = no limit",
+        0.0, SECONDS, "how long a model may take for a batch before its worker is killed and restarted; 0 = no limit"
     )
     hang_timeout_seconds: float = flag(
-        600.0,
-        SECONDS,
-        "how long a worker with a batch may make no progress before it counts as hung and is killed; 0 = no limit",
+        600.0, SECONDS, "how long a worker may run a batch without progress before it is killed as hung; 0 = no limit"
     )
     drain_timeout_seconds: float = flag(
         60.0,
@@ -216,9 +207,7 @@ class TimeLimits:
         "how long an unloaded or replaced version may take to finish its requests before its workers are"
         " killed; 0 = no limit",
     )
-    load_timeout_seconds: float = flag(
-        600.0, SECONDS, "how long a model may take to load, compiling not counted; 0 = no limit"
-    )
+    load_timeout_seconds: float = flag(600.0, SECONDS, "how long a load may take, without compiling; 0 = no limit")
 
 
 NO_TIME_LIMITS = TimeLimits(0.0, 0.0, 0.0, 0.0)
@@ -253,9 +242,7 @@ class ServerSettings:
     )
     exit_on_error: bool = flag(True, BOOLEAN, "exit if a model fails to load at the start")
     listen_when_loaded: bool = flag(
-        False,
-        BOOLEAN,
-        "open the ports of gRPC and HTTP after the first loads, for load balancers that ignore readiness",
+        False, BOOLEAN, "open the gRPC and HTTP ports after the first loads, for load balancers that ignore readiness"
     )
     drain_seconds: float = flag(
         0.0,
@@ -263,9 +250,7 @@ class ServerSettings:
         "how long the server still serves, but is not ready, before it exits, so that load balancers and clients leave",
         name="drain-seconds",
     )
-    exit_timeout_seconds: float = flag(
-        30.0, SECONDS, "how long the exit, after --drain-seconds, waits for requests in flight"
-    )
+    exit_timeout_seconds: float = flag(30.0, SECONDS, "how long the exit waits for requests, after --drain-seconds")
     max_queue_requests: int = flag(10_000, POSITIVE, "requests that may wait for one version")
     max_queue_bytes: int = flag(4 << 30, POSITIVE, "bytes of inputs that may wait for one version")
     max_requests_per_client: int = flag(0, COUNT, "inference requests in flight per client address; 0 = no limit")
