@@ -275,7 +275,7 @@ class Server:
             await asyncio.gather(started, return_exceptions=True)
             return 0
         started.result()
-        self._launcher.end_kept()
+        self._launcher.end_left_workers()
         failed = self._repository.failed_models()
         if failed and self._settings.exit_on_error:
             self._repository.log_failures()

@@ -25,7 +25,7 @@ _REPORTED_AFTER_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class PendingAnswers:
     """A snapshot of the answers that an instance must still give."""
 
     batch: int = 0
@@ -34,7 +34,7 @@ class Owed:
     """Open requests, which are answered by separate messages and not with a batch."""
     calls: int = 0
     """Calls of other models that the instance waits for."""
-    said: int = 0
+    messages: int = 0
     """Messages so far that were not results of batches."""
 
 
@@ -49,21 +49,21 @@ class Silence:
 
     def __init__(self, limits: TimeLimits) -> None:
         self._limits = limits
-        self._last = (Owed(), ProcessState())
+        self._last = (PendingAnswers(), ProcessState())
         self.seconds = 0.0
 
-    def check(self, owed: Owed, process: ProcessState, passed: float) -> None:
+    def check(self, pending_answers: PendingAnswers, process: ProcessState, passed: float) -> None:
         """Compare with the last check, `passed` seconds ago."""
         # While a model waits for another, no answer is due, unless its process is stopped: it could not use the answer.
-        waits = owed.calls > 0 and not process.is_stopped
-        is_due = (owed.batch or owed.requests) and not waits and not process.is_traced
-        self.seconds = self.seconds + passed if is_due and self._last == (owed, process) else 0.0
-        self._last = (owed, process)
+        waits = pending_answers.calls > 0 and not process.is_stopped
+        is_due = (pending_answers.batch or pending_answers.requests) and not waits and not process.is_traced
+        self.seconds = self.seconds + passed if is_due and self._last == (pending_answers, process) else 0.0
+        self._last = (pending_answers, process)
 
     @property
     def excess(self) -> str:
         """Why the worker must be ended: the limit that has passed; "" = none."""
-        limits, seconds, (owed, process) = self._limits, self.seconds, self._last
+        limits, seconds, (pending_answers, process) = self._limits, self.seconds, self._last
         if limits.request_timeout_seconds and seconds >= limits.request_timeout_seconds:
             return f"it had not answered for {limits.request_timeout_seconds:g} s (request_timeout_secs)"
         # An open request may wait for an event that comes once a day, but a batch always blocks its model.
@@ -71,13 +71,13 @@ class Silence:
             return ""
         if process.is_stopped:
             return f"its process was stopped for {limits.hang_timeout_seconds:g} s (hang_timeout_secs)"
-        return f"it hung for {limits.hang_timeout_seconds:g} s (hang_timeout_secs)" if owed.batch else ""
+        return f"it hung for {limits.hang_timeout_seconds:g} s (hang_timeout_secs)" if pending_answers.batch else ""
 
     @property
     def is_reported(self) -> bool:
         """Whether the silence is long enough to be shown in the repository index."""
-        owed, process = self._last
-        is_stuck = owed.batch > 0 or process.is_stopped
+        pending_answers, process = self._last
+        is_stuck = pending_answers.batch > 0 or process.is_stopped
         return is_stuck and self.seconds >= min(_REPORTED_AFTER_SECONDS, shortest_limit(self._limits) / 2)
 
 
@@ -123,10 +123,10 @@ class AnswerWatch:
         passed = min(now - self._checked_at, 2 * self._pause)
         self._checked_at = now
         self._timer = self._next_check()
-        owed = [instance.owed() for instance, _ in self._instances]
-        is_due = any(one.batch or one.requests for one in owed)
+        pending_answers = [instance.pending_answers() for instance, _ in self._instances]
+        is_due = any(one.batch or one.requests for one in pending_answers)
         process = self._process_state() if is_due else ProcessState()
-        for (instance, silence), one in zip(self._instances, owed, strict=True):
+        for (instance, silence), one in zip(self._instances, pending_answers, strict=True):
             silence.check(one, process, passed)
             excess = silence.excess
             if excess and not instance.has_unread():

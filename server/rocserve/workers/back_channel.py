@@ -39,9 +39,9 @@ class BackChannel:
     def renew(self, end: WorkerEnd) -> None:
         """Use another server's link after the next `start`. Earlier responders keep the earlier server's link."""
         self._end = end
-        self._is_over = False
+        self._is_server_gone = False
         self._requests: dict[int, BatchedResponder] = {}
-        self._left_early: dict[int, bool] = {}
+        self._early_cancellations: dict[int, bool] = {}
         """Requests that were cancelled before `open_request`, and some that had already ended."""
 
     def start(self) -> None:
@@ -63,13 +63,13 @@ class BackChannel:
             raise invalid_argument(f"the call of model '{call.model_name}' cannot be sent: {error}") from None
         self._calls[number] = on_answer
         self._end.post(ENTRY.pack(entries.CALL, 0, 0, layout, number, place, nbytes))
-        if self._is_over:
+        if self._is_server_gone:
             self._drop_calls()
 
     def open_request(self, number: int) -> BatchedResponder:
         """Return the responder for a request, by the server's number."""
         responder = self._requests[number] = BatchedResponder(self._end, number, self._requests)
-        if self._left_early.pop(number, False):
+        if self._early_cancellations.pop(number, False):
             responder.is_cancelled = True
         return responder
 
@@ -85,29 +85,29 @@ class BackChannel:
                 if kind == entries.RESPONSE:
                     answer = layouts.response(flags, code, number, place, nbytes)
                     references = 0 if flags & entries.ERROR else code
-                    self._take_answer(a, answer, references, place, bool(flags & (entries.FINAL | entries.AGAIN)))
+                    self._handle_answer(a, answer, references, place, bool(flags & (entries.FINAL | entries.AGAIN)))
                 elif kind == entries.LAYOUT:
                     layouts.define(number, a, place)
                     end.post(entries.return_entries([a]))
                 elif kind == entries.CANCELLED:
-                    self._left_early[a] = True
-                    if len(self._left_early) > _REMEMBERED_CANCELLATIONS:
-                        del self._left_early[next(iter(self._left_early))]
+                    self._early_cancellations[a] = True
+                    if len(self._early_cancellations) > _REMEMBERED_CANCELLATIONS:
+                        del self._early_cancellations[next(iter(self._early_cancellations))]
                     # Looked up after the note above, because `open_request` registers the request before it reads the
                     # notes: one of the two threads sees the other's entry.
                     if (responder := self._requests.get(a)) is not None:
                         responder.is_cancelled = True
             is_open = sleeper.sleep(None, end.back.has_mail)
         # Set before the calls are dropped, because `call` registers a call before it reads the mark.
-        self._is_over = True
+        self._is_server_gone = True
         self._drop_calls()
 
     def _drop_calls(self) -> None:
         with suppress(KeyError):  # Raised when no call is left.
             while True:
-                self._hand_on(self._calls.popitem()[1], unavailable("the server is gone"), True)
+                self._deliver(self._calls.popitem()[1], unavailable("the server is gone"), True)
 
-    def _take_answer(self, number: int, answer: Result | None, references: int, place: int, final: bool) -> None:
+    def _handle_answer(self, number: int, answer: Result | None, references: int, place: int, final: bool) -> None:
         """`references`: how many of the first tensors are references."""
         if isinstance(answer, ModelResponse):
             # Copied, because the model may keep the tensors and write to them.
@@ -116,12 +116,12 @@ class BackChannel:
             answer.outputs = [*map(join_references, answer.outputs[:references]), *answer.outputs[references:]]
         on_answer = self._calls.pop(number, None) if final else self._calls.get(number)
         if on_answer is not None:
-            self._hand_on(on_answer, answer, final)
+            self._deliver(on_answer, answer, final)
         if answer is not None and answer is not RESCHEDULED:
             # Returned only now, because the model has copied by now what the references lead to.
             self._end.post(entries.return_entries([place]))
 
-    def _hand_on(self, on_answer: OnAnswer, answer: Result | None, final: bool) -> None:
+    def _deliver(self, on_answer: OnAnswer, answer: Result | None, final: bool) -> None:
         try:
             on_answer(answer, final)
         except Exception:
@@ -131,7 +131,7 @@ class BackChannel:
 class BatchedResponder:
     """Implements request_model.RequestResponder. The final answer goes with the batch if nothing was sent before."""
 
-    __slots__ = ("_end", "_ended", "_lock", "_open", "_spoken", "is_cancelled", "number")
+    __slots__ = ("_end", "_has_responded", "_is_ended", "_lock", "_open", "is_cancelled", "number")
 
     def __init__(self, end: WorkerEnd, number: int, requests: dict[int, BatchedResponder]) -> None:
         """`requests`: the open requests by number; this responder is one of them until the request is answered."""
@@ -139,34 +139,34 @@ class BatchedResponder:
         self.number = number
         self._open = requests
         self._lock = threading.Lock()
-        self._ended = False
-        self._spoken = False
+        self._is_ended = False
+        self._has_responded = False
         self.is_cancelled = False
 
     def send(self, answer: Result | None, final: bool) -> None:
         """See request_model.RequestResponder; `answer` may also be RESCHEDULED."""
         with self._lock:
-            if self._ended:
+            if self._is_ended:
                 raise RuntimeError("the final response to this request has been sent before")
             if answer is None and not final:
                 return
             # Sent under the lock, because no response may overtake the final one.
             self._end.respond(self.number, answer, final)
-            self._spoken = True
+            self._has_responded = True
             if final:
-                self._ended = True
+                self._is_ended = True
                 self._open.pop(self.number, None)
 
     def claim(self) -> bool:
         """Close the request, whose answer goes with its batch. Returns False if a response has been sent already."""
         with self._lock:
-            if self._spoken or self._ended:
+            if self._has_responded or self._is_ended:
                 return False
-            self._ended = True
+            self._is_ended = True
             self._open.pop(self.number, None)
             return True
 
-    def settle(self, answer: Result | None) -> Answer | None:
+    def batch_answer(self, answer: Result | None) -> Answer | None:
         """Return the part of `execute`'s answer that goes with the batch; None if messages answer the request."""
         if answer is None:
             return None

@@ -24,7 +24,7 @@ from rocserve.workers.worker_end import ReceivedRequest, WorkerEnd
 
 _REMEMBERED = 256
 """Entries of each memo."""
-_VALUES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64))
+_READ_IN_FILES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64))
 """Datatypes of inputs that a model may read in a client's file, although the client may change them meanwhile. Engines
 use no value of these types as an index after checking it."""
 
@@ -71,20 +71,20 @@ class BatchGatherer:
         form = requests[0].form
         alike = len(requests) == 1 or not any(request.form is not form for request in requests)
         if form.places.sizes is None or self._is_ragged or not alike:
-            return self._mixed(requests)
+            return self._joined_batch(requests)
         key = (form, len(requests))
         gathered = self._gathered.get(key)
         if (
             gathered is None
             and len(requests) == 1
             and form.places.end > COPIED_SOONER
-            and not self._lent(form.layout.rows)
+            and not self._engine_memory(form.layout.rows)
         ):
             # Small inputs come in many places, so a copy costs less than a Batch for each place. An output that shares
             # this memory is copied before the next batch is gathered.
-            return self._alone(requests[0])
+            return self._batch_in_place(requests[0])
         if gathered is None:
-            gathered = self._gathered.keep(key, self._room(form, len(requests)))
+            gathered = self._gathered.keep(key, self._new_gathered(form, len(requests)))
         batch, columns = gathered
         for index, request in enumerate(requests):
             block = self._files[request.file].view(request.place, form.places.end)
@@ -93,7 +93,7 @@ class BatchGatherer:
                 column[index * size : (index + 1) * size] = block[begin:end]
         return batch
 
-    def _alone(self, request: ReceivedRequest) -> Batch:
+    def _batch_in_place(self, request: ReceivedRequest) -> Batch:
         key = (request.form, request.place)
         batch = self._single.get(key) if not request.file else None
         if batch is None:
@@ -110,15 +110,15 @@ class BatchGatherer:
     def _inputs(self, request: ReceivedRequest) -> Sequence[Buffer]:
         """Return a request's inputs in place, or copies if they are in a client's file that the model may not read."""
         data, heads = request_inputs(request, self._files[request.file]), request.form.layout.inputs
-        if not request.file or (self._reads_files and all(head.datatype in _VALUES for head in heads)):
+        if not request.file or (self._reads_files and all(head.datatype in _READ_IN_FILES for head in heads)):
             return data
         return [*map(bytes, data)]
 
-    def _room(self, form: RequestForm, count: int) -> _Gathered:
+    def _new_gathered(self, form: RequestForm, count: int) -> _Gathered:
         layout = form.layout
         inputs: dict[str, Tensor] = {}
         columns: list[memoryview] = []
-        lent, begin = self._lent(layout.rows * count), 0
+        lent, begin = self._engine_memory(layout.rows * count), 0
         if not lent and len(self._memory) < form.places.end * count:
             # Remembered batches refer to the old memory.
             self._gathered.clear()
@@ -134,13 +134,13 @@ class BatchGatherer:
         )
         return batch, columns
 
-    def _lent(self, rows: int) -> Mapping[str, memoryview]:
+    def _engine_memory(self, rows: int) -> Mapping[str, memoryview]:
         return self._input_memory(rows) if self._batching and not self._is_ragged else {}
 
-    def _mixed(self, requests: Sequence[ReceivedRequest]) -> Batch:
+    def _joined_batch(self, requests: Sequence[ReceivedRequest]) -> Batch:
         """Join requests that differ in the order of inputs, in the outputs that they want, or in shapes."""
         rows = tuple([one.form.layout.rows for one in requests])
-        lent = self._lent(sum(rows))
+        lent = self._engine_memory(sum(rows))
         parts: dict[str, list[Buffer]] = {head.name: [] for head in requests[0].form.layout.inputs}
         shapes: dict[str, list[Shape]] = {name: [] for name in parts}
         for request in requests:
@@ -189,7 +189,7 @@ def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
     return joined.toreadonly()
 
 
-def separate(batch: Batch) -> list[dict[str, Tensor]]:
+def split_sample(batch: Batch) -> list[dict[str, Tensor]]:
     """Split a warm-up sample into copies of each request's inputs. Raises ServeError (INVALID_ARGUMENT) for damaged
     strings."""
     requests: list[dict[str, Tensor]] = [{} for _ in batch.request_sizes]

@@ -17,8 +17,8 @@ from rocserve.plane.heap import COPIED_AT_ONCE, HeapReader, SharedHeap, Slot, fi
 from rocserve.plane.link import ENTRY_BYTES
 from rocserve.workers import entries
 from rocserve.workers.entries import ENTRY
-from rocserve.workers.given_files import GivenFiles
 from rocserve.workers.layouts import checked
+from rocserve.workers.passed_files import PassedFiles
 from rocserve.workers.results import BatchOutcome
 
 
@@ -45,7 +45,7 @@ class SentBatch:
 class BatchWriter:
     """Writes the batches of one instance. On one thread."""
 
-    def __init__(self, inputs: SharedHeap, files: GivenFiles | None) -> None:
+    def __init__(self, inputs: SharedHeap, files: PassedFiles | None) -> None:
         """`files`: None = the worker may read no clients' files."""
         self._inputs = inputs
         self._files = files
@@ -118,7 +118,7 @@ class BatchWriter:
             for text, number in kept.items():
                 self._texts.keep(text, number)
         if count % 2:
-            table.append(entries.NO_ENTRY)
+            table.append(entries.PADDING_ENTRY)
         batch_id = next(self._batch_ids) & 0xFFFFFFFF
         entry = pack(entries.BATCH, entries.GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)
         large = fill(view, [*table, *pieces], COPIED_AT_ONCE)

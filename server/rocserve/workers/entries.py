@@ -26,7 +26,7 @@ From the server, on the ring WORK:
   together and run one by one. The server keeps the slot until the batch is DONE.
 - REQUEST: of layout number; a = its number; b = start of its inputs; c = bytes of its details (RequestDetails), and in
   the upper half their start. Flag PLACED: b is a place in the heap that the server keeps too. Flag IN_FILE: b is an
-  offset in a client's file or another worker's heap, which has the number a (`given_files.py`).
+  offset in a client's file or another worker's heap, which has the number a (`passed_files.py`).
 - FORGET: number = a file that no further request uses.
 
 On the ring BACK, for models that see each request separately, LAYOUT, RESPONSE to calls, and:
@@ -64,7 +64,7 @@ doorbells."""
 
 ENTRY = struct.Struct("<BBHIQQQ")
 """Kind, flags, count, number, a, b, c."""
-NO_ENTRY = bytes(ENTRY.size)
+PADDING_ENTRY = bytes(ENTRY.size)
 """Fills up a table of an odd number of entries: two entries are as long as a tensor's alignment."""
 
 WORK, BACK, RETURNS = range(3)

@@ -162,7 +162,7 @@ class WorkerGroup:
         # The supervisors and the group refer to each other. Without these references no garbage collection is needed.
         self._supervisors.clear()
         self.events, self.start_call = WorkerGroupEvents(), None
-        self.mail.let_go(self.inputs)
+        self.mail.close_heap(self.inputs)
 
     async def _all_or_none(self, steps: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
         tasks = [asyncio.ensure_future(step) for step in steps]
@@ -173,7 +173,7 @@ class WorkerGroup:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(supervisor.kill() for supervisor in self._supervisors))
-            self.mail.let_go(self.inputs)
+            self.mail.close_heap(self.inputs)
             raise
 
     def worker_down(self, index: int, reason: str, delay_seconds: float) -> None:
@@ -455,7 +455,7 @@ class WorkerSupervisor:
             self._group.limits,
             functools.partial(process_state, process.pid),
             functools.partial(self._group.worker_silent, self._index),
-            lambda reason: process.end_for(name + reason),
+            lambda reason: process.kill_for(name + reason),
         )
         try:
             await worker.ended.wait()
@@ -463,7 +463,7 @@ class WorkerSupervisor:
             watch.stop()
 
     def _lose(self, worker: WorkerSession) -> str:
-        text = f"{worker.process.title} of {self._name} {worker.process.fate}"
+        text = f"{worker.process.title} of {self._name} {worker.process.end_text}"
         self._log.error("%s; it is being restarted", text)
         self.worker = None
         self._group.worker_progress(self._index, "")
@@ -471,7 +471,7 @@ class WorkerSupervisor:
             instance.stop_taking()
             self._group.events.instance_lost(instance)
         self._end_instances(worker.instances, f"{text}; the request was in it; the model is being restarted")
-        return f"{worker.process.title} {worker.process.fate}"
+        return f"{worker.process.title} {worker.process.end_text}"
 
     def _end_instances(self, instances: Sequence[Instance], text: str) -> None:
         for instance in instances:

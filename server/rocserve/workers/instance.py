@@ -25,12 +25,12 @@ from rocserve.plane.link import LinkBroken, LinkEnd, RingReader, RingWriter
 from rocserve.plane.loop import PlaneLoop
 from rocserve.plane.trimming import HeapTrimmer
 from rocserve.workers import entries
-from rocserve.workers.answer_watch import Owed
+from rocserve.workers.answer_watch import PendingAnswers
 from rocserve.workers.batch_writer import BatchWriter, SentBatch
 from rocserve.workers.entries import ENTRY
-from rocserve.workers.given_files import GivenFiles
 from rocserve.workers.instance_requests import CallStarter, InstanceRequests
 from rocserve.workers.messages import LONGEST_TEXT
+from rocserve.workers.passed_files import PassedFiles
 from rocserve.workers.results import BatchOutcome, ResultReader
 
 HEAP_BYTES = 1 << 32
@@ -80,17 +80,17 @@ class Instance:
         """Batches that the engine may run at the same time; further ones wait in the worker."""
         self.has_answered = False
         self._gone_text = f"the worker of model '{model_name}' has ended"
-        self._listening = False
+        self._is_listening = False
         self._sent: dict[int, SentBatch] = {}
         """In the order of sending, which is also the order of running."""
         self._unposted: deque[SentBatch] = deque()
         """Batches that wait for the copy of their inputs, or behind such a batch, whose layouts they may use."""
-        self._to_return: list[int] = []
+        self._places_to_return: list[int] = []
         self.requests: InstanceRequests | None = None
         """Only if the model sees each request separately."""
-        self._to_forget: deque[int] = deque()
+        self._files_to_forget: deque[int] = deque()
         self._attach(start_call)
-        self._files = GivenFiles(self._socket, self._file_gone)
+        self._files = PassedFiles(self._socket, self._file_gone)
         # A model that brings its own code must see nothing of a client's memory except the tensors of its requests.
         self._writer = BatchWriter(inputs, self._files if start_call is None else None)
         if self.requests is not None:
@@ -137,12 +137,12 @@ class Instance:
 
     def open(self) -> None:
         """Begin to listen. From any thread."""
-        if not self._listening:
-            self._listening = True
+        if not self._is_listening:
+            self._is_listening = True
             self.plane.register(self._socket.fileno(), self._on_ring)
 
     def _listen(self) -> None:
-        if self._listening:
+        if self._is_listening:
             self._mail.listen(self)
 
     # Batches
@@ -179,8 +179,8 @@ class Instance:
             work.post(batch.entry)
             batch.posted = work.posted
         # All batches with requests in these files are done.
-        while self._to_forget and self.room(work):
-            work.post(ENTRY.pack(entries.FORGET, 0, 0, self._to_forget.popleft(), 0, 0, 0))
+        while self._files_to_forget and self.room(work):
+            work.post(ENTRY.pack(entries.FORGET, 0, 0, self._files_to_forget.popleft(), 0, 0, 0))
         self._ring()
 
     def room(self, ring: RingWriter) -> int:
@@ -195,7 +195,7 @@ class Instance:
         """Tell the worker to release a file that the server no longer holds. From any thread."""
 
         def forget() -> None:
-            self._to_forget.append(number)
+            self._files_to_forget.append(number)
             self._post_written()
 
         self.plane.call_soon(forget)
@@ -214,7 +214,7 @@ class Instance:
         return bool(self._sent) or (self.requests is not None and self.requests.is_expected)
 
     def take_mail(self) -> None:
-        if not self._listening:
+        if not self._is_listening:
             return
         requests = self.requests
         try:
@@ -224,7 +224,7 @@ class Instance:
                     self._take_done(number, (a, b, c), next(messages, None))
                 elif kind == entries.LAYOUT:
                     self.results.layouts.define(number, a, b)
-                    self.give_place(a)
+                    self.return_place(a)
                 elif requests is None:
                     raise ValueError(f"a message of kind {kind}, which it may not send here")
                 elif kind == entries.RESPONSE:
@@ -236,8 +236,8 @@ class Instance:
                     self._mail.trimmer.trim_later(self.inputs)
                 else:
                     raise ValueError(f"a message of kind {kind}, which it may not send here")
-            if len(self._to_return) > _MOST_UNRETURNED:
-                raise ValueError(f"{len(self._to_return)} places, and takes none back")
+            if len(self._places_to_return) > _MOST_UNRETURNED:
+                raise ValueError(f"{len(self._places_to_return)} places, and takes none back")
         except (ValueError, LinkBroken) as error:
             self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
 
@@ -256,13 +256,13 @@ class Instance:
         del self._sent[batch_id]
         self._mail.trimmer.trim_later(self.inputs)
         self.has_answered = True
-        self.guarded(batch.on_outcome, outcome)
+        self.call_guarded(batch.on_outcome, outcome)
 
     def slot(self, place: int) -> Slot:
         """Return a slot of the worker's heap, which is returned to the worker when this object is deleted."""
-        return Slot(self.give_place, place, self._reader, self._reader.remains)
+        return Slot(self.return_place, place, self._reader, self._reader.remains)
 
-    def guarded(self, callback: Callable[..., None], *arguments: object) -> None:
+    def call_guarded(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call back, and log an exception."""
         try:
             callback(*arguments)
@@ -271,43 +271,43 @@ class Instance:
 
     # Returns of slots
 
-    def give_place(self, place: int) -> None:
+    def return_place(self, place: int) -> None:
         """Return a slot to the worker after it was read. Small slots are returned together, as the worker has more."""
-        self._to_return.append(place)
-        if place >= self._reader.pages_from or len(self._to_return) >= _RETURNED_TOGETHER:
+        self._places_to_return.append(place)
+        if place >= self._reader.pages_from or len(self._places_to_return) >= _RETURNED_TOGETHER:
             # Posted at the end of this poll.
             self._mail.returning[self] = None
 
-    def return_places(self) -> None:
-        if self._to_return and not self.has_ended:
-            count = min(self.room(self._returns), -(-len(self._to_return) // 3))
-            self._returns.post(entries.return_entries(self._to_return[: 3 * count]))
+    def post_returned_places(self) -> None:
+        if self._places_to_return and not self.has_ended:
+            count = min(self.room(self._returns), -(-len(self._places_to_return) // 3))
+            self._returns.post(entries.return_entries(self._places_to_return[: 3 * count]))
             # The worker reads these before it posts more, and the rest follows then.
-            del self._to_return[: 3 * count]
+            del self._places_to_return[: 3 * count]
 
     # Called by the AnswerWatch, from any thread
 
-    def owed(self) -> Owed:
+    def pending_answers(self) -> PendingAnswers:
         requests, batch = self.requests, next(iter(list(self._sent)), 0)
-        return requests.owed(batch) if requests is not None else Owed(batch)
+        return requests.pending_answers(batch) if requests is not None else PendingAnswers(batch)
 
     def has_unread(self) -> bool:
         return not self.has_ended and self.inbox.has_mail()
 
     # The end
 
-    def _end_talk(self) -> None:
+    def _close(self) -> None:
         self.closed = self.has_ended = True
 
     def break_off(self, reason: str) -> None:
         """Stop talking to a worker that sends invalid messages, or reads none."""
-        self._end_talk()
+        self._close()
         if self._stop_listening():
             self._on_broken(self, reason)
 
     def _stop_listening(self) -> bool:
         """Returns whether the instance was listening."""
-        listening, self._listening = self._listening, False
+        listening, self._is_listening = self._is_listening, False
         if listening:
             self.plane.unregister(self._socket.fileno())
             self._mail.forget(self)
@@ -323,7 +323,7 @@ class Instance:
         as outcomes are released."""
         self.take_mail()
         self._stop_listening()
-        self._end_talk()
+        self._close()
         self._socket.close()
         self.peer.close()
         self._files.close()
@@ -335,7 +335,7 @@ class Instance:
             now = time.monotonic_ns()
             was_inside = place < self.batches_at_once and batch.posted and self._work.is_taken(batch.posted)
             reason = error if was_inside else WorkerGone(self._gone_text)
-            self.guarded(batch.on_outcome, BatchOutcome(reason, (now, now, now)))
+            self.call_guarded(batch.on_outcome, BatchOutcome(reason, (now, now, now)))
         # The requests refer to the instance and would keep it until a garbage collection.
         requests, self.requests = self.requests, None
         if requests is not None:
@@ -391,7 +391,7 @@ class InstanceMail:
         if self.returning:
             returning, self.returning = self.returning, {}
             for instance in returning:
-                instance.return_places()
+                instance.post_returned_places()
         return busy
 
     def has_mail(self) -> bool:
@@ -407,7 +407,7 @@ class InstanceMail:
         for instance in [instance for instance, inbox in self._others.items() if inbox.has_mail()]:
             self.expected[instance] = instance.inbox
 
-    def let_go(self, heap: Heap) -> None:
+    def close_heap(self, heap: Heap) -> None:
         """Close a heap after the calls that the data plane already has. From any thread."""
 
         def close() -> None:

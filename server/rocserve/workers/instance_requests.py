@@ -21,7 +21,7 @@ from rocserve.core.trace import Trace
 from rocserve.plane.heap import Slot
 from rocserve.plane.link import RingWriter
 from rocserve.plane.loop import TimerHandle
-from rocserve.workers.answer_watch import Owed
+from rocserve.workers.answer_watch import PendingAnswers
 from rocserve.workers.entries import AGAIN, CANCELLED, ENTRY, FINAL
 from rocserve.workers.layouts import TensorSender
 
@@ -61,7 +61,7 @@ class InstanceRequests:
         self._calls: dict[int, OpenCall] = {}
         self.traces: dict[int, Trace] = {}
         """Traces of open requests by number; calls that a model makes for a request belong to its trace."""
-        self.said = 0
+        self.messages = 0
         self._sender = TensorSender(self._allocate, self._send)
         self._unread: dict[int, object] = {}
         """By place, what must stay until the worker has read it: slots, and what references in them lead to."""
@@ -69,8 +69,8 @@ class InstanceRequests:
         self._waiting_since = 0.0
         self._retry: TimerHandle | None = None
 
-    def owed(self, batch: int) -> Owed:
-        return Owed(batch, len(self._open), len(self._calls), self.said)
+    def pending_answers(self, batch: int) -> PendingAnswers:
+        return PendingAnswers(batch, len(self._open), len(self._calls), self.messages)
 
     @property
     def is_expected(self) -> bool:
@@ -145,24 +145,24 @@ class InstanceRequests:
 
     def take_response(self, flags: int, code: int, layout: int, request: int, place: int, nbytes: int) -> None:
         """Raises ValueError."""
-        self.said += 1
+        self.messages += 1
         final = bool(flags & (FINAL | AGAIN))
         on_answer = self._open.get(request)
         answer = self._instance.results.layouts.response(flags, code, layout, place, nbytes)
         if isinstance(answer, ModelResponse):
             answer.slot = self._instance.slot(place)
         elif isinstance(answer, ServeError):
-            self._instance.give_place(place)
+            self._instance.return_place(place)
         if final:
             self.close_requests((request,))
         if on_answer is not None:
-            self._instance.guarded(on_answer, answer, final)
+            self._instance.call_guarded(on_answer, answer, final)
 
     def take_call(self, layout: int, number: int, place: int, nbytes: int) -> None:
         """Raises ValueError."""
         if number in self._calls:
             raise ValueError(f"two calls of the number {number}")
-        self.said += 1
+        self.messages += 1
         inputs, text = self._instance.results.layouts.read(layout, place, nbytes)
         call = replace(from_json(ModelCall, text), inputs=tuple(inputs))
         opened = self._calls[number] = OpenCall(self, number, self._instance.slot(place))
@@ -186,10 +186,10 @@ class InstanceRequests:
         lost = RequestLost(error.code, error.text)
         requests, self._open = self._open, {}
         for on_answer in requests.values():
-            self._instance.guarded(on_answer, lost, True)
+            self._instance.call_guarded(on_answer, lost, True)
         calls, self._calls = self._calls, {}
         for opened in calls.values():
-            self._instance.guarded(opened.cancelled)
+            self._instance.call_guarded(opened.cancelled)
         self._unread.clear()
         # The sender refers to these requests and would keep them until a garbage collection.
         del self._sender

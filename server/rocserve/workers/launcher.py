@@ -112,7 +112,7 @@ class WorkerLauncher:
         self._candidates = candidates(self.settings)
         self._groups = groups
         self._watch = ResourceWatch()
-        self._warned_of_user: set[str] = set()
+        self._models_as_other_user: set[str] = set()
         """Models whose workers do not run as the preferred user."""
         self._parent_pipe_writer: int | None = None
         if parent_pipe is None:
@@ -124,11 +124,11 @@ class WorkerLauncher:
         self._answer_seconds = answer_seconds
         self._on_zygote = on_zygote
         self.zygote = zygote
-        self._started_at = self._heard_at = time.monotonic()
+        self._started_at = self._last_message_at = time.monotonic()
         """When the zygote last sent something; less than `_started_at` if it has sent nothing yet."""
         self._attached = False
-        self._asked: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
-        self._is_in_turn = zygote is None
+        self._launches: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
+        self._takes_replies = zygote is None
         """Replies are for this server; until then they are for the previous one."""
         self._may_take_over = zygote is not None
         self._workers: dict[int, WorkerProcess] = {}
@@ -144,7 +144,7 @@ class WorkerLauncher:
     def start(self) -> None:
         """Start the zygote, or greet the previous server's. A launch waits for the zygote's imports."""
         if self.zygote is not None:
-            self._tell(messages.NewServer())
+            self._post(messages.NewServer())
         else:
             self._start_zygote()
 
@@ -171,7 +171,7 @@ class WorkerLauncher:
 
     async def _start(self, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess:
         """Start a process without a session. Raises as `launch`."""
-        settings, folder = self._bounded(options), ""
+        settings, folder = self._bounded_settings(options), ""
         if self._groups is not None and (settings.memory_bytes or settings.tasks):
             folder = str(self._groups.create(settings.memory_bytes, settings.tasks).folder)
         named = worker_environment(os.environ, self.settings, options.model_name)
@@ -196,7 +196,7 @@ class WorkerLauncher:
                 return await self._ask(messages.TakeOver(key), options, log)
         return None
 
-    def _bounded(self, options: messages.LaunchOptions) -> WorkerSettings:
+    def _bounded_settings(self, options: messages.LaunchOptions) -> WorkerSettings:
         bounds: Mapping[str, Any] = options.bounds
         return replace(self.settings, **bounds)
 
@@ -209,7 +209,7 @@ class WorkerLauncher:
     ) -> WorkerProcess:
         """Register a running worker, which is watched for its bounds from now on."""
         reception, output, *pidfds = descriptors
-        settings = self._bounded(options)
+        settings = self._bounded_settings(options)
         group: ControlGroup | None = None
         if spawned.control_group:
             group = ControlGroup(Path(spawned.control_group), settings.memory_bytes, settings.tasks)
@@ -225,11 +225,11 @@ class WorkerLauncher:
             self._watch.add_grouped(group, worker)
         else:
             self._watch.add(worker, settings.memory_bytes, settings.tasks)
-        if spawned.user_problem and options.model_name not in self._warned_of_user:
+        if spawned.user_problem and options.model_name not in self._models_as_other_user:
             # The text is "root: user 'nobody' cannot ...". The first model gets a warning with advice, each further
             # model a line.
             text = f"the workers of model '{options.model_name}' run as {spawned.user_problem}"
-            if self._warned_of_user:
+            if self._models_as_other_user:
                 self._log.info("%s", text)
             else:
                 self._log.warning(
@@ -237,22 +237,22 @@ class WorkerLauncher:
                     " this warning by --worker-user=root; each further model is reported as information",
                     text,
                 )
-            self._warned_of_user.add(options.model_name)
+            self._models_as_other_user.add(options.model_name)
         return worker
 
     def keep(self, worker: WorkerProcess, key: str) -> None:
         # If the message is lost, the next server loads the model again.
-        self._tell(messages.Keep(worker.pid, key))
+        self._post(messages.Keep(worker.pid, key))
 
-    def end_kept(self) -> None:
+    def end_left_workers(self) -> None:
         """End the previous server's workers and sessions that were not taken over, and remove its cgroups."""
         if not self._may_take_over:
             return
         self._may_take_over = False
-        self._tell(messages.EndLeft())
+        self._post(messages.EndLeft())
         for process in self._shared.values():
             with suppress(OSError):
-                process.reception.send(messages.LEFT_END, socket.MSG_DONTWAIT)
+                process.reception.send(messages.END_LEFT, socket.MSG_DONTWAIT)
         used = {worker.group.folder for worker in self._workers.values() if worker.group is not None}
         for group in self._groups.left() if self._groups is not None else ():
             if group.folder not in used:
@@ -274,13 +274,13 @@ class WorkerLauncher:
     # The zygote
 
     def _start_zygote(self) -> ZygoteProcess:
-        self._started_at, self._heard_at = time.monotonic(), 0.0
+        self._started_at, self._last_message_at = time.monotonic(), 0.0
         environment = worker_environment(os.environ, self.settings)
         self.zygote = ZygoteProcess.start(self._preload, self._parent_pipe, environment)
         self._on_zygote(self.zygote)
         return self.zygote
 
-    def _tell(self, message: Any) -> None:
+    def _post(self, message: Any) -> None:
         """Send a message; it is lost if there is no zygote or its queue is full."""
         if self.zygote is not None:
             with suppress(OSError):
@@ -294,14 +294,14 @@ class WorkerLauncher:
         answer: asyncio.Future[WorkerProcess] = asyncio.get_running_loop().create_future()
         try:
             await self._send(messages.encode_message(message))
-            self._asked.append((answer, options, log))
+            self._launches.append((answer, options, log))
             asked_at = time.monotonic()
             while not answer.done():
-                left = max(asked_at, self._heard_at) + self._answer_seconds - time.monotonic()
+                left = max(asked_at, self._last_message_at) + self._answer_seconds - time.monotonic()
                 if left > 0:
                     await asyncio.wait((answer,), timeout=left)
                 else:
-                    self._give_up()
+                    self._kill_silent_zygote()
             return answer.result()
         except asyncio.CancelledError:
             if not answer.cancel() and answer.exception() is None:
@@ -320,22 +320,22 @@ class WorkerLauncher:
                 connection.send(message, socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
-                if time.monotonic() - max(asked_at, self._heard_at) > self._answer_seconds:
-                    self._give_up()
+                if time.monotonic() - max(asked_at, self._last_message_at) > self._answer_seconds:
+                    self._kill_silent_zygote()
                 else:
                     await asyncio.sleep(_FULL_SECONDS)
             except ConnectionError:
-                self._gone()
+                self._zygote_ended()
 
-    def _give_up(self) -> None:
+    def _kill_silent_zygote(self) -> None:
         self._log.error(
             "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
             self._answer_seconds,
         )
-        if self._heard_at < self._started_at:
+        if self._last_message_at < self._started_at:
             # The zygote may hang in an import.
-            self._do_without_preload()
-        self._gone()
+            self._drop_preload()
+        self._zygote_ended()
 
     def _end_zygote(self) -> str:
         """Returns how it ended."""
@@ -353,12 +353,12 @@ class WorkerLauncher:
         except ConnectionError:
             data, descriptors = b"", []
         if not data:
-            self._gone()
+            self._zygote_ended()
             return
-        self._heard_at = time.monotonic()
+        self._last_message_at = time.monotonic()
         match messages.decode_message(data):
             case messages.NewServer():
-                self._is_in_turn = True
+                self._takes_replies = True
             case messages.Exited(pid, wait_status):
                 if (worker := self._workers.pop(pid, None)) is not None:
                     worker.has_exited(wait_status)
@@ -366,7 +366,7 @@ class WorkerLauncher:
                 self._take_reply(reply, descriptors)
 
     def _take_reply(self, reply: messages.Spawned | messages.SpawnFailed, descriptors: Sequence[int]) -> None:
-        if self._is_in_turn and not (asked := self._asked.popleft())[0].done():
+        if self._takes_replies and not (asked := self._launches.popleft())[0].done():
             answer, options, log = asked
             if isinstance(reply, messages.SpawnFailed):
                 answer.set_exception(internal(reply.reason))
@@ -381,25 +381,25 @@ class WorkerLauncher:
         for descriptor in descriptors:
             os.close(descriptor)
 
-    def _do_without_preload(self) -> None:
+    def _drop_preload(self) -> None:
         if self._preload:
             self._log.error("the next zygote does without importing %s ahead", ", ".join(self._preload))
             self._preload = ()
 
-    def _gone(self) -> None:
+    def _zygote_ended(self) -> None:
         if self.zygote is None:
             return
         is_own = self.zygote.process is not None
         end = self._end_zygote()
         self._log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
         if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
-            self._do_without_preload()
-        asked, self._asked, self._is_in_turn = self._asked, deque(), True
+            self._drop_preload()
+        asked, self._launches, self._takes_replies = self._launches, deque(), True
         for answer, *_ in asked:
             if not answer.done():
                 answer.set_exception(ConnectionResetError("the zygote has ended"))
         # Workers that the zygote held have noticed its end, and end too.
-        self.end_kept()
+        self.end_left_workers()
         workers, self._workers = self._workers, {}
         for worker in workers.values():
             worker.zygote_gone()

@@ -44,7 +44,7 @@ from rocserve.workers.worker_end import error_text
 
 _LOG = logging.getLogger("rocserve.worker")
 _SERVER_LOG = "rocserve"
-_PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_REPORT = 500
 """Characters; a report is one line of the repository index."""
 _OOM_SCORE = 300
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     title, parent_pipe, reception = arguments[0], *map(int, arguments[1:])
     for descriptor in (parent_pipe, reception):
         os.set_inheritable(descriptor, False)
-    _become(title)
+    _set_up_process(title)
     kept = exit_with_parent(parent_pipe)
     # Python's standard streams lead to the server's log, line by line.
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -76,7 +76,7 @@ class Worker:
         self._reception = reception
         self.guard = FaultGuard()
         self._sessions: set[Session] = set()
-        self._quiet_levels: dict[str, int] = {}
+        self._normal_levels: dict[str, int] = {}
         """The level of each logger before the log became verbose; empty while it is not."""
 
     def run(self) -> int:
@@ -91,7 +91,7 @@ class Worker:
         _, most_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_open_files, most_open_files))
         while True:
-            if kind == messages.LEFT_END:
+            if kind == messages.END_LEFT:
                 for session in list(self._sessions):
                     session.end_if_left()
             elif not any(session.renew(kind, sockets) for session in list(self._sessions)):
@@ -127,10 +127,10 @@ class Worker:
             logger = logging.getLogger(name)
             if verbose:
                 # A model may have set its own level, which must be restored later.
-                self._quiet_levels.setdefault(name, logger.level)
+                self._normal_levels.setdefault(name, logger.level)
                 logger.setLevel(logging.DEBUG)
             else:
-                logger.setLevel(self._quiet_levels.pop(name, logger.level))
+                logger.setLevel(self._normal_levels.pop(name, logger.level))
 
 
 class Session:
@@ -139,11 +139,11 @@ class Session:
         self._worker = worker
         self._kind = kind
         self._is_shared = kind != messages.ALONE
-        self._is_left = False
+        self._has_lost_server = False
         """The server is gone."""
-        self._waits = False
+        self._awaits_server = False
         """The server is gone, work in flight is dropped, and the session waits for the next server."""
-        self._handed: SimpleQueue[Sequence[socket.socket]] = SimpleQueue()
+        self._next_sockets: SimpleQueue[Sequence[socket.socket]] = SimpleQueue()
         """The sockets of the next server; empty = no server wants the model."""
         self._control = ControlSocket(sockets[0])
         self._instances = sockets[1:]
@@ -214,29 +214,29 @@ class Session:
         try:
             self._receive(ends_without=False)
         except (EOFError, ConnectionError):
-            self._is_left = True
+            self._has_lost_server = True
             return False
         return True
 
     def renew(self, kind: bytes, sockets: Sequence[socket.socket]) -> bool:
         """Go on as the session of this kind that a new server opens, unless it is another. On the main thread."""
-        if not self._waits or kind != self._kind:
+        if not self._awaits_server or kind != self._kind:
             return False
-        self._is_left = self._waits = False
-        self._handed.put(sockets)
+        self._has_lost_server = self._awaits_server = False
+        self._next_sockets.put(sockets)
         return True
 
     def end_if_left(self) -> None:
         """End a session that the next server did not take over. On the main thread."""
-        if self._is_left:
-            self._waits = False
-            self._handed.put(())
+        if self._has_lost_server:
+            self._awaits_server = False
+            self._next_sockets.put(())
 
     def _wait_for_server(self, service: ModelService, loaded: messages.Loaded) -> None:
         """Serve the next server's sockets, after the usual messages. Raises EOFError or OSError."""
         if self._is_shared:
-            self._waits = True
-            sockets = self._handed.get()
+            self._awaits_server = True
+            sockets = self._next_sockets.get()
             if not sockets:
                 raise EOFError("no server wants the model any more")
         else:
@@ -339,34 +339,34 @@ def end_group() -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def _become(title: str) -> None:
+def _set_up_process(title: str) -> None:
     # These signals may go to the whole process group (Ctrl-C, systemd), but the server ends its workers, after their
     # batches. They are not set to SIG_IGN, because processes that a model starts would inherit that, and could not be
     # terminated.
-    for number in _PASSED_OVER:
-        signal.signal(number, _pass_over)
+    for number in _IGNORED_SIGNALS:
+        signal.signal(number, _ignore_signal)
         signal.siginterrupt(number, False)
     # Blocked during a fork, so that no signal is lost before the child takes signals.
     hold, release = (
-        partial(signal.pthread_sigmask, how, _PASSED_OVER) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
+        partial(signal.pthread_sigmask, how, _IGNORED_SIGNALS) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
     )
-    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=_take_signals)
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=_restore_signals)
     for path, text in (("/proc/self/comm", title), ("/proc/self/oom_score_adj", str(_OOM_SCORE))):
         with suppress(OSError):  # The process can serve without the name and the score.
             Path(path).write_text(text)
     hide_memory()
 
 
-def _pass_over(number: int, frame: object) -> None:
+def _ignore_signal(number: int, frame: object) -> None:
     pass
 
 
-def _take_signals() -> None:
+def _restore_signals() -> None:
     """Restore the default signals in a process that a model has forked, except for the model's handlers."""
-    for number in _PASSED_OVER:
-        if signal.getsignal(number) is _pass_over:
+    for number in _IGNORED_SIGNALS:
+        if signal.getsignal(number) is _ignore_signal:
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_OVER)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED_SIGNALS)
 
 
 def _open_log() -> None:

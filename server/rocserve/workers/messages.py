@@ -21,10 +21,10 @@ from rocserve.core.requests import Signature
 from rocserve.settings import EngineSettings
 from rocserve.workers.isolation import Confinement, gpu_devices
 
-ALONE, SHARED, LEFT_END = b"1", b"+", b"-"
+ALONE, SHARED, END_LEFT = b"1", b"+", b"-"
 """The messages of a worker's reception. ALONE and SHARED come with a session's control socket and its instances'
 sockets. ALONE: the process has only this session. SHARED: it has other sessions too, and the session's key follows.
-LEFT_END: the previous server's sessions that were not taken over must end."""
+END_LEFT: the previous server's sessions that were not taken over must end."""
 LONGEST_RECEPTION = 64
 """Bytes."""
 MOST_SOCKETS = 253

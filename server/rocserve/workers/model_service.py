@@ -42,7 +42,7 @@ from rocserve.core.request_prefix import begin_requests, end_requests
 from rocserve.core.tensors import Tensor
 from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.workers.back_channel import BackChannel, BatchedResponder
-from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, separate
+from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
 from rocserve.workers.entries import NO_DETAILS, read_details
 from rocserve.workers.messages import Load, WarmUp
 from rocserve.workers.result_writer import NO_ROOM, ResultWriter, answer_results
@@ -117,7 +117,7 @@ class ModelService(ABC):
             os._exit(70)
 
 
-def serve_error(error: BaseException, log: logging.Logger) -> ServeError:
+def batch_error(error: BaseException, log: logging.Logger) -> ServeError:
     """Return the error of a failed batch. sys.exit() in a model also fails its batch only, not the worker."""
     if isinstance(error, ServeError):
         return error
@@ -146,7 +146,7 @@ class TensorService(ModelService):
 
     def warm_up(self, message: WarmUp) -> None:
         samples = self._samples(message)
-        with _of_samples(name for name, _ in samples):
+        with _naming_samples(name for name, _ in samples):
             self.model.warm_up([with_ragged_shapes(batch, message.config) for _, batch in samples])
         self._config = message.config
 
@@ -196,8 +196,8 @@ class TensorExecutor:
         """Run batches until the server closes the connection or the link's `stop`. Raises ServerGone."""
         try:
             # With one lane, each batch is answered right after it has started.
-            work_on = self._work_on if len(self._free) > 1 else None
-            for batch in self._end.batches(work_on):
+            run_started = self._finish_done_batches if len(self._free) > 1 else None
+            for batch in self._end.batches(run_started):
                 if batch.is_grouped:
                     while self._running:
                         self._finish_first()
@@ -213,7 +213,7 @@ class TensorExecutor:
             for lane in self._running:
                 lane.drop()
 
-    def _work_on(self) -> bool:
+    def _finish_done_batches(self) -> bool:
         while self._running:
             if not self._running[0].is_done:
                 return True
@@ -233,7 +233,7 @@ class TensorExecutor:
             try:
                 kept += self._free[0].run_one(request, results)
             except BaseException as error:
-                results.append(error_result(serve_error(error, self._log)))
+                results.append(error_result(batch_error(error, self._log)))
         self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results, kept)
 
 
@@ -289,7 +289,7 @@ class BatchLane:
             writer.write(results, self._batch, result)
             end.finish(self._received, (input_end, output_start), results, result.kept)
         except BaseException as error:
-            end.fail(self._received, (input_end, output_start), serve_error(error, self._log))
+            end.fail(self._received, (input_end, output_start), batch_error(error, self._log))
         finally:
             writer.give_up_room()
             self._batch = self._error = None
@@ -346,9 +346,9 @@ class RequestService(ModelService):
             responders = [_SampleResponder() for _ in batch.request_sizes]
             requests = [
                 ModelRequest(inputs, batch.requested_outputs, responder)
-                for inputs, responder in zip(separate(batch), responders, strict=True)
+                for inputs, responder in zip(split_sample(batch), responders, strict=True)
             ]
-            with _of_samples([name]):
+            with _naming_samples([name]):
                 # The last answer to each request counts. RESCHEDULED counts as success, because the sample has run
                 # once.
                 for answer, responder in zip(self.model.execute(requests), responders, strict=True):
@@ -388,14 +388,14 @@ class RequestService(ModelService):
         try:
             requests = [self._request(each, responders) for each in received.requests]
             input_end = output_start = time.monotonic_ns()
-            answers = [*map(self._run_alone, requests)] if received.is_grouped else self._run(requests)
+            answers = [*map(self._run_grouped, requests)] if received.is_grouped else self._run(requests)
             output_start = time.monotonic_ns()
-            settled = [responder.settle(answer) for answer, responder in zip(answers, responders, strict=True)]
+            settled = [responder.batch_answer(answer) for answer, responder in zip(answers, responders, strict=True)]
             results = answer_results(self._end.sender, settled)
         except BaseException as error:
             for responder in responders:
                 responder.claim()
-            self._end.fail(received, (input_end, max(output_start, input_end)), serve_error(error, self._log))
+            self._end.fail(received, (input_end, max(output_start, input_end)), batch_error(error, self._log))
             return
         kept = [answer.slot for answer in settled if isinstance(answer, ModelResponse) and answer.slot is not None]
         self._end.finish(received, (input_end, output_start), results, kept)
@@ -430,7 +430,7 @@ class RequestService(ModelService):
             layout.reference_outputs,
         )
 
-    def _run_alone(self, request: ModelRequest) -> Result | None:
+    def _run_grouped(self, request: ModelRequest) -> Result | None:
         """Run one request of a group. The answer is copied, as the model may reuse its memory for the next one."""
         (answer,) = self._run([request])
         if isinstance(answer, ModelResponse):
@@ -445,14 +445,14 @@ class RequestService(ModelService):
             if len(answers) != len(requests):
                 raise RuntimeError(f"the model gave {len(answers)} answers to {len(requests)} requests")
         except BaseException as error:
-            return [serve_error(error, self._log)] * len(requests)
+            return [batch_error(error, self._log)] * len(requests)
         finally:
             end_requests(token)
         return answers
 
 
 @contextmanager
-def _of_samples(names: Iterable[str]) -> Iterator[None]:
+def _naming_samples(names: Iterable[str]) -> Iterator[None]:
     """Name these warm-up samples in errors of the runs inside. Without names, errors pass unchanged."""
     try:
         yield

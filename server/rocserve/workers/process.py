@@ -59,7 +59,7 @@ class WorkerProcess:
         return f"{self._broken}; {self._end}" if self._broken else self._end
 
     @property
-    def fate(self) -> str:
+    def end_text(self) -> str:
         return f"was killed: {self._fault}" if self._fault else f"ended unexpectedly ({self.reason})"
 
     @property
@@ -81,7 +81,7 @@ class WorkerProcess:
         self._is_killed = True
         kill(self.pid, self._pidfd)
 
-    def end_for(self, reason: str) -> None:
+    def kill_for(self, reason: str) -> None:
         """Kill the process because it hangs or exceeds a bound."""
         self._fault = reason
         self.break_off(reason)

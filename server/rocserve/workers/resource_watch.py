@@ -47,7 +47,7 @@ class _Watched:
     tasks: int
     known: set[tuple[int, int]] = field(default_factory=set)
     """By number and start time, at the last check. They remain the worker's when their parents end."""
-    is_over: bool = False
+    is_killed: bool = False
 
 
 class ResourceWatch:
@@ -94,7 +94,7 @@ class ResourceWatch:
             # A server without a free descriptor cannot check now, but perhaps the next time.
             with suppress(OSError):
                 processes = read_processes()
-                self._watched = [watched for watched in self._watched if self._goes_on(watched, processes)]
+                self._watched = [watched for watched in self._watched if self._check_worker(watched, processes)]
         if self._watched or self._grouped:
             self._check_later((time.monotonic() - began) * _WAIT_PER_CHECK)
 
@@ -103,24 +103,24 @@ class ResourceWatch:
             if worker is not None and not worker.has_ended:
                 if not (excess := group.excess()):
                     continue
-                worker.end_for(excess)
+                worker.kill_for(excess)
                 self._grouped[group] = None
             # Killed at each check, because a process may enter the cgroup late.
             group.kill()
             if group.remove():
                 del self._grouped[group]
 
-    def _goes_on(self, watched: _Watched, processes: Sequence[Process]) -> bool:
+    def _check_worker(self, watched: _Watched, processes: Sequence[Process]) -> bool:
         """Returns whether the worker must be checked again."""
         worker = watched.worker
-        if worker.has_ended and not watched.is_over:
+        if worker.has_ended and not watched.is_killed:
             return False
-        own = _own(watched, processes)
-        if not watched.is_over and (excess := _excess(watched, own)):
+        own = _find_processes(watched, processes)
+        if not watched.is_killed and (excess := _excess(watched, own)):
             _stop(watched)
-            worker.end_for(excess)
-            watched.is_over = True
-        if watched.is_over:
+            worker.kill_for(excess)
+            watched.is_killed = True
+        if watched.is_killed:
             for pid, _ in watched.known:
                 _signal(pid, signal.SIGKILL)
         return not worker.has_ended or bool(watched.known)
@@ -137,7 +137,7 @@ def _stop(watched: _Watched) -> None:
         for pid, _ in new:
             _signal(pid, signal.SIGSTOP)
         stopped |= new
-        _own(watched, read_processes())
+        _find_processes(watched, read_processes())
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -145,7 +145,7 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _own(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
+def _find_processes(watched: _Watched, processes: Sequence[Process]) -> Sequence[Process]:
     """Find the worker's processes: itself, its group, those that were seen before, and all that these have started."""
     children: Mapping[int, list[Process]] = defaultdict(list)
     for process in processes:

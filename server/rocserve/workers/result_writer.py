@@ -136,11 +136,11 @@ class ResultWriter:
                 key = (sum(batch.request_sizes), names, arrays)
                 plan = self._plans.get(key)
                 if plan is not None:
-                    self._write_as_before(results, batch, plan, values)
+                    self._write_planned(results, batch, plan, values)
                     return
-        self._write_anew(results, batch, dict(zip(names, values, strict=True)), result.failures, key)
+        self._write_unplanned(results, batch, dict(zip(names, values, strict=True)), result.failures, key)
 
-    def _write_as_before(
+    def _write_planned(
         self, results: list[OutgoingResult], batch: Batch, plan: _Plan, values: Sequence[Array | Tensor]
     ) -> None:
         layout = plan.layout
@@ -164,7 +164,7 @@ class ResultWriter:
         requests = 1 if len(batch.request_sizes) == 1 else 0
         results.append(OutgoingResult(0, 0, number, 0, layout.places.end, contents, requests, layout, place))
 
-    def _write_anew(
+    def _write_unplanned(
         self,
         results: list[OutgoingResult],
         batch: Batch,
@@ -217,7 +217,7 @@ class ResultWriter:
         """Cut an output into consecutive tensors. Raises ServeError (INTERNAL) if it is damaged."""
         datatype, counts = self._datatype(name, value), list(accumulate(map(math.prod, shapes), initial=0))
         if isinstance(value, Tensor):
-            data, bounds = flat_octets(value.data), _ends(value, counts)
+            data, bounds = flat_octets(value.data), _element_ends(value, counts)
             parts: list[Buffer] = [data[begin:end] for begin, end in pairwise(bounds)]
         else:
             flat = value.reshape(-1)
@@ -237,7 +237,7 @@ def _octets(array: Array | Tensor) -> Buffer:
     return octets(np.ascontiguousarray(array))
 
 
-def _ends(tensor: Tensor, counts: Sequence[int]) -> list[int]:
+def _element_ends(tensor: Tensor, counts: Sequence[int]) -> list[int]:
     """Return the byte at which the first elements end, for each count. Raises ServeError (INTERNAL)."""
     nbytes = memoryview(tensor.data).nbytes
     if tensor.datatype is not DataType.BYTES:

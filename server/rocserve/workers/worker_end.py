@@ -24,9 +24,9 @@ from rocserve.plane.heap import SHARES, Heap, HeapReader, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.workers import entries
 from rocserve.workers.entries import ENTRY
-from rocserve.workers.given_files import TakenFiles
 from rocserve.workers.layouts import Layout, TensorSender, error_bytes
 from rocserve.workers.messages import LONGEST_TEXT
+from rocserve.workers.passed_files import ReceivedFiles
 
 _MOST_DESCRIPTORS = 6
 _MOST_UNREAD_BYTES = 256 << 20
@@ -133,7 +133,7 @@ class WorkerEnd:
             link.readers[entries.RETURNS],
             link.writers[0],
         )
-        self.files = TakenFiles(self.inputs, guard)
+        self.files = ReceivedFiles(self.inputs, guard)
         self._sleeper = SocketSleeper(link.own_sleep_word(0), connection, self.files.take)
         self._ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
@@ -150,13 +150,13 @@ class WorkerEnd:
 
     # Batches
 
-    def batches(self, work_on: Callable[[], bool] | None = None) -> Iterator[ReceivedBatch]:
-        """Yield batches until the server closes the connection, or `stop`. `work_on`: works on the batches in flight;
+    def batches(self, run_started: Callable[[], bool] | None = None) -> Iterator[ReceivedBatch]:
+        """Yield batches until the server closes the connection, or `stop`. `run_started`: works on batches in flight;
         returns False if there are none, so that waiting is allowed. None = there are never any when the next is asked
         for."""
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
-            is_busy = work_on is not None and work_on()
+            is_busy = run_started is not None and run_started()
             for _ in range(0 if is_busy else self._idle_polls):
                 if work.has_mail():
                     break
@@ -326,7 +326,7 @@ class WorkerEnd:
         if place is None:
             place, view = self.place(end)
             if count % 2:
-                table.append(entries.NO_ENTRY)
+                table.append(entries.PADDING_ENTRY)
             fill(view, [*table, *pieces])
         else:
             with self._lock:

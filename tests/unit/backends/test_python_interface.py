@@ -13,7 +13,7 @@ from support.waiting import wait_until
 
 from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
-from rocserve.backends.python.pb_utils.metrics import MetricBook
+from rocserve.backends.python.pb_utils.metrics import ModelMetrics
 from rocserve.backends.python.pb_utils.tensor import wrap_tensor
 from rocserve.backends.request_model import ModelCall
 from rocserve.core.custom_metrics import CustomMetrics, MetricChange, MetricChanges, MetricKind
@@ -65,13 +65,13 @@ def sent() -> list[MetricChange]:
 
 
 @pytest.fixture
-def book(sent: list[MetricChange]) -> MetricBook:
+def book(sent: list[MetricChange]) -> ModelMetrics:
     """A metrics book that reports when the test asks for it."""
-    return MetricBook(lambda changes: sent.extend(changes.changes), gather_seconds=3600)
+    return ModelMetrics(lambda changes: sent.extend(changes.changes), gather_seconds=3600)
 
 
 @pytest.fixture
-def pb_utils(tmp_path: Path, book: MetricBook) -> Any:
+def pb_utils(tmp_path: Path, book: ModelMetrics) -> Any:
     return make_module(tmp_path, Caller(), book)
 
 
@@ -374,7 +374,7 @@ def test_the_log(pb_utils: Any, caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_metrics_are_counted_and_sent(pb_utils: Any, book: MetricBook, sent: list[MetricChange]) -> None:
+def test_metrics_are_counted_and_sent(pb_utils: Any, book: ModelMetrics, sent: list[MetricChange]) -> None:
     family = pb_utils.MetricFamily
     counts = family(name="seen", description="requests", kind=family.COUNTER)
     metric = counts.Metric(labels={"model": "m"})
@@ -409,7 +409,7 @@ def test_metrics_are_counted_and_sent(pb_utils: Any, book: MetricBook, sent: lis
     assert not sent
 
 
-def test_numbers_of_numpy_are_counted_as_numbers(pb_utils: Any, book: MetricBook, sent: list[MetricChange]) -> None:
+def test_numbers_of_numpy_are_counted_as_numbers(pb_utils: Any, book: ModelMetrics, sent: list[MetricChange]) -> None:
     """A message cannot hold numpy's numbers, and numpy's 32-bit sums are not exact."""
     family = pb_utils.MetricFamily
     seen, level = family("seen", "", family.COUNTER).Metric(), family("level", "", family.GAUGE).Metric()
@@ -425,7 +425,7 @@ def test_numbers_of_numpy_are_counted_as_numbers(pb_utils: Any, book: MetricBook
 
 def test_many_changes_of_metrics_go_in_messages_that_the_server_reads(tmp_path: Path) -> None:
     messages: list[MetricChanges] = []
-    book = MetricBook(messages.append, gather_seconds=3600)
+    book = ModelMetrics(messages.append, gather_seconds=3600)
     family = make_module(tmp_path, Caller(), book).MetricFamily
     for number in range(3000):
         family("asked", "d" * 1000, family.COUNTER).Metric({"number": str(number), "text": "t" * 5000}).increment(1)
@@ -438,7 +438,7 @@ def test_many_changes_of_metrics_go_in_messages_that_the_server_reads(tmp_path: 
 
 
 def test_changes_of_metrics_are_sent_by_themselves(sent: list[MetricChange], tmp_path: Path) -> None:
-    book = MetricBook(lambda changes: sent.extend(changes.changes), gather_seconds=0.01)
+    book = ModelMetrics(lambda changes: sent.extend(changes.changes), gather_seconds=0.01)
     family = make_module(tmp_path, Caller(), book).MetricFamily
     metric = family("seen", "", family.COUNTER).Metric()
     wait_until(lambda: sent)

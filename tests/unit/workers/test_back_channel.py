@@ -131,7 +131,7 @@ def test_what_is_under_way_goes_on_when_no_new_batches_are_taken(both: Both) -> 
     both.answer(both.opened(1), (response(8), True))
     assert value_of(second.wait()[0][0]) == 8
     # More than a page is released together.
-    wait_until(lambda: not both.server._to_return)
+    wait_until(lambda: not both.server._places_to_return)
 
 
 def test_a_model_may_call_before_it_serves(plane: PlaneLoop) -> None:
@@ -235,8 +235,8 @@ def test_what_goes_with_the_batch_takes_the_request_out(both: Both) -> None:
     spoken = both.worker.open_request(both.open_request(heard))
     spoken.send(response(1), False)
     assert not spoken.claim()
-    assert spoken.settle(response(2)) is None
-    assert spoken.settle(response(3)) is None
+    assert spoken.batch_answer(response(2)) is None
+    assert spoken.batch_answer(response(3)) is None
     assert [value_of(answer) for answer, _ in heard.wait()] == [1, 2]
 
 

@@ -33,7 +33,7 @@ from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
-from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, separate
+from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
 from rocserve.workers.entries import ENTRY, NO_DETAILS, REMEMBERED_LAYOUTS, RESULTS, read_details, write_details
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.result_writer import answer_results
@@ -250,7 +250,7 @@ def test_each_request_of_a_sample_gets_its_rows() -> None:
     numbers = np.arange(12, dtype=np.int16).reshape(6, 2)
     words = np.array([[b"a"], [b""], [b"ccc"], [b"d"], [b"ee"], [b"f"]], dtype=object)
     inputs = {"N": tensor_from_numpy("N", numbers), "W": tensor_from_numpy("W", words)}
-    requests = separate(batch_of(inputs, (1, 3, 2)))
+    requests = split_sample(batch_of(inputs, (1, 3, 2)))
     assert [request["N"].numpy().tolist() for request in requests] == [
         numbers[:1].tolist(),
         numbers[1:4].tolist(),
@@ -266,7 +266,7 @@ def test_each_request_of_a_sample_gets_its_rows() -> None:
 
 
 def test_a_request_alone_keeps_its_shape() -> None:
-    (request,) = separate(batch_of({"N": tensor_from_numpy("N", np.zeros((4, 5), np.float64))}, (1,)))
+    (request,) = split_sample(batch_of({"N": tensor_from_numpy("N", np.zeros((4, 5), np.float64))}, (1,)))
     assert request["N"].shape == (4, 5)
 
 
@@ -469,4 +469,4 @@ def test_damaged_strings_of_a_sample_are_refused() -> None:
     words = tensor_from_numpy("W", np.array([[b"a"], [b"b"]], dtype=object))
     damaged = Tensor("W", words.datatype, (2, 1), bytes(words.data)[:-1])
     with pytest.raises(ServeError, match="incomplete string data"):
-        separate(batch_of({"W": damaged}, (1, 1)))
+        split_sample(batch_of({"W": damaged}, (1, 1)))

@@ -167,12 +167,12 @@ async def test_large_tensors_both_ways(workshop: Workshop) -> None:
 async def test_two_batches_are_under_way_at_once(workshop: Workshop) -> None:
     group = await workshop.serving("slow")
     (instance,) = group.instances
-    assert not instance.owed().batch
+    assert not instance.pending_answers().batch
     first, second = run_add_sub(instance, 1, 100), run_add_sub(instance, 3, 200)
     assert len(instance._sent) == 2
     assert (await first).outputs[0]["SUM"][0, 0] == 103
     assert (await second).outputs[0]["SUM"].shape == (3, 16)
-    assert not instance.owed().batch
+    assert not instance.pending_answers().batch
 
 
 async def test_outputs_are_valid_while_somebody_holds_their_slot(workshop: Workshop) -> None:
@@ -185,12 +185,12 @@ async def test_outputs_are_valid_while_somebody_holds_their_slot(workshop: Works
     )
     outcome = await kept
     array = tensors_of(outcome.outputs_of(0))[0].numpy()
-    assert not instance.owed().batch
+    assert not instance.pending_answers().batch
     for value in range(50):
         await run_add_sub(instance, 1, 1000 + value)
     assert array.tolist() == [[number + 3 for number in range(16)]]
     held = [outcome.slot]
-    assert outcome.slot.offset not in instance._to_return
+    assert outcome.slot.offset not in instance._places_to_return
     del outcome
     kept = loop.create_future()
     on_plane(workshop.plane, held.clear)
@@ -255,7 +255,7 @@ async def test_inputs_of_the_wrong_size_are_refused_here(workshop: Workshop) -> 
         with pytest.raises(ServeError, match="needs 64 bytes, got 3"):
             strings = BatchInput("S", DataType.BYTES, (1, 1), [b"\x00\x00\x00\x00"])
             submit(instance, [strings, BatchInput("A", DataType.INT32, (1, 16), [b"123"])], ("SUM",), (1,))
-    assert not instance.owed().batch
+    assert not instance.pending_answers().batch
     assert (await run_add_sub(instance)).error is None
 
 

@@ -190,7 +190,7 @@ def test_batches_of_many(plane: PlaneLoop) -> None:
         thread.start()
     for user in users:
         user.join()
-    assert not failures and not peer.instance.owed().batch
+    assert not failures and not peer.instance.pending_answers().batch
     peer.end_of_worker.stop()
     server.join(5)
     assert not server.is_alive()

@@ -55,7 +55,7 @@ async def test_schedulers_are_called_on_the_data_planes_thread_alone(
     assert (await models.ask("m", parameters=sequence).done()).out == [[1.0]]
     await models.unload("m")
     # The caller is notified before the scheduler releases everything.
-    await until(lambda: "_let_go" in called)
+    await until(lambda: "_break_cycles" in called)
     assert called.keys() >= {"attach", "submit", "_finish", "close"}
     assert set().union(*called.values()) == {plane.thread}
 

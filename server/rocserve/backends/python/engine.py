@@ -26,7 +26,7 @@ from rocserve.backends.base import ModelSource
 from rocserve.backends.python.pb_utils import MODULE_NAMES, make_module
 from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.backends.python.pb_utils.errors import TritonModelException
-from rocserve.backends.python.pb_utils.metrics import MetricBook
+from rocserve.backends.python.pb_utils.metrics import ModelMetrics
 from rocserve.backends.python.pb_utils.request import InferenceRequest, received_request
 from rocserve.backends.python.pb_utils.response import InferenceResponse, InferenceResponseSender, answer_of
 from rocserve.backends.python.pb_utils.tensor import Tensor, host_tensor, wrapper_of
@@ -103,9 +103,9 @@ class AbandonedRequests:
         self._dropped: SimpleQueue[tuple[RequestResponder, bool] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="abandoned requests", daemon=True)
 
-    def take(self, responder: RequestResponder, may_be_without: bool) -> None:
-        """Called in a garbage collection. `may_be_without`: the request may end without a further response."""
-        self._dropped.put((responder, may_be_without))
+    def take(self, responder: RequestResponder, may_end_silently: bool) -> None:
+        """Called in a garbage collection. `may_end_silently`: the request may end without a further response."""
+        self._dropped.put((responder, may_end_silently))
 
     def watch(self) -> None:
         """Start the thread. Called when `execute` has left a request unanswered, which may then be dropped."""
@@ -119,9 +119,9 @@ class AbandonedRequests:
 
     def _run(self) -> None:
         while (dropped := self._dropped.get()) is not None:
-            responder, may_be_without = dropped
+            responder, may_end_silently = dropped
             error = None
-            if may_be_without:
+            if may_end_silently:
                 # A client of Triton does not notice a missing final flag. A client of this server must not wait for it
                 # either.
                 _LOG.warning(
@@ -144,13 +144,13 @@ class PythonModel:
     _request_class: type[InferenceRequest]
     """The class that the model knows as pb_utils.InferenceRequest."""
     signature: Signature
-    _given: RequestModelSource
+    _request_source: RequestModelSource
     _instance_kind: str
     _tensors: DeviceTensors | None
     """Of the model's GPU, if its inputs may be on that GPU; else None."""
 
     def __post_init__(self) -> None:
-        self._source, self._instance_name = self._given.source, self._given.instance_name
+        self._source, self._instance_name = self._request_source.source, self._request_source.instance_name
         self._request_class._model_name = self._source.name
         self._request_class._model_version = self._source.version
         self._caller = self._request_class._caller
@@ -165,7 +165,7 @@ class PythonModel:
         where."""
         self._decoupled = config.decoupled
         sequences = config.sequence_batching
-        self._request_class._may_come_again = sequences is not None and sequences.iterative
+        self._request_class._may_reschedule = sequences is not None and sequences.iterative
         self._outputs = tuple(output.name for output in config.outputs)
         self._batching = config.max_batch_size > 0
         source = self._source
@@ -187,7 +187,7 @@ class PythonModel:
             raise internal(fault_text(error, source.model_folder)) from error
         finally:
             keep_server_log()
-        self._caller.calls = self._given.calls
+        self._caller.calls = self._request_source.calls
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """Raises ServeError (INTERNAL) if the model's code raises or returns an invalid value."""
@@ -359,7 +359,7 @@ def load(model: RequestModelSource) -> RequestModel:
     (INVALID_ARGUMENT), with the line, if the file cannot be imported, has no TritonPythonModel with an `execute`, or
     its auto_complete_config fails."""
     source = model.source
-    utilities = make_module(source.version_folder, Caller(), MetricBook(model.send_metrics))
+    utilities = make_module(source.version_folder, Caller(), ModelMetrics(model.send_metrics))
     try:
         try:
             module = import_model(source.model_file, source.model_folder, utilities)

@@ -56,8 +56,8 @@ _CONSTANTS = {
 }
 
 
-def make_module(version_folder: Path, caller: Caller, book: metrics.MetricBook) -> ModuleType:
-    """Make the module for one model. `caller`: sends its requests. `book`: keeps its metrics."""
+def make_module(version_folder: Path, caller: Caller, metrics_of_model: metrics.ModelMetrics) -> ModuleType:
+    """Make the module for one model. `caller`: sends its requests. `metrics_of_model`: keeps its metrics."""
     module = ModuleType(MODULE_NAMES[0], __doc__)
     for entry in _SAME_FOR_ALL_MODELS:
         setattr(module, entry.__name__, entry)
@@ -68,7 +68,7 @@ def make_module(version_folder: Path, caller: Caller, book: metrics.MetricBook) 
         _caller = caller
 
     class MetricFamily(metrics.MetricFamily):
-        _book = book
+        _metrics_of_model = metrics_of_model
 
     def get_model_dir() -> str:
         """Return the folder of the model's version, which contains model.py."""

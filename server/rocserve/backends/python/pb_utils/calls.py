@@ -45,7 +45,7 @@ class Caller:
 
     def run(self, call: ModelCall, inputs: Sequence[Tensor]) -> Future[InferenceResponse]:
         """Start a call that must have exactly one response."""
-        future, responses = _awaited(), list[InferenceResponse]()
+        future, responses = _running_future(), list[InferenceResponse]()
 
         def take(response: InferenceResponse | None, final: bool) -> None:
             if response is not None:
@@ -154,7 +154,7 @@ class ResponseIterator:
         with self._changed:
             if self._has_more():
                 return
-            self._waiting.append(_awaited())
+            self._waiting.append(_running_future())
             future = asyncio.wrap_future(self._waiting[-1])
         await future
 
@@ -189,7 +189,7 @@ class ResponseIterator:
             future.set_result(None)
 
 
-def _awaited() -> Future[Any]:
+def _running_future() -> Future[Any]:
     """Return a future whose result can be set even if nobody waits for it any more."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()

@@ -28,7 +28,7 @@ class Metric:
         shown = {label[:most]: text[:most] for label, text in labels.items()}
         self._head = (family._name[:most], family._kind, family._description[:most], shown)
         self._bounds = bounds
-        self._on_change = family._book.changed.set
+        self._on_change = family._metrics_of_model.changed.set
         self._lock = threading.Lock()
         self._value = self._added = 0.0
         self._is_set, self._changed = False, True
@@ -97,7 +97,7 @@ class Metric:
             )
 
 
-class MetricBook:
+class ModelMetrics:
     """All metrics of the model in this process. Models never wait for the server: a separate thread sends."""
 
     def __init__(self, send: Callable[[MetricChanges], None], gather_seconds: float = GATHER_SECONDS) -> None:
@@ -156,7 +156,7 @@ class MetricFamily:
 
     COUNTER, GAUGE, HISTOGRAM = MetricKind
 
-    _book: MetricBook
+    _metrics_of_model: ModelMetrics
     """Set in the subclass that a model sees."""
 
     def __init__(self, name: str | bytes, description: str | bytes, kind: MetricKind) -> None:
@@ -164,7 +164,7 @@ class MetricFamily:
             raise TypeError(f"kind must be MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {type(kind).__name__}")
         self._name = as_text(name, "the name of a MetricFamily")
         self._description = as_text(description, "the description of a MetricFamily")
-        self._book.add_family(self._name, kind)
+        self._metrics_of_model.add_family(self._name, kind)
         self._kind = kind
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
@@ -186,4 +186,4 @@ class MetricFamily:
             bounds = tuple(float(bound) for bound in buckets)
             if list(bounds) != sorted(set(bounds)):
                 raise TritonModelException("Error when creating Metric: Bucket Boundaries must be strictly sorted")
-        return self._book.metric(self, given, bounds)
+        return self._metrics_of_model.metric(self, given, bounds)

@@ -65,7 +65,7 @@ class InferenceRequest:
     _model_name: str
     """Of the called model, or, like the version, of the model that received the request."""
     _model_version: int
-    _may_come_again = False
+    _may_reschedule = False
     """Requests that the model receives may be scheduled again."""
     _is_rescheduled = False
     _trace: InferenceTrace | None = None
@@ -181,7 +181,7 @@ class InferenceRequest:
                 "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
                 f" TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags!r}."
             )
-        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and not (self._may_come_again and self._answers):
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and not (self._may_reschedule and self._answers):
             raise TritonModelException(
                 "Unable to reschedule the request: rescheduling needs sequence_batching with iterative_sequence in the"
                 " model's configuration, and a request that the model received."

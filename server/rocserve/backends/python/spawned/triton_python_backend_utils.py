@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rocserve.backends.python.pb_utils import make_module
 from rocserve.backends.python.pb_utils.calls import Caller
-from rocserve.backends.python.pb_utils.metrics import MetricBook
+from rocserve.backends.python.pb_utils.metrics import ModelMetrics
 
 # Only the model's own process sends metrics.
-_MODULE = make_module(Path(), Caller(), MetricBook(lambda changes: None))
+_MODULE = make_module(Path(), Caller(), ModelMetrics(lambda changes: None))
 del _MODULE.get_model_dir  # Only the model's own process knows the folder.
 sys.modules[__name__] = _MODULE

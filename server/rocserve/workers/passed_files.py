@@ -18,16 +18,16 @@ from rocserve.plane.heap import HeapReader
 _SIZE = struct.Struct("<Q")
 _MOST_FILES = 256
 """Bound for each instance, because each file takes a descriptor and a mapping in the worker."""
-_MOST_BYTES = 4096
+_RECEIVE_BYTES = 4096
 """Most bytes of one receive: rings of one byte each, and a size."""
-_MOST_RESIDENT = 256 << 20
+_MOST_RESIDENT_BYTES = 256 << 20
 """Bytes of clients' files that may count as an instance's memory, in addition to those of one batch."""
-_ROOM = socket.CMSG_LEN(4)
+_RIGHTS_BYTES = socket.CMSG_LEN(4)
 _CLOSE_ON_EXEC, _WAS_CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 """As int, because the enum's operators take microseconds."""
 
 
-class GivenFiles:
+class PassedFiles:
     """The server's end: passes files to the worker. On the data plane's thread."""
 
     def __init__(self, connection: socket.socket, on_gone: Callable[[int], None]) -> None:
@@ -35,7 +35,7 @@ class GivenFiles:
         self._connection = connection
         self._on_gone = on_gone
         self._numbers: dict[weakref.ref[GuardedFile | HeapReader], int] = {}
-        self._given = 0
+        self._last_number = 0
 
     def number(self, file: GuardedFile | HeapReader) -> int:
         """Return the worker's number for the file, after passing the file if needed; 0 = it cannot be passed now."""
@@ -50,8 +50,8 @@ class GivenFiles:
                     os.close(descriptor)
             except OSError:
                 return 0
-            self._given += 1
-            number = self._numbers[weakref.ref(file, self._file_gone)] = self._given
+            self._last_number += 1
+            number = self._numbers[weakref.ref(file, self._file_gone)] = self._last_number
         return number
 
     def _file_gone(self, reference: weakref.ref[GuardedFile | HeapReader]) -> None:
@@ -66,13 +66,13 @@ class GivenFiles:
         self._on_gone = lambda number: None
 
 
-class TakenFiles(dict[int, HeapReader | GuardedFile]):
+class ReceivedFiles(dict[int, HeapReader | GuardedFile]):
     """The worker's end: the sources of inputs by number; 0 = the version's heap. On the instance's thread."""
 
     def __init__(self, heap: HeapReader, guard: FaultGuard) -> None:
         super().__init__({0: heap})
         self._guard = guard
-        self._taken = 0
+        self._last_number = 0
         self._resident = 0
 
     def take(self, connection: socket.socket, flags: int = socket.MSG_DONTWAIT) -> bool:
@@ -80,7 +80,7 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
         OSError if a file has come that cannot be opened or mapped."""
         try:
             # Not in a function, because it runs for each lone request.
-            data, rights, state, _ = connection.recvmsg(_MOST_BYTES, _ROOM, int(flags) | _CLOSE_ON_EXEC)
+            data, rights, state, _ = connection.recvmsg(_RECEIVE_BYTES, _RIGHTS_BYTES, int(flags) | _CLOSE_ON_EXEC)
         except BlockingIOError:
             return True
         except OSError:
@@ -89,13 +89,13 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
             # The kernel has dropped a descriptor, so the numbers of later files would be wrong.
             raise OSError(errno.EMFILE, "a client's file was lost: this process has as many files open as it may")
         for descriptor in descriptors_of(rights) if rights else ():
-            self._taken += 1
+            self._last_number += 1
             # The kernel ends a receive after a message with a descriptor, so the size comes last.
             (size,) = _SIZE.unpack(data[-_SIZE.size :])
             if size:
-                self[self._taken] = GuardedFile(self._guard, descriptor, size, to_write=False)
+                self[self._last_number] = GuardedFile(self._guard, descriptor, size, to_write=False)
             else:
-                self[self._taken] = HeapReader(descriptor)
+                self[self._last_number] = HeapReader(descriptor)
         return bool(data)
 
     def forget(self, number: int) -> None:
@@ -107,9 +107,9 @@ class TakenFiles(dict[int, HeapReader | GuardedFile]):
         """Note that `nbytes` of a file will be read. They count as the worker's memory until GuardedFile.leave, after
         which reading them is slower."""
         self._resident += nbytes
-        if self._resident > _MOST_RESIDENT:
+        if self._resident > _MOST_RESIDENT_BYTES:
             self._resident = nbytes
             files = [file for file in self.values() if isinstance(file, GuardedFile)]
-            if sum(file.size for file in files) > _MOST_RESIDENT:
+            if sum(file.size for file in files) > _MOST_RESIDENT_BYTES:
                 for file in files:
                     file.drop_pages()

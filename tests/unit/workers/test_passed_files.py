@@ -27,7 +27,7 @@ from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import Heap, HeapReader, Slot
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs
-from rocserve.workers.given_files import GivenFiles
+from rocserve.workers.passed_files import PassedFiles
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import ReceivedBatch, ServerGone
 
@@ -218,7 +218,7 @@ def test_a_file_that_cannot_be_given_has_its_inputs_copied(
     peer: Peer, file: SharedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.put(BEGIN, b"abcd")
-    monkeypatch.setattr("rocserve.workers.given_files._MOST_FILES", 1)
+    monkeypatch.setattr("rocserve.workers.passed_files._MOST_FILES", 1)
     first, second = opened(file), opened(file)
     for held, number in ((first, 1), (second, 0)):
         batch = execute(peer, in_file(held))
@@ -228,7 +228,7 @@ def test_a_file_that_cannot_be_given_has_its_inputs_copied(
     with pytest.raises(BlockingIOError):
         while True:
             here.send(b"!", socket.MSG_DONTWAIT)
-    assert GivenFiles(here, lambda number: None).number(first) == 0
+    assert PassedFiles(here, lambda number: None).number(first) == 0
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_what_has_been_read_does_not_count_as_the_workers_memory_for_long(
         maps = Path("/proc/self/smaps").read_text().split("VmFlags")
         return [int(each.split("Rss:")[1].split()[0]) for each in maps if file.path.name in each and " r--s " in each]
 
-    monkeypatch.setattr("rocserve.workers.given_files._MOST_RESIDENT", most_bytes)
+    monkeypatch.setattr("rocserve.workers.passed_files._MOST_RESIDENT_BYTES", most_bytes)
     sizes: list[int] = []
     with shared_file(1 << 16, "resident") as file:
         held = opened(file)
