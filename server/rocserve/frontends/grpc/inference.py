@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
-from rocserve.core.request_memory import Holder, RequestMemory
+from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
 from rocserve.core.sequence_order import SequenceOrder
 from rocserve.core.steps import Steps
@@ -61,13 +61,14 @@ class InferenceHandlers:
         }
         return guarded_routes(routes, restrictions)
 
-    def model_infer(self, call: InferCall) -> None:
+    def model_infer(self, call: InferCall | _StreamResponder) -> None:
+        """Decode the message of a call or of a stream, and begin its request."""
         call.handlers = self
         message = call.message
         try:
             self.memory.admit(call, len(message))
             if len(message) > DECODED_AT_ONCE and (large := self.decoder.large_contents(message)) is not None:
-                self.decode_large(large, call, call.begin, call.refuse)
+                self._decode_large(large, call)
                 return
             request = self.decoder.decode_request(message)
             if request.head.is_typed:
@@ -78,40 +79,27 @@ class InferenceHandlers:
         except ServeError as error:
             call.refuse(error)
 
-    def decode_large(
-        self,
-        large: LargeContents,
-        holder: Holder,
-        begin: Callable[[InferRequest], None],
-        refuse: Callable[[ServeError], None],
-    ) -> None:
-        """Decode a large request step by step, then call `begin` with it, or `refuse` with the error. Later requests of
-        its sequence wait."""
+    def _decode_large(self, large: LargeContents, call: InferCall | _StreamResponder) -> None:
+        """Decode a large request step by step, then begin it. Later requests of its sequence wait."""
         unread = self.decoder.read_large(large)
 
         def decode() -> None:
             self.order.hold(unread.request)
-            self.plane.work_off(self._decode_large(unread, holder, begin, refuse))
+            self.plane.work_off(self._decode_in_steps(unread, call))
 
         if not self.order.wait_if_held(unread.request, decode):
             decode()
 
-    def _decode_large(
-        self,
-        unread: UnreadRequest,
-        holder: Holder,
-        begin: Callable[[InferRequest], None],
-        refuse: Callable[[ServeError], None],
-    ) -> Steps[None]:
+    def _decode_in_steps(self, unread: UnreadRequest, call: InferCall | _StreamResponder) -> Steps[None]:
         try:
-            request = yield from unread.decode(partial(self.memory.admit, holder))
+            request = yield from unread.decode(partial(self.memory.admit, call))
         except ServeError as error:
-            refuse(error)
+            call.refuse(error)
         except Exception as error:
-            refuse(internal(f"{type(error).__name__}: {error}"))
+            call.refuse(internal(f"{type(error).__name__}: {error}"))
             raise
         else:
-            begin(request)
+            call.begin(request)
         finally:
             self.order.release(unread.request)
 
@@ -203,23 +191,11 @@ class InferenceStream:
 
     def on_message(self, message: bytes) -> None:
         self._unanswered += 1
-        responder = _StreamResponder(self, self._sequencer.ticket())
-        handlers = self.handlers
-        refuse = partial(responder.refuse, partial(refused_request_id, message))
+        responder = _StreamResponder(self, self._sequencer.ticket(), message)
         try:
-            handlers.memory.admit(responder, len(message))
-            if len(message) > DECODED_AT_ONCE and (large := handlers.decoder.large_contents(message)) is not None:
-                handlers.decode_large(large, responder, responder.begin, refuse)
-                return
-            request = handlers.decoder.decode_request(message)
-            if request.head.is_typed:
-                handlers.memory.admit(responder, _nbytes(request))
-            if not (handlers.order.held and handlers.order.wait_if_held(request, partial(responder.begin, request))):
-                responder.begin(request)
-        except ServeError as error:
-            refuse(error)
+            self.handlers.model_infer(responder)
         except BaseException:
-            handlers.memory.release(responder)
+            self.handlers.memory.release(responder)
             raise
 
     def on_half_close(self) -> None:
@@ -262,6 +238,8 @@ class _StreamResponder:
 
     _stream: InferenceStream
     _ticket: Ticket
+    message: bytes
+    handlers: InferenceHandlers = field(init=False)
     takes_one: bool = field(default=False, init=False)
     held_bytes: int = field(default=0, init=False)
     head: RequestHead | None = field(default=None, init=False)
@@ -273,7 +251,7 @@ class _StreamResponder:
 
     def begin(self, request: InferRequest) -> None:
         """Start the decoded request."""
-        call, handlers = self._stream.call, self._stream.handlers
+        call, handlers = self._stream.call, self.handlers
         try:
             if handlers.forwarding is not None:
                 request.head = handlers.forwarding.forward(request.head, call.metadata)
@@ -284,13 +262,14 @@ class _StreamResponder:
             request.in_turn = True
             handlers.service.infer(request, self)
         except ServeError as error:
-            self.refuse(lambda: request.id, error)
+            self.refuse(error)
         else:
             self.is_accepted = True
 
-    def refuse(self, find_id: Callable[[], str], error: ServeError) -> None:
+    def refuse(self, error: ServeError) -> None:
+        message = self.message
         self.send(error)
-        self._stream.handlers.service.refuse(error, find_id)
+        self.handlers.service.refuse(error, partial(refused_request_id, message))
 
     def origin(self) -> RequestOrigin:
         return _origin(self._stream.call)
@@ -301,7 +280,7 @@ class _StreamResponder:
         self._ticket.end()
 
     def send(self, answer: Answer, final: bool = True) -> None:
-        handlers = self._stream.handlers
+        handlers = self.handlers
         try:
             if answer is None:
                 head, message = self.head, None
@@ -321,13 +300,13 @@ class _StreamResponder:
 
     def _answer_large(self, response: InferResponse, final: bool) -> Steps[None]:
         try:
-            message = yield from join_large(self._stream.handlers.encoder.stream_parts(response, final))
+            message = yield from join_large(self.handlers.encoder.stream_parts(response, final))
         except ServeError as error:
             message = self._error_message(error, final)
         self._answer(message, final)
 
     def _error_message(self, error: ServeError, final: bool) -> bytes:
-        handlers, head = self._stream.handlers, self.head
+        handlers, head = self.handlers, self.head
         text = handlers.paths.hide(error.text)
         if head is not None and self.is_accepted and not error.is_refusal:
             return handlers.encoder.encode_stream_error(text, self.request_id, head.model_name, final)
@@ -349,9 +328,10 @@ class _StreamResponder:
             self._stream.call.send(message)
             return
         self._stream.watchers.discard(self)
-        self._stream.handlers.memory.release(self)
-        # The callback refers to the queued request, which refers to this responder.
-        self._callback = None
+        self.handlers.memory.release(self)
+        # The callback refers to the queued request, which refers to this responder. The message would otherwise stay
+        # until the answers before this one have been sent.
+        self._callback, self.message = None, b""
         if self._ticket_ended:
             self._stream.send_last(message)
         else:
