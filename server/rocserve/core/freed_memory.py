@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 WORTH_BYTES = 32 << 20
@@ -41,42 +42,32 @@ class _Counts(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in (*"abcdefgh", "free_bytes", "j")]
 
 
-class FreedMemory:
-    """Gives the memory that glibc keeps back to the system. One call for all takes 70 ms of CPU time per GiB, more if
-    the pages are scattered, and no other thread can allocate meanwhile."""
-
-    def __init__(self, libc: ctypes.CDLL) -> None:
-        self._libc = libc
-        libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
-        libc.free.argtypes, libc.free.restype = (ctypes.c_void_p,), None
-        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-    def pieces(self) -> Iterator[int]:
-        """Give back the pages of free memory, a block per step. The blocks stay allocated until the last step, which
-        also gives back smaller free pieces."""
-        libc, held = self._libc, list[int]()
-        try:
-            # Before glibc 2.33 only mallinfo exists, whose counts end at 2 GiB.
-            if hasattr(libc, "mallinfo2"):
-                libc.mallinfo2.restype = _Counts
-                for _ in range(libc.mallinfo2().free_bytes // GIVEN_BACK_AT_ONCE):
-                    address = libc.malloc(GIVEN_BACK_AT_ONCE)
-                    if not address:
-                        break
-                    held.append(address)
-                    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-                    # The last page may be shared with memory behind the block.
-                    nbytes = (address + GIVEN_BACK_AT_ONCE - begin) // mmap.PAGESIZE * mmap.PAGESIZE
-                    libc.madvise(begin, nbytes, mmap.MADV_DONTNEED)
-                    yield nbytes
-        finally:
-            for address in held:
-                libc.free(address)
-        libc.malloc_trim(0)
-
-
-def _nothing() -> Iterator[int]:
-    return iter(())
+def _drop_free_pages(libc: ctypes.CDLL) -> Iterator[int]:
+    """Give free pages back to the system, a block per step. The blocks stay allocated until the last step, which also
+    gives back smaller free pieces. One call for all takes 70 ms of CPU time per GiB, more if the pages are scattered,
+    and no other thread can allocate meanwhile."""
+    libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
+    libc.free.argtypes, libc.free.restype = (ctypes.c_void_p,), None
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    held = list[int]()
+    try:
+        # Before glibc 2.33 only mallinfo exists, whose counts end at 2 GiB.
+        if hasattr(libc, "mallinfo2"):
+            libc.mallinfo2.restype = _Counts
+            for _ in range(libc.mallinfo2().free_bytes // GIVEN_BACK_AT_ONCE):
+                address = libc.malloc(GIVEN_BACK_AT_ONCE)
+                if not address:
+                    break
+                held.append(address)
+                begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+                # The last page may be shared with memory behind the block.
+                nbytes = (address + GIVEN_BACK_AT_ONCE - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+                libc.madvise(begin, nbytes, mmap.MADV_DONTNEED)
+                yield nbytes
+    finally:
+        for address in held:
+            libc.free(address)
+    libc.malloc_trim(0)
 
 
 def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
@@ -85,7 +76,7 @@ def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
     thread's heap reserves 64 MiB."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
-        return _nothing
+        return lambda: iter(())
     if os.environ.keys().isdisjoint(_OPERATORS_VARIABLES):
         libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
         if of_any_size:
@@ -93,7 +84,7 @@ def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
             libc.mallopt(_M_MMAP_MAX, 0)
         else:
             libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_BLOCK)
-    return FreedMemory(libc).pieces
+    return partial(_drop_free_pages, libc)
 
 
 class KeptMemory:

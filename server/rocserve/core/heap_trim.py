@@ -44,7 +44,7 @@ class HeapTrim:
             # Reading /proc fails without a free descriptor; the next check may succeed.
             with suppress(OSError):
                 if self.check():
-                    await asyncio.to_thread(self.trim)
+                    await asyncio.to_thread(deque, self.steps(), 0)
 
     def check(self) -> bool:
         """Return whether it is time to trim."""
@@ -54,9 +54,6 @@ class HeapTrim:
         self._quiet = self._quiet + 1 if growth >= WORTH_BYTES and self._use() <= growth * _LITTLE else 0
         self._checks_to_repeat -= 1
         return self._quiet >= _QUIET_CHECKS and (private - self._left >= WORTH_BYTES or self._checks_to_repeat <= 0)
-
-    def trim(self) -> None:
-        deque(self.steps(), 0)
 
     def steps(self) -> Steps[None]:
         for _ in self._trim():

@@ -13,39 +13,33 @@ from rocserve.core.model_names import ModelKey, qualified
 
 
 @dataclass(frozen=True, slots=True)
-class InputConfig:
+class TensorConfig:
     name: str
     datatype: DataType
     dims: tuple[int, ...]
     """Without the batch dimension if the model batches; -1 = any size."""
     reshape: tuple[int, ...] | None = None
     """The dims that the model sees (config.pbtxt's `reshape`); None = `dims`."""
+
+    @property
+    def model_dims(self) -> tuple[int, ...]:
+        return self.dims if self.reshape is None else self.reshape
+
+
+@dataclass(frozen=True, slots=True)
+class InputConfig(TensorConfig):
     optional: bool = False
     format: str = "FORMAT_NONE"
     """FORMAT_NONE, FORMAT_NHWC or FORMAT_NCHW."""
     allow_ragged_batch: bool = False
     """Requests of different shapes may share a batch; the engine gets their elements concatenated."""
 
-    @property
-    def model_dims(self) -> tuple[int, ...]:
-        """Return the dims that the model sees."""
-        return self.dims if self.reshape is None else self.reshape
-
 
 @dataclass(frozen=True, slots=True)
-class OutputConfig:
-    name: str
-    datatype: DataType
-    dims: tuple[int, ...]
-    reshape: tuple[int, ...] | None = None
+class OutputConfig(TensorConfig):
     label_filename: str = ""
     labels: tuple[str, ...] = ()
     """The lines of the file `label_filename`."""
-
-    @property
-    def model_dims(self) -> tuple[int, ...]:
-        """Return the dims that the model sees."""
-        return self.dims if self.reshape is None else self.reshape
 
 
 class BatchInputKind(enum.Enum):

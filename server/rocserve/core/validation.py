@@ -11,7 +11,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.hints import names_hint
 from rocserve.core.memo import Memo
-from rocserve.core.model_config import InputConfig, ModelConfig
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.request_form import RequestForm, RequestLayout, client_parameters
 from rocserve.core.request_parameters import check_request_parameters, class_count
 from rocserve.core.request_prefix import request_prefix
@@ -257,7 +257,9 @@ class RequestValidator:
                 f"{prefix}unexpected shape for input '{entry.name}' for model '{model}'. Expected {format_shape(full)},"
                 f" got {format_shape(entry.shape)}. " + (_BATCH_NOTE if batching else "")
             )
-        seen = (*entry.shape[:1], *_reshaped(dims, expected)) if batching else _reshaped(dims, expected)
+        if expected.reshape is not None:
+            dims = reshape_dims(dims, expected.dims, expected.reshape)
+        seen = (*entry.shape[:1], *dims) if batching else dims
         if is_reference:
             rows = entry.shape[0] if batching else 1
             return InputPlan(entry.name, expected.datatype, seen, rows, -1, is_reference)
@@ -270,10 +272,6 @@ def reshape_dims(dims: tuple[int, ...], pattern: tuple[int, ...], target: tuple[
     """Return `dims`, which fit `pattern`, in the form of `target`; their variable sizes correspond in order."""
     variable = iter(size for size, expected in zip(dims, pattern, strict=True) if expected == -1)
     return tuple(next(variable, size) if size == -1 else size for size in target)
-
-
-def _reshaped(dims: tuple[int, ...], expected: InputConfig) -> tuple[int, ...]:
-    return dims if expected.reshape is None else reshape_dims(dims, expected.dims, expected.reshape)
 
 
 def admits(pattern: Sequence[int], dims: Sequence[int]) -> bool:

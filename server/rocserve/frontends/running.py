@@ -264,9 +264,9 @@ class FrontEnds:
         served, loop = self._served, asyncio.get_running_loop()
         if self._common is None:
             edition = anonymous_file.create("rocserve:edition", mmap.PAGESIZE)
-            served.subscribe(partial(_count, anonymous_file.map_to_write(edition).cast("Q")))
+            served.subscribe(partial(_count, anonymous_file.map_file(edition, to_write=True).cast("Q")))
             uses = anonymous_file.create("rocserve:uses", table_bytes(1 + _PROTOCOLS * self._count))
-            served.memory.share(anonymous_file.map_to_write(uses), 0)
+            served.memory.share(anonymous_file.map_file(uses, to_write=True), 0)
             self._common = FrontEndParts(
                 self._command,
                 served.inference,

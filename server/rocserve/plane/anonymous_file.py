@@ -59,18 +59,28 @@ def unmap(address: int, nbytes: int) -> None:
     _libc.munmap(address, nbytes)
 
 
-def map_to_write(
-    descriptor: int, size: int | None = None, offset: int = 0, on_unused: Callable[[int, int], None] = unmap
+def map_file(
+    descriptor: int,
+    to_write: bool,
+    size: int | None = None,
+    offset: int = 0,
+    on_unused: Callable[[int, int], None] = unmap,
 ) -> memoryview:
     """Map a file, or a part, while a view of it exists, and without the descriptor, of which `mmap.mmap` keeps a copy
     before Python 3.13. `on_unused` gets address and bytes after the last view, and must unmap them."""
-    return _map(descriptor, size, offset, mmap.PROT_READ | mmap.PROT_WRITE, on_unused)
-
-
-def map_to_read(
-    descriptor: int, size: int | None = None, offset: int = 0, on_unused: Callable[[int, int], None] = unmap
-) -> memoryview:
-    return _map(descriptor, size, offset, mmap.PROT_READ, on_unused)
+    if size is None:
+        size = os.fstat(descriptor).st_size
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if to_write else 0)
+    address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, offset)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, f"memory cannot be mapped: {os.strerror(number)}")
+    memory: Any = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, on_unused, address, size).atexit = False
+    octets = np.frombuffer(memory, np.uint8)
+    octets.flags.writeable = to_write
+    view: memoryview = octets.data
+    return view
 
 
 def give_back(descriptor: int, start: int, nbytes: int) -> None:
@@ -105,20 +115,3 @@ def replace_by_zeros(address: int, nbytes: int) -> bool:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
     found: int | None = _libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     return found != _FAILED
-
-
-def _map(
-    descriptor: int, size: int | None, offset: int, protection: int, on_unused: Callable[[int, int], None]
-) -> memoryview:
-    if size is None:
-        size = os.fstat(descriptor).st_size
-    address = _libc.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, offset)
-    if address == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, f"memory cannot be mapped: {os.strerror(number)}")
-    memory: Any = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(memory, on_unused, address, size).atexit = False
-    octets = np.frombuffer(memory, np.uint8)
-    octets.flags.writeable = bool(protection & mmap.PROT_WRITE)
-    view: memoryview = octets.data
-    return view

@@ -41,7 +41,7 @@ class Doorbell:
     def __init__(self, name: str) -> None:
         self.sleeps = anonymous_file.create(name, mmap.PAGESIZE)
         """A page for all processes whose descriptors wake the loop. Its word counts: even = awake, odd = asleep."""
-        self._word = anonymous_file.map_to_write(self.sleeps).cast("Q")
+        self._word = anonymous_file.map_file(self.sleeps, to_write=True).cast("Q")
         self._rung = 0
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
@@ -87,7 +87,7 @@ class Doorbell:
 
 def sleep_word(sleeps: int) -> memoryview:
     """Map another process's sleep word to read. The descriptor stays the caller's."""
-    return anonymous_file.map_to_read(sleeps).cast("Q")[:1]
+    return anonymous_file.map_file(sleeps, to_write=False).cast("Q")[:1]
 
 
 class SocketRinger:

@@ -74,7 +74,7 @@ class FaultGuard:
             self._previous = _SignalAction()
             handler = ctypes.cast(self._handler, ctypes.c_void_p)
             _libc.sigaction(signal.SIGBUS, _SignalAction(handler, flags=_SA_SIGINFO), self._previous)
-        view = (anonymous_file.map_to_write if to_write else anonymous_file.map_to_read)(descriptor, size)
+        view = anonymous_file.map_file(descriptor, to_write, size)
         begin = np.frombuffer(view, np.uint8).ctypes.data
         mapping = GuardedMapping(begin, begin + (size + mmap.PAGESIZE - 1 & -mmap.PAGESIZE))
         self._mappings[begin] = mapping

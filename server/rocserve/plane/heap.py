@@ -187,8 +187,8 @@ class Heap:
             if offset == slots.end:
                 raise HeapFull(nbytes, self.limit)
             if self._parts[index] is _UNMAPPED:
-                self._parts[index] = anonymous_file.map_to_write(
-                    self._descriptor, self.limit, self._first_part + index << self._shift, self._remains.unmap
+                self._parts[index] = anonymous_file.map_file(
+                    self._descriptor, True, self.limit, self._first_part + index << self._shift, self._remains.unmap
                 )
             slots.next = offset + slots.size
         start = offset & self._mask
@@ -376,7 +376,7 @@ class HeapReader:
 
     def _part(self, index: int) -> memoryview:
         length = self._mask + 1
-        part = anonymous_file.map_to_read(self._descriptor, length, index << self._shift, self.remains.unmap)
+        part = anonymous_file.map_file(self._descriptor, False, length, index << self._shift, self.remains.unmap)
         # Another thread may have mapped the part meanwhile.
         return self._parts.setdefault(index, part)
 

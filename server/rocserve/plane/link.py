@@ -127,7 +127,8 @@ class LinkEnd:
 
     def __init__(self, own: int, sends: Sequence[int], other: int, takes: Sequence[int]) -> None:
         """The descriptors of both ends' files stay the caller's. `sends`, `takes`: the entries of each ring."""
-        own_view, other_view = anonymous_file.map_to_write(own), anonymous_file.map_to_read(other)
+        own_view = anonymous_file.map_file(own, to_write=True)
+        other_view = anonymous_file.map_file(other, to_write=False)
         self._own_words, self._other_words = own_view[:_RINGS_AT].cast("Q"), other_view[:_RINGS_AT].cast("Q")
         words = self._own_words, self._other_words
         self.writers = [RingWriter(*words, ring, number) for number, ring in enumerate(_rings(own_view, sends))]

@@ -169,8 +169,6 @@ class PlaneLoop:
         """`spin`: empty turns before the loop sleeps."""
         self.doorbell = Doorbell("rocserve:doorbell")
         """Processes that write into a link of this process ring it."""
-        self.sleeps = self.doorbell.sleeps
-        """File of the sleep word (doorbell.py)."""
         self._failures = RequestFailures(log)
         self._spin = spin
         self._sources: tuple[Source, ...] = ()

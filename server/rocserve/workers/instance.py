@@ -119,7 +119,7 @@ class Instance:
                 kept(reading(own)),
                 outputs,
                 kept(self.inputs.open_for_reading()),
-                kept(reading(self.plane.sleeps)),
+                kept(reading(self.plane.doorbell.sleeps)),
                 *([back[1].fileno()] if back is not None else ()),
             ]
             send_with_descriptors(self._socket, entries.ATTACH.pack(self._mail.workers_idle_polls), files)

@@ -16,7 +16,7 @@ import pytest
 from support.workers import open_descriptors
 
 from rocserve.plane import doorbell, link
-from rocserve.plane.anonymous_file import map_to_write, open_for_reading
+from rocserve.plane.anonymous_file import map_file, open_for_reading
 from rocserve.plane.doorbell import (
     KEEPS_STORE_ORDER,
     Doorbell,
@@ -47,7 +47,7 @@ class Pair:
     def __init__(self) -> None:
         self.first, self.second = create_file("first", FIRST_RINGS), create_file("second", SECOND_RINGS)
         self.readers = [open_for_reading(self.first), open_for_reading(self.second)]
-        self.hostile = memoryview(map_to_write(self.second)).cast("Q")
+        self.hostile = memoryview(map_file(self.second, to_write=True)).cast("Q")
 
     def first_end(self) -> LinkEnd:
         return LinkEnd(self.first, FIRST_RINGS, self.readers[1], SECOND_RINGS)
@@ -163,7 +163,7 @@ def test_no_word_is_anothers(pair: Pair) -> None:
 def test_no_end_can_write_where_the_other_does(pair: Pair) -> None:
     for descriptor in pair.readers:
         with pytest.raises(PermissionError):
-            map_to_write(descriptor)
+            map_file(descriptor, to_write=True)
     with pytest.raises(TypeError):
         pair.first_end().other_sleep_word()[0] = 1
 

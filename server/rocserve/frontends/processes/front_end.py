@@ -91,7 +91,7 @@ class RemoteInference:
         self.end = FrontLinkEnd(ends, self._heap, plane)
         self.end.ring = SocketRinger(sleep_word(server_sleeps), connection).ring
         os.close(server_sleeps)
-        sleeps = anonymous_file.open_for_reading(plane.sleeps)
+        sleeps = anonymous_file.open_for_reading(plane.doorbell.sleeps)
         send_with_descriptors(connection, entries.ATTACH, (sleeps,))
         os.close(sleeps)
         self._heads: dict[RequestHead, _Head] = {}

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         Path("/proc/self/comm").write_text(f"rocserve:{protocol}:{number}")
     parent_watch = exit_with_parent(parent_pipe)
     memory = RequestMemory(memory_bytes)
-    memory.share(anonymous_file.map_to_write(uses), row)
+    memory.share(anonymous_file.map_file(uses, to_write=True), row)
     os.close(uses)
     log = _open_log().getChild(protocol)
     settings = settings_again(arguments[9:])
@@ -102,7 +102,7 @@ class ServerLink:
         spin = default_spin(usable_cpus()) if settings.spin is None else settings.spin
         self.plane = plane = PlaneLoop(log.getChild("plane"), spin)
         self.loop = GuestLoop(plane)
-        self.edition = anonymous_file.map_to_read(edition_file).cast("Q")
+        self.edition = anonymous_file.map_file(edition_file, to_write=False).cast("Q")
         os.close(edition_file)
         self._listening: GrpcFrontEnd | HttpFrontEnd | None = None
         """None until it listens."""

@@ -80,7 +80,7 @@ class FrontLink:
             reading(own),
             requests,
             self._heap.open_for_reading(),
-            reading(self.plane.sleeps),
+            reading(self.plane.doorbell.sleeps),
         ]
         assert len(files) == entries.DESCRIPTORS
         send_with_descriptors(self._connection, entries.ATTACH, files)

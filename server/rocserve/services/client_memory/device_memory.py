@@ -46,7 +46,7 @@ class DeviceProcess:
         self._lock = threading.Lock()
         self._is_given_up = False
         memory = anonymous_file.create("rocserve:devices", COPIED_AT_ONCE)
-        self._memory = anonymous_file.map_to_write(memory)
+        self._memory = anonymous_file.map_file(memory, to_write=True)
         self._connection, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", __name__, str(peer.fileno()), str(memory)]
         try:
@@ -117,7 +117,7 @@ class DeviceProcess:
 def main(arguments: list[str]) -> None:
     """Run commands. `arguments`: descriptors of the socket, and of the memory through which all data is copied."""
     connection = socket.socket(fileno=int(arguments[0]))
-    memory = anonymous_file.map_to_write(int(arguments[1]))
+    memory = anonymous_file.map_file(int(arguments[1]), to_write=True)
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
         connection.send(f"PyTorch {torch.__version__} finds no GPU here that it can use".encode())
