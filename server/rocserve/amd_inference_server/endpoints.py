@@ -329,7 +329,7 @@ class WorkerEndpoints:
         """Load the endpoint's models. Raises ServeError."""
         worker = endpoint.worker
         file, root = await asyncio.to_thread(find_worker_file, worker.candidates(), self.settings)
-        following = self._served(endpoint.next) if endpoint.next else None
+        following = self.tables.table.find(endpoint.next, "").config if endpoint.next else None
         config = worker_config(endpoint.model, worker, file, endpoint.copies, following)
         own = await asyncio.to_thread(self.reader.read_given, config, endpoint.model, file, root)
         # The ensemble of a loaded chain answers requests meanwhile.
@@ -337,7 +337,7 @@ class WorkerEndpoints:
         try:
             await self._apply(endpoint, (*ensemble, *own))
             if following is not None:
-                chain = chain_config(endpoint.name, self._served(endpoint.model), following)
+                chain = chain_config(endpoint.name, self.tables.table.find(endpoint.model, "").config, following)
                 ensemble = await asyncio.to_thread(self.reader.read_given, chain, endpoint.name, None, root)
                 await self._apply(endpoint, (*ensemble, *own))
         except ServeError:
@@ -354,9 +354,6 @@ class WorkerEndpoints:
         await wait_for_loads(models)
         for model in models:
             model.check_loaded()
-
-    def _served(self, name: str) -> PlainConfig:
-        return self.tables.table.find(name, "").config
 
     def _drop(self, endpoint: _Endpoint) -> None:
         self.table.drop(endpoint.folder)

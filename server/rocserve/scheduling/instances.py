@@ -21,14 +21,14 @@ ResourceKey = tuple[int | None, str]
 
 Needs = Mapping[ResourceKey, int]
 
-_CPU_DEVICE = 0
-"""Instances on the CPU hold the resources of device 0."""
-
 
 def needs_of(limits: InstanceRateLimiter, device: int | None) -> Needs:
     """Return the resources that an instance holds while it runs. `device`: the GPU's number, None on the CPU."""
-    place = _CPU_DEVICE if device is None else device
-    return {(None if resource.is_global else place, resource.name): resource.count for resource in limits.resources}
+    # Instances on the CPU hold the resources of device 0.
+    key_device = device or 0
+    return {
+        (None if resource.is_global else key_device, resource.name): resource.count for resource in limits.resources
+    }
 
 
 class _State(enum.Enum):
@@ -39,7 +39,7 @@ class _State(enum.Enum):
 
 
 class LimitedInstance:
-    """An instance in the limiter's books: its resources, its executions and its state."""
+    """The limiter's record of an instance: its resources, its executions and its state."""
 
     __slots__ = ("executions", "needs", "on_granted", "state", "weight")
 
@@ -85,24 +85,21 @@ class RateLimiter:
     def register(self, instances: Sequence[Needs]) -> Callable[[], None]:
         """Register a model's instances; return the function that unregisters them. Raises ServeError (INVALID_ARGUMENT)
         if the resources can never suffice, or if a resource is both of the machine and of a device."""
-        self._available = self._resources([*self._all_needs(), *instances])
+        self._available = self._resources(instances)
         model = object()
         self._registered[model] = tuple(instances)
         self._call_soon(self._allocate)
 
         def unregister() -> None:
             if self._registered.pop(model, None) is not None:
-                self._available = self._resources(self._all_needs())
+                self._available = self._resources()
                 self._call_soon(self._allocate)
 
         return unregister
 
-    def _all_needs(self) -> list[Needs]:
-        return [needs for instances in self._registered.values() for needs in instances]
-
-    def _resources(self, instances: Iterable[Needs]) -> Needs:
+    def _resources(self, new_instances: Iterable[Needs] = ()) -> Needs:
         most: dict[ResourceKey, int] = {}
-        for needs in instances:
+        for needs in itertools.chain(*self._registered.values(), new_instances):
             for key, count in needs.items():
                 most[key] = max(most.get(key, 0), count)
         available = {key: self._explicit_count(key) for key in most} if self._explicit else dict(most)
@@ -184,7 +181,7 @@ class InstancePool:
     def __init__(self, times: ComputeTimes, sends_ahead: bool = True) -> None:
         """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
         self.in_flight: dict[Instance, deque[FormedBatch]] = {}
-        """The first batch is in the engine, those behind it were sent ahead."""
+        """By instance: the first batch is in the engine, further ones were sent ahead."""
         self._used: set[Instance] = set()
         self._times = times
         self._last_begin_ns = 0
@@ -247,11 +244,8 @@ class InstancePool:
 
     def end(self, instance: Instance, batch: FormedBatch) -> None:
         batches = self.in_flight.get(instance)
-        if batches:
-            if batches[0] is batch:
-                batches.popleft()
-            elif batch in batches:
-                batches.remove(batch)
+        if batches and batch in batches:
+            batches.remove(batch)
 
     # Requests that were sent ahead and have not begun to run
 

@@ -18,19 +18,19 @@ class SequenceRouter:
         self._open: list[SequenceScheduler] = []
         self._closing: list[SequenceScheduler] = []
 
-    def opened(self, version: SequenceScheduler) -> None:
+    def add(self, version: SequenceScheduler) -> None:
         self._open.append(version)
 
-    def closing(self, version: SequenceScheduler) -> bool:
-        """Note that a version takes no new sequences. Returns whether another one does, which passes on old
-        sequences."""
+    def begin_closing(self, version: SequenceScheduler) -> bool:
+        """Note that a version takes no new sequences. Returns whether another version does, which then passes on
+        requests of the old sequences."""
         if version in self._open:
             self._open.remove(version)
         if self._open:
             self._closing.append(version)
         return bool(self._open)
 
-    def closed(self, version: SequenceScheduler) -> None:
+    def remove(self, version: SequenceScheduler) -> None:
         if version in self._closing:
             self._closing.remove(version)
 

@@ -264,7 +264,7 @@ class SequenceScheduler(Scheduler):
         """See Scheduler. The instance comes with free slots."""
         super().attach(worker)
         if not self._instance_count:
-            self._router.opened(self)
+            self._router.add(self)
         instance = SequenceInstance(worker, self._instance_count, self._strategy.slot_count)
         self._instance_count += 1
         if self._keeps_order:
@@ -416,7 +416,7 @@ class SequenceScheduler(Scheduler):
 
     def close(self, drained: Callable[[], None]) -> None:
         """See Scheduler. Sequences go on as long as their requests can come through another version."""
-        if not self._router.closing(self):
+        if not self._router.begin_closing(self):
             self._table.end_all()
             now = time.monotonic()
             for instance in self._table.instances:
@@ -426,7 +426,7 @@ class SequenceScheduler(Scheduler):
     def _break_cycles(self) -> None:
         super()._break_cycles()
         self._idle.cancel()
-        self._router.closed(self)
+        self._router.remove(self)
 
     # Time, and clients that leave
 

@@ -184,10 +184,11 @@ class SequenceTable:
 
     def end_all(self) -> None:
         """End all sequences; those in the backlog run to the last request that has come."""
-        for place in list(self._places.values()):
-            if isinstance(place, Slot) and place.sequence is not None:
-                self.end(place, place.sequence)
+        for place in self._places.values():
+            if isinstance(place, Slot):
+                place.forced_end = True
         self._places.clear()
+        self._last_used.clear()
 
     def _use(self, sequence: SequenceId, now: float) -> None:
         self._last_used[sequence] = now
