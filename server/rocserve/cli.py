@@ -1,5 +1,4 @@
-"""The command `rocserve`. Imports only the requested verb's module, so that the supervisor stays small and the zygote
-starts before gRPC."""
+"""The command `rocserve`. Imports only the verb's module: the supervisor stays small, the zygote precedes gRPC."""
 
 from __future__ import annotations
 

@@ -67,8 +67,7 @@ class SupervisorLink:
             self.keep_for_next()
 
     def settings(self, settings: ServerSettings) -> ServerSettings:
-        """Adapt the settings for a replacement: it keeps the ports, reloads what clients had loaded, and serves in
-        spite of broken models."""
+        """Adapt the settings for a replacement: same ports, same loaded models, and broken models are no error."""
         if not self.previous_end:
             return settings
         parts: dict[str, Any] = {
@@ -89,8 +88,7 @@ class SupervisorLink:
         asyncio.get_running_loop().add_reader(self._connection, self._on_readable, on_signal)
 
     def keep_for_next(self, **changes: Any) -> None:
-        """Keep these fields of Handover for the next server. The first call tells the supervisor that this server
-        serves."""
+        """Keep fields of Handover for the next server. The first call reports that this server serves."""
         self._serves = True
         self.handover = replace(self.handover, **changes)
         assert self._zygote is not None, "workers are started by it"

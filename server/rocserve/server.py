@@ -255,8 +255,7 @@ class Server:
         }
 
     def _reload(self) -> None:
-        """Scan the repositories. Certificates are read at each connection anyway, and the log line reopens a moved log
-        file."""
+        """Scan the repositories. Certificates are read per connection, and the log line reopens a moved log file."""
         self._log.info("SIGHUP: scanning the model repositories")
         self._repository.scan_soon()
 
@@ -316,7 +315,7 @@ class Server:
 
     async def _drain(self, front_ends: FrontEnds, ending: Ending, drain_seconds: float) -> None:
         """Drain: report not ready and load no more models, still serving; then finish the work in flight; then end the
-        workers. The exit timeout begins when the drain period ends."""
+        workers. The exit timeout begins after the drain period."""
         await ending.end("the health service", _call(front_ends.begin_drain))
         await ending.end("the loads of models", _call(self._repository.begin_stop))
         await ending.end("the drain", asyncio.sleep(drain_seconds))

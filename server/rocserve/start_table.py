@@ -86,8 +86,7 @@ _PHOTO = "photo.jpg"
 
 
 def shell_line(config: ModelConfig, address: str, *, takes_files: bool) -> str:
-    """Return a request by curl; "" if JSON cannot express the tensors. `takes_files`: the only input is an image
-    file."""
+    """Return a curl command; "" if JSON cannot express the tensors. `takes_files`: the only input is an image file."""
     url = quote(f"{address}/v2/models/{quote_url(config.name, safe='')}/infer")
     inputs = _needed(config)
     if takes_files:

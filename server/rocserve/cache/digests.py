@@ -1,4 +1,4 @@
-"""SHA-256 over a model's files and over calibration data."""
+"""SHA-256 over a model's files and calibration data. Unreadable files raise ServeError (UNAVAILABLE)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from rocserve.core.errors import unavailable
 
 
 def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
-    """Return a file's SHA-256 in hexadecimal, as sha256sum prints it, or one over it and `more`, in their order. Names
-    and folders do not count. Raises ServeError (UNAVAILABLE) if a file cannot be read."""
+    """Return a file's SHA-256 in hexadecimal, or one over it and `more`, in their order. Names do not count."""
     digests = [_digest(file) for file in (path, *more)]
     if len(digests) == 1:
         return digests[0]
@@ -20,7 +19,7 @@ def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
 
 def folder_digest(path: Path) -> str:
     """Return a SHA-256 over names and bytes of all files below a folder, except hidden ones; for a file, its own.
-    Raises ServeError (UNAVAILABLE) if a file cannot be read or there are no files."""
+    Raises ServeError (UNAVAILABLE) if there are no files."""
     if path.is_file():
         return file_digest(path)
     listing = folder_listing(path)
@@ -30,8 +29,7 @@ def folder_digest(path: Path) -> str:
 
 
 def folder_listing(path: Path) -> bytes:
-    """Return the digests and names of all files below a folder, except hidden ones, as sha256sum writes them. Raises
-    ServeError (UNAVAILABLE) if a file cannot be read."""
+    """Return digests and names of all files below a folder, except hidden ones, as sha256sum writes them."""
     names = sorted(
         name
         for name in (file.relative_to(path) for file in path.rglob("*") if file.is_file())

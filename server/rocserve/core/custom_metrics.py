@@ -39,8 +39,7 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """A time series' change since its last report, because several workers have the series, and a new worker begins at
-    0."""
+    """A time series' change since its last report: several workers have the series, and new workers begin at 0."""
 
     family: str
     kind: MetricKind
@@ -102,8 +101,7 @@ class CustomMetrics:
         """Number of series per owner."""
 
     def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
-        """Add a worker's report for its model version, the owner. Returns the left-out metrics, each with the
-        reason."""
+        """Add a worker's report for its model version, the owner. Returns left-out metrics with the reasons."""
         left_out: dict[str, str] = {}
         with self._lock:
             for change in changes.changes:

@@ -46,8 +46,7 @@ class DataType(enum.Enum):
 
 
 def datatype_of(array: np.ndarray[Any, Any]) -> DataType:
-    """Return an array's datatype; strings and objects are BYTES. Raises ValueError if there is none (complex,
-    datetime)."""
+    """Return an array's datatype; strings and objects are BYTES. Raises ValueError if there is none (complex)."""
     if array.dtype.kind in "OSU":
         return DataType.BYTES
     for datatype in DataType:

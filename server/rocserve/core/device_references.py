@@ -1,9 +1,10 @@
-"""References to tensors that stay on a GPU when one worker's output is another worker's input.
+"""References to tensors that stay on a GPU when one worker's output is another worker's input. A tensor of BYTES
+travels instead of such a tensor. It has one element, a reference, for each row, or a single one if the model does not
+batch.
 
-A tensor of BYTES travels instead of the tensor on the GPU. It has one element, a reference, for each row, or a single
-one if the model does not batch. Only workers make references. A worker makes references to its outputs only if the
-server asked for them. A model may also call another model with references; the server forwards such a call only to a
-model on the same GPU.
+Only workers make references. A worker makes references to its outputs only if the server asked for them. A model may
+also call another model with references; the server forwards such a call only to a model on the same GPU. All functions
+that read references raise ServeError (INTERNAL) if they are damaged.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class DeviceReference:
 
 
 def references_of(tensor: Tensor) -> list[DeviceReference]:
-    """Parse the references in a tensor's data. Raises ServeError (INTERNAL) if they are damaged."""
+    """Return the references in a tensor's data."""
     found: list[DeviceReference] = []
     try:
         rest = memoryview(tensor.data)
@@ -78,8 +79,8 @@ def pack_references(name: str, references: list[DeviceReference]) -> Tensor:
 
 
 def referenced_tensor(tensor: Tensor, batching: bool) -> Tensor:
-    """Return the tensor that a BYTES tensor stands for, with References as its data. `batching`: each reference is a
-    row. Raises ServeError (INTERNAL) if the references are damaged."""
+    """Return the tensor that a BYTES tensor stands for, with References as data. `batching`: each reference is a
+    row."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")
@@ -89,7 +90,7 @@ def referenced_tensor(tensor: Tensor, batching: bool) -> Tensor:
 
 
 def split_into_rows(tensor: Tensor) -> Tensor:
-    """Turn references to several rows into one reference per row. Raises ServeError (INTERNAL) for damaged ones."""
+    """Turn references to several rows into one reference per row."""
     rows: list[DeviceReference] = []
     for reference in references_of(tensor):
         count, *shape = reference.shape or (0,)
@@ -99,8 +100,7 @@ def split_into_rows(tensor: Tensor) -> Tensor:
 
 
 def join_references(tensor: Tensor) -> Tensor:
-    """Join all references of `tensor` along the first dimension, to a tensor with References as its data. Raises
-    ServeError (INTERNAL) if the references are damaged."""
+    """Join all references of `tensor` along the first dimension, to a tensor with References as its data."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")

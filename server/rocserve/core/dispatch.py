@@ -33,9 +33,8 @@ class Dispatcher:
     """Delays the requests of a sequence while an earlier request of it is being prepared."""
 
     def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps[None]] = ()) -> None:
-        """Schedule a request with the version that it names. All errors go to the responder. First `copying` copies its
-        inputs, and BYTES elements are counted if there may be many, one step per turn; the requests of a sequence stay
-        in order."""
+        """Schedule a request; all errors go to the responder. First `copying` copies its inputs, and BYTES elements are
+        counted if there may be many, one step per turn; the requests of a sequence stay in order."""
         head = request.head
         if not (copying or head.has_strings or self._order.held):
             # The same as _hand_over, but without the call, because every request comes through here.

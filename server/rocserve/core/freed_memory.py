@@ -100,8 +100,7 @@ class KeptMemory:
         self.give_back(lambda: False)
 
     def give_back(self, is_wanted: Callable[[], bool]) -> None:
-        """Give free memory back until `is_wanted()`. Safe on any thread; returns immediately if another thread is at
-        it."""
+        """Give free memory back until `is_wanted()`. Safe on any thread; returns if another thread is at it."""
         # Reading /proc fails without a free descriptor. The next call may succeed.
         with suppress(OSError):
             if private_bytes() - self._trimmed_bytes < WORTH_BYTES or not self._lock.acquire(blocking=False):

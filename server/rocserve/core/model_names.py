@@ -47,9 +47,8 @@ class ModelNames:
     def resolve(
         self, models: Mapping[ModelKey, Model], known: Iterable[ModelKey]
     ) -> tuple[Mapping[str, Model], Mapping[str, int]]:
-        """Return the models by every name that identifies them, and how many models have each ambiguous name. A bare
-        name identifies a model if no other has it. With a namespace it also finds the only model of that name in
-        another."""
+        """Return the models by every name that identifies them, and how many models have an ambiguous name. A bare name
+        identifies its only model; a name with a namespace also finds the only model of that name elsewhere."""
         named: defaultdict[str, list[ModelKey]] = defaultdict(list)
         for key in known:
             named[self.bare(key)].append(key)

@@ -38,8 +38,7 @@ NO_SEQUENCE = SequenceTag()
 def take_sequence(
     parameters: Mapping[str, bool | int | float | str],
 ) -> tuple[SequenceTag | None, Mapping[str, bool | int | float | str]]:
-    """Split parameters into the sequence's (None without) and the others. Raises ServeError (INVALID_ARGUMENT) for a
-    wrong type."""
+    """Split parameters into the sequence's (None without) and others. Raises ServeError (INVALID_ARGUMENT)."""
     if SEQUENCE_PARAMETERS.isdisjoint(parameters):
         return None, parameters
     others = {name: value for name, value in parameters.items() if name not in SEQUENCE_PARAMETERS}
@@ -52,8 +51,8 @@ def take_sequence(
 
 
 def sequence_id(value: int | str) -> SequenceId:
-    """Return the id; a negative number becomes the unsigned one with the same bits, as in Triton. Raises ServeError
-    (UNIMPLEMENTED) if it is too long."""
+    """Return the id; negative numbers become unsigned, as in Triton. Raises ServeError (UNIMPLEMENTED) if it is too
+    long."""
     if isinstance(value, int):
         return value & 0xFFFF_FFFF_FFFF_FFFF
     if len(value.encode(errors="replace")) > _LONGEST_ID:

@@ -93,9 +93,7 @@ class ServedVersion(Protocol):
         """Return how the version runs, for people and scripts: the engine, the reason for it, the engine's report."""
 
     @property
-    def pending_requests(self) -> int:
-        """Return how many requests wait to run."""
-
+    def pending_requests(self) -> int: ...
     @property
     def load_seconds(self) -> float:
         """Return the seconds from the start of the workers until ready; 0 if nothing had to be loaded."""
@@ -105,9 +103,7 @@ class ServedVersion(Protocol):
         """Return the version's worker processes, each with the number of models in it."""
 
     @property
-    def worker_restarts(self) -> int:
-        """Return how often a worker process of the version had to be restarted."""
-
+    def worker_restarts(self) -> int: ...
     def infer(self, request: InferRequest, responder: Responder) -> None:
         """Validate and schedule a request, without blocking, on the data plane's thread. Errors go to the responder."""
 
@@ -134,8 +130,7 @@ class ServingTable:
     ambiguous: Mapping[str, int] = field(default_factory=dict)
     """Name -> number of models, for a name in several namespaces."""
     is_returning: bool = False
-    """The server has replaced another and is still loading its models: errors for missing models ask clients to
-    retry."""
+    """The server has replaced another and is still loading: errors for missing models ask clients to retry."""
     by_head: Memo[RequestHead, ServedVersion] = field(default_factory=Memo, init=False, compare=False, repr=False)
     """Results of `find` for recent request heads."""
     members: Memo[object, tuple[weakref.ref[ServedVersion], ...]] = field(

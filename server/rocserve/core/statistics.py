@@ -65,8 +65,6 @@ class PhaseTotals:
 
 @dataclass(slots=True)
 class Duration:
-    """How often something happened, and the total time."""
-
     count: int = 0
     ns: int = 0
 
@@ -77,8 +75,6 @@ class Duration:
 
 @dataclass(slots=True)
 class BatchStatistics:
-    """Executions of one batch size."""
-
     compute_input: Duration = field(default_factory=Duration)
     compute_infer: Duration = field(default_factory=Duration)
     compute_output: Duration = field(default_factory=Duration)

@@ -75,7 +75,7 @@ class TensorPlaces:
 
     def pieces(self, data: Sequence[Buffer], what: str = "input") -> tuple[Sequence[Buffer], int]:
         """Return the buffers for a slot and their total bytes. `what` names the tensors in errors. Raises ServeError
-        (INTERNAL) if a tensor has more or fewer bytes than its shape needs."""
+        (INTERNAL) if a tensor's bytes do not fit its shape."""
         packed = self.packed(data)
         if packed is not None:
             return packed, self.end

@@ -49,8 +49,6 @@ class SpanContext:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A recorded activity or tensor."""
-
     activity: str
     ns: int
     """time.monotonic_ns()"""

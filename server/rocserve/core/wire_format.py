@@ -33,8 +33,7 @@ class FieldSpan:
 
 
 def read_varint(data: Buffer, position: int, longest: int = _LONGEST_LENGTH) -> tuple[int, int]:
-    """Return a varint and the position after it. Raises IndexError if the data end within it, WireError if it is too
-    long."""
+    """Return a varint and the position after it. Raises IndexError at the end of data, WireError if it is too long."""
     value = 0
     for shift in range(0, 7 * longest, 7):
         byte = data[position]

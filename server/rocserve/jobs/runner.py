@@ -322,9 +322,8 @@ class JobRunner:
         remedy: str = "",
         report: Callable[[str], None] | None = None,
     ) -> Result:
-        """Run a job and return its result. `timeout_seconds`: 0 = no timeout; `limit_name`: the operator's name for it;
-        `remedy`: an alternative to raising it. `environment` extends this process's. `report` replaces the runner's.
-        Raises JobError."""
+        """Run a job and return its result. `timeout_seconds`: 0 = none; `limit_name`: the operator's name for it;
+        `remedy`: an alternative to raising it. `environment` extends this process's. Raises JobError."""
         watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
         failed = f"{job.title} failed while"
         with self._start(job, low_priority, environment) as process:

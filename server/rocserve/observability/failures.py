@@ -55,8 +55,7 @@ _SECONDS_BETWEEN_TRACEBACKS = 10.0
 
 
 class RequestFailures:
-    """Logs a traceback of the first exception at each line of code, then one in ten seconds with the number of others.
-    Safe on any thread."""
+    """Logs a traceback of the first exception per line of code, then one in ten seconds. Safe on any thread."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -67,7 +66,7 @@ class RequestFailures:
         self._left_out: Counter[tuple[CodeType, int] | None] = Counter()
 
     def error_of(self, what: str, error: Exception) -> ServeError:
-        """Return the client's error for a failed request. Unless it is a ServeError, it is reported with `what`, the
+        """Return the client's error for a failed request. Unless it is a ServeError, it is logged with `what`, the
         request."""
         if isinstance(error, ServeError):
             return error

@@ -20,12 +20,10 @@ ESCAPE_VARIABLE = "TRITON_SERVER_ESCAPE_LOG_MESSAGES"
 
 
 class ServerLog:
-    """The log and its settings, which any thread may change. All parts' loggers are below `logger`; others are not
-    touched."""
+    """The log and its settings, which any thread may change. All parts' loggers are below `logger`."""
 
     def __init__(self, settings: LogSettings, environment: Mapping[str, str] = os.environ) -> None:
-        """TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 turns the quoting of messages off. Raises OSError if the file cannot be
-        opened."""
+        """TRITON_SERVER_ESCAPE_LOG_MESSAGES=0 turns off quotes. Raises OSError if the file cannot be opened."""
         handler = _LogFile(settings.file) if settings.file else logging.StreamHandler()
         handler.addFilter(self._is_wanted)
         self._formatter = _LineFormatter(escapes=environment.get(ESCAPE_VARIABLE) != "0")

@@ -25,9 +25,8 @@ _lock = threading.Lock()
 
 
 def fence() -> None:
-    """Complete earlier stores before later loads and stores. Taking a lock is a compare-and-swap, a full fence on
-    x86. On Arm, releasing it orders all earlier accesses, taking it again all later ones, and the two are never
-    reordered."""
+    """Complete earlier stores before later loads and stores. Taking a lock is a full fence on x86. On Arm, releasing it
+    orders all earlier accesses, taking it again all later ones, and the two are never reordered."""
     _lock.acquire()
     _lock.release()
     if not KEEPS_STORE_ORDER:
@@ -55,8 +54,8 @@ class Doorbell:
         self._epoll.unregister(descriptor)
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Sleep until a ring, a readable descriptor or the timeout (None = none), and not if there is mail. Returns
-        whether anything came."""
+        """Sleep until a ring, a readable descriptor or the timeout (None = none), and not if there is mail. Returns if
+        any came."""
         word = self._word
         word[0] += 1
         fence()
@@ -127,8 +126,8 @@ class SocketSleeper:
         self._is_rung = False
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Sleep until a ring or the timeout, and not if there is mail. Returns False if the other end was closed
-        before."""
+        """Sleep until a ring or the timeout, and not if there is mail. Returns False if the other end is closed
+        already."""
         word = self._word
         word[0] += 1
         fence()

@@ -42,8 +42,7 @@ COPIED_AT_ONCE = 1 << 20
 """Bytes that the data plane copies in one step: up to 4 ms in fresh memory."""
 
 MOST_KEPT_BYTES = 64 << 20
-"""Bytes of slots that a reader may keep: far less than workers leave to be read before they wait
-(workers.worker_end)."""
+"""Bytes of slots that a reader may keep: far less than workers leave to be read (workers.worker_end)."""
 
 _UNMAPPED = memoryview(b"")
 
@@ -238,7 +237,7 @@ class Heap:
         return anonymous_file.open_for_reading(self._descriptor)
 
     def close(self) -> None:
-        """Release the file; slots can still be freed. Memory stays until the last reader and view. May be called
+        """Release the file; slots can still be freed. The last reader and view release the memory. May be called
         twice."""
         if self._descriptor >= 0:
             if self._has_made_file:

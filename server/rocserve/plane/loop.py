@@ -33,8 +33,7 @@ _FEW = 64
 
 
 class TimerDescriptor:
-    """A timerfd on the monotonic clock, because epoll's timeout has only milliseconds, and Python has none before
-    3.13."""
+    """A timerfd on the monotonic clock. epoll's timeout has only milliseconds, and Python no timerfd before 3.13."""
 
     def __init__(self) -> None:
         # PyDLL keeps the GIL: the calls take less time than releasing it would.
@@ -148,8 +147,7 @@ class Source(Protocol):
 
     @property
     def longest_sleep_seconds(self) -> float:
-        """Return after how many seconds the source needs a poll even without its descriptor; NEVER = the descriptor is
-        enough."""
+        """Return the seconds after which the source needs a poll without its descriptor; NEVER = not at all."""
 
     @property
     def idle_polls(self) -> int:
@@ -237,8 +235,7 @@ class PlaneLoop:
         self._ends[callback] = None
 
     def work_off(self, steps: Iterator[None]) -> None:
-        """Run steps of some milliseconds, some per turn, alternating with other long work, the first ones
-        immediately."""
+        """Run steps of some milliseconds, some now and then some per turn, alternating with other long work."""
         until = time.monotonic() + _STEPS_SECONDS
         try:
             next(steps)

@@ -26,8 +26,7 @@ class HeapTrimmer:
         self._is_set = False
 
     def trim_later(self, heap: Heap, take_returns: Callable[[], None] | None = None) -> None:
-        """Trim a heap in the next rounds, because it was used. `take_returns` frees slots that readers no longer
-        need."""
+        """Trim a used heap in the next rounds. `take_returns` frees slots that readers no longer need."""
         use = self._used.get(heap)
         if use is None:
             self._used[heap] = _Use(take_returns)

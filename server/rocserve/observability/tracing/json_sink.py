@@ -107,9 +107,9 @@ def _write_all(file: FileIO, data: bytes) -> None:
 
 
 class JsonSink:
-    """Writes traces to JSON files. Implements rocserve.observability.tracing.tracing.TraceSink. A setting without a
-    count appends to one file as traces come, or writes a file per `log_frequency` traces. A setting with a count writes
-    a file after its last trace, as Triton does. A full disk or a missing folder is logged, and has no other effect."""
+    """Writes traces to JSON files (a TraceSink). A setting without a count appends to one file as traces come, or
+    writes a file per `log_frequency` traces. A setting with a count writes a file after its last trace, as Triton does.
+    A full disk or a missing folder is logged, and has no other effect."""
 
     def __init__(self, path: str, log: logging.Logger) -> None:
         self._path = path

@@ -43,9 +43,8 @@ _SECONDS_BETWEEN_WARNINGS = 60.0
 
 
 class SpanSink:
-    """Sends traces as spans. Implements rocserve.observability.tracing.tracing.TraceSink. A request is a span
-    InferRequest, with the front end's activities as events. It contains a span per model, which contains a span for the
-    engine."""
+    """Sends traces as spans (a TraceSink). A request is a span InferRequest, with the front end's activities as events.
+    It contains a span per model, which contains a span for the engine."""
 
     def __init__(self, options: SpanOptions, service_name: str, log: logging.Logger) -> None:
         """`service_name`: the default for the resource's service.name, which the options or the environment may set."""
@@ -159,8 +158,7 @@ def _resource(options: SpanOptions, service_name: str) -> Resource:
 
 
 class _ExporterWarnings(logging.Handler):
-    """Forwards the exporter's warnings to the server's log, one per minute, because it repeats them without a
-    collector."""
+    """Logs the exporter's warnings, at most one per minute, because it repeats them without a collector."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)
