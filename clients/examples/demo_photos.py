@@ -64,8 +64,7 @@ def with_weights(sample: Path, copy: Path, console: Console) -> tuple[Path, bool
 
 
 def show_photographs(address: str, output: Path, console: Console) -> bool:
-    """Classify the photographs and write a sheet of them. Returns whether each has a right class among its best
-    three."""
+    """Classify the photographs and write a sheet. Returns whether each has a right class among its best three."""
     expected = photographs(output / "demo-photographs")
     if len(expected) < len(PHOTOGRAPHS):
         missing = sorted({Path(name).name for name in PHOTOGRAPHS} - {path.name for path in expected})

@@ -41,8 +41,7 @@ Array = np.ndarray[Any, Any]
 
 
 def trained_network() -> nn.Module:
-    """Return the network: FP32 [n, 3, 192, 192] -> the two heads. The file's convolutions include their batch
-    normalisation."""
+    """Return the network: FP32 [n, 3, 192, 192] -> two heads. The file's convolutions include batch normalisation."""
     model = onnx.load(WEIGHTS)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     network = ShapesNetwork()

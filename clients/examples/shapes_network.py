@@ -40,8 +40,7 @@ class Residual(nn.Module):
 
 
 class ShapesNetwork(nn.Module):
-    """A network: FP32 [n, 3, 192, 192], levels of 0..1 -> the raw heads, each [n, rows, columns, anchors, 5 +
-    classes]."""
+    """A network: FP32 [n, 3, 192, 192], 0..1 -> the raw heads, each [n, rows, columns, anchors, 5 + classes]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,8 +83,7 @@ class ServedNetwork(nn.Module):
 
 
 def decode_boxes(head: Tensor, index: int) -> Tensor:
-    """Return x1, y1, x2, y2 in pixels of the input for each cell and anchor of a raw head: [n, rows, columns, anchors,
-    4]."""
+    """Return x1, y1, x2, y2 in pixels of the input for a raw head: [n, rows, columns, anchors, 4]."""
     rows, columns = torch.meshgrid(*(torch.arange(side, device=head.device) for side in head.shape[1:3]), indexing="ij")
     cells = torch.stack([columns, rows], dim=-1).unsqueeze(2)
     scale = XY_SCALES[index]

@@ -36,8 +36,7 @@ LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 5e-4
 WARM_UP_STEPS = 300
 ANCHOR_IOU = 0.45
-"""An anchor learns a shape if they overlap at least this much when their centres coincide; the best anchor always
-learns it."""
+"""An anchor learns a shape if they overlap this much with equal centres; the best anchor always learns it."""
 IGNORED_IOU = 0.6
 """A box that is not a shape's own, but overlaps it at least this much, does not learn to be empty."""
 

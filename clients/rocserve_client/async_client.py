@@ -118,8 +118,7 @@ class AsyncClient:
     async def repository_index(
         self, *, ready: bool = False, timeout: float | None = None, headers: Headers = None
     ) -> tuple[IndexEntry, ...]:
-        """Return the versions of all models, with the reasons why versions are not ready; with `ready`, only ready
-        versions."""
+        """Return all model versions, and why some are not ready; with `ready`, only ready versions."""
         return await self._call(calls.repository_index(ready), timeout, headers)
 
     async def load_model(
@@ -131,8 +130,7 @@ class AsyncClient:
         timeout: float | None = None,
         headers: Headers = None,
     ) -> None:
-        """Load or reload a model, optionally with a config (JSON) and files ("<version>/<path>") that come with this
-        call."""
+        """Load or reload a model, optionally with a config (JSON) and files ("<version>/<path>") of this call."""
         await self._call(calls.load_model(name, config, files), timeout, headers)
 
     async def unload_model(
@@ -142,8 +140,7 @@ class AsyncClient:
         await self._call(calls.unload_model(name, unload_dependents), timeout, headers)
 
     async def wait_until_ready(self, timeout: float, model: str | None = None) -> None:
-        """Wait until the server, or a model, is ready. Raises DeadlineExceeded with the reason if it is not ready after
-        `timeout` seconds."""
+        """Wait until the server, or a model, is ready. Raises DeadlineExceeded, which says why it is not."""
         wait = ReadinessWait(timeout, model)
         while True:
             try:

@@ -121,8 +121,7 @@ class Client:
     def repository_index(
         self, *, ready: bool = False, timeout: float | None = None, headers: Headers = None
     ) -> tuple[IndexEntry, ...]:
-        """Return the versions of all models, with the reasons why versions are not ready; with `ready`, only ready
-        versions."""
+        """Return all model versions, and why some are not ready; with `ready`, only ready versions."""
         return self._call(calls.repository_index(ready), timeout, headers)
 
     def load_model(
@@ -134,8 +133,7 @@ class Client:
         timeout: float | None = None,
         headers: Headers = None,
     ) -> None:
-        """Load or reload a model, optionally with a config (JSON) and files ("<version>/<path>") that come with this
-        call."""
+        """Load or reload a model, optionally with a config (JSON) and files ("<version>/<path>") of this call."""
         self._call(calls.load_model(name, config, files), timeout, headers)
 
     def unload_model(
@@ -145,8 +143,7 @@ class Client:
         self._call(calls.unload_model(name, unload_dependents), timeout, headers)
 
     def wait_until_ready(self, timeout: float, model: str | None = None) -> None:
-        """Wait until the server, or a model, is ready. Raises DeadlineExceeded with the reason if it is not ready after
-        `timeout` seconds."""
+        """Wait until the server, or a model, is ready. Raises DeadlineExceeded, which says why it is not."""
         wait = ReadinessWait(timeout, model)
         while True:
             try:

@@ -1,5 +1,5 @@
-"""Encodes inference requests and decodes answers: ModelInferRequest, ModelInferResponse and ModelStreamInferResponse of
-KServe v2's gRPC service."""
+"""Encodes ModelInferRequest, and decodes ModelInferResponse and ModelStreamInferResponse, of KServe v2's gRPC
+service."""
 
 from __future__ import annotations
 
@@ -102,8 +102,7 @@ def decode_infer_response(message: Buffer) -> InferResult:
 
 
 def decode_stream_response(message: bytes) -> InferResult:
-    """Return the answer in a ModelStreamInferResponse. Raises RocserveError if the message reports that the request
-    failed."""
+    """Return the answer in a ModelStreamInferResponse. Raises RocserveError if the request failed."""
     head, responses = _take_apart(message, pb.ModelStreamInferResponse, _STREAM_INFER_RESPONSE)
     response = responses[0] if responses else b""
     if head.error_message:

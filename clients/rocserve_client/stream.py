@@ -49,8 +49,8 @@ class Stream:
         self._requests.put(None)
 
     def receive(self) -> InferResult:
-        """Return the next answer. Raises RocserveError if its request failed or the stream is broken, and EOFError if
-        the stream has ended."""
+        """Return the next answer. Raises RocserveError if its request failed or the stream broke, EOFError at the
+        end."""
         try:
             return next(self)
         except StopIteration:

@@ -54,9 +54,8 @@ class Classification(NamedTuple):
 
 
 def encode_array(name: str, value: Array | Input) -> Tensor:
-    """Return the tensor of an input. It shares the array's memory if the array is C-ordered and little-endian.
-    Raises InvalidArgument if the value is no array, or if its dtype has no KServe datatype or does not fit the
-    requested one."""
+    """Return an input's tensor, which shares the array's memory if that is C-ordered and little-endian. Raises
+    InvalidArgument if the value is no array, or its dtype has no KServe datatype or not the requested one."""
     wanted = value.datatype if isinstance(value, Input) else ""
     array = value.array if isinstance(value, Input) else value
     if not isinstance(array, np.ndarray):
@@ -93,8 +92,7 @@ def decode_array(name: str, datatype: str, shape: tuple[int, ...], content: memo
 
 
 def parse_classes(array: Array) -> tuple[tuple[Classification, ...], ...]:
-    """Return the rows of an output requested with `classification`, whose elements are `score:index[:label]`. Raises
-    ValueError if they are not."""
+    """Return the rows of a classification output, with elements `score:index[:label]`. Raises ValueError for others."""
     if array.dtype != object:
         raise ValueError("classes are texts")
     # The number of rows comes from the shape, because the size of a row does not give it if the output is empty.

@@ -92,8 +92,7 @@ class RequestDecoder:
         self._layouts = Memo[int, _Layout]()
         """By message length: the layout of the last message whose head was known."""
         self._sequence_heads = Memo[bytes, tuple[_ParsedHead, SequenceTag]]()
-        """Heads of sequences under way, with their sequence parameters. Kept apart, because each sequence has its
-        own."""
+        """Heads of sequences under way, apart from the other heads because each sequence has its own."""
 
     def large_contents(self, data: bytes) -> LargeContents | None:
         """Return the contents to decode step by step, for a message of more than DECODED_AT_ONCE bytes; None if
@@ -167,8 +166,7 @@ class RequestDecoder:
         return InferRequest(parsed.head, request_id, _assign(parsed, contents))
 
     def _decode_with_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
-        """Decode a request with sequence parameters. They are kept apart, so that all requests of the model share one
-        head."""
+        """Decode a request, and separate its sequence parameters, so that all requests share one head."""
         known = self._sequence_heads.get(head_bytes)
         if known is not None:
             return InferRequest(known[0].head, request_id, _assign(known[0], raw), sequence=known[1])
@@ -226,9 +224,9 @@ class UnreadRequest:
     _decode_by_protobuf: Callable[[bytes], InferRequest]
 
     def decode(self, admit: Callable[[int], object]) -> Steps[InferRequest]:
-        """Return the request, decoding some elements per step. `admit` takes the bytes to be allocated next to the
-        message. Raises ServeError: INVALID_ARGUMENT if contents are faulty, RESOURCE_EXHAUSTED if there is no memory
-        for them; and what `admit` raises."""
+        """Return the request, decoding some elements per step. `admit` takes the bytes to be allocated next. Raises
+        ServeError: INVALID_ARGUMENT if contents are faulty, RESOURCE_EXHAUSTED if memory is short; and what `admit`
+        raises."""
         request, large = self.request, self._large
         cuts = () if large is None else large.cuts
         data = [*request.data]
@@ -315,8 +313,7 @@ def _refuse_second_source(input_name: str, model_name: str, shared: bool, has_ra
 
 
 def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
-    """Return the data of each input. Raw entries go in order to the inputs without other data; there may be too
-    many."""
+    """Return the data of each input. Raw entries go to the inputs without other data; there may be too many."""
     inputs = parsed.head.inputs
     sources = parsed.sources or (None,) * len(inputs)
     entries = iter(raw)
@@ -352,8 +349,7 @@ class _EncodedHead:
 
 
 def join_large(parts: Sequence[Buffer]) -> Steps[bytes]:
-    """Join the parts to one message, step by step. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory for
-    it."""
+    """Join the parts step by step. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory."""
     nbytes = sum(map(_nbytes, parts))
     try:
         # The stream's buffer becomes the message without a copy.
@@ -377,8 +373,7 @@ class ResponseEncoder:
         self._finality = {final: _parameters({_FINAL_RESPONSE: final}) for final in (False, True)}
 
     def parts(self, response: InferResponse, further_parameter: bytes = b"") -> list[Buffer]:
-        """Return the pieces of a serialised ModelInferResponse. Raises ServeError (INTERNAL) if a parameter cannot be
-        encoded."""
+        """Return the pieces of a ModelInferResponse. Raises ServeError (INTERNAL) if a parameter cannot be encoded."""
         head = self._heads.get(response.head) or self._build_head(response.head)
         lead = head.alone
         if response.id or response.parameters or further_parameter:
@@ -396,8 +391,7 @@ class ResponseEncoder:
         return [lead, *chain.from_iterable(zip(prefixes, contents))]  # noqa: B905
 
     def encode_stream_response(self, response: InferResponse, final: bool) -> bytes:
-        """Return a serialised ModelStreamInferResponse, which says whether it is the request's last. Raises ServeError
-        as `parts` does."""
+        """Return a ModelStreamInferResponse that says whether it is the last. Raises ServeError as `parts` does."""
         return b"".join(self.stream_parts(response, final))
 
     def stream_parts(self, response: InferResponse, final: bool) -> list[Buffer]:

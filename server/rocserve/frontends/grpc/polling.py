@@ -75,8 +75,8 @@ class QueuePolling:
 
     @property
     def idle_polls(self) -> int:
-        """The polls after which there is no event: one more than the core may have fetched ready connections. Each poll
-        of the server tries twice."""
+        """The polls without an event after which there is none. The server's polls try twice for each ready
+        connection."""
         if time.monotonic() - self._counted_at > _COUNT_AGE_SECONDS:
             self._count()
         return min(self._watched, _MAX_EPOLL_EVENTS) // 2 + 1
@@ -142,8 +142,7 @@ class WaitingThread:
 
 
 def find_epoll(port: int) -> int | None:
-    """Return the epoll in which gRPC's core waits for connections to the port when the queue is polled; None if the
-    core waits on its own threads."""
+    """Return the epoll in which gRPC's core waits for connections to the port; None if it waits on its own threads."""
     if _POLLING_EXPERIMENT not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
         return None
     for entry in Path("/proc/self/fd").iterdir():

@@ -86,8 +86,7 @@ class GrpcServer:
         memory: RequestMemory | None = None,
         limits: TransportLimits | None = None,
     ) -> None:
-        """`memory` counts unfinished messages and answers that clients do not read; None = only the answers are
-        counted, in a separate memory."""
+        """`memory` counts unfinished messages and unread answers; None = only unread answers, in a separate memory."""
         self.limits = limits = limits or TransportLimits()
         self._settings = settings
         self.plane = plane

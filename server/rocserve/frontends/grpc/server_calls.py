@@ -38,8 +38,7 @@ _GONE: list[Callable[[], None]] = []
 
 
 _STATUS_TEXT_LIMIT = 2000
-"""Bytes. The text travels in the trailers, percent-encoded (up to three times as long), and clients refuse trailers
-from 8 KiB on."""
+"""Bytes. Trailers carry the text percent-encoded (up to three times as long); clients refuse more than 8 KiB."""
 _RETRY_PUSHBACK = "grpc-retry-pushback-ms"
 """Metadata: the milliseconds that gRPC's own retries wait."""
 

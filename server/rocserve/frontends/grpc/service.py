@@ -1,5 +1,4 @@
-"""Routes all gRPC methods but inference to their services, including the health service, checks who may call them, and
-sends errors to clients."""
+"""Routes all gRPC methods but inference to their services, checks who may call them, and sends errors to clients."""
 
 from __future__ import annotations
 

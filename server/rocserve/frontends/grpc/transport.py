@@ -106,7 +106,7 @@ class StreamCall(_Call, Protocol):
     """
 
     def send(self, message: bytes) -> None:
-        """Queue a message for the client."""
+        pass
 
     def request_next(self) -> None:
         """Note that one message given to `on_message` has been answered in full."""
@@ -140,8 +140,7 @@ def full_name(method: str) -> str:
 
 
 def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> Routes:
-    """Return routes by full names. A restricted route checks the call's metadata first; an unrestricted route stays as
-    it is, so it costs nothing."""
+    """Return routes by full names, with a check of the metadata before restricted ones. Others cost nothing more."""
 
     def guarded(route: Route, restriction: Restriction) -> Route:
         handler: Callable[[Any], Any] = route.handler
@@ -160,7 +159,7 @@ def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> R
 
 
 def address_of(peer: str) -> str:
-    """Return the address in gRPC's notation: "ipv4:127.0.0.1:40000", "ipv6:[::1]:40000" (also with URL escapes),
+    """Return the address in gRPC's notation: "ipv4:1.2.3.4:40000", "ipv6:[::1]:40000" (or URL-escaped),
     "unix:/path"."""
     kind, _, rest = peer.partition(":")
     return "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
@@ -173,13 +172,11 @@ class TransportLimits:
     handshake_timeout_ms: int = 10_000
     """For a new connection's TLS and its first frames of HTTP/2."""
     write_timeout_seconds: float = 60.0
-    """A call is cancelled if its client has not read the answer in this time; large answers have longer, see
-    `write_seconds`."""
+    """The time for a client to read an answer before its call is cancelled; see `write_seconds` for large ones."""
     max_connections: int | None = None
     """One more connection is closed immediately; None = any number."""
     max_concurrent_calls: int = 20_000
-    """Calls and streams in flight; one more is refused with UNAVAILABLE. Calls that wait for their clients have
-    separate bounds."""
+    """In flight; one more is refused with UNAVAILABLE. Calls that wait for their clients have separate bounds."""
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
     stream_unanswered_limit: int = 1024
     """Unanswered messages of one stream at which the next is not read. Many, because the next message may end the

@@ -30,8 +30,7 @@ _STEP_ELEMENTS = 8192
 _STEP_STRINGS = 1024
 _STEP_STRING_BYTES = 1 << 20
 _LARGEST_COPIED_STRING = 64 << 10
-"""Bytes from which on a string is not copied but viewed. Views of many short strings would cost the garbage collector
-more than copies."""
+"""Bytes. Longer strings are viewed, not copied; views of many short strings would slow the garbage collector."""
 
 
 def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
@@ -51,8 +50,7 @@ def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
 
 
 def large_parts(response: InferResponse) -> Steps[list[Buffer]]:
-    """Return the pieces of the serialised response, some elements per step. Raises ServeError as `typed_answer`
-    does."""
+    """Return the response's pieces, some elements per step. Raises ServeError as `typed_answer` does."""
     parts: list[Buffer] = [_without_outputs(response).SerializeToString()]
     for tensor in response.outputs:
         rest = pb.ModelInferResponse.InferOutputTensor(

@@ -55,8 +55,7 @@ _ARRAY_TYPES = {datatype.value: datatype.numpy_dtype for datatype in DataType}
 DECODED_AT_ONCE = 64 << 10
 """Bytes of contents up to which protobuf decodes them in one call, in some milliseconds."""
 FIELDS = range(MOST_ENTRIES + 16)
-"""The most fields of a message: those before the tensors' bytes, and the tensors' bytes. Requests with more are
-refused."""
+"""The most fields of a message, including one for each tensor's bytes. Requests with more are refused."""
 
 _STEP_BYTES = 32 << 10
 _STEP_ELEMENTS = 1024
@@ -281,8 +280,7 @@ class LargeContents:
 
 
 def _cut(message: memoryview, span: FieldSpan, index: int, parts: list[Buffer]) -> Cut | None:
-    """Cut the large contents out of an input, and append the rest of it to the parts. Returns None if there are
-    none."""
+    """Cut the large contents out of an input, and append the rest to the parts. Returns None if there are none."""
     tensor = message[span.content : span.end]
     found: FieldSpan | None = None
     end = 0
@@ -320,8 +318,7 @@ def _cut(message: memoryview, span: FieldSpan, index: int, parts: list[Buffer]) 
 
 
 def _whole_varints(source: _Octets) -> Iterator[_Octets]:
-    """Yield pieces of a sequence of varints that end with a whole varint. Raises WireError if a varint is too long or
-    does not end."""
+    """Yield pieces that end with a whole varint. Raises WireError if a varint is too long or does not end."""
     begin, end = 0, len(source)
     while begin < end:
         part = source[begin : begin + _STEP_BYTES]

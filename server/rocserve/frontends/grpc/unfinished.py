@@ -54,8 +54,7 @@ class WaitingLimits:
 
 
 class WaitingCalls:
-    """Keeps the calls that wait. For one thread, except that calls of streams may add themselves to `since` from any
-    thread."""
+    """Keeps the waiting calls. For one thread, but calls of streams may add themselves to `since` from any thread."""
 
     def __init__(self, limits: WaitingLimits, now: float, log: logging.Logger) -> None:
         self.unfinished: UnfinishedBytes | None = None
@@ -79,15 +78,15 @@ class WaitingCalls:
         self.since.pop(call, None)
 
     def count_complete(self, call: ServerCall, since: float | None, nbytes: int) -> None:
-        """Count a complete message. `since`: when a unary call began to wait; None = the call is a stream, or did not
-        wait."""
+        """Count a complete message. `since`: when a unary call began to wait; None = a stream, or a call that did
+        not."""
         since = self.streams.get(call) if call.is_stream else since
         if self.unfinished is not None and since is not None:
             self.unfinished.count_complete(call.peer, since, nbytes)
 
     def check(self, now: float) -> None:
-        """End calls beyond the bounds. Must be called every CHECK_SECONDS, and when there are `check_from` calls.
-        `now`: time.monotonic() seconds."""
+        """End calls beyond the bounds. Must run every CHECK_SECONDS, and at `check_from` calls. `now`:
+        time.monotonic()."""
         self.checked_at = now
         seconds = self._limits.message_seconds
         late = ServeError(
@@ -130,8 +129,8 @@ class WaitingCalls:
                 self._end(call, error)
 
     def _end_beyond_total(self, connections: Iterable[list[ServerCall]]) -> None:
-        """End the oldest calls of the connection with the most calls, so that one client's many calls cost no other
-        client its few."""
+        """End the oldest calls of the connections with the most, so that one client's calls cost no other client
+        any."""
         excess = len(self.since) - self._limits.total
         if excess <= 0:
             return
@@ -250,8 +249,7 @@ def _bytes_received(message: memoryview) -> int | None:
 
 
 _SHARE_OF_TIME = 100
-"""One part in this many of the time may go to asking the kernel: with thousands of connections it is asked less
-often."""
+"""Asking the kernel may take one part in this many of the time, so many connections are checked less often."""
 _CALL_BYTES = 256
 """The most that a complete message may have taken in addition to itself: headers, frames, records of TLS."""
 _OVERHEAD_SHIFT = 7
@@ -279,8 +277,7 @@ class _Count:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """Holds the memory of a connection's unfinished messages. `newer` replaces `older` when no call waits that began
-    before `newer`."""
+    """Holds a connection's unfinished bytes. `newer` replaces `older` when no call waits that began before `newer`."""
 
     older: _Count
     newer: _Count
@@ -309,15 +306,13 @@ class UnfinishedBytes:
 
     def __post_init__(self) -> None:
         self._earlier: deque[tuple[float, ReceivedBytes]] = deque([(self._next, {})], 2)
-        """The bytes received at the last two checks. A call that is counted for the first time began after the earlier
-        check."""
+        """At the last two checks. A call that is counted for the first time began after the earlier one."""
 
     def is_due(self, now: float) -> bool:
         return self._received is not None and now >= self._next
 
     def count_complete(self, peer: str, since: float, nbytes: int) -> None:
-        """Count a complete message of `nbytes`, of a call that has waited since `since`. From now on the request's own
-        count holds it."""
+        """Count a complete message of a call that has waited since `since`. The request's own count now holds it."""
         connection = self.connections.get(peer)
         if connection is None:
             return

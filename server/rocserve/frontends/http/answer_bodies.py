@@ -15,8 +15,7 @@ from rocserve.frontends.http.json_text import element_pieces, json_bytes
 
 
 class AnswerForm(NamedTuple):
-    """Which outputs are binary tensors after the JSON, and which are in the JSON. Responses are remembered by their
-    form, so it is a tuple."""
+    """Which outputs are binary tensors after the JSON, and which are in it. A tuple, as it is a key of responses."""
 
     binary: tuple[tuple[str, bool], ...] = ()
     """For the outputs that the request names."""

@@ -117,8 +117,7 @@ def _not_compressed(fault: str) -> ServeError:
 
 
 def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
-    """Return the body in compressed form, in pieces. zlib releases the interpreter lock while it works, but not while
-    it joins its results."""
+    """Return the body in compressed form. In pieces, because zlib holds the interpreter lock while it joins them."""
     stream = zlib.compressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
     pieces: list[Buffer] = []
     for part in parts:
@@ -159,9 +158,8 @@ class BodyReader:
         return plain
 
     def json_length(self, stated: StatedLength | None, body_length: int) -> int:
-        """Return the bytes of JSON in an inference request's body. A body without JSON is bounded here, but not the
-        tensors after JSON. `stated`: the client's header; None = all bytes are JSON. Raises ServeError if there are too
-        many bytes."""
+        """Return the bytes of JSON in an inference request's body. A body without JSON is bounded here, but not tensors
+        after JSON. `stated`: by the client; None = all bytes. Raises ServeError if there are too many."""
         length, limit = body_length, self.max_input_size
         if stated is not None:
             header, length = stated
@@ -320,8 +318,7 @@ class _Process:
         return self._process.poll() is not None
 
     def call(self, function: Callable[[Buffer], Any], body: Buffer) -> _Outcome:
-        """Return what `serve` answers. Blocks. Raises OSError, EOFError or pickle.UnpicklingError if the process has
-        ended."""
+        """Return what `serve` answers. Blocks. Raises OSError, EOFError or UnpicklingError if the process has ended."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None and answers is not None
         pickle.dump((function, pickle.PickleBuffer(body)), requests, pickle.HIGHEST_PROTOCOL)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
-"""Bytes of a head after its first ones, of a chunk's line, or of a trailer. The parser keeps what it has read of a
-trailer."""
+"""Bytes of a head after its first ones, of a chunk's line, or of a trailer, which the parser keeps."""
 _READ_AHEAD = 1 << 20
 """Bytes of a body that are read before anybody asks for them; after that the sender must wait."""
 _BEGUN_PER_ROUND = 16
@@ -102,9 +101,8 @@ class Connection(asyncio.Protocol):
         self.listener.arriving.pop(self, None)
 
     def eof_received(self) -> bool:
-        """Note that the client sends no more. It may have gone, or it waits for answers to complete requests; then the
-        connection stays open. In HTTP/1.0 nothing can be sent that would tell one from the other, and with TLS asyncio
-        keeps no connection open."""
+        """Note that the client sends no more. If it may still wait for answers to complete requests, the connection
+        stays open. In HTTP/1.0 nothing can be sent to find out, and with TLS asyncio keeps no connection open."""
         arriving, self._incoming = self._incoming, None
         if arriving is not None and arriving in self._waiting:
             self._waiting.remove(arriving)
@@ -119,8 +117,8 @@ class Connection(asyncio.Protocol):
         return True
 
     def _check_reset(self) -> None:
-        """Notice that the client has gone: its system answers with a reset, which asyncio does not see because it reads
-        no more."""
+        """Abort if the client has gone: its system sends a reset, which asyncio does not see because it reads no
+        more."""
         if self.is_closing:
             return
         if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -204,8 +202,7 @@ class Connection(asyncio.Protocol):
         )
 
     def _parse_head(self, data: bytes) -> bytes:
-        """Parse a complete head between two requests, and remember it if it was exactly one head. Returns the bytes
-        after it."""
+        """Parse a head that is complete, and remember it if it was exactly one head. Returns the bytes after it."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
         if not len(_HEAD_END) <= end <= _LONGEST_REMEMBERED_HEAD:
             return data
@@ -366,8 +363,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionResetError("the client has gone")
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what has been written. Raises ConnectionError if the client has
-        gone."""
+        """Wait until the client has read most of what was written. Raises ConnectionError if the client has gone."""
         if self._unread_since is not None:
             self._drained = self.loop.create_future()
             await self._drained
@@ -394,8 +390,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def body_since(self) -> float | None:
-        """Return since when the connection waits for the rest of its request's body; None if it does not, or is
-        closing."""
+        """Return since when the connection waits for its request's body; None if it does not, or is closing."""
         return None if self.is_closing or self.current is None or self.current.is_complete else self.begun_at
 
     def is_overdue(self, now: float) -> bool:

@@ -81,8 +81,7 @@ def read_generate(
 
 
 def _shape(entry: InputConfig, batches: bool, count: int) -> tuple[int, ...]:
-    """Return a shape for `count` elements: they fill the input's fixed dimensions, and its last variable dimension
-    takes the rest."""
+    """Return a shape for `count` elements: fixed dimensions are filled, the last variable one takes the rest."""
     does_not_fit = f"The schema can not convert input '{entry.name}' to tensor with proper shape"
     shape = [-1, *entry.dims] if batches else list(entry.dims)
     for size in shape:

@@ -147,8 +147,8 @@ class _RememberedText:
 
 
 class InferRequestReader:
-    """Reads JSON and the tensors after it. Clients often send the same JSON with other tensors, so all but the elements
-    is parsed once. On the event loop."""
+    """Reads JSON and the tensors after it. All but the elements is parsed once, as it often repeats. On the event
+    loop."""
 
     def __init__(self) -> None:
         self._heads = Memo[_Key, RequestHead]()
@@ -193,9 +193,8 @@ class InferRequestReader:
         return InferRequest(head, text.id, data, sequence=text.sequence)
 
     def read_raw(self, body: Buffer, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
-        """Return the request of a body that consists of the model's only input. Raises ServeError: INVALID_ARGUMENT if
-        the model has several inputs, or the input's shape cannot be deduced; RESOURCE_EXHAUSTED if there is no memory
-        for it."""
+        """Return the request of a body that is the model's only input. Raises ServeError: INVALID_ARGUMENT if the model
+        has several inputs, or the shape cannot be deduced; RESOURCE_EXHAUSTED if there is no memory."""
         if len(config.inputs) != 1:
             raise invalid_argument(
                 f"{_PREFIX}Raw request must only have 1 input (found 1) to be deduced but got {len(config.inputs)}"
@@ -267,8 +266,7 @@ class InferRequestReader:
 
 
 def parse_infer_text(model_name: str, binary_length: int, json: Buffer) -> InferText:
-    """Parse the JSON of a request, which `binary_length` bytes of tensors follow. Raises ServeError with Triton's codes
-    and words."""
+    """Parse a request's JSON, which `binary_length` bytes follow. Raises ServeError with Triton's codes and words."""
     head = parse_json(json)
     request_id = read_id(head)
     entry = find(head, "parameters")

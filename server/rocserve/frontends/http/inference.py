@@ -57,14 +57,12 @@ ONE_PIECE = 128 << 10
 
 @dataclass(eq=False)
 class HttpParts:
-    """The common parts of all HTTP requests: the services, in this process or in the server's, and the readers of
-    bodies. On the event loop."""
+    """The common parts of all HTTP requests: services, here or in the server, and readers. On the event loop."""
 
     inference: Inference
     methods: Mapping[str, Method]
     find_model: Callable[[str, str], ModelConfig | None]
-    """Returns the configuration of the version that a request names; None = `ask_model` must be called. Raises
-    ServeError if no version is ready."""
+    """Returns a version's configuration; None = call `ask_model`. Raises ServeError if no version is ready."""
     memory: RequestMemory
     large: LargeBodies
     settings: HttpSettings
@@ -105,8 +103,7 @@ def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float
 
 
 class HttpResponder(ClientResponder):
-    """Responds to one HTTP request: knows its origin, notices when its client leaves, and holds the memory of its body.
-    On the plane's thread."""
+    """Responds to one HTTP request, notices when its client leaves, and holds its memory. On the plane's thread."""
 
     held_bytes = 0
     is_refused = False
@@ -116,7 +113,7 @@ class HttpResponder(ClientResponder):
     _callbacks: Sequence[Callable[[], None]] = ()
 
     def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
-        """`timeout`: seconds from the request's beginning after which the client gets an error, even if the request
+        """`timeout`: seconds after the request's beginning when the client gets an error, even if the request
         continues."""
         self.request = request
         self._parts = parts
@@ -145,8 +142,7 @@ class HttpResponder(ClientResponder):
             self._on_gone()
 
     def cancel(self) -> None:
-        """Note that nobody waits for the answer. Callbacks run later, because the caller may be in the middle of
-        them."""
+        """Note that nobody waits for the answer. Callbacks run later, as the caller may be in the middle of one."""
         self._is_gone = True
         self._parts.inference.plane.call_soon(self._on_gone)
 
@@ -165,8 +161,7 @@ class HttpResponder(ClientResponder):
 
 @dataclass(eq=False)
 class InferHead:
-    """What many infer requests with the same head share. The headers are read for the first request whose model is
-    known."""
+    """The common part of infer requests with the same head. Read for the first request whose model is known."""
 
     parts: HttpParts
     _headers: Mapping[str, str]
@@ -227,8 +222,7 @@ class InferHead:
 
 
 class InferCall(HttpResponder):
-    """One infer request of a client, from its head to its answer. If the request comes in one piece, the call needs no
-    task."""
+    """One infer request, from its head to its answer. If the request comes in one piece, the call needs no task."""
 
     takes_one = True
 

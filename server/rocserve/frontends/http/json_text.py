@@ -43,8 +43,8 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 def parse_json(data: Buffer) -> Any:
-    """Parse JSON. Raises ServeError: INTERNAL if the text is not JSON, as in Triton; INVALID_ARGUMENT if it is nested
-    too deeply."""
+    """Parse JSON. Raises ServeError: INTERNAL if it is not JSON, as in Triton; INVALID_ARGUMENT if nested too
+    deeply."""
     source = str(data, "utf-8", "surrogateescape")
     if source.startswith(_BYTE_ORDER_MARK):
         # Triton's parser skips the mark, and counts its bytes in positions.
@@ -186,8 +186,7 @@ _NUMBERS: Mapping[str, tuple[Any, set[type], str]] = {
     "u": (np.uint64, {int}, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
     "i": (np.int64, {int}, "attempt to access JSON non-signed-integer as signed-integer"),
 }
-"""By numpy's kinds: the dtype that holds all numbers of the kind, their types in JSON, and the error for other
-types."""
+"""By numpy's kinds: the dtype that holds all such numbers, their types in JSON, and the error for others."""
 _BINARY_ONLY = frozenset({DataType.FP16, DataType.BF16})
 SLICE = 4096
 """Elements whose JSON is written in one step, in which nothing else runs."""

@@ -33,8 +33,7 @@ _ARRIVING_SHARE = 4
 """One in four connections may be arriving, including its TLS handshake. A client thus has time for its handshake even
 if others begin theirs without end, and connections that have had a request keep the rest."""
 _FIRST_REQUEST_SECONDS = 1.0
-"""When the server ends: the time for the first request of a new connection, and for requests that have begun to
-come."""
+"""When the server ends: for the first request of a new connection, and for requests that have begun to come."""
 _POLL_SECONDS = 0.02
 """Between two checks whether such a client or a request in progress remains."""
 _CLOSE_SECONDS = 1.0
@@ -58,13 +57,11 @@ class ConnectionLimits:
     age_seconds: float = 0.0
     """The next answer after this is the connection's last; 0 = never."""
     write_seconds: float = 60.0
-    """The client must read within this time what waits in the connection, which is only a small part of a large
-    answer."""
+    """For a client to read what waits in the connection, which is only a small part of a large answer."""
     most: int | None = None
     """Connections at a time. One more closes a connection that waits for its client. None = any number."""
     most_descriptors: int | None = None
-    """A connection with a descriptor above this is one too many, because the server needs some descriptors, for example
-    for workers."""
+    """A connection with a higher descriptor is one too many: the server needs some, for example for workers."""
 
 
 async def _bind(loop: asyncio.AbstractEventLoop, where: ListenAddress) -> list[socket.socket]:

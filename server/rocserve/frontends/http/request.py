@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 LARGEST_HEAD_LINE = 8190
 """Bytes of a URL, of a header's name, and of its value."""
 _WRITTEN_AT_ONCE = 256 << 10
-"""Bytes of a large answer. The connection copies no more than this of what a client has not read. While so many are
-written, nothing else runs."""
+"""Bytes of a large answer. The connection copies no more than this of unread data. Nothing else runs meanwhile."""
 LARGEST_BODY = (1 << 31) - 1
 """Bytes; the same as gRPC's largest message."""
 _LARGEST_GROWING = 32 << 20
@@ -201,9 +200,8 @@ class Request:
         data += part
 
     def _make_room(self, come: int, end: int) -> memoryview | None:
-        """Return memory for a large body: as much as the client has promised, or the most that a body may have. Pages
-        take no memory until they are written, and numpy asks for huge pages. Returns None if the body is small, or if
-        there is no memory."""
+        """Return memory for a large body: as much as the client has promised, or the most for any body. Unwritten pages
+        take no memory, and numpy asks for huge pages. Returns None if the body is small, or memory is short."""
         if end <= _BYTES_BEFORE_ROOM:
             return None
         promised = int(self.head.headers.get("content-length", "0"))
@@ -286,8 +284,7 @@ class Request:
         self._connection.end_request(self)
 
     async def _write_pieces(self, parts: Sequence[Buffer]) -> None:
-        """Write parts. Other requests get their turn after each _WRITTEN_AT_ONCE bytes, however fast the client
-        reads."""
+        """Write parts. Other requests get a turn after each _WRITTEN_AT_ONCE bytes, however fast the client reads."""
         connection = self._connection
         in_turn = 0
         for part in parts:

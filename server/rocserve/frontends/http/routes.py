@@ -221,8 +221,7 @@ class Route:
     method: str
     verbs: frozenset[str] = GET
     to_json: Callable[..., Any] | None = plain_values
-    """Makes a value for JSON of the method's response, or bytes to send unchanged; None = no body. Raises HttpError if
-    the response is an HTTP status."""
+    """Makes a value for JSON of the response, or bytes; None = no body. May raise HttpError as the answer."""
     read: Callable[[Any, Buffer], None] | None = None
     """Completes the method's request with a POST's body; None = the URL has everything. Raises ServeError."""
     content_type: str = JSON
@@ -313,8 +312,7 @@ def find_destination(target: bytes) -> tuple[Route, Mapping[str, str]] | None:
 
 
 def parse_message(target: bytes, body: Buffer) -> bytes:
-    """Return the serialised message that a body makes at the URL of a management call. Raises ServeError if the body is
-    faulty."""
+    """Return the serialised message of a management call's body. Raises ServeError if the body is faulty."""
     destination = find_destination(target)
     assert destination is not None
     route, fields = destination

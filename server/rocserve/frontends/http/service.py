@@ -1,5 +1,4 @@
-"""Serves HTTP by the settings: starts the listener, finds the handlers of requests, checks whether clients may call
-them, and serves the page at /."""
+"""Serves HTTP by the settings: its listener, the handlers of requests, access checks, and the page at /."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ _EXPOSED = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length", 
 
 
 _TLS_BYTES = 320 << 10
-"""Of an HTTP connection with TLS: asyncio has a buffer of 256 KiB for each. All together may take as much memory as
-requests."""
+"""Per HTTP connection with TLS, 256 KiB of it for asyncio's buffer. All together may take as much as requests."""
 _LEAST_TLS_CONNECTIONS = 64
 """Even if memory is short."""
 
@@ -188,8 +186,7 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _MOST_STREAMS = 64
-"""Per process. Streams stay open, so without a bound they could take all connections. The page works without them,
-too."""
+"""Per process. Without a bound, open streams could take all connections. The page works without streams, too."""
 
 
 class PagePart(NamedTuple):
@@ -199,8 +196,7 @@ class PagePart(NamedTuple):
 
 
 class Page:
-    """Serves the page at /. `parts` has, by path, its files, the overview of all models, and the stream of repository
-    events."""
+    """Serves the page at /. `parts` has, by path, its files, the overview of models, and the stream of events."""
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
         """`methods`: see services/methods.py."""
@@ -219,8 +215,7 @@ class Page:
             self.parts[path] = PagePart(partial(Request.respond, response=response))
 
     async def _overview(self) -> Response:
-        """Answer with the state of all models. A thread writes it, because that takes a while for hundreds of
-        models."""
+        """Answer with the state of all models. A thread writes it, because hundreds of models take a while."""
         method = self._methods["Overview"]
         overview = await method.answer(page_pb2.OverviewRequest())
         return Response(200, await asyncio.to_thread(lambda: json_bytes(plain_values(overview))), JSON)
@@ -259,8 +254,7 @@ class Page:
 async def start_http(
     settings: ServerSettings, where: ListenAddress, parts: HttpParts, log: logging.Logger
 ) -> tuple[HttpListener, int]:
-    """Return the listener and its port. Raises OSError if the address cannot be listened on, or a certificate cannot be
-    used."""
+    """Return the listener and its port. Raises OSError if it cannot listen, or a certificate cannot be used."""
     http = settings.http
     service = HttpService(parts, Access.of(settings, http, log), log)
     tls = tls_context(settings.grpc, http, "HTTP", log)

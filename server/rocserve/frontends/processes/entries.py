@@ -103,8 +103,7 @@ HEAP_SHIFT = 48
 """Bits of a place above this one are the number of its heap."""
 MOST_HEAPS = (1 << 64 - HEAP_SHIFT) - 2
 HELD_OUTPUTS, AWAITED_OUTPUTS = (number << HEAP_SHIFT for number in (MOST_HEAPS, MOST_HEAPS + 1))
-"""In the upper bits of a place: the lower bits number outputs that lie in another heap. AWAITED_OUTPUTS are large, and
-a model may wait for their memory."""
+"""In a place: its lower bits number outputs of another heap. A model may wait for AWAITED_OUTPUTS' memory."""
 
 MOST_TOGETHER = (1 << 16) - 1
 """The most requests in one ANSWERS_TOGETHER."""
@@ -114,8 +113,7 @@ FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
 PACKED, KEPT, PLACED = 32, 64, 128
 
 REMEMBERED_HEADS = 1024
-"""The sender refers only to its last heads of a kind, this many. The receiver keeps twice as many. No number is used
-twice."""
+"""The sender refers only to its last heads of a kind, this many; the receiver keeps twice as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +192,7 @@ class FrontLinkEnd:
         """The places among `_slots` that the other end reads only while it handles the entries of this turn."""
         self._page, self._page_place, self._page_used = _NO_PAGE, 0, 0
         self.ring: Callable[[], None] = lambda: None
-        """Rings the other end. Does nothing while its doorbell is unknown: that end polls once before it first
-        sleeps."""
+        """Rings the other end. While its doorbell is unknown, that end polls by itself before it first sleeps."""
         self._is_open = True
 
     def post(self, entry: bytes) -> None:
@@ -216,8 +213,7 @@ class FrontLinkEnd:
     def post_written(
         self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
     ) -> None:
-        """Post an entry when its slot has been filled; later entries may overtake it. `source` keeps alive what is
-        copied."""
+        """Post an entry when its slot has been filled. Later entries may overtake it. `source` is kept until then."""
 
         def steps(source: object) -> Steps[None]:
             for begin, part in left_out:
@@ -249,8 +245,8 @@ class FrontLinkEnd:
         return number
 
     def place_in_turn(self, pieces: Iterable[Buffer], nbytes: int) -> int:
-        """As `place`, for contents that the other end reads while it handles the entries of this turn. Small contents
-        share a slot."""
+        """As `place`, for contents that the other end reads while it handles this turn's entries. Small ones share a
+        slot."""
         if nbytes > LARGEST_SHARED:
             place = self.place(pieces, nbytes)
             self._turn_places.append(place)
@@ -265,8 +261,7 @@ class FrontLinkEnd:
         return self._page_place + begin
 
     def new_slot(self, nbytes: int, heap_number: int = 0) -> tuple[int, memoryview]:
-        """Return the place of `nbytes` bytes, which stays until the other end returns it, and its memory. Raises
-        HeapFull."""
+        """Return a place of `nbytes` bytes, kept until the other end returns it, and its memory. Raises HeapFull."""
         heap = self.heaps[heap_number]
         slot, view = heap.place(nbytes)
         place = slot.offset | heap_number << HEAP_SHIFT

@@ -59,8 +59,7 @@ class HttpFrontEnd:
 
 
 def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> Mapping[str, Method]:
-    """Return methods that the server answers. The caller must have checked the client's access. A call continues in the
-    server if its client leaves."""
+    """Return methods that the server answers, for clients that may call them. Calls continue if their client leaves."""
 
     def method(name: str, response: type[Message]) -> Method:
         async def ask(request: bytes) -> Message:
@@ -85,8 +84,8 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
 
 
 class RemoteModels:
-    """Keeps the configurations of the models that requests name. Asks the server once for each version, and again after
-    the serving table has changed."""
+    """Asks the server for the configuration of each requested version, and again after the serving table has
+    changed."""
 
     def __init__(self, edition: memoryview, model_config: Method) -> None:
         self._edition = edition

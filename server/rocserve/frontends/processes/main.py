@@ -92,9 +92,8 @@ class ServerLink:
     log: logging.Logger
     link: InitVar[socket.socket]
     edition_file: InitVar[int]
-    """Descriptor of a file with a number (u64) that changes with each serving table. The server writes the number
-    before it answers a load. While the number stays the same, the server's earlier answers about its models are still
-    true."""
+    """Descriptor of a file with a number (u64) that changes with each serving table, before the server answers a load.
+    While the number stays the same, the server's earlier answers about its models are true."""
 
     def __post_init__(self, link: socket.socket, edition_file: int) -> None:
         """Raises EOFError or ConnectionError if the server has ended."""
@@ -152,8 +151,7 @@ class ServerLink:
 
 
 class GrpcFrontEnd:
-    """Serves gRPC with the transport and the handlers that a server without front end processes uses. On the loop's
-    thread."""
+    """Serves gRPC with the transport and handlers of a server without front end processes. On the loop's thread."""
 
     def __init__(self, settings: ServerSettings, port: int, server: ServerLink) -> None:
         from rocserve.frontends.grpc.inference import InferenceHandlers

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 class RemoteResponder(LinkedResponder):
-    """Answers one request of a front end. When nobody holds the responder any more, the front end gets the request's
-    slot back."""
+    """Answers a front end's request. The front end gets the request's slot back when nobody holds this any more."""
 
     _callbacks: list[Callable[[], None]] | None = None
     _has_left = False
@@ -43,8 +42,7 @@ class RemoteResponder(LinkedResponder):
         self.link.give_back(self._place)
 
     def origin(self) -> RequestOrigin:
-        """Return the request's origin, see ClientResponder. A request that came before the server asked for origins has
-        none."""
+        """Return the request's origin; none if the request came before the server asked for origins."""
         if not self._origin:
             now_ns = time.monotonic_ns()
             return RequestOrigin(self.link.protocol, (now_ns, now_ns), {}, "")

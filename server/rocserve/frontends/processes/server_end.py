@@ -48,8 +48,7 @@ _OFFSET = (1 << entries.HEAP_SHIFT) - 1
 
 @dataclass(eq=False)
 class FrontLink:
-    """Links one front end to the server, as a source of the plane's loop. On the plane's thread, unless a method says
-    otherwise."""
+    """Links one front end to the server. A source of the plane's loop. On its thread unless a method says otherwise."""
 
     _connection: socket.socket
     protocol: str
@@ -242,8 +241,7 @@ class FrontLink:
         responder.is_accepted = True
 
     def _lend_heap(self, head_number: int, known: _Head) -> None:
-        """Let the front end put the inputs of requests with this head where the workers of their version can read
-        them."""
+        """Let the front end put the inputs of this head's requests where the workers of their version can read them."""
         heap = self._service.heap_for(known.head)
         if heap is None or heap is known.lent_heap:
             return

@@ -68,8 +68,7 @@ class FrontEndParts:
     tables: Sequence[int]
     """Descriptors of the serving table's edition and of the table of memory use, see main.py."""
     heads: Memo[bytes, RequestHead] = field(default_factory=Memo)
-    """Request heads by the bytes that front ends send. All front ends share one object for equal heads, because plans
-    are remembered by the object."""
+    """By the bytes of a head: its object. All front ends share it, because plans are remembered by the object."""
 
 
 class FrontEndProcess:
@@ -199,8 +198,8 @@ class FrontEndProcesses:
     _has_started: bool = field(default=False, init=False)
 
     async def start(self) -> int:
-        """Wait until all processes listen, and return their port. Raises OSError or RuntimeError if they cannot; none
-        is left then."""
+        """Wait until all listen, and return their port. Raises OSError or RuntimeError if they cannot; none is left
+        then."""
         try:
             self._reservation = self.address.bind()
         except OSError as error:
@@ -223,8 +222,7 @@ class FrontEndProcesses:
         return self._port
 
     def begin_exit(self) -> None:
-        """Let HTTP's clients connect again elsewhere, and end gRPC's streams that wait for nothing, because the server
-        ends."""
+        """Let HTTP's clients connect elsewhere, and end gRPC's idle streams, because the server ends."""
         for front_end in self._running.values():
             front_end.post(entries.EXIT)
 
