@@ -33,14 +33,12 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
         # No effect here; clients expect it from Triton's responses.
         if not message.optimization.HasField(field):
             getattr(message.optimization, field).enable = True
-    if message.HasField("dynamic_batching") and message.max_batch_size > 0:
-        sizes = message.dynamic_batching.preferred_batch_size
-        sizes.extend([] if sizes else [message.max_batch_size])
+    batching = message.sequence_batching
     if message.HasField("sequence_batching"):
-        batching = message.sequence_batching
         batching.max_sequence_idle_microseconds = batching.max_sequence_idle_microseconds or _SEQUENCE_IDLE_MICROSECONDS
-        if batching.HasField("oldest") and message.max_batch_size > 0:
-            sizes = batching.oldest.preferred_batch_size
+    for owner, batcher in ((message, "dynamic_batching"), (batching, "oldest")):
+        if owner.HasField(batcher) and message.max_batch_size > 0:
+            sizes = getattr(owner, batcher).preferred_batch_size
             sizes.extend([] if sizes else [message.max_batch_size])
     if not message.instance_group:
         message.instance_group.add(name=message.name, kind=ModelInstanceGroup.KIND_AUTO)

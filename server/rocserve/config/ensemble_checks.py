@@ -1,5 +1,6 @@
 """Checks of ensembles: alone, that every tensor is written, read and reachable; with the members, that every mapped
-tensor exists and that datatypes, shapes and batch sizes agree. Rules and texts are Triton's."""
+tensor exists and that datatypes, shapes and batch sizes agree. Rules and texts: Triton's model_config_utils and
+ensemble_utils."""
 
 from __future__ import annotations
 

@@ -123,15 +123,12 @@ def _gpus_of_group(
 
 
 def _takes_gpus(engine: EngineSpec, machine: Machine) -> bool:
-    if engine.needs_migraphx:
-        return True
-    return bool(engine.gpu_module) and machine.is_installed(engine.gpu_module, engine.gpu_files)
+    has_module = bool(engine.gpu_module) and machine.is_installed(engine.gpu_module, engine.gpu_files)
+    return engine.needs_migraphx or has_module
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """The engine of a version, with everything that starts its workers."""
-
     engine: EngineSpec
     reason: str
     """Why this engine was chosen; follows "engine onnxruntime: "."""

@@ -48,8 +48,6 @@ _BATCH_SECONDS = 0.02
 
 @dataclass(slots=True, eq=False)
 class _FolderReading:
-    """The last scan of a folder, and the result of reading the folder."""
-
     scan: ModelScan
     is_queued: bool = False
     """The folder is queued for reading, or is being read."""
@@ -75,7 +73,6 @@ class HotReload:
         self._unsubscribe = table.subscribe(self._retry_blocked)
 
     async def run(self) -> None:
-        """Scan until cancelled."""
         clock, watch = asyncio.get_running_loop().time, self._context.watch
         while True:
             try:

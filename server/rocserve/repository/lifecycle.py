@@ -34,7 +34,6 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Result], name: str) -> asyncio.Task[Result]:
-        """Run `work` as a task; an unexpected exception is logged."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -120,7 +120,6 @@ class LoadSlots:
                 self._overdue_permits.release()
 
     async def _pass_slot_on(self, compiles: bool) -> None:
-        """Let the next load begin while this one is overdue."""
         await asyncio.sleep(self.patience_seconds)
         if not compiles:
             await self._overdue_permits.acquire()

@@ -321,7 +321,7 @@ class ManagedModel:
 
     def _forget_versions(self) -> None:
         unloaded = [version for version in self.versions if version.is_unloaded]
-        too_many = unloaded[: max(0, len(unloaded) - _UNLOADED_SHOWN)]
+        too_many = unloaded[:-_UNLOADED_SHOWN]
         self._versions = {
             version.number: version
             for version in self.versions

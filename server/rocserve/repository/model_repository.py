@@ -203,7 +203,6 @@ class ModelRepository:
         return sorted({self._table.names.bare(key) for key in alone})
 
     def failed_models(self) -> dict[str, str]:
-        """Return the models that failed and serve nothing, with the reason."""
         models = sorted(self._table.models.copy().items())
         failed: dict[str, str] = {name: text for name, model in models if (text := model.failure_text())}
         return {**self._missing(), **self._remotes.lacking(), **failed}

@@ -49,8 +49,6 @@ class FileMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FilesScan:
-    """The state of a set of files at one moment."""
-
     fingerprint: str
     refusal: str
     """Why the files must not be read; "" = they may."""
@@ -177,7 +175,6 @@ class ModelScan:
     folder: Path
     root: Path
     config_files: str = ""
-    """Fingerprint of the configuration files."""
     other_files: str = ""
     """Fingerprint of all files outside of the configuration and the versions."""
     versions: dict[int, FilesScan] = field(default_factory=dict)
@@ -200,7 +197,6 @@ class ModelScan:
     changed_ns: int = field(default=0, compare=False)
     """Last change of any file, in nanoseconds since the epoch."""
     changed: str = field(default="", compare=False)
-    """Path of the file that changed last, relative to the folder."""
     has_links: bool = field(default=False, compare=False)
     """The folder or a part of it may lie elsewhere."""
     fingerprint: tuple[object, ...] = field(init=False, repr=False, compare=False)

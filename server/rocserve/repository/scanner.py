@@ -151,7 +151,8 @@ class RepositoryScanner:
             return {scan.name: scan for scan in self._scan_single(self._single)}
         namespace = str(root) if self._namespacing else ""
         folders = sorted(entry.name for entry in entries if is_true(entry.is_dir))
-        is_flat = self._is_flat([entry.name for entry in entries])
+        has_version = any(is_version_name(entry.name) for entry in entries)
+        is_flat = not has_version and any(self._is_model_filename(entry.name) for entry in entries)
         if is_one_model(root, folders, is_flat):
             flat = FlatModel() if is_flat else None
             model = ModelScan(printable_name(root.name), root, root, namespace=namespace, is_root=True, flat=flat)
@@ -209,10 +210,6 @@ class RepositoryScanner:
         if is_true(doubled.is_dir) and not doubled.is_symlink() and not is_model(folder) and is_model(doubled):
             model = replace(model, folder=doubled)
         return scan_model(model, allowed, self._most_entries, self._model_filenames)
-
-    def _is_flat(self, names: Collection[str]) -> bool:
-        """Whether a repository without versions holds a model file directly. `names`: the repository's entries."""
-        return not any(map(is_version_name, names)) and any(map(self._is_model_filename, names))
 
 
 def _is_misnamed(scan: ModelScan) -> bool:

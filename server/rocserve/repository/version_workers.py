@@ -94,7 +94,6 @@ class VersionWorkers(WorkerGroupEvents):
 
     @property
     def reason(self) -> str:
-        """Return what is wrong and what still runs in the background."""
         return "; ".join(filter(None, (self._plan.warning, self._worker_reason)))
 
     @property
@@ -187,7 +186,6 @@ class VersionWorkers(WorkerGroupEvents):
             self._outage_timer = None
 
     def _refuse_in_outage(self) -> None:
-        """Refuse requests with the reason until a worker is back."""
         self._outage_timer = None
         if not self._instances and self._scheduler is not None:
             text = f"model '{self._order.definition.name}' has no worker: {self._worker_reason}"

@@ -194,7 +194,6 @@ class ResidentModels:
             self._room.withdraw(version)
 
     def want(self, version: LazyVersion) -> None:
-        """Load a version for a request."""
         if not version.is_retired:
             self._room.want(version)
             self._run_moves()
