@@ -117,32 +117,32 @@ def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Co
     return 1 if failures else 0
 
 
-def _compile(context: ToolContext, calibrated: ToolModel | None) -> _Compiled:
-    """Plan and compile the model. `calibrated`: the model whose calibration data are checked first, because a compile
-    may take an hour; None = do not check."""
+def _compile(context: ToolContext, calibration_model: ToolModel | None) -> _Compiled:
+    """Plan and compile the model. The calibration data of `calibration_model`, if given, are read before, because a
+    compile may take an hour."""
     plan = context.plan()
     recipe = plan.recipes[0]
     # The inputs of a TensorFlow graph are known only when its program exists.
-    if calibrated is not None and recipe.source.kind is SourceKind.ONNX:
+    if calibration_model is not None and recipe.source.kind is SourceKind.ONNX:
         datatypes = {entry.name: entry.datatype for entry in plan.inputs}
         tensors = {
             name: ProgramTensor(name, migraphx_name(datatype), shape)
             for name, shape in recipe.input_shapes.items()
             if (datatype := datatypes[name]) is not None
         }
-        _read_data(calibrated, context, recipe, tensors)
+        _read_data(calibration_model, context, recipe, tensors)
     return _Compiled(context, plan, context.program(recipe)[0])
 
 
 def _samples(
-    reference: _Compiled, calibrated: ToolModel | None, inputs: Sequence[MeasuredInput], folder: Path
+    reference: _Compiled, calibration_model: ToolModel | None, inputs: Sequence[MeasuredInput], folder: Path
 ) -> tuple[list[str], str]:
     """Write the inputs of each run into a file. Return the files, and a text that describes the data."""
     runs: Sequence[Mapping[str, Any]]
-    if calibrated is not None:
+    if calibration_model is not None:
         tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
         recipe = reference.plan.recipes[0]
-        read, name = _read_data(calibrated, reference.context, recipe, tensors)
+        read, name = _read_data(calibration_model, reference.context, recipe, tensors)
         runs = read[:_MOST_RUNS]
         if recipe.source.kind is SourceKind.TENSORFLOW:
             # Calibration data have the program's layout, but the model's inputs have the client's.

@@ -10,6 +10,7 @@ import pytest
 from support.rocal_operations import Array, assert_rounded, make, picture, result, seen
 
 from rocserve.backends.rocal.image import Extent, ResultExtent
+from rocserve.backends.rocal.operations.geometry import _fma
 
 SIZES = [(1, 1), (2, 3), (9, 8), (12, 21), (16, 16)]
 Place = tuple[np.float32, np.float32]
@@ -270,3 +271,9 @@ def test_a_lens_without_faults_changes_nothing_but_the_rims() -> None:
     pixels = picture(20, 30)
     operation = make("lens_correction", camera_matrix=[16, 8, 16, 8], distortion_coeffs=[0, 0, 0, 0, 0])
     np.testing.assert_array_equal(result(operation, pixels)[1:-1, 1:-1], pixels[1:-1, 1:-1])
+
+
+def test_a_fused_product_and_sum_are_rounded_once() -> None:
+    factors = np.array([1 + 2**-12], dtype=np.float32)
+    # The product's last bit, 2**-24, does not fit beside 1 into 32 bits. NumPy 1 would compute in 32 bits by itself.
+    np.testing.assert_array_equal(_fma(factors, factors, np.float32(-1 - 2**-11)), [2**-24])

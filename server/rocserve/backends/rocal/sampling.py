@@ -320,9 +320,11 @@ def resize_by_weights(
     pixels: Pixels, width: int, height: int, kernel: str, as_float: bool, part: Part | None = None
 ) -> Pixels:
     """Resize rows, then columns, to FP32 without rounding and clipping, or to UINT8; or a part of the result.
+
     `kernel` is CUBIC, LANCZOS, GAUSSIAN or TRIANGULAR. All but CUBIC widen if the image shrinks. For UINT8, matrix
-    products add the same numbers in another order, several times faster. Levels that may be rounded the other way
-    are then computed again, as in bilinear resizing."""
+    products add the same numbers in another order, several times faster. A level that may be rounded the other way for
+    that reason is computed again, in the order of FP32.
+    """
     top, left, _, _ = part = part or (0, 0, height, width)
     down, across = _taps(pixels.shape[0], height, kernel), _taps(pixels.shape[1], width, kernel)
     if as_float:
@@ -372,7 +374,7 @@ class _Taps:
     """The source pixels and weights of each pixel of the result along a side."""
 
     first: Pixels
-    """First source pixel of each. Beyond the ends of the side the last pixel is repeated."""
+    """First source pixel of each. Beyond an end of the side its last pixel is repeated."""
     weights: Pixels
     """A row for the first source pixel and for each following one, with a weight for each pixel of the result."""
     starts: list[int]

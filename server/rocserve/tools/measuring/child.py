@@ -75,11 +75,9 @@ def _open_worker_engine(engine: WorkerEngine) -> tuple[Opened, Run]:
         return [array.numpy() if isinstance(array, Tensor) else array for array in arrays]
 
     properties = model_properties(model)
-    version = (
-        importlib.import_module(engine.library).__version__
-        if engine.library
-        else properties.get("migraphx_version", "")
-    )
+    version = properties.get("migraphx_version", "")
+    if engine.library:
+        version = importlib.import_module(engine.library).__version__
     facts = ", ".join(properties[name] for name in _FACTS if name in properties)
     description = " ".join(filter(None, (engine.title, version, f"({facts})" if facts else "")))
     return Opened(description, model.signature), run

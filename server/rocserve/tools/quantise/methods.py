@@ -33,6 +33,7 @@ from torchao.utils import unwrap_tensor_subclass
 
 from rocserve.backends.pytorch.program import Program, exported_program, outputs_of
 from rocserve.core.errors import invalid_argument
+from rocserve.tools.measuring.process import Array
 
 Train = Callable[[Any], object]
 
@@ -97,8 +98,6 @@ def training_function(file: Path) -> Train:
         raise invalid_argument(f"{file} has no function train(network)")
     return train
 
-
-Array = np.ndarray[Any, Any]
 
 _WITH_WEIGHTS = ("conv1d", "conv2d", "conv3d", "linear")
 _ORIGINS = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
@@ -21,6 +21,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
+from rocserve.tools.measuring.process import Array
 from rocserve.tools.printing import console_on, replacing, say
 from rocserve.tools.verb import UsageError, Verb
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from rocserve.backends.pytorch.program import Program, ProgramSignature, ProgramTensor
 
-Array = np.ndarray[Any, Any]
 Run = Callable[[Mapping[str, Array]], Sequence[Array]]
 
 _NEEDED = ("torch==2.13.0", "torchao==0.18.0")

@@ -51,6 +51,8 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True)
 class Node:
+    """Describes a node that is added to rocAL's graph."""
+
     binding: Binding
     handle: Any
     layout: Any

@@ -1,6 +1,6 @@
 """Declares operations that crop an image and may normalise or resize it: AMD Inference Server's and amd.rocal's fn's.
 
-The valid part of a stretched crop is as large as the crop was.
+The valid part of a stretched crop is at most as large as the crop was.
 """
 
 from __future__ import annotations

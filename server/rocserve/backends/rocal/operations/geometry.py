@@ -93,7 +93,8 @@ def _undistorted_places(
 
 def _fma(factor: Pixels | np.float32, other: Pixels | np.float32, summand: Pixels | np.float32) -> Pixels:
     """Return factor * other + summand, rounded to FP32 once."""
-    return cast(Pixels, (np.float64(1) * factor * other + summand).astype(np.float32))
+    product = np.multiply(factor, other, dtype=np.float64)
+    return cast(Pixels, np.add(product, summand, dtype=np.float64).astype(np.float32))
 
 
 def _camera(camera_matrix: tuple[float, ...], distortion_coeffs: tuple[float, ...]) -> Values:
