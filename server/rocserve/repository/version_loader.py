@@ -159,7 +159,7 @@ class WorkerVersionLoader:
         answers = None
         # An answer in a sequence depends on the requests before it.
         if self.cache is not None and config.response_cache and config.sequence_batching is None:
-            answers = CachedAnswers(self.cache, config, order.version, statistics, self.log)
+            answers = CachedAnswers(self.cache, config, statistics, self.log)
         return replace(definition, config=config), statistics, answers
 
     def _warn_once(self, order: LoadOrder, text: str) -> None:

@@ -80,11 +80,10 @@ class CachedAnswers:
     """Caches the answers of one version. A successor with the same number has its own."""
 
     def __init__(
-        self, cache: ResponseCache, config: ModelConfig, version: int, statistics: ModelStatistics, log: logging.Logger
+        self, cache: ResponseCache, config: ModelConfig, statistics: ModelStatistics, log: logging.Logger
     ) -> None:
         self._cache = cache
         self._name = config.name
-        self._version = str(version)
         self._statistics = statistics
         self._log = log
         self._is_ensemble = bool(config.ensemble_steps)

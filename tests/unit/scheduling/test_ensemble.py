@@ -295,7 +295,7 @@ def test_answers_to_sequences_are_not_kept():
     member = Member("a", plus(1))
     version = ensemble(member, steps=[step("a", "X", "Y")])
     version.answers = CachedAnswers(
-        ResponseCache(1 << 20), version.config, 1, version.statistics, logging.getLogger("test")
+        ResponseCache(1 << 20), version.config, version.statistics, logging.getLogger("test")
     )
     head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
     data = np.array([1.0, 2.0], np.float32).tobytes()
@@ -308,7 +308,7 @@ def test_answers_to_sequences_are_not_kept():
 def test_an_answer_from_the_cache_loads_no_members():
     version = ensemble(Member("a", plus(1)), steps=[step("a", "X", "Y")])
     cache = ResponseCache(1 << 20)
-    version.answers = CachedAnswers(cache, version.config, 1, version.statistics, logging.getLogger("test"))
+    version.answers = CachedAnswers(cache, version.config, version.statistics, logging.getLogger("test"))
     brought = []
     version.on_request = brought.append
     for _ in range(2):
@@ -320,7 +320,7 @@ def test_an_answer_of_members_that_were_replaced_meanwhile_is_not_kept():
     old, new = Member("a", plus(1), held=True), Member("a", plus(10))
     version = ensemble(old, steps=[step("a", "X", "Y")])
     cache = ResponseCache(1 << 20)
-    version.answers = CachedAnswers(cache, version.config, 1, version.statistics, logging.getLogger("test"))
+    version.answers = CachedAnswers(cache, version.config, version.statistics, logging.getLogger("test"))
     head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
     data = np.array([1.0, 2.0], np.float32).tobytes()
     version.infer(InferRequest(head, "", [data]), before := Answer())

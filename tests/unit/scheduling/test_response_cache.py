@@ -86,7 +86,7 @@ def ask(make_bench, request):
     """Ask for a value; return the answer, and the executions that the test finishes."""
     policy = QueuePolicy(default_timeout_microseconds=getattr(request, "param", 0))
     bench = make_bench(DynamicBatching(preserve_ordering=True, default_queue_policy=policy), max_batch_size=1)
-    answers = CachedAnswers(ResponseCache(1 << 20), bench.config, 1, bench.statistics, logging.getLogger("test"))
+    answers = CachedAnswers(ResponseCache(1 << 20), bench.config, bench.statistics, logging.getLogger("test"))
     version = ScheduledVersion(bench.config, b"", 1, bench.statistics, bench.scheduler.inner, answers)
     answer_kind = type(bench.submit(0.0))
     bench.executions.pop().finish()
@@ -128,7 +128,7 @@ def test_what_is_refused_waits_for_nobody(ask) -> None:
 def test_what_would_take_long_to_go_through_is_not_cached(caplog) -> None:
     config = ModelConfig(name="m")
     cache = ResponseCache(1 << 30)
-    answers = CachedAnswers(cache, config, 1, ModelStatistics(), logging.getLogger("test"))
+    answers = CachedAnswers(cache, config, ModelStatistics(), logging.getLogger("test"))
     large = bytes(LARGEST_CACHED + 1)
     request, responder = InferRequest(HEAD, "", [large]), object()
     request.nbytes = len(large)

@@ -116,7 +116,7 @@ class _HeldTensor:
     """None = the client, or the member, gave none."""
     sequence: SequenceTag | None
     """The sequence of the requests that read it."""
-    noted_bytes: int = 0
+    counted_bytes: int = 0
     """Counted in the memory for requests, under its iteration; 0 for the ensemble's own inputs."""
     slot: object = None
     """While it is kept, the data and all that References refer to stay unchanged."""
@@ -136,7 +136,7 @@ class EnsembleRun:
         self._responder = responder
         self._started_ns = self._begun_ns = started_ns
         self._graph: EnsemblePlan = ensemble.graph.plan(plan.outputs)
-        self._held: dict[_Place, _HeldTensor] = {}
+        self._tensors: dict[_Place, _HeldTensor] = {}
         self._readers_left: dict[_Place, int] = {}
         self._iterations: dict[int, int] = {}
         """By decoupled step, the number of its answers."""
@@ -186,7 +186,7 @@ class EnsembleRun:
             iteration = self._iterations.get(request.index, 0)
             self._iterations[request.index] = iteration + 1
         outputs = [tensor for tensor in response.outputs if tensor.name in step.output_map]
-        made: dict[str, _HeldTensor] = {}
+        new_tensors: dict[str, _HeldTensor] = {}
         try:
             self._count_memory(iteration, sum(len(tensor.data) for tensor in outputs), request if is_last else None)
             sequence = request.sequence
@@ -200,14 +200,14 @@ class EnsembleRun:
                 held = Tensor(name, tensor.datatype, tensor.shape, data)
                 if tensor.name in request.reference_outputs and tensor.datatype is DataType.BYTES:
                     held, slot = referenced_tensor(held, request.is_batched), request.slot
-                made[name] = _HeldTensor(held, sequence, len(data), slot)
+                new_tensors[name] = _HeldTensor(held, sequence, len(data), slot)
         except ServeError as error:
             # The memory is full, or the outputs are invalid.
             self.step_failed(error)
             return
         for output in self._graph.wanted_from[request.index]:
-            made.setdefault(step.output_map[output], _HeldTensor(None, sequence))
-        self.advance(iteration, made, is_step_over=is_last)
+            new_tensors.setdefault(step.output_map[output], _HeldTensor(None, sequence))
+        self.advance(iteration, new_tensors, is_step_over=is_last)
 
     def step_failed(self, error: ServeError) -> None:
         if self.ended:
@@ -250,22 +250,22 @@ class EnsembleRun:
                 memory.release_step(read, over.last_read_bytes)
         memory.admit_step(holding, nbytes)
 
-    def advance(self, iteration: int, made: Mapping[str, _HeldTensor], is_step_over: bool) -> None:
+    def advance(self, iteration: int, new_tensors: Mapping[str, _HeldTensor], is_step_over: bool) -> None:
         """Store new tensors, start the steps that waited only for them, and send the answers that are complete."""
         if self.ended:
             return
         try:
-            for name, held in made.items():
+            for name, held in new_tensors.items():
                 if readers := self._graph.reader_counts.get(name, 0):
-                    self._held[name, iteration] = held
+                    self._tensors[name, iteration] = held
                     self._readers_left[name, iteration] = readers
             # The steps that read the new tensors.
-            steps = dict.fromkeys(index for name in made for index in self._graph.readers.get(name, ()))
+            steps = dict.fromkeys(index for name in new_tensors for index in self._graph.readers.get(name, ()))
             reads = self._graph.reads
-            ready = [index for index in steps if all((name, iteration) in self._held for name in reads[index])]
+            ready = [index for index in steps if all((name, iteration) in self._tensors for name in reads[index])]
             requests = [self._step_request(index, iteration) for index in ready]
             self._steps_running += len(requests) - is_step_over
-            answer = self._answer(iteration, made)
+            answer = self._answer(iteration, new_tensors)
         except ServeError as error:
             self.step_failed(error)
             return
@@ -294,7 +294,7 @@ class EnsembleRun:
         references: set[str] = set()
         slots: list[object] = []
         for name, source in step.input_map.items():
-            held = self._held[source, iteration]
+            held = self._tensors[source, iteration]
             sequence = held.sequence
             tensor = held.tensor
             if tensor is not None:
@@ -356,16 +356,16 @@ class EnsembleRun:
         if self._readers_left[place]:
             return 0
         del self._readers_left[place]
-        return self._held.pop(place).noted_bytes
+        return self._tensors.pop(place).counted_bytes
 
     # The answer
 
-    def _answer(self, iteration: int, made: Mapping[str, _HeldTensor]) -> InferResponse | ServeError | None:
+    def _answer(self, iteration: int, new_tensors: Mapping[str, _HeldTensor]) -> InferResponse | ServeError | None:
         """Return the answer of an iteration if its last tensor is among the new ones."""
         wanted = self._plan.outputs
-        if made.keys().isdisjoint(wanted) or not all((name, iteration) in self._held for name in wanted):
+        if new_tensors.keys().isdisjoint(wanted) or not all((name, iteration) in self._tensors for name in wanted):
             return None
-        held = {name: self._held[name, iteration] for name in wanted}
+        held = {name: self._tensors[name, iteration] for name in wanted}
         for name in wanted:
             self._release((name, iteration))
         try:

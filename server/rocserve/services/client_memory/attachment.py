@@ -122,7 +122,7 @@ class RegionResponder(EndingResponder):
         `in_place`: the parts that the model reads in place."""
         super().__init__(responder, partial(memory.release, parts))
         self._parts = parts
-        self._seen = in_place
+        self._in_place = in_place
         self._work_off = memory.work_off
         self._where = f"in ensemble '{config.name}', " if config.ensemble_steps else ""
 
@@ -140,7 +140,7 @@ class RegionResponder(EndingResponder):
     def _send(self, response: InferResponse, final: bool) -> Steps[None]:
         data = list(response.data)
         try:
-            for region, mapping, end in self._seen:
+            for region, mapping, end in self._in_place:
                 # If the client has cut the file meanwhile, the model has read zeros.
                 region.check_whole(mapping, end)
             for index, head in enumerate(response.head.outputs):
