@@ -171,7 +171,7 @@ def test_no_end_can_write_where_the_other_does(pair: Pair) -> None:
 def check_one_ring_a_sleep(
     ring: Callable[[], None], take_rings: Callable[[], int], sleep: Callable[[float, Callable[[], bool]], object]
 ) -> None:
-    def rung() -> int:
+    def rings() -> int:
         try:
             return take_rings()
         except BlockingIOError:
@@ -180,11 +180,11 @@ def check_one_ring_a_sleep(
     def has_mail() -> bool:
         for _ in range(5):
             ring()
-        assert rung() == 1
+        assert rings() == 1
         return True
 
     ring()
-    assert rung() == 0, "nobody sleeps"
+    assert rings() == 0, "nobody sleeps"
     for _ in range(2):
         assert sleep(10, has_mail) is not False
 

@@ -37,12 +37,12 @@ class HandOutcome:
     is_large = False
     slot = None
 
-    def __init__(self, error: ServeError | None, open_requests: set[int], failures: dict[int, ServeError]) -> None:
+    def __init__(self, error: ServeError | None, in_flight: set[int], failures: dict[int, ServeError]) -> None:
         self.error = error
         self.failures = failures
         self.input_end_ns = 1
         self.output_start_ns = self.compute_end_ns = 1001
-        self.open = open_requests
+        self.open = in_flight
         self.parameters = {index: {"index": index} for index in range(8)}
 
     def outputs_of(self, index: int) -> Outputs:
@@ -93,17 +93,17 @@ class HandInstance:
 
     def end(self) -> None:
         """End the worker, with its open requests."""
-        open_requests, self.open = self.open, {}
-        for on_answer in open_requests.values():
+        in_flight, self.open = self.open, {}
+        for on_answer in in_flight.values():
             on_answer(RequestLost(StatusCode.UNAVAILABLE, "it died"), True)
 
     def finish(
         self,
         error: ServeError | None = None,
-        open_requests: set[int] | None = None,
+        in_flight: set[int] | None = None,
         failures: dict[int, ServeError] | None = None,
     ) -> None:
-        self.batches.pop(0)(HandOutcome(error, open_requests or set(), failures or {}))
+        self.batches.pop(0)(HandOutcome(error, in_flight or set(), failures or {}))
 
 
 class Model:
@@ -172,7 +172,7 @@ def test_what_follows_a_large_response_waits_until_it_is_sent(loop: HandLoop) ->
     model = Model(loop, decoupled=True)
     instance, told = model.instance(), model.submit()
     told.keeps_slots = True
-    instance.finish(open_requests={0})
+    instance.finish(in_flight={0})
     large = np.full((1, LARGE_RESPONSE // 4 + 1), 1, np.float32)
     for number in (1, 2):
         instance.say(1, ModelResponse([tensor_from_numpy("OUT", large * number)], slot=Slot()), False)
@@ -212,17 +212,17 @@ def with_its_batch(instance: HandInstance) -> None:
 
 
 def beside_its_batch(instance: HandInstance) -> None:
-    instance.finish(open_requests={0})
+    instance.finish(in_flight={0})
     instance.say(1, value(4), True)
 
 
 def before_its_batch(instance: HandInstance) -> None:
     instance.say(1, value(4), True)
-    instance.finish(open_requests={0})
+    instance.finish(in_flight={0})
 
 
 def by_the_end_of_its_worker(instance: HandInstance) -> None:
-    instance.finish(open_requests={0})
+    instance.finish(in_flight={0})
     instance.end()
 
 
@@ -244,7 +244,7 @@ def test_nothing_of_a_request_is_left_for_the_garbage_collector(
 def test_a_request_stays_open_until_its_last_response(model: Model) -> None:
     instance = model.instance()
     told, following = model.submit(), model.submit()
-    instance.finish(open_requests={0})
+    instance.finish(in_flight={0})
     # The instance is free for the next request meanwhile.
     instance.finish()
     assert following.values == [0.0]
@@ -268,7 +268,7 @@ def test_the_last_response_may_come_before_the_batch(model: Model) -> None:
     assert told.done.is_set()
     event = drained(model)
     assert not event.is_set()
-    instance.finish(open_requests={0})
+    instance.finish(in_flight={0})
     assert told.values == [4.0]
     assert event.is_set()
     assert model.counts() == (1, 1, 0)
@@ -289,7 +289,7 @@ def test_a_failed_batch_fails_only_what_is_not_answered(model: Model) -> None:
 def test_an_error_beside_its_batch_is_a_failure(model: Model) -> None:
     instance = model.instance()
     told = model.submit()
-    instance.finish(open_requests={0})
+    instance.finish(in_flight={0})
     instance.say(1, ServeError(StatusCode.NOT_FOUND, "no"), True)
     assert told.error is not None
     assert told.error.code is StatusCode.NOT_FOUND
@@ -301,7 +301,7 @@ def test_responses_of_a_decoupled_model_are_counted_by_their_place(loop: HandLoo
     instance = model.instance()
     for number in (1, 2):
         model.submit()
-        instance.finish(open_requests={0})
+        instance.finish(in_flight={0})
         instance.say(number, value(4), False)
         if number == 1:
             instance.say(number, ServeError(StatusCode.NOT_FOUND, "no"), False)
@@ -325,7 +325,7 @@ def test_responses_of_other_models_have_no_places(model: Model) -> None:
 def test_a_dead_worker_fails_what_is_open(model: Model) -> None:
     instance = model.instance()
     told = model.submit()
-    instance.finish(open_requests={0})
+    instance.finish(in_flight={0})
     instance.end()
     assert told.error is not None
     assert told.error.text == "it died"

@@ -85,8 +85,8 @@ def test_archives_that_are_not_taken(url: str) -> None:
 
 
 def test_each_url_has_a_home_of_its_own(tmp_path: Path) -> None:
-    homes = {parse_remote(url).home_in(tmp_path) for url in ("s3://a/b", "s3://a-b", "gs://a/b", "s3://a/b/c")}
-    assert len(homes) == 4
+    folders = {parse_remote(url).home_in(tmp_path) for url in ("s3://a/b", "s3://a-b", "gs://a/b", "s3://a/b/c")}
+    assert len(folders) == 4
 
 
 def objects(*keys: str, size: int = 1) -> list[RemoteObject]:
