@@ -36,8 +36,7 @@ def _give_up() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProgramCompiler:
-    """Compiles one model's programs. `program` may be called on several threads, and in many processes with one
-    cache."""
+    """Compiles one model's programs. `program` may run on several threads, and in many processes with one cache."""
 
     runner: JobRunner
     cache: ProgramCache

@@ -301,8 +301,7 @@ class ProgramCache:
         return Path(self._own_spare.name)
 
     def _writable_folders(self) -> Iterator[Path]:
-        """Yield the folders for new programs, the preferred one first. The spare folder is created only if asked
-        for."""
+        """Yield the folders for new programs, preferred first. The spare folder is created only if asked for."""
         if not self._write_error:
             yield self.directory
         yield self._spare

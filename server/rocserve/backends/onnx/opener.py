@@ -201,8 +201,7 @@ class SessionOpener:
         return session
 
     def open_for_signature(self) -> Any:
-        """Open a session quickly, only to read its inputs and outputs. Raises ServeError (INVALID_ARGUMENT) like
-        `open`."""
+        """Open a session quickly, only to read inputs and outputs. Raises ServeError (INVALID_ARGUMENT) like `open`."""
         options = self._options(1)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return self._open_on_cpu(options)
@@ -228,8 +227,7 @@ class SessionOpener:
         return session
 
     def _options(self, instance_count: int) -> Any:
-        """Add the custom operators to the options. Raises ServeError (INVALID_ARGUMENT) if an operator library is
-        wrong."""
+        """Add custom operators to the options. Raises ServeError (INVALID_ARGUMENT) if an operator library is wrong."""
         options = session_options(self._model.config, instance_count)
         folder = self._model.model_folder
         for name in self._model.config.operator_libraries:

@@ -37,8 +37,7 @@ _CPU = torch.device("cpu")
 _TENSOR = "Tensor"
 """TorchScript's name of the type."""
 _TENSORS_ONLY_VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-"""Makes PyTorch read the pickles in a program (the example's tensors) only as tensors. Without it PyTorch would fall
-back to pickles that call functions."""
+"""Makes PyTorch read a program's pickles only as tensors, without a fallback to pickles that call functions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,8 +123,7 @@ def import_lowering() -> None:
 
 
 def shapes_to_lower(bound: BoundProgram, sizes: Sequence[int]) -> tuple[Shapes, ...]:
-    """Return the shapes that are lowered before the first request: one for each batch size; without batch sizes only
-    the program's own or the example's."""
+    """Return the shapes to lower before the first request: one per batch size, else the program's own or example's."""
     return tuple((*((size, *shape[1:]) for shape in bound.samples),) for size in sizes) or (bound.samples,)
 
 

@@ -62,8 +62,7 @@ class Library:
     each call releases the GIL."""
 
     def __init__(self, path: str, add_message: Callable[[str], None] = lambda text: None) -> None:
-        """`add_message` takes MIGraphX's output other than errors. Raises MigraphxError if the library cannot be
-        loaded."""
+        """`add_message` takes output other than errors. Raises MigraphxError if the library cannot be loaded."""
         try:
             self._library = ctypes.CDLL(path)
         except OSError as error:

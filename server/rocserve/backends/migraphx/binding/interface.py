@@ -108,8 +108,7 @@ class Program(abc.ABC):
         self.outputs = tuple(self._read_outputs())
 
     def quantize(self, kind: str, target: str = "", calibration: Sequence[Mapping[str, Array]] = ()) -> None:
-        """Quantise the program. `kind`: fp16 or bf16; or int8 or fp8, with a target and calibration. `calibration`: all
-        inputs of each run, in their exact shapes."""
+        """Quantise to `kind`: fp16, bf16, int8 or fp8; the last two need a target and the exact inputs of each run."""
         with self._lock:
             self._require_uncompiled("quantised any more")
             # MIGraphX gives wrong numbers without samples or with a wrong name, and aborts on a wrong shape.
@@ -125,8 +124,7 @@ class Program(abc.ABC):
     def compile(
         self, target: str, *, offload_copy: bool = True, fast_math: bool = True, exhaustive_tune: bool = False
     ) -> None:
-        """Compile for `target`: gpu, cpu or ref. `offload_copy`: inputs and outputs lie in host memory; MIGraphX
-        copies."""
+        """Compile for gpu, cpu or ref. `offload_copy`: inputs and outputs lie in host memory; MIGraphX copies."""
         with self._lock:
             self._require_uncompiled("compiled again")
             self._compile(target, offload_copy, fast_math, exhaustive_tune)

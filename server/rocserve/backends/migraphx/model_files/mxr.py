@@ -180,8 +180,7 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
 
 
 def sibling_model(path: Path) -> Path | None:
-    """Return the ONNX file that may replace a .mxr file: the one of the same name, else model.onnx; None = neither
-    exists."""
+    """Return the ONNX file that may replace a .mxr file: the one of the same name, else model.onnx; None = neither."""
     for candidate in (path.with_suffix(".onnx"), path.with_name("model.onnx")):
         if candidate.is_file():
             return candidate

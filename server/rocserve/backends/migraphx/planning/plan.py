@@ -41,8 +41,7 @@ class PlannedTensor:
     datatype: DataType | None
     """None = only the program knows it (an output of a TensorFlow graph)."""
     shape: Shape | None
-    """The batch dimension is -1. All other dimensions of an input are known. An output may have -1 for an open
-    dimension; None = only the program knows the shape."""
+    """-1 for the batch, and for an open dimension of an output. None = only the program knows the output's shape."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Describes all that a compiled program depends on. Equal recipes give equal programs; the digest is the cache's
-key."""
+"""Describes all that a compiled program depends on. Equal recipes give equal programs, and equal keys in the cache."""
 
 from __future__ import annotations
 

@@ -79,8 +79,7 @@ class CompileContext:
         return {name: value for name, value in facts.items() if value}
 
     def open_program(self, path: Path) -> Program:
-        """Load a program that a child has tried. Raises ServeError (UNAVAILABLE) if MIGraphX refuses the program
-        here."""
+        """Load a program that a child has tried. Raises ServeError (UNAVAILABLE) if MIGraphX refuses it here."""
         try:
             return self.binding.load(path)
         except MigraphxError as error:
