@@ -14,13 +14,11 @@ from rocserve.backends.migraphx.jobs.probe import original_size_recipe
 from rocserve.backends.migraphx.planning.plan import batch_dimension, read_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
-from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
+from rocserve.jobs.compile_semaphore import machine_semaphore
 from rocserve.jobs.runner import JobRunner
 
 COMPILE_BEFOREHAND = "compile it beforehand with `rocserve compile`"
 """A remedy for a compile beyond the time limit, in addition to a higher limit."""
-_FIND_ENFORCE = "3"
-"""Value of MIOPEN_FIND_ENFORCE: search for the fastest kernels, even if MIOpen's database has some."""
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 """Each attempt makes a folder in the cache and removes it, and fifty processes may wait while a compile takes hours."""
 
@@ -42,7 +40,6 @@ class ProgramCompiler:
     cache: ProgramCache
     model_name: str = field(kw_only=True)
     model_folder: Path = field(kw_only=True)
-    semaphore: CompileSemaphore = field(default_factory=machine_semaphore, kw_only=True)
     remedy: str = field(default=COMPILE_BEFOREHAND, kw_only=True)
     """A remedy for the time limit, in addition to a higher limit; "" = none."""
 
@@ -63,10 +60,11 @@ class ProgramCompiler:
             # MIOpen reads these variables; MIGraphX uses it for convolutions on a GPU.
             variables["MIOPEN_USER_DB_PATH"] = str(self.cache.tuning_folder)
             if recipe.options.miopen_tuning:
-                variables["MIOPEN_FIND_ENFORCE"] = _FIND_ENFORCE
+                # 3: search for the fastest kernels, even if MIOpen's database has some.
+                variables["MIOPEN_FIND_ENFORCE"] = "3"
 
         def build(file: Path) -> ProgramAbout:
-            with self.semaphore.acquired(low_priority, _give_up), self._original_size_program(recipe) as own:
+            with machine_semaphore().acquired(low_priority, _give_up), self._original_size_program(recipe) as own:
                 job = CompileJob(self.model_name, str(self.model_folder), recipe, str(file), own)
                 return self.runner.run(
                     job,

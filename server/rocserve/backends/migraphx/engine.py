@@ -106,16 +106,14 @@ def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Se
 
 _LOG = logging.getLogger(__name__)
 
-_PROGRAM_FILES = "migraphx"
-"""The backend whose models are compiled programs. The models of other backends are compiled here."""
-
 
 def load(model: ModelSource) -> LoadedModel:
     """Load a model; `configuration/` describes its parameters. The model is ready with its first program; more programs
     may follow while it serves. Raises ServeError if MIGraphX cannot be used here or cannot compile the model (with
     MIGraphX's own text and a remedy), if the file or the configuration is wrong, or if memory does not suffice."""
     context = open_compile_context(model, _LOG)
-    if model.config.backend != _PROGRAM_FILES:
+    # Only the backend migraphx has compiled programs; the models of other backends are compiled here.
+    if model.config.backend != "migraphx":
         return load_compiled(context)
     try:
         return _load_program(context, model.model_file)

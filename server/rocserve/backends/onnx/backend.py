@@ -39,7 +39,6 @@ from rocserve.backends.onnx.opener import (
     SessionOpener,
     device_executions,
     device_stream,
-    require_model,
     session_facts,
 )
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
@@ -194,7 +193,11 @@ def load(model: ModelSource) -> LoadedModel:
 
 
 def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
-    require_model(model.model_file)
+    path = model.model_file
+    if not path.is_file():
+        raise invalid_argument(f"{path} does not exist or is no file")
+    if path.stat().st_size == 0:
+        raise invalid_argument(f"{path} is empty; expected an ONNX model, copy it again")
     weights = find_external_weights(model)
     plan = with_caches(model, plan, weights)
     device = device_stream(model, plan)

@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime
@@ -141,14 +140,6 @@ _CPU_PROVIDER = "CPUExecutionProvider"
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 _NOT_PARSED = "Protobuf parsing failed"
 _MOST_NAMED = 8
-
-
-def require_model(path: Path) -> None:
-    """Raises ServeError (INVALID_ARGUMENT) if the model file is missing, no file or empty."""
-    if not path.is_file():
-        raise invalid_argument(f"{path} does not exist or is no file")
-    if path.stat().st_size == 0:
-        raise invalid_argument(f"{path} is empty; expected an ONNX model, copy it again")
 
 
 class SessionOpener:

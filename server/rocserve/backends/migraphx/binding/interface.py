@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,8 +82,6 @@ class ProgramTensor:
 
 Shapes = Mapping[str, tuple[Dimension, ...]]
 """By input, batch included. A shape for an input that the graph lacks is an error."""
-NO_SHAPES: Shapes = {}
-NO_FIXED_SHAPES: Mapping[str, tuple[int, ...]] = {}
 
 
 class Program(abc.ABC):
@@ -271,7 +270,7 @@ class Binding(abc.ABC):
     def __init__(self) -> None:
         self._messages: collections.deque[str] = collections.deque(maxlen=_MOST_MESSAGES)
 
-    def parse_onnx(self, path: Path, shapes: Shapes = NO_SHAPES, default_dimension: int = 1) -> Program:
+    def parse_onnx(self, path: Path, shapes: Shapes = MappingProxyType({}), default_dimension: int = 1) -> Program:
         """Parse an ONNX file. `default_dimension` replaces symbolic dimensions without a shape."""
         _check_shapes(shapes, default_dimension)
         return _with_inputs(self._parse_onnx(path, shapes, default_dimension), shapes)
@@ -279,7 +278,7 @@ class Binding(abc.ABC):
     def parse_tensorflow(
         self,
         path: Path,
-        shapes: Mapping[str, tuple[int, ...]] = NO_FIXED_SHAPES,
+        shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
         batch_size: int = 1,
         output_names: Sequence[str] = (),
     ) -> Program:

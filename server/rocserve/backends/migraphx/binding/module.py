@@ -195,15 +195,14 @@ def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Bi
     """Load MIGraphX into this process, which `python_command` started. `auto` takes the C API if its library is
     installed (it releases the GIL and works with any Python), else the Python module; if the library cannot be loaded,
     nothing else is tried. Raises MigraphxError if MIGraphX cannot be loaded, or is not installed."""
+    missing = ""
     if wanted == "c_api" and not installation.library:
-        raise MigraphxError(
-            "binding c_api is wanted, but MIGraphX's C library (libmigraphx_c.so.3) was not found; leave"
-            " 'binding' out to have the way that there is"
-        )
+        missing = "MIGraphX's C library (libmigraphx_c.so.3) was not found"
     if wanted == "module" and not installation.module_folder:
+        missing = "no Python module migraphx that fits this Python was found"
+    if missing:
         raise MigraphxError(
-            "binding module is wanted, but no Python module migraphx that fits this Python was found; leave"
-            " 'binding' out to have the way that there is"
+            f"binding {wanted} is wanted, but {missing}; leave 'binding' out to have the way that there is"
         )
     if wanted == "c_api" or (wanted == "auto" and installation.library):
         return CBinding(installation.library)
