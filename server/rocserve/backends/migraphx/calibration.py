@@ -24,7 +24,7 @@ import numpy as np
 
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.contained_paths import path_within
-from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, Array, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions
 from rocserve.backends.migraphx.model_files.graph import IMAGE_RANK
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
@@ -35,7 +35,10 @@ from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 _DEFAULT_PIPELINE = "pipeline.json"
-_DATA = "calibration_data:"
+_ARRAY_SUFFIX = ".npy"
+_IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
+_PIPELINE_OUTPUT = "image"
+_ERROR_PREFIX = "calibration_data:"
 """The prefix of error texts about files in the folder."""
 PIPELINE_HINT = (
     f"copy the one that prepares the model's images into its folder as {_DEFAULT_PIPELINE}, or name it in"
@@ -76,7 +79,7 @@ def calibration_digest(options: CompileOptions, model_folder: Path) -> str:
     for name in (file.relative_to(data) for file in data.rglob("*")):
         # Links are checked before anything is read: a link may lead to an endless file.
         if not any(part.startswith(".") for part in name.parts):
-            path_within(data, name.as_posix(), (model_folder,), _DATA)
+            path_within(data, name.as_posix(), (model_folder,), _ERROR_PREFIX)
     digests = [folder_digest(data)]
     pipeline = calibration_pipeline(options, model_folder)
     if pipeline is not None:
@@ -84,13 +87,9 @@ def calibration_digest(options: CompileOptions, model_folder: Path) -> str:
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
-_SUFFIXES = frozenset({".jpg", ".jpeg", ".png"})
-_OUTPUT = "image"
-
-
 def prepare_images(
     files: Sequence[Path], pipeline: Path, input_name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
-) -> Sequence[np.ndarray[Any, Any]]:
+) -> Sequence[Array]:
     """Run the pipeline on each image, and return arrays of `shape`, without a batch dimension, for the input
     `input_name`. Raises ServeError (INVALID_ARGUMENT) if the pipeline is wrong or makes another shape, or if an image
     is damaged."""
@@ -98,7 +97,7 @@ def prepare_images(
     from rocserve.backends.rocal.backend import load
     from rocserve.backends.rocal.interface import OutputContradiction
 
-    output = OutputConfig(_OUTPUT, datatype_of(np.empty(0, dtype)), shape)
+    output = OutputConfig(_PIPELINE_OUTPUT, datatype_of(np.empty(0, dtype)), shape)
     config = ModelConfig(
         name=pipeline.name, backend="rocal", max_batch_size=1, outputs=(output,), parameters={"engine": "cpu"}
     )
@@ -124,20 +123,15 @@ def prepare_images(
             except OSError as error:
                 raise invalid_argument(f"calibration image {file.name} cannot be read: {error.strerror}") from None
             tensor = Tensor(image.name, DataType.BYTES, (1,) * len(image.shape), encode_bytes_elements([data]))
-            result = model.execute(Batch({image.name: tensor}, (_OUTPUT,), (1,)))
+            result = model.execute(Batch({image.name: tensor}, (_PIPELINE_OUTPUT,), (1,)))
             failure: ServeError | None = result.failures.get(0)
             if failure is not None:
                 raise invalid_argument(f"calibration image {file.name} does not do: {failure.text}")
-            made = result.outputs[_OUTPUT]
+            made = result.outputs[_PIPELINE_OUTPUT]
             prepared.append(np.array((made.numpy() if isinstance(made, Tensor) else made)[0]))
         return prepared
     finally:
         model.close()
-
-
-Array = np.ndarray[Any, Any]
-
-_ARRAY = ".npy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +213,16 @@ class _Reader:
                 with np.load(self.data, allow_pickle=False) as arrays:
                     self._check_names(arrays.keys())
                     most = self.options.calibration_samples
-                    for name, one in self.inputs.items():
-                        samples[name] = self._stack(one, arrays[name], self.data.name)[:most]
+                    for name, tensor in self.inputs.items():
+                        samples[name] = self._stack(tensor, arrays[name], self.data.name)[:most]
             except ServeError:
                 raise
             except Exception as error:
                 # numpy raises almost any exception for a damaged file.
                 raise self._wrong(f"cannot be read as an .npz file: {error}") from None
-        elif self.data.suffix == _ARRAY and len(self.inputs) == 1:
-            ((name, one),) = self.inputs.items()
-            samples = {name: self._read_arrays(one, [self.data])}
+        elif self.data.suffix == _ARRAY_SUFFIX and len(self.inputs) == 1:
+            ((name, tensor),) = self.inputs.items()
+            samples = {name: self._read_arrays(tensor, [self.data])}
         else:
             raise self._wrong("must be an .npz file, an .npy file for one input, or a folder of .npy files or images")
         counts = {len(array) for array in samples.values()}
@@ -247,71 +241,71 @@ class _Reader:
         if folders and (len(self.names) > 1 or folders <= set(self.names)):
             self._check_names(name for name in self.names if (self.data / name).is_dir())
             files_of = {name: self._files(name) for name in self.inputs}
-            return {name: self._read_arrays(one, files_of[name]) for name, one in self.inputs.items()}
+            return {name: self._read_arrays(tensor, files_of[name]) for name, tensor in self.inputs.items()}
         if len(self.inputs) != 1:
             raise self._wrong(f"must have a folder for each input ({', '.join(sorted(self.inputs))})")
-        ((name, one),) = self.inputs.items()
+        ((name, tensor),) = self.inputs.items()
         files = self._files()
-        images = [file for file in files if file.suffix.lower() in _SUFFIXES]
-        arrays = [file for file in files if file.suffix == _ARRAY]
+        images = [file for file in files if file.suffix.lower() in _IMAGE_SUFFIXES]
+        arrays = [file for file in files if file.suffix == _ARRAY_SUFFIX]
         if images and arrays:
             raise self._wrong(
                 f"holds both images ({images[0].name}) and arrays ({arrays[0].name}), and only one kind can be used;"
                 " take the others out"
             )
         if not images:
-            return {name: self._read_arrays(one, files)}
+            return {name: self._read_arrays(tensor, files)}
         pipeline = calibration_pipeline(self.options, self.model_folder)
         if pipeline is None:
             raise self._wrong(f"holds images, but there is no rocAL pipeline to make inputs of them; {PIPELINE_HINT}")
         # If the model has no batch dimension, a sample of four dimensions is several images.
-        stacked = not one.rows and len(one.shape) == IMAGE_RANK
-        together, shape = (one.shape[0], one.shape[1:]) if stacked else (1, one.shape)
-        used = min(len(images), self.options.calibration_samples) // together * together
-        if not used:
-            raise self._wrong(f"must have {together} images at least, as many as input '{name}' holds")
-        found = prepare_images(images[:used], pipeline, name, shape, one.dtype)
-        return {name: np.stack(found).reshape(-1, *one.shape)}
+        holds_images = not tensor.rows and len(tensor.shape) == IMAGE_RANK
+        images_per_sample, shape = (tensor.shape[0], tensor.shape[1:]) if holds_images else (1, tensor.shape)
+        used_count = min(len(images), self.options.calibration_samples) // images_per_sample * images_per_sample
+        if not used_count:
+            raise self._wrong(f"must have {images_per_sample} images at least, as many as input '{name}' holds")
+        prepared = prepare_images(images[:used_count], pipeline, name, shape, tensor.dtype)
+        return {name: np.stack(prepared).reshape(-1, *tensor.shape)}
 
-    def _read_arrays(self, one: CalibrationInput, files: Sequence[Path]) -> Array:
+    def _read_arrays(self, tensor: CalibrationInput, files: Sequence[Path]) -> Array:
         arrays: list[Array] = []
         for file in files:
-            if file.suffix == _ARRAY and sum(map(len, arrays)) < self.options.calibration_samples:
+            if file.suffix == _ARRAY_SUFFIX and sum(map(len, arrays)) < self.options.calibration_samples:
                 try:
                     array = np.load(file, allow_pickle=False)
                 except Exception as error:
                     raise self._wrong(f"has file {file.name}, which cannot be read as an array: {error}") from None
-                arrays.append(self._stack(one, array, file.name))
+                arrays.append(self._stack(tensor, array, file.name))
         if not arrays:
-            raise self._wrong(f"has no .npy files for input '{one.name}'")
+            raise self._wrong(f"has no .npy files for input '{tensor.name}'")
         return np.concatenate(arrays)[: self.options.calibration_samples]
 
-    def _stack(self, one: CalibrationInput, array: Any, source: str) -> Array:
+    def _stack(self, tensor: CalibrationInput, array: Any, source: str) -> Array:
         """Return the array as [samples, *shape]. The array is one sample, or several."""
-        if not isinstance(array, np.ndarray) or array.dtype != one.dtype:
+        if not isinstance(array, np.ndarray) or array.dtype != tensor.dtype:
             found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise self._wrong(f"has {found} for input '{one.name}' ({source}), expected {one.dtype}")
-        if array.shape == one.shape:
+            raise self._wrong(f"has {found} for input '{tensor.name}' ({source}), expected {tensor.dtype}")
+        if array.shape == tensor.shape:
             return array[np.newaxis]
-        if array.shape[1:] == one.shape and array.ndim == len(one.shape) + 1:
+        if array.shape[1:] == tensor.shape and array.ndim == len(tensor.shape) + 1:
             return array
-        several = ", ".join(map(str, ("samples", *one.shape)))
+        several = ", ".join(map(str, ("samples", *tensor.shape)))
         raise self._wrong(
-            f"has shape {list(array.shape)} for input '{one.name}' ({source}), expected {list(one.shape)} or, for"
+            f"has shape {list(array.shape)} for input '{tensor.name}' ({source}), expected {list(tensor.shape)} or, for"
             f" several samples, [{several}]"
         )
 
     def _files(self, name: str = "") -> list[Path]:
         """List the files of the data's folder, or of its folder `name`."""
         roots = (self.model_folder,)
-        folder = path_within(self.data, name, roots, _DATA) if name else self.data
+        folder = path_within(self.data, name, roots, _ERROR_PREFIX) if name else self.data
         names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-        return [path_within(folder, each, roots, _DATA) for each in names]
+        return [path_within(folder, each, roots, _ERROR_PREFIX) for each in names]
 
     def _check_names(self, found: Iterable[str]) -> None:
-        given = set(found)
-        missing = sorted(self.inputs.keys() - given)
-        unknown = sorted(given.difference(self.names))
+        present = set(found)
+        missing = sorted(self.inputs.keys() - present)
+        unknown = sorted(present.difference(self.names))
         if missing or unknown:
             faults = [f"{verb} '{names[0]}'" for verb, names in (("lacks", missing), ("has", unknown)) if names]
             wrong = " and ".join(faults)

@@ -35,6 +35,8 @@ from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.jobs.messages import JobError
 
+_LOG = logging.getLogger(__name__)
+
 
 def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
     model, target = context.model, context.options.target
@@ -102,9 +104,6 @@ def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Se
             f" {outputs}, and does not know their names: name all of them, in its order"
         )
     return inputs, configured
-
-
-_LOG = logging.getLogger(__name__)
 
 
 def load(model: ModelSource) -> LoadedModel:
