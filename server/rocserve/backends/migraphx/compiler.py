@@ -14,7 +14,7 @@ from rocserve.backends.migraphx.jobs.probe import original_size_recipe
 from rocserve.backends.migraphx.planning.plan import batch_dimension, read_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.backends.migraphx.program_cache import CachedProgram, ProgramAbout, ProgramCache
-from rocserve.jobs.compile_semaphore import machine_semaphore
+from rocserve.jobs.compile_semaphore import CompileSemaphore, machine_semaphore
 from rocserve.jobs.runner import JobRunner
 
 COMPILE_BEFOREHAND = "compile it beforehand with `rocserve compile`"
@@ -40,6 +40,7 @@ class ProgramCompiler:
     cache: ProgramCache
     model_name: str = field(kw_only=True)
     model_folder: Path = field(kw_only=True)
+    semaphore: CompileSemaphore = field(default_factory=machine_semaphore, kw_only=True)
     remedy: str = field(default=COMPILE_BEFOREHAND, kw_only=True)
     """A remedy for the time limit, in addition to a higher limit; "" = none."""
 
@@ -64,7 +65,7 @@ class ProgramCompiler:
                 variables["MIOPEN_FIND_ENFORCE"] = "3"
 
         def build(file: Path) -> ProgramAbout:
-            with machine_semaphore().acquired(low_priority, _give_up), self._original_size_program(recipe) as own:
+            with self.semaphore.acquired(low_priority, _give_up), self._original_size_program(recipe) as own:
                 job = CompileJob(self.model_name, str(self.model_folder), recipe, str(file), own)
                 return self.runner.run(
                     job,

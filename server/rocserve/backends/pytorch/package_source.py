@@ -33,6 +33,7 @@ _FOLDER = "data/aotinductor/model/"
 _ENTRY = "::run_impl("
 """Part of the one source file that takes the inputs."""
 _LARGEST_SOURCE = 1 << 28
+# Statements of the source that name an input, and check its datatype, sizes and strides.
 _INPUT = re.compile(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);")
 _DATATYPE = re.compile(r"\bint32_t (\w+)_expected_dtype = aoti_torch_dtype_(\w+)\(\);")
 _FIXED = re.compile(r"\bif \((?P<value>\d+) != (?P<input>\w+)_size\[(?P<dimension>\d+)\]\)")
@@ -135,17 +136,22 @@ class PackageSource:
 
     def _require_known(self, specs: Sequence[TensorSpec], batches: bool) -> None:
         """Raises ServeError (INVALID_ARGUMENT) if a request could have sizes that do not agree."""
-        dimensions = [(each, dimension) for each, own in enumerate(self.inputs) for dimension in range(len(own.sizes))]
-        unknown = [(each, dimension) for each, dimension in dimensions if self.inputs[each].sizes[dimension] is None]
-        varying = [(each, dimension) for each, dimension in dimensions if specs[each].shape[dimension] == -1]
+        unknown: list[tuple[int, int]] = []
+        varying: list[tuple[int, int]] = []
+        for position, tensor in enumerate(self.inputs):
+            for dimension, size in enumerate(tensor.sizes):
+                if size is None:
+                    unknown.append((position, dimension))
+                if specs[position].shape[dimension] == -1:
+                    varying.append((position, dimension))
         # All inputs of a batch have equally many rows.
         if not unknown or not varying or (batches and not any(dimension for _, dimension in (*unknown, *varying))):
             return
-        each, dimension = unknown[0]
+        position, dimension = unknown[0]
         raise invalid_argument(
-            f"dimension {dimension} of input '{specs[each].name}' varies in the package, which does not say how it goes"
-            " together with the other inputs' sizes: what comes with others would be read beyond its end; compile the"
-            " program with PyTorch 2.13 or newer, which writes that into the package, give all sizes as numbers in"
+            f"dimension {dimension} of input '{specs[position].name}' varies in the package, which does not say how it"
+            " goes together with the other inputs' sizes: what comes with others would be read beyond its end; compile"
+            " the program with PyTorch 2.13 or newer, which writes that into the package, give all sizes as numbers in"
             " config.pbtxt, or serve the program itself, as torch.export.save writes it"
         )
 
@@ -167,41 +173,47 @@ def read_source(path: Path) -> PackageSource:
             f"{path.name} does not hold the source of its code as PyTorch writes it, which says for what datatypes and"
             " sizes it was compiled; write it with torch._inductor.aoti_compile_and_package, and take nothing out of it"
         )
-    return _source(text, names, datatypes)
+    return _parse_source(text, names, datatypes)
 
 
-def _source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype]) -> PackageSource:
+def _parse_source(text: str, names: Sequence[str], datatypes: Mapping[str, torch.dtype]) -> PackageSource:
     fixed, least, most, strides = (_numbers(pattern, text) for pattern in (_FIXED, _LEAST, _MOST, _STRIDE))
-    symbols = {symbol: (name, int(dimension)) for symbol, name, dimension in _SYMBOL.findall(text)}
-    symbol_of = {key: symbol for symbol, key in symbols.items()}
-    asserted = {name: _split(expressions) for name, expressions in _ASSERTED.findall(text)}
-    ranks = {name: len(asserted.get(name, ())) for name in names}
+    dimension_of = {symbol: (name, int(dimension)) for symbol, name, dimension in _SYMBOL.findall(text)}
+    symbol_of = {key: symbol for symbol, key in dimension_of.items()}
+    asserted_sizes = {name: _split(expressions) for name, expressions in _ASSERTED.findall(text)}
+    ranks = {name: len(asserted_sizes.get(name, ())) for name in names}
     for name, dimension in (*fixed, *least, *most, *strides, *symbol_of):
         ranks[name] = max(ranks.get(name, 0), dimension + 1)
-    open_dimensions = [(name, own) for name in names for own in range(ranks[name]) if (name, own) not in fixed]
-    numbers = {symbol: f"size_{names.index(name)}_{own}" for symbol, (name, own) in symbols.items() if name in names}
+    open_dimensions = [
+        (name, dimension) for name in names for dimension in range(ranks[name]) if (name, dimension) not in fixed
+    ]
+    size_names = {
+        symbol: f"size_{names.index(name)}_{dimension}"
+        for symbol, (name, dimension) in dimension_of.items()
+        if name in names
+    }
     size_equations: dict[tuple[int, int], SizeCondition] = {}
 
     def size(name: str, dimension: int) -> int | OpenSize | None:
         key = name, dimension
         if key in fixed:
             return fixed[key]
-        written = f"size_{names.index(name)}_{dimension}"
-        expression = asserted[name][dimension] if name in asserted else symbol_of.get(key, "")
-        if expression in numbers:
-            return _open(expression, symbols[expression], least, most)
-        in_numbers = re.sub(r"\bs\d+\b", lambda symbol: numbers.get(symbol[0], symbol[0]), expression)
+        size_name = f"size_{names.index(name)}_{dimension}"
+        expression = asserted_sizes[name][dimension] if name in asserted_sizes else symbol_of.get(key, "")
+        if expression in size_names:
+            return _open_size(expression, dimension_of[expression], least, most)
+        right_side = re.sub(r"\bs\d+\b", lambda symbol: size_names.get(symbol[0], symbol[0]), expression)
         try:
-            size_equations[names.index(name), dimension] = SizeCondition(f"{written} == {in_numbers}")
+            size_equations[names.index(name), dimension] = SizeCondition(f"{size_name} == {right_side}")
         except ValueError:  # The source has no such expression, or one of an unknown form.
-            return _open(written, key, least, most) if len(open_dimensions) == 1 else None
-        return OpenSize(written, 1, 0, 0, None)
+            return _open_size(size_name, key, least, most) if len(open_dimensions) == 1 else None
+        return OpenSize(size_name, 1, 0, 0, None)
 
     inputs = []
     for name in names:
         sizes = tuple(size(name, dimension) for dimension in range(ranks[name]))
-        own = {dimension: stride for (input_, dimension), stride in strides.items() if input_ == name}
-        inputs.append(PackageInput(datatypes[name], sizes, _is_contiguous(sizes, own)))
+        fixed_strides = {dimension: stride for (input_, dimension), stride in strides.items() if input_ == name}
+        inputs.append(PackageInput(datatypes[name], sizes, _is_contiguous(sizes, fixed_strides)))
     return PackageSource(tuple(inputs), size_equations)
 
 
@@ -223,17 +235,17 @@ def _split(expressions: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _open(number: str, key: tuple[str, int], least: NumbersByDimension, most: NumbersByDimension) -> OpenSize:
+def _open_size(number: str, key: tuple[str, int], least: NumbersByDimension, most: NumbersByDimension) -> OpenSize:
     """Make an open size. `key`: the input and dimension whose bounds the source checks."""
     lower, upper = least.get(key, 0), most.get(key, UNBOUNDED)
     return OpenSize(number, 1, 0, lower if lower > LEAST_TRIED else 0, upper if upper < UNBOUNDED else None)
 
 
 def _is_contiguous(sizes: Sequence[int | OpenSize | None], strides: Mapping[int, int]) -> bool:
-    """`strides`: the fixed ones."""
+    """Return whether the layout is contiguous, as far as `strides`, the fixed ones, tell."""
     for dimension, stride in strides.items():
-        behind = [size for size in sizes[dimension + 1 :] if isinstance(size, int)]
-        is_number = len(behind) == len(sizes) - dimension - 1
-        if sizes[dimension] != 1 and not (is_number and stride == prod(behind)):
+        inner_sizes = [size for size in sizes[dimension + 1 :] if isinstance(size, int)]
+        are_fixed = len(inner_sizes) == len(sizes) - dimension - 1
+        if sizes[dimension] != 1 and not (are_fixed and stride == prod(inner_sizes)):
             return False
     return True
