@@ -54,8 +54,8 @@ class Doorbell:
         self._epoll.unregister(descriptor)
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Sleep until a ring, a readable descriptor or the timeout (None = none), and not if there is mail. Returns if
-        any came."""
+        """Sleep until a ring, a readable descriptor or the timeout (None = none); not if there is mail. Returns whether
+        one of these came before the timeout."""
         word = self._word
         word[0] += 1
         fence()

@@ -29,6 +29,7 @@ _SETTINGS = {
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _LARGEST = (1 << 32) - 1
 _BOUNDS = {"rate": (0, _LARGEST), "count": (-1, (1 << 31) - 1), "log-frequency": (0, _LARGEST)}
+_BATCH_BOUNDS = (1, _LARGEST)
 
 _LEVELS = {
     **dict.fromkeys(("false", "off"), TraceLevel.OFF),
@@ -74,9 +75,11 @@ class TraceOptions:
 
 def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.environ) -> TraceOptions:
     """Parse --trace-config. Raises ValueError for an unknown mode or setting, or an impossible value."""
-    mode, file = "triton", ""
+    mode, file, url = "triton", "", _DEFAULT_URL
     levels: list[TraceLevel] = []
+    resource: dict[str, str] = {}
     numbers = {"rate": 1000, "count": -1, "log-frequency": 0}
+    shown: list[tuple[str, str]] = []
     for scope, name, value in config:
         if scope.lower() not in _SETTINGS:
             _mode(scope)
@@ -96,13 +99,35 @@ def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.envir
             levels.append(level)
         elif name == "file":
             file = value
-        elif name in numbers:
-            numbers[name] = _number(where, value, *_BOUNDS[name])
+        elif name == "url":
+            if not value.lower().startswith(("http://", "https://")):
+                raise ValueError(f"{where}: expected http://HOST:PORT/PATH, such as {_DEFAULT_URL}")
+            url = value
+        elif name == "resource":
+            key, equals, text = value.partition("=")
+            if not equals or not key:
+                raise ValueError(f"{where}: expected KEY=VALUE, such as service.name=vision")
+            resource[key] = text
+        else:
+            numbers[name] = _number(where, value, *_BOUNDS.get(name, _BATCH_BOUNDS))
+        if scope.lower() == "opentelemetry":
+            shown.append((name, value))
     level = TraceLevel.OFF if TraceLevel.OFF in levels else TraceLevel.of(levels)
     values = TraceValues(level, numbers["rate"], numbers["count"], numbers["log-frequency"])
     makes_spans = mode == "opentelemetry"
-    spans, shown = _spans(config, environment if makes_spans else {})
-    return TraceOptions(mode, file, values, spans, shown if makes_spans else ())
+    for name, default in _BATCH_DEFAULTS.items():
+        if name not in numbers:
+            variable = f"OTEL_{name.upper()}"
+            text = environment.get(variable, str(default)) if makes_spans else str(default)
+            numbers[name] = _number(f"${variable}={text}", text, *_BATCH_BOUNDS)
+            shown.append((name, str(numbers[name])))
+    size, queue = numbers["bsp_max_export_batch_size"], numbers["bsp_max_queue_size"]
+    if size > queue:
+        raise ValueError(
+            f"opentelemetry: bsp_max_export_batch_size is {size}, but must be at most bsp_max_queue_size, {queue}"
+        )
+    spans = SpanOptions(url, resource, {name: numbers[name] for name in _BATCH_DEFAULTS})
+    return TraceOptions(mode, file, values, spans, tuple(shown) if makes_spans else ())
 
 
 def _mode(text: str) -> str:
@@ -117,39 +142,6 @@ def _number(where: str, text: str, least: int, most: int) -> int:
     if not _WHOLE_NUMBER.fullmatch(text) or not least <= int(text) <= most:
         raise ValueError(f"{where}: expected a whole number from {least} to {most}")
     return int(text)
-
-
-def _spans(config: TraceConfig, environment: Mapping[str, str]) -> tuple[SpanOptions, tuple[tuple[str, str], ...]]:
-    """Return the mode's options, and its settings for clients: first as configured, then the defaults."""
-    url, resource, batch = _DEFAULT_URL, {}, dict[str, int]()
-    shown: list[tuple[str, str]] = []
-    for scope, name, value in config:
-        if scope.lower() != "opentelemetry":
-            continue
-        if name == "url":
-            if not value.lower().startswith(("http://", "https://")):
-                raise ValueError(f"opentelemetry,url={value}: expected http://HOST:PORT/PATH, such as {_DEFAULT_URL}")
-            url = value
-        elif name == "resource":
-            key, equals, text = value.partition("=")
-            if not equals or not key:
-                raise ValueError(f"opentelemetry,resource={value}: expected KEY=VALUE, such as service.name=vision")
-            resource[key] = text
-        else:
-            batch[name] = _number(f"opentelemetry,{name}={value}", value, 1, _LARGEST)
-        shown.append((name, value))
-    for name, default in _BATCH_DEFAULTS.items():
-        if name not in batch:
-            variable = f"OTEL_{name.upper()}"
-            text = environment.get(variable, str(default))
-            batch[name] = _number(f"${variable}={text}", text, 1, _LARGEST)
-            shown.append((name, str(batch[name])))
-    size, queue = batch["bsp_max_export_batch_size"], batch["bsp_max_queue_size"]
-    if size > queue:
-        raise ValueError(
-            f"opentelemetry: bsp_max_export_batch_size is {size}, but must be at most bsp_max_queue_size, {queue}"
-        )
-    return SpanOptions(url, resource, batch), tuple(shown)
 
 
 @dataclass(eq=False)
