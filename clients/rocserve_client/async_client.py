@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import grpc
 import grpc.aio
@@ -12,41 +12,18 @@ import grpc.aio
 from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
 from rocserve_client.async_stream import AsyncStream, grpc_errors
-from rocserve_client.connection import (
-    DEFAULT_URL,
-    Balancing,
-    ChannelOptions,
-    Connection,
-    KeepAlive,
-    Tls,
-    grpc_timeout,
-)
+from rocserve_client.calls import Answer
+from rocserve_client.connection import BaseClient, Headers, grpc_timeout
 from rocserve_client.errors import RocserveError
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
 
-Answer = TypeVar("Answer")
-Headers = Mapping[str, str | bytes] | None
 
-
-class AsyncClient:
+class AsyncClient(BaseClient):
     """`Client` with coroutines as methods. Must be made and used inside one running event loop."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        tls: Tls | None = None,
-        headers: Headers = None,
-        keepalive: KeepAlive | None = None,
-        balancing: Balancing | None = None,
-        channel_options: ChannelOptions = (),
-    ) -> None:
-        """Connects with the first call. The arguments are those of `Connection`."""
-        self._connection = Connection(url, tls, headers or {}, keepalive, balancing, channel_options)
-        self._channel = self._connection.channel(grpc.aio)
-        self._methods: dict[str, Any] = {}
+    _grpc = grpc.aio
 
     async def __aenter__(self) -> Self:
         return self

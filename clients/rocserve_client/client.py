@@ -4,52 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 import grpc
 
 from rocserve.protocol import model_config_pb2
 from rocserve_client import calls
-from rocserve_client.connection import (
-    DEFAULT_URL,
-    Balancing,
-    ChannelOptions,
-    Connection,
-    KeepAlive,
-    Tls,
-    grpc_timeout,
-)
+from rocserve_client.calls import Answer
+from rocserve_client.connection import BaseClient, Headers, grpc_timeout
 from rocserve_client.errors import CLOSED, Cancelled, RocserveError, error_from_grpc
 from rocserve_client.messages import Inputs, OneInput, Outputs, RequestOptions
 from rocserve_client.readiness import PAUSE_S, ReadinessWait
 from rocserve_client.results import IndexEntry, InferResult, ModelMetadata, ModelStatistics, ServerMetadata
 from rocserve_client.stream import Stream
 
-Answer = TypeVar("Answer")
-Headers = Mapping[str, str | bytes] | None
 
-
-class Client:
+class Client(BaseClient):
     """Calls a server and waits for its answers. Safe on any thread.
 
     Every call takes `timeout` (seconds after which client and server give up; None = never) and `headers`, and raises a
     RocserveError if it fails.
     """
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        tls: Tls | None = None,
-        headers: Headers = None,
-        keepalive: KeepAlive | None = None,
-        balancing: Balancing | None = None,
-        channel_options: ChannelOptions = (),
-    ) -> None:
-        """Connects with the first call. The arguments are those of `Connection`."""
-        self._connection = Connection(url, tls, headers or {}, keepalive, balancing, channel_options)
-        self._channel = self._connection.channel(grpc)
-        self._methods: dict[str, Any] = {}
+    _grpc = grpc
 
     def __enter__(self) -> Self:
         return self

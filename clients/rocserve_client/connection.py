@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 
@@ -35,6 +35,7 @@ _HEADER_NAME = re.compile(r"[0-9A-Za-z_.-]+")
 _HEADER_VALUE = re.compile(rb"[ -~]*")
 
 ChannelOptions = tuple[tuple[str, int | str], ...]
+Headers = Mapping[str, str | bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +165,35 @@ class Connection:
                 " without `balancing`"
             )
 
-    def metadata(self, headers: Mapping[str, str | bytes] | None) -> tuple[tuple[str, str | bytes], ...]:
+    def metadata(self, headers: Headers) -> tuple[tuple[str, str | bytes], ...]:
         """Return the headers of one call; they replace headers of the connection. gRPC takes names in lower case only.
         Raises InvalidArgument if gRPC does not take a header."""
         merged = {**self.headers, **(headers or {})}
         for name, value in merged.items():
             _check_header(name, value)
         return tuple((name.lower(), value) for name, value in merged.items())
+
+
+class BaseClient:
+    """The common part of the clients: the connection, its channel, and the channel's methods."""
+
+    _grpc: ClassVar[Any]
+    """grpc, or grpc.aio."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        tls: Tls | None = None,
+        headers: Headers = None,
+        keepalive: KeepAlive | None = None,
+        balancing: Balancing | None = None,
+        channel_options: ChannelOptions = (),
+    ) -> None:
+        """Connects with the first call. The arguments are those of `Connection`."""
+        self._connection = Connection(url, tls, headers or {}, keepalive, balancing, channel_options)
+        self._channel = self._connection.channel(self._grpc)
+        self._methods: dict[str, Any] = {}
 
 
 def _check_header(name: str, value: str | bytes) -> None:

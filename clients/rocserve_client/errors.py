@@ -78,22 +78,7 @@ CLOSED_FOR_REQUESTS = "the stream is closed for further requests"
 _SIGNS_OF_HTTP = ("Failed parsing HTTP/2", "http1.x server")
 """In gRPC's text if a server speaks HTTP/1."""
 _HTTP_PORT = "; this looks like an HTTP port: give the server's gRPC port (8001 by default)"
-_CLASSES: dict[StatusCode, type[RocserveError]] = {
-    error.default_status: error
-    for error in (
-        Cancelled,
-        InvalidArgument,
-        DeadlineExceeded,
-        NotFound,
-        AlreadyExists,
-        PermissionDenied,
-        ResourceExhausted,
-        Unimplemented,
-        Internal,
-        Unavailable,
-        Unauthenticated,
-    )
-}
+_CLASSES = {error.default_status: error for error in RocserveError.__subclasses__()}
 
 
 def error_with(status: StatusCode, text: str) -> RocserveError:
