@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds images by their Dockerfiles and asks a server in each, with neither a container engine nor a registry: the base
-# is made of Debian's packages and bears the name that the Dockerfiles ask for. Needs root, buildah and debootstrap;
+# Builds the images of the Dockerfiles and sends a request to a server in each, without a container engine and a registry:
+# the base image is made from Debian's packages, with the name in the Dockerfiles. Needs root, buildah and debootstrap;
 # `make images` calls it.
 #
-#   build-images.sh cpu rocm dev    those that are named; rocm with MIGraphX's reference target
+#   build-images.sh cpu rocm dev    builds the named images; rocm with MIGraphX's reference target
 #
-# What pip is told on this machine (an index, certificates) holds in the builds too; no image keeps it.
+# The builds use this machine's pip settings (an index, certificates); no image keeps them.
 set -euo pipefail
 
 base=python:3.11-slim
@@ -20,7 +20,7 @@ done
 [ "$(id -u)" = 0 ] || { echo "images: only root can make the base"; exit 1; }
 
 work=$(mktemp -d)
-# Without namespaces, and with plain folders for layers: so it works inside of a container too.
+# Without namespaces, and with plain folders for layers, so that it works inside of a container too.
 export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs CONTAINERS_STORAGE_CONF=$work/storage.conf
 printf '[storage]\ndriver = "vfs"\nrunroot = "%s/run"\ngraphroot = "%s/images"\n' "$work" "$work" >"$work/storage.conf"
 server=
@@ -37,12 +37,12 @@ debootstrap --variant=minbase --include=ca-certificates,python3-pip,python3-venv
 rm -rf "$work/base"/var/{cache/apt/archives/*.deb,lib/apt/lists/*}
 tar -C "$work/base" -cf "$work/base.tar" .
 rm -rf "$work/base"
-# The real base's Python is not Debian's, and may be installed into; `python` is its name.
+# In the real base image Python is not Debian's, pip may install into it, and its name is `python`.
 printf 'FROM scratch\nADD base.tar /\nRUN ln -s python3 /usr/bin/python\nENV PIP_BREAK_SYSTEM_PACKAGES=1\n' >"$work/Dockerfile"
 buildah build --quiet --file "$work/Dockerfile" --tag "docker.io/library/$base" "$work" >/dev/null
 rm "$work/base.tar"
 
-# pip's settings as one file, and the files that they name.
+# pip's settings in one file, and the files that the settings name.
 { echo "[global]"; "$python" -m pip config list | sed -nE "s/^[^=]*\.([a-z-]+)='(.*)'$/\1 = \2/p" | sort -u -t= -k1,1; } >"$work/pip.conf"
 mounts=(--volume "$work/pip.conf:/etc/pip.conf:ro")
 for path in /etc/ssl/certs/ca-certificates.crt $(grep -oE '(= |file://)/[^ ]+' "$work/pip.conf" | sed -E 's,^(= |file://),,; s,/simple$,,' | sort -u); do
@@ -56,7 +56,7 @@ build() {
   buildah build --pull-never --quiet "${mounts[@]}" --tag "$name" "$@" . >"$work/log" 2>&1 || { tail -n 20 "$work/log"; exit 1; }
 }
 
-# The image's own command over a model whose answer is known, asked over HTTP; and what `rocserve doctor` says there.
+# Runs the image's own command with a model whose result is known, sends a request over HTTP, and runs `rocserve doctor`.
 try() {
   local name=$1 container port command
   container=$(buildah from --pull-never "$name")
