@@ -51,6 +51,9 @@ from rocserve.core.ragged import RaggedBatching, made_tensors
 from rocserve.core.requests import Signature, TensorSpec
 from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
+_LOG = logging.getLogger(__name__)
+_BATCH_SIZE_PARAMETERS = frozenset({"batch", "batch_sizes", "pad_batch"})
+"""Parameters that models at fixed batch sizes use, too."""
 Array = np.ndarray[Any, Any]
 
 Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
@@ -105,7 +108,7 @@ class InPlaceRun:
         self._shapes = {spec.name: spec.shape[self._first :] for spec in signature.outputs}
         self._row_bytes = sum(math.prod(self._shapes[spec.name]) * spec.datatype.itemsize for spec in signature.outputs)
 
-    def suits(self, batch: Batch) -> bool:
+    def fits(self, batch: Batch) -> bool:
         """Return whether the batch has room for all wanted outputs, and they are large."""
         if sum(batch.request_sizes) * self._row_bytes < _PLACED_FROM:
             return False
@@ -157,9 +160,6 @@ class SizedRun:
         return results[0] if len(results) == 1 else [np.concatenate(parts) for parts in zip(*results, strict=True)]
 
 
-_LOG = logging.getLogger(__name__)
-
-
 def load(model: ModelSource) -> LoadedModel:
     """Load a model. Parameters: those of `providers` and `session_options`; if a provider compiles each shape, also
     `batch_sizes`, `batch` and `pad_batch`. Raises ServeError (INVALID_ARGUMENT) if the file or the configuration is
@@ -171,9 +171,9 @@ def load(model: ModelSource) -> LoadedModel:
         names -= _BATCH_SIZE_PARAMETERS
     values = {name: text.strip().lower() for name, text in model.config.parameters.items() if name in names}
     unreduced = ("precision", "fp32")
-    foreign = sorted(f"'{name}'" for name, text in values.items() if text and (name, text) != unreduced)
-    if foreign:
-        what = f"parameter {foreign[0]} is" if len(foreign) == 1 else f"parameters {', '.join(foreign)} are"
+    unused = sorted(f"'{name}'" for name, text in values.items() if text and (name, text) != unreduced)
+    if unused:
+        what = f"parameter {unused[0]} is" if len(unused) == 1 else f"parameters {', '.join(unused)} are"
         _LOG.warning("model '%s': %s MIGraphX's; ONNX Runtime runs the model as it is", model.name, what)
     try:
         opened = _load(model, plan)
@@ -234,13 +234,17 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
             opened.properties = {**opened.properties, **properties}
         return opened
     # Large outputs are written in place if all of them lie on the CPU, and a batch's rows determine their sizes.
-    fixed = all(
+    fixed_sizes = all(
         spec.datatype not in (DataType.BYTES, DataType.BF16) and -1 not in spec.shape[int(batches) :]
         for spec in signature.outputs
     )
     takes_bf16 = any(spec.datatype is DataType.BF16 for spec in signature.inputs)
-    placed = InPlaceRun(session, signature, batches) if fixed and is_on_cpu(session) and not takes_bf16 else None
-    opened = OnnxModel(session_run(session, signature), signature, model.config, session_facts(session), _placed=placed)
+    in_place = (
+        InPlaceRun(session, signature, batches) if fixed_sizes and is_on_cpu(session) and not takes_bf16 else None
+    )
+    opened = OnnxModel(
+        session_run(session, signature), signature, model.config, session_facts(session), _in_place=in_place
+    )
     if model.config.has_open_batch and signature.supports_batching and is_on_cpu(session):
         opened.bound_batches(model.instance_count, model.memory_bytes)
     return opened
@@ -300,7 +304,7 @@ class OnnxModel:
     properties: Mapping[str, str]
     _sizes: Sequence[int] = ()
     """The batch sizes of its sessions, each of which is warmed up; empty = any."""
-    _placed: InPlaceRun | None = None
+    _in_place: InPlaceRun | None = None
     """Writes large outputs in place; None = not possible."""
     executions: Sequence[Execution] = field(default=(), init=False)
 
@@ -343,23 +347,23 @@ class OnnxModel:
                 name: text_array(tensor.numpy()) if tensor.datatype is DataType.BYTES else tensor.numpy()
                 for name, tensor in batch.inputs.items()
             }
-        wanted, placed = batch.requested_outputs, self._placed
+        wanted, in_place = batch.requested_outputs, self._in_place
         results: Sequence[Array] | None = None
-        if placed is not None and placed.suits(batch):
+        if in_place is not None and in_place.fits(batch):
             try:
-                results = placed(batch, inputs)
+                results = in_place(batch, inputs)
             except Exception:
                 # An output's shape may differ from the model's declaration. An input's fault is raised again by the
                 # second run.
                 _LOG.debug("model '%s' cannot write its outputs in place", self._config.name, exc_info=True)
         else:
-            placed = None
+            in_place = None
         try:
             if results is None:
                 results = self._run(wanted, inputs)
-                if placed is not None:
-                    # The plain run succeeded where the placed run failed. Without this, every batch might run twice.
-                    self._placed = None
+                if in_place is not None:
+                    # The plain run succeeded where the in-place run failed. Without this, every batch might run twice.
+                    self._in_place = None
         except ServeError:
             raise
         except (engine_errors.InvalidArgument, ValueError) as error:
@@ -380,7 +384,7 @@ class OnnxModel:
     def close(self) -> None:
         self.executions = ()
         del self._run
-        self._placed = None
+        self._in_place = None
 
     def _zeros(self, rows: int) -> Batch:
         declared = {entry.name: entry for entry in self._config.inputs}
@@ -410,10 +414,6 @@ class OnnxModel:
                 zeros.fill(b"")
             inputs[spec.name] = tensor_from_numpy(spec.name, zeros, spec.datatype)
         return Batch(inputs, tuple(spec.name for spec in self.signature.outputs), (rows,))
-
-
-_BATCH_SIZE_PARAMETERS = frozenset({"batch", "batch_sizes", "pad_batch"})
-"""Parameters that models at fixed batch sizes use, too."""
 
 
 def fixed_dimensions(

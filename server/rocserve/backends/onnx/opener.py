@@ -46,6 +46,11 @@ from rocserve.core.tensors import Tensor
 if TYPE_CHECKING:
     from rocserve.backends.device_tensors import DeviceTensors
 
+_LOG = logging.getLogger(__name__)
+_CPU_PROVIDER = "CPUExecutionProvider"
+_RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+_NOT_PARSED = "Protobuf parsing failed"
+_MOST_NAMED = 8
 _FATAL_ONLY = 4
 _SESSION_ENTRY_PREFIX = "session."
 _DEFAULT_SESSION_ENTRIES = {
@@ -132,14 +137,6 @@ def remedy(text: str) -> str:
 def without_source_position(text: str) -> str:
     """Remove the source position that a message of ONNX Runtime may begin with."""
     return _SOURCE_POSITION.sub("", text, count=1).removeprefix("[ERROR]").strip()
-
-
-_LOG = logging.getLogger(__name__)
-
-_CPU_PROVIDER = "CPUExecutionProvider"
-_RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
-_NOT_PARSED = "Protobuf parsing failed"
-_MOST_NAMED = 8
 
 
 class SessionOpener:
