@@ -331,14 +331,14 @@ class WorkerEndpoints:
         file, root = await asyncio.to_thread(find_worker_file, worker.candidates(), self.settings)
         following = self.tables.table.find(endpoint.next, "").config if endpoint.next else None
         config = worker_config(endpoint.model, worker, file, endpoint.copies, following)
-        own = await asyncio.to_thread(self.reader.read_given, config, endpoint.model, file, root)
+        own = await asyncio.to_thread(self.reader.define, config, endpoint.model, file, root)
         # The ensemble of a loaded chain answers requests meanwhile.
         ensemble = endpoint.served[:-1]
         try:
             await self._apply(endpoint, (*ensemble, *own))
             if following is not None:
                 chain = chain_config(endpoint.name, self.tables.table.find(endpoint.model, "").config, following)
-                ensemble = await asyncio.to_thread(self.reader.read_given, chain, endpoint.name, None, root)
+                ensemble = await asyncio.to_thread(self.reader.define, chain, endpoint.name, None, root)
                 await self._apply(endpoint, (*ensemble, *own))
         except ServeError:
             if endpoint.served:

@@ -53,7 +53,7 @@ Files = Mapping[PurePosixPath, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class MadeModel:
+class GeneratedModel:
     """A generated model: its name and its folder's files."""
 
     name: str
@@ -106,7 +106,7 @@ def class_names(config: PlainConfig, folder: ModelFolder) -> tuple[str, ...]:
     return own or read_names(folder, LABELS_FILENAME)
 
 
-def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[MadeModel, ...]:
+def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[GeneratedModel, ...]:
     """Generate the image models of a complete configuration that has the parameter. `labels`: class names; none =
     well-known names by their number (ImageNet's, COCO's), else numbers. Raises ServeError (INVALID_ARGUMENT) if the
     preset is unknown or does not fit the model."""
@@ -120,15 +120,17 @@ def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[MadeModel,
     ensemble = _ensemble(config, entry, post)
     model_file = f'"""Made of `{PREPROCESS}: {name}`."""\n\nfrom {post.module} import TritonPythonModel\n'
     return (
-        _made(pipeline_message, {"1/pipeline.json": json.dumps(pipeline, indent=2) + "\n"}),
-        _made(post.message, {"1/model.py": model_file, LABELS_FILENAME: "".join(f"{one}\n" for one in post.labels)}),
-        _made(ensemble, {"1/.gitkeep": ""}),
+        _generated(pipeline_message, {"1/pipeline.json": json.dumps(pipeline, indent=2) + "\n"}),
+        _generated(
+            post.message, {"1/model.py": model_file, LABELS_FILENAME: "".join(f"{one}\n" for one in post.labels)}
+        ),
+        _generated(ensemble, {"1/.gitkeep": ""}),
     )
 
 
-def _made(message: ModelConfig, files: Mapping[str, str]) -> MadeModel:
+def _generated(message: ModelConfig, files: Mapping[str, str]) -> GeneratedModel:
     texts = {"config.pbtxt": format_model_config(message), **files}
-    return MadeModel(message.name, {PurePosixPath(path): text.encode() for path, text in texts.items()})
+    return GeneratedModel(message.name, {PurePosixPath(path): text.encode() for path, text in texts.items()})
 
 
 def _read_input(config: PlainConfig, preset: _Preset) -> _Input:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from rocserve.backends.registry import BackendRegistry
 from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.config.definition import FolderReading, ModelDefinition
-from rocserve.config.image_models import MadeModel
+from rocserve.config.image_models import GeneratedModel
 from rocserve.config.model_folder import select_versions
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.written import WrittenConfig
@@ -169,7 +169,7 @@ class ContentReader:
                     )
         return contents
 
-    def read_given(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
+    def define(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
         """Define a model outside of the repositories by its configuration and its file in `root`; None for an ensemble.
         Raises ServeError if the configuration is wrong."""
         version = PurePosixPath("1")
@@ -177,7 +177,7 @@ class ContentReader:
         reading = FolderReading(private.folder, self.registry, name, repository=root)
         return tuple(make_content(definition, scan, private) for definition in reading.definitions(written))
 
-    def read_made(self, made: Sequence[MadeModel], namespace: str) -> tuple[ModelContent, ...]:
+    def read_generated(self, made: Sequence[GeneratedModel], namespace: str) -> tuple[ModelContent, ...]:
         """Define generated models from their files. Raises ServeError if they cannot be written or are wrong."""
         contents: list[ModelContent] = []
         for model in made:

@@ -28,7 +28,7 @@ _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _FolderContents:
     """The contents of a folder, combined with the load request's parameters."""
 
     folder: ModelScan
@@ -139,7 +139,7 @@ class ExplicitControl:
 
     async def _read_with_members(
         self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan
-    ) -> tuple[Mapping[ModelKey, _Reading], Mapping[ModelKey, Set[ModelKey]]]:
+    ) -> tuple[Mapping[ModelKey, _FolderContents], Mapping[ModelKey, Set[ModelKey]]]:
         """Read the folders of a model and of all models to load with it. Returns the readings, and the members of each
         that do not serve, even if no folder defines them. Unreadable members are logged. Raises ServeError if the model
         itself cannot be read."""
@@ -160,7 +160,7 @@ class ExplicitControl:
             level = []
             works = (self._read(each, IN_REPOSITORY, scan) for each in new)
             for each, outcome in zip(new, await asyncio.gather(*works, return_exceptions=True), strict=True):
-                if isinstance(outcome, _Reading):
+                if isinstance(outcome, _FolderContents):
                     readings[each] = outcome
                     level.append(each)
                 else:
@@ -173,7 +173,7 @@ class ExplicitControl:
         self._context.log.error("a member could not be loaded: %s", error.text)
 
     async def _load_alone(
-        self, key: ModelKey, reading: _Reading, before: Collection[asyncio.Task[ManagedModel]]
+        self, key: ModelKey, reading: _FolderContents, before: Collection[asyncio.Task[ManagedModel]]
     ) -> ManagedModel:
         """Load the models of a folder after the tasks `before`. Starts again if files change meanwhile. Raises
         ServeError if the model of this key is not loaded."""
@@ -224,7 +224,7 @@ class ExplicitControl:
         self._context.log.error("failed to load '%s': there is no folder of that name in the model repositories", name)
         raise _not_polled(name)
 
-    async def _read(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> _Reading:
+    async def _read(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> _FolderContents:
         name = self._names.bare(key)
         folder = await self._find_folder(key, parameters, scan)
         try:
@@ -234,7 +234,7 @@ class ExplicitControl:
         except ServeError as error:
             self._table.reject(folder.key, Failure(error))
             raise _not_polled(name) from error
-        return _Reading(folder, contents, parameters)
+        return _FolderContents(folder, contents, parameters)
 
     def _is_serving(self, key: ModelKey) -> bool:
         model = self._models.get(key)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from rocserve.config.definition import ModelDefinition
-from rocserve.config.image_models import MadeModel, class_names, image_models
+from rocserve.config.image_models import GeneratedModel, class_names, image_models
 from rocserve.config.model_folder import ModelFolder, read_names
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import ModelConfig
@@ -21,13 +21,13 @@ from rocserve.repository.table import ModelTable, NameTaken
 
 
 @dataclass(slots=True, eq=False)
-class _Making:
+class _ImageModelSet:
     """The image models of one model."""
 
     config: ModelConfig | None = None
     """The served configuration that they are made for."""
     content: ModelContent | None = None
-    made: tuple[MadeModel, ...] = ()
+    models: tuple[GeneratedModel, ...] = ()
     blocked_by: ModelKey | None = None
     """Key of another folder's model with one of the names. That folder may define more models and outlive it."""
     task: asyncio.Task[None] | None = None
@@ -39,72 +39,74 @@ class ImageModels:
     def __init__(self, context: LifecycleContext, table: ModelTable) -> None:
         self._context = context
         self._table = table
-        self._makings: dict[ModelKey, _Making] = {}
+        self._sets: dict[ModelKey, _ImageModelSet] = {}
         self._unsubscribe = table.subscribe(self._review)
 
     async def wait(self, keys: Collection[ModelKey]) -> None:
         """Return when all image models of these models are loaded or have failed."""
         while tasks := [
-            task for key in keys if key in self._makings and (task := self._makings[key].task) and not task.done()
+            task for key in keys if key in self._sets and (task := self._sets[key].task) and not task.done()
         ]:
             await asyncio.wait(tasks)
         await wait_for_loads([model for key in keys for model in self._table.models_of(_folder(key))])
 
     def folders(self) -> Set[ModelKey]:
         """Return the table's folder keys of all image models."""
-        return {_folder(key) for key in self._makings}
+        return {_folder(key) for key in self._sets}
 
     def stop(self) -> None:
         self._unsubscribe()
-        for making in self._makings.values():
-            if making.task is not None:
-                making.task.cancel()
+        for image_set in self._sets.values():
+            if image_set.task is not None:
+                image_set.task.cancel()
 
     def _review(self, changed: Collection[ModelKey]) -> None:
-        blocked = (key for key, making in self._makings.items() if making.blocked_by)
+        blocked = (key for key, image_set in self._sets.items() if image_set.blocked_by)
         for key in {*changed, *blocked} & self._table.models.keys():
             model = self._table.models[key]
             served = model.served_model()
             config = None if served is None or served.latest is None else served.latest.config
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
-                making = self._makings.setdefault(key, _Making())
-                is_free_again = making.blocked_by is not None and self._is_free(making.blocked_by, key)
+                image_set = self._sets.setdefault(key, _ImageModelSet())
+                is_free_again = image_set.blocked_by is not None and self._is_free(image_set.blocked_by, key)
                 # The model was loaded again, so its unloaded image models are wanted again.
-                is_wanted_back = making.content is not model.content and self._lacks_some(key, making)
-                is_due = making.config is not config or is_free_again or is_wanted_back
-                making.config, making.content = config, model.content
+                is_wanted_back = image_set.content is not model.content and self._lacks_some(key, image_set)
+                is_due = image_set.config is not config or is_free_again or is_wanted_back
+                image_set.config, image_set.content = config, model.content
                 if is_due:
-                    making.blocked_by = None
-                    if making.task is not None:
-                        making.task.cancel()
-                    work = self._take(key, model.content, config, making)
-                    making.task = self._context.background.start(work, f"image models of {key}")
-            elif key in self._makings and (config is not None or model.content is None):
-                making = self._makings.pop(key)
-                if making.task is not None:
-                    making.task.cancel()
+                    image_set.blocked_by = None
+                    if image_set.task is not None:
+                        image_set.task.cancel()
+                    work = self._renew(key, model.content, config, image_set)
+                    image_set.task = self._context.background.start(work, f"image models of {key}")
+            elif key in self._sets and (config is not None or model.content is None):
+                image_set = self._sets.pop(key)
+                if image_set.task is not None:
+                    image_set.task.cancel()
                 self._table.drop(_folder(key))
 
     def _is_free(self, name: ModelKey, key: ModelKey) -> bool:
         return self._table.folder_of(name) in (None, _folder(key))
 
-    def _lacks_some(self, key: ModelKey, making: _Making) -> bool:
-        return len(self._table.models_of(_folder(key))) < len(making.made)
+    def _lacks_some(self, key: ModelKey, image_set: _ImageModelSet) -> bool:
+        return len(self._table.models_of(_folder(key))) < len(image_set.models)
 
-    async def _take(self, key: ModelKey, content: ModelContent, config: ModelConfig, making: _Making) -> None:
+    async def _renew(
+        self, key: ModelKey, content: ModelContent, config: ModelConfig, image_set: _ImageModelSet
+    ) -> None:
         try:
-            made = await asyncio.to_thread(self._made, content.definition, config)
+            models = await asyncio.to_thread(self._generate, content.definition, config)
             # A version that was replaced by an equal one needs no new image models.
-            if made != making.made or self._lacks_some(key, making):
-                contents = await asyncio.to_thread(self._context.reader.read_made, made, content.scan.namespace)
+            if models != image_set.models or self._lacks_some(key, image_set):
+                contents = await asyncio.to_thread(self._context.reader.read_generated, models, content.scan.namespace)
                 self._table.apply(_folder(key), contents, retries_failed=True)
-                making.made = made
+                image_set.models = models
         except ServeError as error:
-            making.made = ()
-            making.blocked_by = error.key if isinstance(error, NameTaken) else None
+            image_set.models = ()
+            image_set.blocked_by = error.key if isinstance(error, NameTaken) else None
             self._table.reject(_folder(key), Failure(error), ModelKey(f"{key}_image"))
 
-    def _made(self, definition: ModelDefinition, config: ModelConfig) -> tuple[MadeModel, ...]:
+    def _generate(self, definition: ModelDefinition, config: ModelConfig) -> tuple[GeneratedModel, ...]:
         """Make the image models. Blocks on the disk. Raises ServeError."""
         file = self._context.settings.labels
         if file is not None:

@@ -194,11 +194,11 @@ class ModelRepository:
         """Return the names of the models that users want served, whether or not that succeeds. Models that come with
         another model are left out: image models and members of a chain."""
         wanted = {key: model.folder for key, model in self._table.models.items() if model.content is not None}
-        made = self._image_models.folders()
+        generated = self._image_models.folders()
         alone = [
             key
             for key, folder in wanted.items()
-            if folder not in made and (folder is None or folder == key or wanted.get(folder) != folder)
+            if folder not in generated and (folder is None or folder == key or wanted.get(folder) != folder)
         ]
         return sorted({self._table.names.bare(key) for key in alone})
 

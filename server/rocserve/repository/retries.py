@@ -19,8 +19,7 @@ _BURST = 8
 @dataclass(frozen=True, slots=True)
 class Failure:
     error: ServeError
-    content: str = ""
-    """Key of the content that failed."""
+    content_key: str = ""
     attempts: int = 1
     retry_at: float | None = None
     """time.monotonic() of the next try; None = not before the files change."""
@@ -57,15 +56,15 @@ class RetryPolicy:
     def next_failure(
         self,
         error: ServeError,
-        content: str = "",
+        content_key: str = "",
         previous: Failure | None = None,
         took_seconds: float = 0.0,
         can_pass: bool = True,
     ) -> Failure:
         """Record a failure. Attempts count while the content stays the same. `can_pass`: a later try may succeed."""
-        attempts = previous.attempts + 1 if previous is not None and previous.content == content else 1
+        attempts = previous.attempts + 1 if previous is not None and previous.content_key == content_key else 1
         pause = self.pause(attempts, took_seconds) if can_pass else None
-        return Failure(error, content, attempts, None if pause is None else time.monotonic() + pause)
+        return Failure(error, content_key, attempts, None if pause is None else time.monotonic() + pause)
 
 
 class Retries:

@@ -205,7 +205,7 @@ class ManagedVersion:
         if self._outdated_scan is content.scan or (self._load is not None and self._load.key == key):
             return
         failure = self.failure
-        if failure is not None and failure.content == key and not failure.is_due():
+        if failure is not None and failure.content_key == key and not failure.is_due():
             return
         residents = self._context.residents
         can_load = content.definition.refusal is None and not content.scan.versions[self.number].refusal
@@ -303,7 +303,7 @@ class ManagedVersion:
         slot: AbstractAsyncContextManager[None] = contextlib.nullcontext()
         if backend is not None:
             compiles = any(engine.needs_migraphx for engine in backend.engines)
-            slot = slots.acquire(compiles, failure is not None and failure.content == load.key)
+            slot = slots.acquire(compiles, failure is not None and failure.content_key == load.key)
             load.progress = _WAITS_FOR_SLOT if slots.is_full else ""
         loaded: LoadedVersion | None = None
         try:

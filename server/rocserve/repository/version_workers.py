@@ -288,7 +288,7 @@ def worker_group(
         log=log,
         start_call=start_call if backend.answers_requests else None,
         limits=limits,
-        content=order.content,
+        content=order.content_key,
     )
 
 

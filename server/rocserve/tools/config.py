@@ -18,7 +18,7 @@ from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.backends.request_model import ModelCall
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
-from rocserve.config.image_models import LABELS_FILENAME, MadeModel, class_names, image_models
+from rocserve.config.image_models import LABELS_FILENAME, GeneratedModel, class_names, image_models
 from rocserve.config.pbtxt import format_model_config
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_names import ModelKey
@@ -136,7 +136,7 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
         _header(definition, before) + format_model_config(definition.message)
         for definition, before in zip(complete, written.models, strict=True)
     ]
-    made: list[MadeModel] = []
+    made: list[GeneratedModel] = []
     for definition in complete:
         if PREPROCESS in definition.config.parameters:
             made += image_models(definition.config, class_names(definition.config, definition.files))
@@ -146,7 +146,7 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
         print(f"# Written to {options.save}. Take '{PREPROCESS}' out of the model's parameters where these are served.")
 
 
-def _save(made: Sequence[MadeModel], folder: Path) -> None:
+def _save(made: Sequence[GeneratedModel], folder: Path) -> None:
     """Write all of the models, or none. Raises OSError if a model's folder exists or cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     for model in made:
@@ -162,7 +162,7 @@ def _save(made: Sequence[MadeModel], folder: Path) -> None:
             (Path(new) / model.name).rename(folder / model.name)
 
 
-def _printed(model: MadeModel) -> str:
+def _printed(model: GeneratedModel) -> str:
     """Return the model's non-empty files as text; of the labels only their number."""
     texts = {path: content.decode() for path, content in model.files.items() if content}
     return "".join(

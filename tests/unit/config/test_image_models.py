@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from rocserve.config.image_models import _PRESETS, MadeModel, image_models
+from rocserve.config.image_models import _PRESETS, GeneratedModel, image_models
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig
@@ -30,7 +30,7 @@ def config(
     )
 
 
-def text(made: MadeModel, path: str) -> str:
+def text(made: GeneratedModel, path: str) -> str:
     return made.files[PurePosixPath(path)].decode()
 
 

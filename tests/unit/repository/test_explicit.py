@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.waiting import PATIENCE_SECONDS
 
-from rocserve.config.image_models import MadeModel
+from rocserve.config.image_models import GeneratedModel
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.repository import image_models, table
@@ -300,10 +300,10 @@ async def test_unloading_a_member_suspends_the_ensemble_until_it_is_loaded_again
 async def test_a_load_waits_for_the_image_models_of_its_own_model_and_members_alone(
     explicit: Start, folders: Folders, loader: FakeLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def made(config: ModelConfig, labels: Sequence[str]) -> tuple[MadeModel, ...]:
+    def made(config: ModelConfig, labels: Sequence[str]) -> tuple[GeneratedModel, ...]:
         text = CONFIG.format(input="IN", more="").encode()
         files = {PurePosixPath("config.pbtxt"): text, PurePosixPath("1/model.onnx"): b"good"}
-        return (MadeModel(f"{config.name}_image", files),)
+        return (GeneratedModel(f"{config.name}_image", files),)
 
     monkeypatch.setattr(image_models, "image_models", made)
     folders.model("m", 1, more='parameters { key: "preprocess" value { string_value: "imagenet" } }')

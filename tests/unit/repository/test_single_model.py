@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from rocserve.backends.registry import discover_backends
-from rocserve.config.image_models import MadeModel
+from rocserve.config.image_models import GeneratedModel
 from rocserve.repository.content import ContentReader
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner, find_single_model
@@ -136,7 +136,7 @@ async def test_workers_of_any_user_may_read_them() -> None:
         PurePosixPath("config.pbtxt"): b'name: "m_postprocess" backend: "python"',
     }
     reader = ContentReader(discover_backends(), RepositorySettings(roots=(Path("/nowhere"),)))
-    contents = reader.read_made((MadeModel("m_postprocess", files),), "")
+    contents = reader.read_generated((GeneratedModel("m_postprocess", files),), "")
     folder = contents[0].scan.folder
     for path in (folder.parent, folder, folder / "1", folder / "1" / "model.py"):
         assert path.stat().st_mode & (0o005 if path.is_dir() else 0o004)
