@@ -55,7 +55,6 @@ class _Compiled:
         return migraphx_candidate(precision, with_batch_sizes(model, (size,)) if size else model, self.context.device)
 
     def rows(self, precision: str, compared: Compared, reference: LatencySummary) -> Iterator[Sequence[str]]:
-        """Return the table rows under _COMPARED_COLUMNS, one for each output."""
         assert compared.latency is not None
         p50 = compared.latency.p50
         speed = (f"{p50:.3f}", f"{reference.p50 / p50:.3g} x", size(self.program.size_bytes))

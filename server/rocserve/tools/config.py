@@ -125,8 +125,7 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
         complete_definition(definition, signature, strict=strict)
         for definition, signature in zip(definitions, signatures, strict=True)
     ]
-    # A chain's members are in its own folder, so the chain can be checked. The members of any other ensemble are
-    # elsewhere.
+    # A chain's members are in its own folder, so it can be checked; those of other ensembles are elsewhere.
     if len(complete) > 1:
         members = {ModelKey(definition.name): definition.config for definition in complete}
         for definition in complete:

@@ -136,7 +136,6 @@ def _labels(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _configuration(options: ConvertOptions, handler: str, needs_inputs: bool) -> list[str]:
-    """Return the lines of config.pbtxt."""
     lines = []
     if needs_inputs:
         inputs = options.inputs or ((_input(_PIXELS),) if handler == _IMAGE_CLASSIFIER else ())

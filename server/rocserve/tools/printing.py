@@ -140,7 +140,6 @@ class ToolProgress(Progress):
         self.reset(self._task, total=total)
 
     def done(self) -> None:
-        """Count one step as done."""
         self.advance(self._task)
 
     def report(self, text: str) -> None:

@@ -35,8 +35,7 @@ _STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "
 _ENGINE_PROPERTIES = ("engine", "target", "precision")
 """Properties that together name the engine of a model: "migraphx gpu fp16", "onnxruntime"."""
 _MEANS: Mapping[str, tuple[int, Callable[[ModelStatistics], tuple[float, int]]]] = {
-    # Per column: decimals, and a function that returns a total and its divisor. Times are milliseconds of successful
-    # requests.
+    # Decimals, and a function that returns a total and its divisor. Milliseconds, of successful requests.
     "batch": (2, lambda stats: (stats.inference_count, stats.execution_count)),
     "total ms": (3, lambda stats: (stats.success.ns / 1e6, stats.success.count)),
     "queue ms": (3, lambda stats: (stats.queue.ns / 1e6, stats.queue.count)),
@@ -94,8 +93,7 @@ class StatusPoll:
                 try:
                     properties = self._client.model_metadata(*key[:2], timeout=_CALL_TIMEOUT_S).properties
                 except RocserveError:
-                    # The version or the server has just gone; the next poll shows which. Asking for the other versions
-                    # might wait as long.
+                    # The version or the server has just gone; the next poll shows which. Others might wait as long.
                     break
                 self._engines[key] = " ".join(properties[name] for name in _ENGINE_PROPERTIES if name in properties)
         elapsed = None if self._polled_at is None else now - self._polled_at

@@ -46,8 +46,7 @@ def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
         complain(f"rocserve {verb}: ended by you")
         return ENDED_BY_USER
     except BrokenPipeError:
-        # The reader of standard output has closed the pipe. Without this line Python would complain once more when it
-        # flushes.
+        # The reader of the output has closed the pipe. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         complain(f"rocserve {verb}: {about}{error}")

@@ -33,8 +33,6 @@ _WARM_UP_SIDE = 64
 
 @dataclass(eq=False)
 class RocalModel:
-    """Runs a pipeline on the images of a batch."""
-
     _engine: BatchEngine
     _setup: EngineSetup
     _interface: Interface

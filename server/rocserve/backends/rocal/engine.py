@@ -37,7 +37,6 @@ class EngineSetup:
     pipeline: Pipeline
     color_format: ColorFormat
     formats: tuple[OutputFormat, ...]
-    """Format of each output, in the pipeline's order."""
     batch_size: int
     """Usual maximum of images in a batch: max_batch_size, or 1 without batching. A single request to a model without
     batching may still contain more."""

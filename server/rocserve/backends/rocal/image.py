@@ -113,7 +113,6 @@ class Image:
 
 
 def _filled(pixels: Pixels, extent: Extent) -> Pixels:
-    """Return the top left part of this size, padded with zeros."""
     height, width = extent.sides
     part = pixels[:height, :width]
     if part.shape[:2] == (height, width):

@@ -147,7 +147,6 @@ def _output(
     name: str,
     declared: OutputConfig | None,
 ) -> Output:
-    """`name`: used if the configuration has none."""
     if isinstance(step, Measurement):
         return _measurement(config, step, name, declared)
     assert extent is not None

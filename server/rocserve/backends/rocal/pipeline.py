@@ -112,8 +112,6 @@ _STEP_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of a pipeline, its sources, and the use of its image."""
-
     index: int
     call: Call
     """Flags that come from inputs have their defaults."""
@@ -287,7 +285,6 @@ class OutputFormat:
     datatype: DataType
     """UINT8, FP32 or FP16; a measurement has its own."""
     layout: Layout
-    """Meaningless for a measurement."""
 
     def shape(self, extent: Extent, channels: int) -> tuple[int, int, int]:
         """Return one image's shape; -1 = unknown side."""

@@ -41,8 +41,7 @@ _LONG_GRIDS = 2
 _LONG_SIDE = 1 << 14
 """Cached pairs of sizes: of all, and of those with a longer side. An entry has dozens of bytes per pixel of a side."""
 
-_WEIGHTS = 1 << 16
-"""Weights that are computed in one block."""
+_WEIGHT_BLOCK = 1 << 16
 
 _SUM_ERROR = 6e-5
 """Largest difference per summand between two orders of adding weighted levels: 24 bits of 255, twice, and weights whose
@@ -51,9 +50,9 @@ absolute values add up to 1.4."""
 _BAND = 4
 """Pixels of one matrix product. With a larger band more zeros are multiplied."""
 
-_BLOCK = 1 << 15
-_PLACES = 1 << 12
-"""Numbers that are compared, and recomputed, in one block."""
+_NUMBER_BLOCK = 1 << 15
+_EXACT_BLOCK = 1 << 12
+"""Numbers that are compared, and recomputed, per block."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,9 @@ def resize_to_floats(
             grid = _grid(pixels.shape, width, height, mirror, False)
             numbers = results.reshape(-1)
             # The blocks fit into the CPU's cache.
-            starts = range(0, len(numbers), _BLOCK)
+            starts = range(0, len(numbers), _NUMBER_BLOCK)
             found = np.concatenate(
-                [np.flatnonzero(np.abs(numbers[start : start + _BLOCK]) < limit) + start for start in starts]
+                [np.flatnonzero(np.abs(numbers[start : start + _NUMBER_BLOCK]) < limit) + start for start in starts]
             )
             numbers[found] = _exact_levels(found, (0, 0, height, width), pixels, grid, scaling)
     return results
@@ -123,8 +122,7 @@ def resize_to_bytes(
         np.clip(results, 0, 255, out=results)
         error *= float(np.max(np.abs(scaling.factor)))
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
-    # Recompute levels that OpenCV's error may have moved across a rounding boundary, and columns that it reads
-    # otherwise.
+    # Recompute levels near a rounding boundary, and columns that OpenCV reads otherwise.
     unlike = grid.unlike_opencv[(grid.unlike_opencv >= left) & (grid.unlike_opencv < left + part_width)] - left
     pixels_unlike = (np.arange(part_height)[:, np.newaxis] * part_width + unlike).reshape(-1, 1)
     numbers_unlike = (pixels_unlike * channels + np.arange(channels)).reshape(-1)
@@ -201,14 +199,14 @@ def _exact_levels(places: Pixels, part: Part, pixels: Pixels, grid: _Grid, scali
     source, channels = np.ascontiguousarray(pixels).reshape(-1), pixels.shape[2]
     exact = np.empty(len(places), np.float32)
     # In blocks, because memory beyond the CPU's cache and the allocator's cached sizes is several times slower.
-    for start in range(0, len(places), _PLACES):
-        some = places[start : start + _PLACES]
+    for start in range(0, len(places), _EXACT_BLOCK):
+        some = places[start : start + _EXACT_BLOCK]
         rows = some // (width * channels)
         columns = some - rows * (width * channels)
         levels = grid.levels(source, rows + top, columns + left * channels)
         if scaling is not None:
             levels = (levels - scaling.mean[columns % channels]) * scaling.factor[columns % channels]
-        exact[start : start + _PLACES] = levels
+        exact[start : start + _EXACT_BLOCK] = levels
     return exact
 
 
@@ -363,8 +361,7 @@ def _in_two_passes(
     begin, end = across.source(left, part_width)
     levels = pixels.reshape(source_height, -1)[:, begin * channels : end * channels]
     rows = added_up(levels, down, top, part_height, 0).reshape(part_height, end - begin, channels)
-    # The second pass also adds whole rows, so the image is transposed. OpenCV transposes several times faster than
-    # numpy.
+    # The second pass also adds whole rows. OpenCV transposes several times faster than numpy.
     columns = added_up(cv2.transpose(rows).reshape(end - begin, -1), across, left, part_width, begin)
     return with_channels(cast(Pixels, cv2.transpose(columns.reshape(part_width, part_height, channels))))
 
@@ -425,7 +422,7 @@ def _taps(source_size: int, size: int, kernel: str) -> _Taps:
     distance, first = (ceilings - places) - radius, ceilings.astype(np.intp)
     # There may be a million rows of few weights, or a few rows of tens of thousands. A block fits into the CPU's cache.
     taps = np.arange(math.ceil(2 * radius))[:, np.newaxis]
-    at_once = max(1, _WEIGHTS // size)
+    at_once = max(1, _WEIGHT_BLOCK // size)
     blocks = [slice(start, start + at_once) for start in range(0, len(taps), at_once)]
     weights = np.empty((len(taps), size), np.float32)
     for block in blocks:

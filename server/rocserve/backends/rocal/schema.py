@@ -56,7 +56,6 @@ class Key:
     change the result's size can be bound; they have their default until an image comes."""
 
     def __call__(self, default: Any, is_bindable: bool = False) -> Key:
-        """Return an optional key of the same kind."""
         return Key(self.read, default, is_bindable)
 
 

@@ -25,12 +25,9 @@ from rocserve.settings import default_front_ends
 
 class State(enum.Enum):
     FACT = "fact"
-    """Information, neither good nor bad."""
     WORKS = "works"
     ABSENT = "absent"
-    """Not installed, which is no fault."""
     BROKEN = "broken"
-    """Installed, but it does not work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,6 @@ class EngineExamination:
     timeout_seconds: float
     """Limit of each trial; 0 = none."""
     report: Callable[[str], None]
-    """Takes one line of progress at a time."""
 
     def findings(self) -> Iterator[Finding]:
         if is_installed("onnxruntime"):

@@ -52,8 +52,7 @@ def copy_samples(name: str, repository: Path) -> tuple[str, ...]:
         shutil.copytree(
             source / folder, repository / folder, ignore=shutil.ignore_patterns(_CONFIG, *ignored), dirs_exist_ok=True
         )
-        # The configuration is written last and in one step: a folder that has it counts as complete, even after a full
-        # disk.
+        # The configuration comes last, in one step: a folder that has it counts as complete.
         config = source / folder / _CONFIG
         with replacing(repository / folder / _CONFIG, config.stat().st_mode & 0o777) as file:
             file.write(config.read_bytes())
@@ -61,7 +60,6 @@ def copy_samples(name: str, repository: Path) -> tuple[str, ...]:
 
 
 SOURCE_VARIABLE = "ROCSERVE_GET_SOURCE"
-"""Environment variable that names a mirror."""
 UNTRAINED = ("resnet50", "yolov4")
 _VERSION = "1"
 _MODEL_FILE = "model.onnx"

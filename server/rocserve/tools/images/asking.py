@@ -153,7 +153,6 @@ def print_findings(made: Table) -> None:
 
 
 def print_faults(findings: Sequence[Finding[Found]]) -> int:
-    """Print each image's error on standard error and return the exit status."""
     faults = [finding for finding in findings if finding.error]
     console = Console(stderr=True)
     for one in faults:

@@ -73,7 +73,6 @@ def difference(results: Sequence[Array], references: Sequence[Array]) -> Differe
 
 
 def worst(differences: Sequence[Difference]) -> Difference:
-    """Return the worst value of each figure over several outputs."""
     top1 = [one.top1 for one in differences if one.top1 is not None]
     return Difference(
         largest=max(one.largest for one in differences),
@@ -112,8 +111,6 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Holds the result of one candidate at one batch size."""
-
     latency: LatencySummary | None = None
     """None = the candidate could not run."""
     differences: tuple[Difference, ...] = ()
@@ -129,7 +126,6 @@ class Comparison:
     ) -> None:
         """Open each candidate. Raises ServeError if the first one is unavailable."""
         self.descriptions: dict[str, str] = {}
-        """Descriptions of the opened candidates."""
         self.failures: dict[str, str] = {}
         """Reasons of the unavailable candidates."""
         self.inputs: dict[str, Inputs] = {}

@@ -41,7 +41,6 @@ class WorkerEngine:
     instance_kind: InstanceKind
     device: int | None
     instance_count: int
-    """Instances that run the model concurrently."""
     settings: EngineSettings
 
 
@@ -77,7 +76,6 @@ class Measure:
     begin_at: float = 0.0
     """CLOCK_MONOTONIC seconds at which all processes that are measured together start; 0 = immediately."""
     threads: int = 1
-    """Threads that run the model concurrently."""
     outputs_file: str = ""
     """.npz file for the outputs of one additional run, in the model's order, without BYTES outputs; "" = no file."""
 
@@ -229,8 +227,6 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Holds how long to measure."""
-
     warm_up: int = flag(3, AMOUNT, "runs before the timed ones")
     repeats: int = flag(10, POSITIVE, "least number of timed runs")
     seconds: float = flag(2.0, number("S", 0, float), "least time for which each setting is timed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 UNTRAINED = "rocserve untrained"
-"""Producer name in an untrained model's file."""
 
 _HEAD_BYTES = 256
 """Fields are written in the order of their numbers, and the producer is the second, so it is near the beginning."""

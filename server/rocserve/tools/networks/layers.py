@@ -43,7 +43,6 @@ class Graph:
         self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
 
     def add_constant(self, name: str, values: Floats | NDArray[np.int64]) -> str:
-        """Add weights, or a tensor that controls a node."""
         datatype = helper.np_dtype_to_tensor_dtype(values.dtype)
         self.initializers.append(helper.make_tensor(name, datatype, values.shape, values.tobytes(), raw=True))
         return name
@@ -76,7 +75,6 @@ _EPSILON = 1e-5
 _MEASURING_OPSET = 15
 """The first opset whose BatchNormalization outputs the batch's statistics."""
 _ERRORS_ONLY = 3
-"""ONNX Runtime's log level "error"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,6 @@ class _Layer:
     weights: Floats
 
     def parameters(self, mean: Floats, variance: Floats) -> dict[str, Floats]:
-        """Return the normalisation's parameters by input name."""
         values = (self.target.deviation, self.target.mean, mean, variance)
         shape = self.weights.shape[:1]
         names = self.normalisation.input[1:]

@@ -132,11 +132,10 @@ def is_quantised(program: ExportedProgram) -> bool:
 
 def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[str, Array]) -> ExportedProgram:
     """Export the module as a program with the original's inputs and outputs. `run`: example inputs."""
-    _drop_unused(module)
+    _drop_replaced_weights(module)
     program = exported_program(original, lambda *args, **kwargs: (args, kwargs))
     if program.signature.batches:
-        # An export with one row would fix the program to one row. The example inputs are stored in the file, so use two
-        # rows.
+        # An export with one row would be fixed to one row. Two rows, because the file stores the example.
         run = {name: np.resize(array, (2, *array.shape[1:])) for name, array in run.items()}
     args, kwargs = program.call(_tensors(program, run))
     rows = {0: Dim.DYNAMIC(min=1, max=program.signature.most_rows)} if program.signature.batches else {}
@@ -153,8 +152,7 @@ def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[st
     return exported
 
 
-def _drop_unused(module: GraphModule) -> None:
-    """Remove weights that have been replaced."""
+def _drop_replaced_weights(module: GraphModule) -> None:
     module.graph.eliminate_dead_code()
     module.recompile()
     called = tuple(f"{node.target}." for node in module.graph.nodes if node.op == "call_module")

@@ -36,8 +36,7 @@ _NEEDED = ("torch==2.13.0", "torchao==0.18.0")
 _NEEDED_FOR_ONNX = ("onnxscript>=0.7", "onnxruntime>=1.18")
 _ONNX = ".onnx"
 _SUFFIXES = (".pt2", _ONNX)
-_ROWS = 32
-"""Samples in one run."""
+_ROWS_PER_RUN = 32
 _ROOT = Path("/")
 
 
@@ -101,8 +100,7 @@ def run(options: QuantiseOptions) -> None:
         assert options.train is not None, "the command line sees to it"
         module = methods.quantise_trained(exported, methods.training_function(options.train))
     quantised = methods.export_again(module, exported, runs[0])
-    # A dynamically quantised layer is no longer a layer of the graph. The weights of other quantised layers are
-    # dequantised in the graph.
+    # A dynamically quantised layer is no layer any more. Other quantised layers dequantise their weights.
     weighted = methods.layers(quantised.graph)
     left = [node for node in weighted if "dequantize" not in str(getattr(node.args[1], "target", ""))]
     done = count - len(left)
@@ -133,9 +131,12 @@ def read_inputs(program: ProgramSignature, options: QuantiseOptions) -> list[Map
         inner = f"calibration_data '{calibration.calibration_data}'"
         text = error.text.replace(inner, f"--data {options.data}").replace(PIPELINE_HINT, "name it by --pipeline")
         raise ServeError(error.code, text) from None
-    starts = range(0, len(next(iter(samples.values()))), _ROWS if program.batches else 1)
+    starts = range(0, len(next(iter(samples.values()))), _ROWS_PER_RUN if program.batches else 1)
     return [
-        {name: array[start : start + _ROWS] if program.batches else array[start] for name, array in samples.items()}
+        {
+            name: array[start : start + _ROWS_PER_RUN] if program.batches else array[start]
+            for name, array in samples.items()
+        }
         for start in starts
     ]
 

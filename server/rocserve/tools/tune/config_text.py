@@ -20,8 +20,6 @@ from rocserve.tools.printing import replacing
 
 @dataclass(frozen=True, slots=True)
 class ServingChoice:
-    """Holds the settings that a model should be served with."""
-
     instances: int
     largest_batch: int = 0
     """0 = the model does not batch."""

@@ -249,7 +249,6 @@ class RocalEngine:
             os._exit(_BROKEN_STATUS)
 
     def _decoded_or_error(self, image: SourceImage) -> DecodedImage | Exception:
-        """Decode an image, or return the error: rocAL gets only good images."""
         try:
             decoded = self._decoder.decode(image)
             height, width = decoded.pixels.shape[:2]

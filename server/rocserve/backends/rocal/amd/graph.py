@@ -39,8 +39,6 @@ Flags = tuple[bool, ...]
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Holds what all rocAL pipelines of a model share."""
-
     binding: Binding
     setup: EngineSetup
     known: Mapping[int, ResultExtent]
@@ -129,7 +127,6 @@ class OutputReader:
 
     def __init__(self, graph: Graph, place: int, step: Step, output_format: OutputFormat, batch_size: int) -> None:
         self.place = place
-        """Index among the pipeline's outputs."""
         self._step, self._format, self._size = step, output_format, graph.known[step.index].size
         layout, datatype = graph.output_type(step, output_format)
         self._planes = layout == graph.binding.types.NCHW
@@ -298,8 +295,7 @@ class PipelineRunner:
             # `rocal_run` reports it. That call releases the batch that has been read, and does not wait.
             self._advance()
             # rocAL's loader does not check whether an image exists when it wakes up. If it wakes too early, it takes
-            # whatever is on its stack, at best the previous image, and all later images move by one place, to other
-            # requests.
+            # what is on its stack, at best the previous image, and moves all later images to other requests.
             self._source.copy_roi(self._regions)
             sizes = [(height, width) for _, _, width, height in self._regions.tolist()]
             if sizes != [self._canvas.sizes[field] for field in fields]:

@@ -57,8 +57,7 @@ class Decoder:
             header = libturbojpeg.read_jpeg_header(encoded)
             self._check_pixels(header.width, header.height)
             if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
-                # Hundreds of scans fit into some kilobytes, and decoding each takes time proportional to the image's
-                # size.
+                # Hundreds of scans fit into some kilobytes, and each takes time in proportion to the image.
                 raise ImageError(
                     f"it is a JPEG that goes {header.scans} times over {header.width}x{header.height} pixels;"
                     f" {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows is the"
@@ -89,8 +88,7 @@ class Decoder:
         encoded = encoded[: header.length]
         if header.components == 4:
             inks = library.decompress(encoded, width, height, libturbojpeg.CMYK)
-            # 255 = no ink. Each ink absorbs its part of the light that black leaves: yellow blue, magenta green, cyan
-            # red.
+            # 255 = no ink. Each absorbs its part of the light that black leaves: yellow blue, magenta green, cyan red.
             cyan, magenta, yellow, black = cv2.split(inks)
             light = cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)
             return png.in_color_format(light, self._color_format)
@@ -130,8 +128,7 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"/9j/", "a JPEG as base64 text; send its bytes"),
         (rb"iVBORw0KGgo", "a PNG as base64 text; send its bytes"),
         (rb"\s*(<!doctype html|<html|<head|<body)", "an HTML page"),
-        # The atomic group ends each comment at its first end mark. Otherwise many comments would be tried in every
-        # combination.
+        # The atomic group ends a comment at its first end mark, lest many be tried in every combination.
         (rb"\s*(<\?xml[^>]*>\s*)?(?><!--.*?-->\s*|<!doctype svg[^>]*>\s*)*<svg", "an SVG image"),
         (rb"\s*<\?xml", "XML text"),
         (rb"\s*[{\[]\s*[\"{\[\]}\d-]", "JSON text"),

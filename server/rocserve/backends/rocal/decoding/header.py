@@ -72,7 +72,6 @@ def read_orientation(data: memoryview) -> int:
 
 
 def swaps_sides(orientation: int) -> bool:
-    """Return whether the upright image's width is the stored one's height."""
     return orientation >= 5
 
 

@@ -115,7 +115,6 @@ def _segment_at(data: memoryview, position: int, marker: int) -> memoryview:
 
 
 def _read_frame(marker: int, body: memoryview) -> tuple[int, int, int, int]:
-    """Return marker, height, width and number of components."""
     if marker not in _DECODABLE_FRAMES:
         raise ImageError(
             f"it is a lossless or hierarchical JPEG (frame header 0x{marker:02x}); baseline and progressive ones are"
@@ -146,8 +145,7 @@ _ADOBE, _YCCK = "Unknown Adobe color transform code", b"\x02"
 _REPAIRS = {
     # JFIF's segment, up to the first byte of its version.
     "Warning: unknown JFIF revision number": (rb"(\xff\xe0..JFIF\0).", b"\x01"),
-    # Adobe's segment, up to its last byte. The byte becomes YCC, or YCCK for CMYK, as libjpeg assumes for an unknown
-    # one.
+    # Adobe's segment, up to its last byte: YCC, or YCCK for CMYK, as libjpeg assumes for an unknown value.
     _ADOBE: (rb"(\xff\xee..Adobe.{6}).", b"\x01"),
     # A start-of-scan segment for one to four components. The last three bytes, set to "all coefficients", only matter
     # for progressive images. Some cameras write them wrongly, and no decoder uses them.
@@ -251,8 +249,7 @@ def _load() -> ctypes.CDLL:
         try:
             return ctypes.CDLL(filename)
         except OSError as error:
-            # The linker says this if the library does not exist. Any other text may mean that a library it needs is
-            # missing.
+            # The linker's text for a missing library. Otherwise a library that it needs may be missing.
             if not str(error).startswith(f"{filename}: cannot open shared object file"):
                 raise RuntimeError(f"{error}; libturbojpeg decodes JPEGs") from None
     raise RuntimeError(

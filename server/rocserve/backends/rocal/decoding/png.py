@@ -91,7 +91,6 @@ def _shown(name: bytes) -> str:
 
 
 def _chunks(data: memoryview) -> Iterator[_Chunk]:
-    """Yield all chunks up to IEND."""
     position = len(SIGNATURE)
     for _ in range(_MAX_CHUNKS):
         if position + _CHUNK.size > len(data):
@@ -111,7 +110,6 @@ def _chunks(data: memoryview) -> Iterator[_Chunk]:
 
 
 def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
-    """Return width, height and colour type."""
     name, _, body, _ = chunk
     if name != b"IHDR" or len(body) != _IMAGE_HEADER.size:
         raise ImageError(

@@ -131,7 +131,6 @@ class Operation:
     ignored_keys: Mapping[str, Key] = field(default_factory=dict)
     """Keys of rocAL without a meaning for an image; checked and dropped."""
     channel_keys: tuple[str, ...] = ()
-    """Keys with a value per channel."""
     normalises: bool = False
     """Whether `channel_keys` are a mean and a deviation. The pipeline expands them to one value per channel for levels
     of 0..255, and the operation gets the key "mean_std_range"."""
@@ -155,14 +154,11 @@ class Measurement:
     name: str
     datatype: DataType
     shape: tuple[int, ...]
-    """Of one image's result."""
     measure: Callable[[DecodedImage], np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operation with values for its keys."""
-
     operation: Operation
     values: Values
     arguments: Values

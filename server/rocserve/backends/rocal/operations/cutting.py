@@ -42,7 +42,6 @@ class _PartRule:
     find: Callable[..., tuple[int, int, Extent]]
     """Takes the source's extent, as far as it is known, and the arguments. Returns the part's top, left and size."""
     image_refusal: Callable[[Values, Extent, int, int], str | None] = lambda arguments, known, height, width: None
-    """See AmdForm.image_refusal."""
 
     def cut(self, image: Image, **arguments: Any) -> Pixels:
         top, left, size = self.find(image.extent.valid, **arguments)

@@ -82,7 +82,6 @@ class _Saturated:
 
 
 def _hue(pixels: Pixels, hue: float) -> Pixels:
-    """Turn the hue by `hue` degrees."""
     image = _Saturated(pixels)
     image.hue += np.float32(math.fmod(hue, 360) % 360 / 360)
     image.hue -= image.hue >= 1
