@@ -1,9 +1,7 @@
-"""Translates AMD Inference Server's configurations to ModelConfig messages.
-
-These are config.toml, one model or the stages of a chain as [[models]], and config.pbtxt with `inputs`, `outputs`,
-`datatype: "FP32"`, `shape: [...]`. Their shapes are those of one item, and that server's workers batch. A translated
-model therefore has a max_batch_size, which falls to 0 if the loaded model turns out not to batch.
-"""
+"""Translates AMD Inference Server's configurations to ModelConfig messages. These are config.toml, one model or the
+stages of a chain as [[models]], and config.pbtxt with `inputs`, `outputs`, `datatype: "FP32"`, `shape: [...]`. Their
+shapes are those of one item, and that server's workers batch. A translated model therefore has a max_batch_size, which
+falls to 0 if the loaded model turns out not to batch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Loads endpoints, workers of AMD Inference Server: a client names a file, which is served until it is unloaded.
-
-An endpoint is a model that no folder of a repository defines. An endpoint with a `next` is an ensemble of the worker's
-own model and the next endpoint.
-"""
+"""Loads endpoints, workers of AMD Inference Server: a client names a file, which is served until it is unloaded. An
+endpoint is a model that no folder of a repository defines. An endpoint with a `next` is an ensemble of the worker's own
+model and the next endpoint."""
 
 from __future__ import annotations
 

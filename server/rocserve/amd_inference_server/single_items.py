@@ -1,9 +1,6 @@
-"""Adapts requests of AMD Inference Server's clients: each is one item without a batch dimension.
-
-That server batches items itself and answers each without the dimension. It does not check the name of a model's only
-input, or the shape of BYTES, which its clients fill with the length of the one element. Clients also send files as
-UINT8.
-"""
+"""Adapts requests of AMD Inference Server's clients: each is one item without a batch dimension. That server batches
+items itself and answers each without the dimension. It does not check the name of a model's only input, or the shape of
+BYTES, which its clients fill with the length of the one element. Clients also send files as UINT8."""
 
 from __future__ import annotations
 

@@ -98,11 +98,9 @@ class CertificateFiles:
 
 @dataclass(eq=False)
 class CertificateReloader:
-    """Reads certificates again when their files change. gRPC calls it from several threads, at each handshake.
-
-    A renewal replaces several files: until they belong together, the earlier certificates stay in use. Open connections
-    keep theirs.
-    """
+    """Reads certificates again when their files change. gRPC calls it from several threads, at each handshake. A
+    renewal replaces several files: until they belong together, the earlier certificates stay in use. Open connections
+    keep theirs."""
 
     _files: CertificateFiles
     _user: str

@@ -65,12 +65,9 @@ LONGEST_GROUP_NS = 500_000
 
 
 class NoBatching:
-    """Runs one request at a time, in order of arrival.
-
-    If the engine takes only a moment for each request, waiting requests are grouped: they go to the worker in one
-    message and still run one by one there. The way to the worker and back costs more than such an engine's work and is
-    then paid once for all of them.
-    """
+    """Runs one request at a time, in order of arrival. If the engine takes only a moment for each request, waiting
+    requests are grouped: they go to the worker in one message and still run one by one there. The way to the worker and
+    back costs more than such an engine's work and is then paid once for all of them."""
 
     largest = 1
     """The most rows that are run together; a single request may have more."""
@@ -98,13 +95,11 @@ class NoBatching:
 
 
 class DynamicBatcher:
-    """Joins compatible requests to batches of up to max_batch_size rows, by Triton's rules; a request is never split.
-
-    A batch ends at the largest preferred size that the requests reach in their order. If they skip all preferred sizes,
+    """Joins compatible requests to batches of up to max_batch_size rows, by Triton's rules; a request is never split. A
+    batch ends at the largest preferred size that the requests reach in their order. If they skip all preferred sizes,
     it ends before the request that exceeds the largest one. A batch that reaches no preferred size runs as it is if
     there is no delay, if it cannot grow, or if its oldest request has waited for the delay. After the delay a batch is
-    as large as possible.
-    """
+    as large as possible."""
 
     def __init__(self, max_batch_size: int, preferred_batch_sizes: tuple[int, ...], max_queue_delay_ns: int) -> None:
         """`preferred_batch_sizes`: at least one."""

@@ -60,11 +60,9 @@ class SchedulerParts:
 
 
 class Scheduler(ABC):
-    """Runs the requests of a model version on its instances. Lives on the data plane's thread.
-
-    The events of a turn of the loop change the queues; at the turn's end all batches start that can run. A subclass
-    decides by its `_start_work` which requests run together, and where.
-    """
+    """Runs the requests of a model version on its instances. Lives on the data plane's thread. The events of a turn of
+    the loop change the queues; at the turn's end all batches start that can run. A subclass decides by its
+    `_start_work` which requests run together, and where."""
 
     def __init__(self, parts: SchedulerParts, sends_ahead: bool) -> None:
         """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
@@ -350,11 +348,8 @@ class Alarm:
 
 
 class Deadlines:
-    """Keeps the times at which requests expire, and an alarm for the next.
-
-    The time of a request that has begun stays until it comes or there are many such times; the request, whose data may
-    be large, does not stay.
-    """
+    """Keeps the times at which requests expire, and an alarm for the next. The time of a request that has begun stays
+    until it comes or there are many such times; the request, whose data may be large, does not stay."""
 
     def __init__(self, plane: PlaneLoop) -> None:
         self.alarm = Alarm(plane)

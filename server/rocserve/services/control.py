@@ -82,12 +82,9 @@ class TraceControlService:
         return {"TraceSetting": Method(pb.TraceSettingRequest, self.trace_setting)}
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Change the named settings, then report all.
-
-        A model's setting without a value becomes that of all models. For all models it becomes the value that the
-        server was started with. Raises ServeError: INVALID_ARGUMENT for a model that is not ready or an invalid value;
-        UNIMPLEMENTED for the trace file.
-        """
+        """Change the named settings, then report all. A model's setting without a value becomes that of all models. For
+        all models it becomes the value that the server was started with. Raises ServeError: INVALID_ARGUMENT for a
+        model that is not ready or an invalid value; UNIMPLEMENTED for the trace file."""
         name = request.model_name
         if name:
             try:
@@ -169,11 +166,9 @@ class LogControlService:
         return {"LogSettings": Method(pb.LogSettingsRequest, self.log_settings)}
 
     def log_settings(self, request: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
-        """Change the named settings, then report all.
-
-        As in Triton, settings before an invalid one stay changed, in the order of `_LOG_SETTINGS`. Raises ServeError:
-        UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a value of the wrong type.
-        """
+        """Change the named settings, then report all. As in Triton, settings before an invalid one stay changed, in the
+        order of `_LOG_SETTINGS`. Raises ServeError: UNIMPLEMENTED for the log file, INVALID_ARGUMENT for a value of the
+        wrong type."""
         if "log_file" in request.settings:
             raise unimplemented("log file location can not be updated through network protocol")
         for name, (field, kind, expected) in _LOG_SETTINGS.items():

@@ -1,7 +1,5 @@
-"""Writes Prometheus' text format, version 0.0.4.
-
-Prometheus' client library would end every counter's name in `_total`, which Triton's names do not have.
-"""
+"""Writes Prometheus' text format, version 0.0.4. Prometheus' client library would end every counter's name in `_total`,
+which Triton's names do not have."""
 
 from __future__ import annotations
 
