@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from operator import attrgetter
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -54,14 +54,10 @@ class Level:
         first, second = reversed(self.overtakable), iter(self.waiting)
         if not self._overtakable_turn:
             first, second = second, first
-        for one in first:
-            yield one
-            other = next(second, None)
-            if other is None:
-                break
-            yield other
-        yield from first
-        yield from second
+        for pair in zip_longest(first, second):
+            for request in pair:
+                if request is not None:
+                    yield request
 
     def push_back(self, request: InferRequest) -> None:
         if request.may_be_overtaken and self.newest_first:

@@ -18,7 +18,7 @@ from rocserve.core.private_paths import PrivatePaths
 class Method:
     request: type[Message]
     answer: Callable[[Any], Any]
-    """Returns a Message, on any thread; if `is_slow`, an awaitable of one, for a task of the event loop."""
+    """Returns a Message, on any thread; if `is_slow`, a coroutine for a task of the event loop."""
     is_slow: bool = False
     answer_serialised: Callable[[bytes], Any] | None = None
     """Like `answer`, but takes the serialised request; None = the request must be parsed."""
@@ -29,11 +29,8 @@ def on_loop(method: Method, loop: asyncio.AbstractEventLoop) -> Method:
     if not method.is_slow:
         return method
 
-    async def answer(message: Message) -> Any:
-        return await method.answer(message)
-
     def hand_over(message: Message) -> Any:
-        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(answer(message), loop))
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(method.answer(message), loop))
 
     return replace(method, answer=hand_over)
 
