@@ -70,8 +70,7 @@ class AsyncStream:
         await self._call.done_writing()
 
     async def receive(self) -> InferResult:
-        """Return the next answer. Raises RocserveError if its request failed or the stream broke, EOFError at the
-        end."""
+        """Return the next answer. Raises RocserveError if its request or the stream failed, EOFError at the end."""
         with grpc_errors():
             message = await self._call.read()
         if message is grpc.aio.EOF:

@@ -75,8 +75,7 @@ class KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class Balancing:
-    """Spreads calls over all servers of the URL, with retries if a call may be repeated. A stream stays on one
-    server."""
+    """Spreads calls over all servers of the URL, and retries calls that allow it. A stream stays on one server."""
 
     attempts: int = 4
     """The most attempts at a call if a server or a connection fails; 1 = no retry. gRPC allows 5 at most."""

@@ -1,4 +1,4 @@
-"""Encodes ModelInferRequest, and decodes ModelInferResponse and ModelStreamInferResponse, of KServe v2's gRPC
+"""Encodes ModelInferRequest, and decodes ModelInferResponse and ModelStreamInferResponse of KServe v2's gRPC
 service."""
 
 from __future__ import annotations

@@ -49,8 +49,7 @@ class Stream:
         self._requests.put(None)
 
     def receive(self) -> InferResult:
-        """Return the next answer. Raises RocserveError if its request failed or the stream broke, EOFError at the
-        end."""
+        """Return the next answer. Raises RocserveError if its request or the stream failed, EOFError at the end."""
         try:
             return next(self)
         except StopIteration:

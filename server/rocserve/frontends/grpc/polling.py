@@ -75,8 +75,7 @@ class QueuePolling:
 
     @property
     def idle_polls(self) -> int:
-        """The polls without an event after which there is none. The server's polls try twice for each ready
-        connection."""
+        """The polls without an event after which there is none. The server's polls try twice for each ready socket."""
         if time.monotonic() - self._counted_at > _COUNT_AGE_SECONDS:
             self._count()
         return min(self._watched, _MAX_EPOLL_EVENTS) // 2 + 1

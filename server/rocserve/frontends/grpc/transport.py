@@ -159,8 +159,7 @@ def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> R
 
 
 def address_of(peer: str) -> str:
-    """Return the address in gRPC's notation: "ipv4:1.2.3.4:40000", "ipv6:[::1]:40000" (or URL-escaped),
-    "unix:/path"."""
+    """Return the address in gRPC's notation: "ipv4:1.2.3.4:4000", "ipv6:[::1]:4000" (or URL-escaped), "unix:/path"."""
     kind, _, rest = peer.partition(":")
     return "unix" if kind in ("unix", "unix-abstract") else unquote(rest).rpartition(":")[0].strip("[]")
 

@@ -54,7 +54,8 @@ class WaitingLimits:
 
 
 class WaitingCalls:
-    """Keeps the waiting calls. For one thread, but calls of streams may add themselves to `since` from any thread."""
+    """Keeps the waiting calls; times are time.monotonic() seconds. For one thread, but calls of streams may add
+    themselves to `since` from any thread."""
 
     def __init__(self, limits: WaitingLimits, now: float, log: logging.Logger) -> None:
         self.unfinished: UnfinishedBytes | None = None
@@ -78,15 +79,13 @@ class WaitingCalls:
         self.since.pop(call, None)
 
     def count_complete(self, call: ServerCall, since: float | None, nbytes: int) -> None:
-        """Count a complete message. `since`: when a unary call began to wait; None = a stream, or a call that did
-        not."""
+        """Count a complete message. `since`: when a unary call began to wait; None = the call is a stream."""
         since = self.streams.get(call) if call.is_stream else since
         if self.unfinished is not None and since is not None:
             self.unfinished.count_complete(call.peer, since, nbytes)
 
     def check(self, now: float) -> None:
-        """End calls beyond the bounds. Must run every CHECK_SECONDS, and at `check_from` calls. `now`:
-        time.monotonic()."""
+        """End calls beyond the bounds. Must run every CHECK_SECONDS, and when there are `check_from` calls."""
         self.checked_at = now
         seconds = self._limits.message_seconds
         late = ServeError(
@@ -129,8 +128,7 @@ class WaitingCalls:
                 self._end(call, error)
 
     def _end_beyond_total(self, connections: Iterable[list[ServerCall]]) -> None:
-        """End the oldest calls of the connections with the most, so that one client's calls cost no other client
-        any."""
+        """End the oldest calls of the largest connections, so that one client's calls cost no other client any."""
         excess = len(self.since) - self._limits.total
         if excess <= 0:
             return

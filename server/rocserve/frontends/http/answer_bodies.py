@@ -73,7 +73,7 @@ class AnswerLayout:
             if output.name in form.shared:
                 text += json_bytes(
                     fields
-                )  # The client asked for this output in its shared memory, so it knows where it lies.
+                )  # The output lies in the client's shared memory, at the place that the request names.
             elif binary.get(output.name, form.otherwise_binary):
                 text += json_bytes({**fields, "parameters": {"binary_data_size": size}})
                 behind += [index] if size else []

@@ -1,4 +1,4 @@
-"""Speaks HTTP/1.1 on one connection: httptools parses what comes, and answers go out in the order of their requests.
+"""Speaks HTTP/1.1 on one connection: httptools parses requests, and answers go out in the order of their requests.
 
 A request begins when its head has come, one at a time per connection; its body may still be coming. Its handler answers
 immediately, later on the loop, or from a task that ends with the client's connection.
@@ -78,6 +78,7 @@ class Connection(asyncio.Protocol):
         self._idle_since: float | None = None
         self._head_since: float | None = None
         self._unread_since: float | None = None
+        """time.monotonic() seconds: since when the client must send a request, finish its head, and read."""
         self._target = b""
         self._pairs: list[tuple[bytes, bytes]] = []
         self.begun_at = 0.0
@@ -103,9 +104,9 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Note that the client sends no more. If it may still wait for answers to complete requests, the connection
         stays open. In HTTP/1.0 nothing can be sent to find out, and with TLS asyncio keeps no connection open."""
-        arriving, self._incoming = self._incoming, None
-        if arriving is not None and arriving in self._waiting:
-            self._waiting.remove(arriving)
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None and incoming in self._waiting:
+            self._waiting.remove(incoming)
         self._is_last = True
         awaited = self.current or next(iter(self._waiting), None)
         if awaited is None or not awaited.is_complete or awaited.head.is_http10 or not self._transport.can_write_eof():
@@ -117,8 +118,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _check_reset(self) -> None:
-        """Abort if the client has gone: its system sends a reset, which asyncio does not see because it reads no
-        more."""
+        """Abort if the client has gone: its system sends a reset, which asyncio does not see as it reads no more."""
         if self.is_closing:
             return
         if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -133,9 +133,8 @@ class Connection(asyncio.Protocol):
         if self.current is not None:
             self.current.leave()
             self.current = None
-        del (
-            self._parser
-        )  # The parser refers to this connection; the cycle would keep both until the next garbage collection.
+        # The parser refers to this connection; the cycle would keep both until the next garbage collection.
+        del self._parser
 
     def pause_writing(self) -> None:
         self._unread_since = time.monotonic()
@@ -165,8 +164,8 @@ class Connection(asyncio.Protocol):
             self._parse(data)
         if self._waiting or self._fault is not None:
             self._begin_requests()
-        arriving = self._incoming
-        is_ahead = self._waiting or (arriving is not None and len(arriving.data) - arriving.seen_bytes > _READ_AHEAD)
+        incoming = self._incoming
+        is_ahead = self._waiting or (incoming is not None and len(incoming.data) - incoming.seen_bytes > _READ_AHEAD)
         if is_ahead and self._reads and not self.is_closing:
             self._reads = False
             self._transport.pause_reading()

@@ -147,8 +147,7 @@ class _RememberedText:
 
 
 class InferRequestReader:
-    """Reads JSON and the tensors after it. All but the elements is parsed once, as it often repeats. On the event
-    loop."""
+    """Reads JSON and the tensors after it. Parses all but the elements once, as it repeats. On the event loop."""
 
     def __init__(self) -> None:
         self._heads = Memo[_Key, RequestHead]()

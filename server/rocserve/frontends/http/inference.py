@@ -113,8 +113,7 @@ class HttpResponder(ClientResponder):
     _callbacks: Sequence[Callable[[], None]] = ()
 
     def __init__(self, request: Request, parts: HttpParts, timeout: float | None) -> None:
-        """`timeout`: seconds after the request's beginning when the client gets an error, even if the request
-        continues."""
+        """`timeout`: seconds from the request's beginning to an error for the client, even if the request continues."""
         self.request = request
         self._parts = parts
         self._deadline = None if timeout is None else request.began_at + timeout

@@ -43,8 +43,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 def parse_json(data: Buffer) -> Any:
-    """Parse JSON. Raises ServeError: INTERNAL if it is not JSON, as in Triton; INVALID_ARGUMENT if nested too
-    deeply."""
+    """Parse JSON. Raises ServeError: INTERNAL if it is not JSON, as in Triton; INVALID_ARGUMENT if too deep."""
     source = str(data, "utf-8", "surrogateescape")
     if source.startswith(_BYTE_ORDER_MARK):
         # Triton's parser skips the mark, and counts its bytes in positions.

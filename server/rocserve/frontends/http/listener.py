@@ -256,7 +256,7 @@ class HttpListener:
         return self._count_open() > most
 
     def _count_open(self) -> int:
-        """Count open and arriving connections, without those in `open` that are closing."""
+        """Return the number of arriving and of open connections, without closing ones."""
         return len(self.arriving) + sum(not each.is_closing for each in self.connections)
 
     def _make_room(self) -> None:

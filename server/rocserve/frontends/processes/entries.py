@@ -245,8 +245,7 @@ class FrontLinkEnd:
         return number
 
     def place_in_turn(self, pieces: Iterable[Buffer], nbytes: int) -> int:
-        """As `place`, for contents that the other end reads while it handles this turn's entries. Small ones share a
-        slot."""
+        """As `place`, for contents that the other end reads while it handles this turn. Small ones share a slot."""
         if nbytes > LARGEST_SHARED:
             place = self.place(pieces, nbytes)
             self._turn_places.append(place)

@@ -84,8 +84,7 @@ def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> M
 
 
 class RemoteModels:
-    """Asks the server for the configuration of each requested version, and again after the serving table has
-    changed."""
+    """Asks the server for each requested version's configuration, and again when the serving table has changed."""
 
     def __init__(self, edition: memoryview, model_config: Method) -> None:
         self._edition = edition

@@ -198,8 +198,7 @@ class FrontEndProcesses:
     _has_started: bool = field(default=False, init=False)
 
     async def start(self) -> int:
-        """Wait until all listen, and return their port. Raises OSError or RuntimeError if they cannot; none is left
-        then."""
+        """Wait until all listen, and return their port. Raises OSError or RuntimeError if one cannot; none is left."""
         try:
             self._reservation = self.address.bind()
         except OSError as error:
