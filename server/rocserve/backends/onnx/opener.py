@@ -407,7 +407,7 @@ class _DeviceSessions:
     def outputs_on_gpu(self, batch: Batch) -> Collection[int]:
         return [self._output_index[name] for name in batch.reference_outputs]
 
-    def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
+    def batch_result(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
         from rocserve.backends.device_tensors import named_outputs
 
         return named_outputs(

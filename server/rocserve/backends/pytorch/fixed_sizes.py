@@ -52,7 +52,7 @@ class SizedModel(Protocol):
     def outputs_on_gpu(self, batch: Batch) -> Collection[int]:
         """Return the positions of the outputs that stay on the GPU."""
 
-    def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
+    def batch_result(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
         """Return a batch's outputs under the signature's names, with the errors of its inputs. Raises ServeError
         (INTERNAL) if outputs are missing."""
 
@@ -78,7 +78,7 @@ class _Size:
 
 
 class SizedExecution:
-    """Runs batches at fixed sizes, concurrently with the model's other executions. For one thread."""
+    """An Execution at fixed batch sizes, concurrent with the model's other executions. For one thread."""
 
     def __init__(self, model: SizedModel, computed: Any) -> None:
         """`computed`: the event after each computation of the model, whose memory the next computation reuses."""
@@ -93,12 +93,11 @@ class SizedExecution:
         self._outputs: list[Any] = []
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        """See Execution. A batch in this memory need not be copied."""
+        """Return memory for a batch, which need not be copied then."""
         size = next((size for size in self.by_size if size >= rows), None)
         return {} if size is None else self.by_size[size].memory
 
     def start(self, batch: Batch) -> None:
-        """See Execution."""
         self._batch = batch
         model = self._model
         with model.errors(), model.mode(), torch.cuda.stream(self._stream):
@@ -118,27 +117,25 @@ class SizedExecution:
 
     @property
     def is_done(self) -> bool:
-        """See Execution."""
         return bool(self._ended.query())
 
     def result(self) -> BatchResult:
-        """See Execution."""
         with self._model.errors():
             self._ended.synchronize()
-        named = self._model.named(self._outputs, self._batch, self._failures)
+        named = self._model.batch_result(self._outputs, self._batch, self._failures)
         outputs = {name: _copied(value, self._batch.room.get(name)) for name, value in named.outputs.items()}
         return replace(named, outputs=outputs)
 
     def _run(self, inputs: Sequence[Any], size: int, outputs_on_gpu: Collection[int] = ()) -> None:
         """Run one batch size on the current stream. `outputs_on_gpu`: the positions of outputs that stay on the GPU."""
-        own = self.by_size[size]
+        memory = self.by_size[size]
         rows = len(inputs[0])
-        for given, staged, placed in zip(inputs, own.staged_inputs, own.inputs, strict=True):
-            if not given.is_cuda and given.data_ptr() != staged.data_ptr():
-                staged[:rows].copy_(given)
-            placed[:rows].copy_(given if given.is_cuda else staged[:rows], non_blocking=True)
+        for value, staged, input_on_gpu in zip(inputs, memory.staged_inputs, memory.inputs, strict=True):
+            if not value.is_cuda and value.data_ptr() != staged.data_ptr():
+                staged[:rows].copy_(value)
+            input_on_gpu[:rows].copy_(value if value.is_cuda else staged[:rows], non_blocking=True)
         self._stream.wait_event(self._computed)
-        outputs = own.run()
+        outputs = memory.run()
         self._computed.record(self._stream)
         tensors = self._model.tensors
         assert tensors is not None, "a GPU's"
@@ -146,7 +143,7 @@ class SizedExecution:
             tensors.share(output[:rows])
             if index in outputs_on_gpu
             else staged[:rows].copy_(output[:rows], non_blocking=True)
-            for index, (output, staged) in enumerate(zip(outputs, own.staged_outputs, strict=True))
+            for index, (output, staged) in enumerate(zip(outputs, memory.staged_outputs, strict=True))
         ]
         self._ended.record(self._stream)
 

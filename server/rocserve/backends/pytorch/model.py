@@ -168,7 +168,7 @@ class TorchModel:
                 for index, output in enumerate(outputs)
             ]
             self.tensors.wait()
-        return self.named(outputs, batch, failures)
+        return self.batch_result(outputs, batch, failures)
 
     def inputs_of(self, batch: Batch) -> tuple[list[Tensor], Mapping[int, ServeError]]:
         """Return inputs in the program's order with valid values, and the errors of requests with invalid values.
@@ -184,7 +184,7 @@ class TorchModel:
     def value(self, tensor: Tensor, copies: bool) -> Any:
         return to_torch(tensor, copies) if self.tensors is None else self.tensors.value(tensor, copies)
 
-    def named(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
+    def batch_result(self, outputs: Sequence[Any], batch: Batch, failures: Mapping[int, ServeError]) -> BatchResult:
         indices = self._bound.outputs
         if len(outputs) < len(indices):
             raise internal(f"the program returned {len(outputs)} outputs, expected {len(indices)}")
