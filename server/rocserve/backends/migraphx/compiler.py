@@ -58,7 +58,7 @@ class ProgramCompiler:
 
         variables = {}
         if recipe.options.target is Target.GPU:
-            # MIOpen reads these variables; MIGraphX uses it for convolutions on a GPU.
+            # MIOpen, which MIGraphX uses for convolutions on a GPU, reads these variables.
             variables["MIOPEN_USER_DB_PATH"] = str(self.cache.tuning_folder)
             if recipe.options.miopen_tuning:
                 # 3: search for the fastest kernels, even if MIOpen's database has some.

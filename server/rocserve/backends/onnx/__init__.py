@@ -49,7 +49,7 @@ BACKEND = BackendSpec(
     takes_ragged_batches=True,
     takes_operators=True,
     models_are_data=True,
-    # A node with an execution provider's compiled program.
+    # The operator of nodes that hold an execution provider's compiled program.
     marks_of_programs=(b"EPContext",),
     request_parameters=REQUEST_PARAMETERS,
     choose_engine=choose_engine,

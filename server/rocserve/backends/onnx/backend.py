@@ -369,7 +369,7 @@ class OnnxModel:
         except (engine_errors.InvalidArgument, ValueError) as error:
             raise invalid_argument(f"onnx runtime error: {error}") from None
         except Exception as error:
-            # The binding's exceptions have no base class of their own.
+            # The binding's exceptions have no common base class but Exception.
             raise internal(f"onnx runtime error: {error}") from None
         outputs: dict[str, Array | Tensor] = dict(zip(wanted, results, strict=True))
         if self._bfloat16 or self._takes_text:

@@ -167,7 +167,7 @@ class SessionOpener:
         try:
             session = self._session(options, providers)
         except Exception as error:
-            # The binding's exceptions have no base class of their own.
+            # The binding's exceptions have no common base class but Exception.
             failure = without_source_position(str(error))
         finally:
             written = capture.end(start)
@@ -200,7 +200,7 @@ class SessionOpener:
         except ServeError:
             raise
         except Exception as error:
-            # The binding's exceptions have no base class of their own.
+            # The binding's exceptions have no common base class but Exception.
             file, text = self._model.model_file, without_source_position(str(error))
             hint = remedy(text) or (what_it_is(file) if _NOT_PARSED in text else "")
             raise invalid_argument(f"ONNX Runtime cannot load {file.name}: {text}{hint}") from None
@@ -225,7 +225,7 @@ class SessionOpener:
             try:
                 options.register_custom_ops_library(str(path))
             except Exception as error:
-                # The binding's exceptions have no base class of their own.
+                # The binding's exceptions have no common base class but Exception.
                 text = without_source_position(str(error))
                 raise invalid_argument(f"ONNX Runtime cannot take the custom operators of '{name}': {text}") from None
         return options
@@ -425,7 +425,7 @@ class _DeviceSessions:
         except torch.OutOfMemoryError as error:
             raise unavailable(f"PyTorch: {error}") from None
         except Exception as error:
-            # The binding's exceptions have no base class of their own.
+            # The binding's exceptions have no common base class but Exception.
             raise internal(f"onnx runtime error: {error}") from None
 
     def mode(self) -> AbstractContextManager[Any]:

@@ -326,7 +326,7 @@ class CProgram(Program):
             flush(None)
             try:
                 kept = os.dup(_STANDARD_OUTPUT)
-            except OSError:  # Standard output is closed.
+            except OSError:  # Standard output may be closed.
                 kept = os.open(os.devnull, os.O_WRONLY)
             os.dup2(file.fileno(), _STANDARD_OUTPUT)
             try:

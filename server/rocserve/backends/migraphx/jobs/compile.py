@@ -170,7 +170,7 @@ def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str
         if output.shape[:1] != (size,):
             return f"output '{name}' has shape {list(output.shape)}, whose first dimension should be {size}"
     worst = dict.fromkeys(names, 0.0)
-    # All rows of a small batch, else a selection that spans the batch.
+    # A small batch is compared in all rows, a large one in rows that span it.
     for row in sorted({round(index) for index in np.linspace(0, size - 1, min(size, _MOST_ROWS))}):
         # The other rows differ from those in the program's batch, so an output that depends on them differs, too.
         alone = samples.inputs(own.parameters, own_size)

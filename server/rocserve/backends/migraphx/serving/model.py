@@ -317,14 +317,14 @@ class _Compiled:
         if config.backend != "onnx" or asked_engine(config) not in ("", "auto"):
             return
         for planned, output in zip(self.plan.outputs, about.outputs, strict=False):
-            # For batches, `check_batch` refuses such outputs.
+            # If the model batches, `check_batch` refuses such outputs.
             if not self.plan.batches and varies_with_values(about.inputs, output):
                 raise unavailable(
                     f"the shape of output '{planned.name}' depends on the values of the inputs, of which MIGraphX takes"
                     " some wrongly (such as negative axes) and does not survive others; set parameter 'engine' to"
                     ' "migraphx" to have it all the same'
                 )
-            # Compared as far as both shapes are known.
+            # The shapes are compared as far as both are known.
             if planned.shape is not None and (
                 len(output.shape) != len(planned.shape)
                 or any(
