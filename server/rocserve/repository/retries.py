@@ -39,7 +39,7 @@ class Failure:
 
 @dataclass(slots=True)
 class RetryPolicy:
-    """Doubles the pauses between retries from `first_seconds` up to `longest_seconds`. Enabled after the start."""
+    """Doubles the pauses between retries from `first_seconds` up to `longest_seconds`; can be disabled for a time."""
 
     first_seconds: float
     longest_seconds: float
