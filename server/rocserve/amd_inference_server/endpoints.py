@@ -197,7 +197,7 @@ class WorkerEndpoints:
 
     settings: RepositorySettings
     scanner: RepositoryScanner
-    """Of the repositories, because endpoints must not take their models' names."""
+    """Knows the models of the repositories, whose names no endpoint may take."""
     reader: ContentReader
     table: ModelTable
     tables: ServingTableHolder

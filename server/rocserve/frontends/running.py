@@ -249,7 +249,7 @@ class FrontEnds:
         return self._started("gRPC", "GRPCInferenceService", access, settings.address, port)
 
     def _started(self, protocol: str, name: str, access: Access, address: str, port: int) -> Sequence[str]:
-        """Note the port; return lines for the log."""
+        """Store the port, and return lines for the log."""
         self.ports[protocol.lower()] = port
         who = f"{self._count} processes" if self._count else "this process"
         return (

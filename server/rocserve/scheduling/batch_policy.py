@@ -187,7 +187,7 @@ class Triage:
         self._policy = policy
         self._keeps_order = keeps_order
         self._run_seconds = 0.0
-        """Of the largest batch that the waiting requests allow."""
+        """The estimated time of the largest batch that the waiting requests allow."""
         self._policy_alone_until = math.inf
         """time.monotonic() before which no waiting request has used half of its time, so the policy decides alone."""
 

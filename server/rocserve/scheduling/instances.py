@@ -33,7 +33,7 @@ def needs_of(limits: InstanceRateLimiter, device: int | None) -> Needs:
 
 class _State(enum.Enum):
     FREE = enum.auto()
-    """It has nothing to run, or has not asked the limiter."""
+    """The instance has nothing to run, or has not asked the limiter."""
     STAGED = enum.auto()
     GRANTED = enum.auto()
 

@@ -93,7 +93,7 @@ class CachedAnswers:
         self._has_warned = False
 
     def set_members(self, members: tuple[object, ...]) -> None:
-        """Note an ensemble's current members. Answers by other members are deleted."""
+        """Set an ensemble's current members. Answers of other members are deleted."""
         if members != self._members:
             self.close()
             self._members = members

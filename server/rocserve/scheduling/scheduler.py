@@ -87,7 +87,7 @@ class Scheduler(ABC):
         self._drain = Drain()
         self._outage: ServeError | None = None
         self._refused: list[Refused] = []
-        """They are answered at the turn's end."""
+        """Requests to answer with an error at the turn's end."""
         self._expiring: list[InferRequest] = []
         """Requests that came in this turn and may expire."""
         self._deadlines = Deadlines(parts.plane)

@@ -46,7 +46,7 @@ PROTOCOLS: Mapping[str, str] = MappingProxyType({name: key for key, names in _ME
 @dataclass(frozen=True, slots=True)
 class Restriction:
     header: str
-    """As the flag has it. Headers' names are compared without regard to case."""
+    """The name that the flag gives; names of headers are compared without regard to case."""
     secret: str | SecretFile
 
     @property
@@ -160,7 +160,7 @@ class Access:
     restrictions: Mapping[str, Restriction]
     """By method, only of methods that need a secret header."""
     addresses: AdminAddresses | None
-    """Where admin calls may come from; None = from this machine, and to `protected` methods from anywhere."""
+    """The sources of admin calls; None = this machine, and for `protected` methods any source."""
     protected: Collection[str]
     """The methods that need a secret header or a client's certificate."""
 

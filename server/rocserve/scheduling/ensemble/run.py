@@ -482,7 +482,7 @@ def _may_be_kept(tensor: Tensor, slot: Slot) -> bool:
 
 
 def _placed(data: Buffer, places: TensorPlaces, slot: object) -> Sequence[Buffer]:
-    """Return a step's only input as the place where its slot keeps it, so that its worker may read it there."""
+    """Return a step's only input in its slot's heap, so that its worker may read it in place."""
     assert isinstance(slot, Slot)
     heap = slot.heap
     assert heap is not None

@@ -22,8 +22,8 @@ class SequenceRouter:
         self._open.append(version)
 
     def begin_closing(self, version: SequenceScheduler) -> bool:
-        """Note that a version takes no new sequences. Returns whether another version does, which then passes on
-        requests of the old sequences."""
+        """Give a version no new sequences. Returns whether another version takes them, which then passes on requests of
+        old ones."""
         if version in self._open:
             self._open.remove(version)
         if self._open:

@@ -47,16 +47,16 @@ class SequenceRequest(InferRequest):
 
     tag: SequenceTag = NO_SEQUENCE
     place: Place | None = None
-    """Where it waits; None = it has not come to a slot or backlog, or has left."""
+    """The slot or backlog in which the request waits; None before and after."""
     slot: Slot | None = None
-    """Where it runs or has run; None before."""
+    """The slot in which the request runs or has run; None before."""
     states: SequenceStates | None = None
     """The sequence's states, which its answer changes."""
     cancelled: bool = False
     answers: SequenceResponder | None = None
-    """Takes its answers; stays with the request if it is run again."""
+    """Takes the states out of the answers. A request that is run again keeps this responder."""
     original: tuple[Sequence[Buffer], RequestPlan] | None = None
-    """Its data and plan from before controls and states were added."""
+    """The client's data, and the plan, without controls and states."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +81,7 @@ class SequenceInstance:
     slot_count: int
     """The most sequences at a time."""
     slots: list[Slot] = field(default_factory=list)
-    """Made when needed: those that have had a sequence, and the next one."""
+    """Made when needed: all slots that have had a sequence, and the next one."""
     candidates: RequestQueue = field(init=False)
     """The requests that slots have handed to the dynamic batcher; always empty with the direct strategy."""
     gone: bool = False
@@ -177,7 +177,7 @@ class SequenceTable:
         return place if isinstance(place, Slot) else None
 
     def end(self, slot: Slot, sequence: SequenceId) -> None:
-        """Note that no more requests of a slot's sequence come: the slot is free when the present ones have run."""
+        """End a slot's sequence: the slot is free when the present requests have run."""
         if slot.sequence == sequence and not slot.forced_end:
             slot.forced_end = True
             self._forget_place(slot)
@@ -206,7 +206,8 @@ class SequenceTable:
     # Slots
 
     def advance(self, slot: Slot, now: float) -> None:
-        """Give the slot to the next sequence if its own has ended, or if nobody waits for its next request."""
+        """Give the slot to the next sequence if the present one has ended, or if its next request cannot be
+        answered."""
         while self._has_ended(slot, now) if slot.queue else slot.forced_end:
             self._release(slot, now)
 
@@ -315,8 +316,8 @@ class SequenceTable:
         return deadline <= now or not self._times.may_probe(int(now * 1e9))
 
     def cancel(self, request: SequenceRequest, now: float) -> bool:
-        """Handle the loss of a request's client: its sequence ends; with a slot when the request's turn comes, else
-        now. Returns False if the request does not wait."""
+        """End the sequence of a request whose client has left: now, or if it has a slot when the request's turn comes.
+        Returns False if the request does not wait."""
         place, deadline = request.place, request.deadline
         if isinstance(place, Slot):
             request.cancelled = True

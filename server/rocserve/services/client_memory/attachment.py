@@ -186,7 +186,7 @@ def _placed(head: RequestHead, in_place: Sequence[PartInPlace]) -> PlacedTensors
 
 
 def _wanted_parts(head: RequestHead) -> Mapping[str, RegionReference]:
-    """Return by name where outputs must be written. If a request asks for an output twice, the first one counts."""
+    """Return the part of a region for each output. If a request asks for an output twice, the first one counts."""
     wanted: dict[str, RegionReference] = {}
     for output in head.outputs:
         reference = read_reference(output.name, output.parameters)

@@ -24,7 +24,7 @@ from rocserve.services.client_memory.device_memory import COPIED_AT_ONCE, HANDLE
 from rocserve.services.methods import Method
 
 FOLDER = "/dev/shm"
-"""Where Linux keeps POSIX shared memory."""
+"""The folder of POSIX shared memory in Linux."""
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _UNSIGNED = (1 << 64) - 1
 _GPU_LIBRARIES = ("lib/libtorch_hip.so", "lib/libtorch_cuda.so")
@@ -40,7 +40,7 @@ class Region:
         self.users = 0
         """Requests in flight that write to it. Counted by ClientRegions."""
         self.is_unregistered = False
-        """It is removed after its last user."""
+        """The region is removed after its last user."""
 
     def check_bounds(self, offset: int, nbytes: int) -> None:
         """Raise ServeError (INVALID_ARGUMENT, Triton's texts) if the part is not within the region."""
@@ -182,8 +182,8 @@ class RegionReference:
 
 
 def read_reference(tensor: str, parameters: Parameters) -> RegionReference | None:
-    """Return where a tensor lies; None = in the request itself. Raises ServeError (INVALID_ARGUMENT) if a parameter has
-    the wrong type or its counterpart is missing."""
+    """Return the part of a region that holds a tensor; None = the request holds it. Raises ServeError
+    (INVALID_ARGUMENT) if a parameter has the wrong type or its counterpart is missing."""
     region = parameters.get(SHARED_REGION)
     if region is None:
         for name in (SHARED_OFFSET, SHARED_BYTE_SIZE):
