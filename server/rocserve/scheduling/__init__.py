@@ -1,1 +1,1 @@
-"""Schedulers: between a validated request and the instance that runs it."""
+"""Schedules validated requests on the instances that run them."""

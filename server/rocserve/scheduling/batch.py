@@ -39,8 +39,8 @@ class AnswerLink(Protocol):
 
     def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
         """Send requests their only answers, which share one head. `slot`: of their batch's outputs, `nbytes` in all.
-        `places`: per request its token, then the begin of each output in the slot. False: not sent, the other process
-        cannot read it."""
+        `places`: per request its token, then the begin of each output in the slot. Returns False, with nothing sent, if
+        the other process cannot read the slot."""
 
 
 class LinkedResponder:
@@ -290,6 +290,6 @@ class BatchAnswerer:
         """Do nothing: a batch that runs is not stopped when a client leaves."""
 
     def drop(self, batch: FormedBatch, request: InferRequest) -> bool:
-        """Leave the answer to a request that was sent ahead to the caller. Returns True: the caller may answer it."""
+        """Let the caller answer a request that was sent ahead. Returns True: the caller may do so."""
         batch.drop(request)
         return True

@@ -61,7 +61,7 @@ _ONE = BatchDecision(1, is_full=True)
 
 LARGEST_GROUP = 16
 LONGEST_GROUP_NS = 500_000
-"""Engine time of a whole group, because the answer to the first request waits for the last."""
+"""The longest engine time of a group, because the answer to its first request waits for the last."""
 
 
 class NoBatching:
@@ -73,7 +73,7 @@ class NoBatching:
     """The most rows that are run together; a single request may have more."""
 
     def __init__(self, times: ComputeTimes | None) -> None:
-        """`times`: of the model; None if its requests' inputs cannot be joined, or their outputs not be cut apart."""
+        """`times`: of the model; None if its requests' inputs cannot be joined, or its outputs cannot be cut apart."""
         self._times = times
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
@@ -202,7 +202,7 @@ class Triage:
             self._policy_alone_until = latest
 
     def decide(self, now_ns: int, batches_before: int) -> BatchDecision:
-        """Drop hopeless requests, then decide among the rest as the policy does; none may be left. `batches_before`:
+        """Drop hopeless requests, then decide among the rest, perhaps none, as the policy does. `batches_before`:
         batches that the instance already has in flight."""
         now = now_ns / 1e9
         if now < self._policy_alone_until:

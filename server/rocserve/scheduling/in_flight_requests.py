@@ -113,7 +113,7 @@ class InFlightRequests:
     # From the worker
 
     def drop(self, batch: FormedBatch, request: InferRequest) -> bool:
-        """Leave the answer to a request that was sent ahead to the caller. Returns whether the caller may answer it."""
+        """Let the caller answer a request that was sent ahead. Returns whether the caller may still do so."""
         in_flight = self._open.get(request)
         if in_flight is None:
             return False

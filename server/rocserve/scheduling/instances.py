@@ -68,8 +68,8 @@ class RateLimiter:
     available resources, a mapping that is replaced and never changed."""
 
     def __init__(self, explicit: Sequence[RateLimitResource], call_soon: Callable[[Callable[[], None]], None]) -> None:
-        """`explicit`: the resources; empty = what the neediest instance holds. `call_soon`: calls on the data plane's
-        thread."""
+        """`explicit`: the resources there are; empty = what the neediest instance holds. `call_soon`: runs a callback
+        on the data plane's thread."""
         self._explicit = tuple(explicit)
         self._call_soon = call_soon
         self._registered: dict[object, Sequence[Needs]] = {}

@@ -57,7 +57,7 @@ class StepRequest:
     step: EnsembleStep
     iteration: int
     request: InferRequest
-    """Deleted when it is sent, because from then on it refers to this."""
+    """Deleted when it is sent, because the request then refers to this responder."""
     last_read_bytes: int
     """Bytes counted for the tensors that only this step still reads; they are released when it has answered."""
     reference_outputs: frozenset[str]
@@ -117,7 +117,7 @@ class _HeldTensor:
     sequence: SequenceTag | None
     """The sequence of the requests that read it."""
     counted_bytes: int = 0
-    """Counted in the memory for requests, under its iteration; 0 for the ensemble's own inputs."""
+    """Bytes counted for this iteration in the memory for requests; 0 for the ensemble's own inputs."""
     slot: object = None
     """While it is kept, the data and all that References refer to stay unchanged."""
 
@@ -456,7 +456,7 @@ class EnsembleRun:
             self.ensemble.memory.release_step(holding)
 
     def _end(self, failed: bool) -> None:
-        """Count the request before its last answer, because its client may then ask for the statistics."""
+        """End the run before the last answer is sent, because its client may then ask for the statistics."""
         now = time.monotonic_ns()
         for iteration in list(self._holdings):
             self._release_iteration(iteration)
@@ -589,7 +589,7 @@ class EnsembleVersion:
         EnsembleRun(self, request, responder, started_ns).start()
 
     def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
-        """Return the versions that its steps would run now, and those of ensembles among them."""
+        """Return the versions that the steps would run now, and those of ensembles among them."""
         table = self.dispatcher.tables.table
         if (known := table.members.get(self)) is not None:
             return known

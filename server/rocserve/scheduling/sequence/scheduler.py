@@ -131,7 +131,7 @@ class SequenceScheduler(Scheduler):
         self._inputs = SequenceInputs(config, batching, parts.initial_states)
         self._correlation_id = self._inputs.controls.correlation_id
         self._numbers = itertools.count(1)
-        """Ids of the sequences that one iterative request makes by itself."""
+        """Sequence ids for an iterative model's requests without one: each is a separate sequence."""
         self._table = SequenceTable(
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )
@@ -276,7 +276,7 @@ class SequenceScheduler(Scheduler):
         self._watch_idle()
 
     def detach(self, worker: Instance) -> None:
-        """See Scheduler. The instance's sequences are lost with the worker's state of them."""
+        """See Scheduler. The instance's sequences are lost, because the worker had their states."""
         self._lose_instance(worker, "the worker has ended")
         self._schedule_pump()
 
