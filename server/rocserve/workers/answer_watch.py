@@ -15,8 +15,7 @@ from rocserve.settings import TimeLimits
 if TYPE_CHECKING:
     from rocserve.workers.instance import Instance
 
-_POLL_SECONDS = 1.0
-"""The longest time between two checks."""
+_LONGEST_POLL_SECONDS = 1.0
 _SHORTEST_POLL_SECONDS = 0.05
 """Bounds the loop's load, however short a limit a model asks for."""
 _CHECKS_WITHIN_LIMIT = 5
@@ -30,10 +29,8 @@ class PendingAnswers:
 
     batch: int = 0
     """Number of the batch that must be answered first; 0 = none."""
-    requests: int = 0
-    """Open requests, which are answered by separate messages and not with a batch."""
-    calls: int = 0
-    """Calls of other models that the instance waits for."""
+    open_requests: int = 0
+    open_calls: int = 0
     messages: int = 0
     """Messages so far that were not results of batches."""
 
@@ -52,12 +49,12 @@ class Silence:
         self._last = (PendingAnswers(), ProcessState())
         self.seconds = 0.0
 
-    def check(self, pending_answers: PendingAnswers, process: ProcessState, passed: float) -> None:
-        """Compare with the last check, `passed` seconds ago."""
+    def check(self, pending_answers: PendingAnswers, process: ProcessState, seconds_since_last: float) -> None:
         # While a model waits for another, no answer is due, unless its process is stopped: it could not use the answer.
-        waits = pending_answers.calls > 0 and not process.is_stopped
-        is_due = (pending_answers.batch or pending_answers.requests) and not waits and not process.is_traced
-        self.seconds = self.seconds + passed if is_due and self._last == (pending_answers, process) else 0.0
+        waits = pending_answers.open_calls > 0 and not process.is_stopped
+        is_due = (pending_answers.batch or pending_answers.open_requests) and not waits and not process.is_traced
+        is_unchanged = self._last == (pending_answers, process)
+        self.seconds = self.seconds + seconds_since_last if is_due and is_unchanged else 0.0
         self._last = (pending_answers, process)
 
     @property
@@ -104,7 +101,9 @@ class AnswerWatch:
         self._on_silence = on_silence
         self._on_hang = on_hang
         self._reported: list[float] = []
-        self._pause = max(_SHORTEST_POLL_SECONDS, min(_POLL_SECONDS, shortest_limit(limits) / _CHECKS_WITHIN_LIMIT))
+        self._pause = max(
+            _SHORTEST_POLL_SECONDS, min(_LONGEST_POLL_SECONDS, shortest_limit(limits) / _CHECKS_WITHIN_LIMIT)
+        )
         self._loop = asyncio.get_running_loop()
         self._checked_at = self._loop.time()
         self._timer = self._next_check()
@@ -124,7 +123,7 @@ class AnswerWatch:
         self._checked_at = now
         self._timer = self._next_check()
         pending_answers = [instance.pending_answers() for instance, _ in self._instances]
-        is_due = any(one.batch or one.requests for one in pending_answers)
+        is_due = any(one.batch or one.open_requests for one in pending_answers)
         process = self._process_state() if is_due else ProcessState()
         for (instance, silence), one in zip(self._instances, pending_answers, strict=True):
             silence.check(one, process, passed)

@@ -225,13 +225,11 @@ class Instance:
                 elif kind == entries.LAYOUT:
                     self.results.layouts.define(number, a, b)
                     self.return_place(a)
-                elif requests is None:
-                    raise ValueError(f"a message of kind {kind}, which it may not send here")
-                elif kind == entries.RESPONSE:
+                elif requests is not None and kind == entries.RESPONSE:
                     requests.take_response(flags, count, number, a, b, c)
-                elif kind == entries.CALL:
+                elif requests is not None and kind == entries.CALL:
                     requests.take_call(number, a, b, c)
-                elif kind == entries.RETURN:
+                elif requests is not None and kind == entries.RETURN:
                     requests.take_returns((a, b, c)[:count])
                     self._mail.trimmer.trim_later(self.inputs)
                 else:
@@ -296,12 +294,9 @@ class Instance:
 
     # The end
 
-    def _close(self) -> None:
-        self.closed = self.has_ended = True
-
     def break_off(self, reason: str) -> None:
         """Stop talking to a worker that sends invalid messages, or reads none."""
-        self._close()
+        self.closed = self.has_ended = True
         if self._stop_listening():
             self._on_broken(self, reason)
 
@@ -323,7 +318,7 @@ class Instance:
         as outcomes are released."""
         self.take_mail()
         self._stop_listening()
-        self._close()
+        self.closed = self.has_ended = True
         self._socket.close()
         self.peer.close()
         self._files.close()

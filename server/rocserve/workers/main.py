@@ -162,11 +162,9 @@ class Session:
             if load.plan.cores:
                 # Set before the engine starts its threads, which inherit it.
                 os.sched_setaffinity(0, load.plan.cores)
-            service = self._service = (
-                RequestService(load, self._instances[0], self._report, _LOG, self._worker.guard, self._send_metrics)
-                if load.answers_requests
-                else TensorService(load, self._instances, self._report, _LOG, self._worker.guard)
-            )
+            kind = RequestService if load.answers_requests else TensorService
+            service = kind(load, self._instances, self._report, _LOG, self._worker.guard, self._send_metrics)
+            self._service = service
             loaded = messages.Loaded(service.model.signature, self._properties(), service.batches_at_once)
         except BaseException as error:
             return self._fail("load", error, load)

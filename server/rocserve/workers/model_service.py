@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rocserve.backends.base import (
@@ -58,17 +58,25 @@ from rocserve.workers.worker_end import (
 )
 
 
+@dataclass(eq=False)
 class ModelService(ABC):
-    """A loaded model and the code that serves it. All calls come on the session's thread."""
+    """Loads a model and serves it. All calls come on the session's thread."""
 
-    batches_at_once = 1
+    _load: Load
+    _instances: Sequence[socket.socket]
+    _report: Callable[[str], None]
+    """See ModelSource."""
+    _log: logging.Logger
+    _guard: FaultGuard
+    _send_metrics: Callable[[MetricChanges], None]
+    """See RequestModelSource."""
+    batches_at_once: int = field(default=1, init=False)
     """See Loaded."""
-    model: LoadedModel | RequestModel
+    model: LoadedModel | RequestModel = field(init=False)
 
-    def __init__(self, load: Load, log: logging.Logger, guard: FaultGuard) -> None:
-        self._load = load
-        self._log = log
-        self._guard = guard
+    @abstractmethod
+    def __post_init__(self) -> None:
+        """Load the model. Raises ServeError or any exception if it cannot be loaded."""
 
     @abstractmethod
     def warm_up(self, message: WarmUp) -> None:
@@ -83,7 +91,7 @@ class ModelService(ABC):
     def renew(self, instances: Sequence[socket.socket]) -> None:
         """Use other sockets, from the next `serve` on."""
 
-    def _source(self, report: Callable[[str], None]) -> ModelSource:
+    def _source(self) -> ModelSource:
         load = self._load
         return ModelSource(
             name=load.model_name,
@@ -98,7 +106,7 @@ class ModelService(ABC):
             memory_bytes=load.memory_bytes,
             shares_process=load.shares_process,
             settings=load.settings,
-            report=report,
+            report=self._report,
         )
 
     def _samples(self, message: WarmUp) -> list[tuple[str, Batch]]:
@@ -128,20 +136,11 @@ def batch_error(error: BaseException, log: logging.Logger) -> ServeError:
 class TensorService(ModelService):
     """Serves a model that computes on tensors. Each instance has a thread, and all share the model."""
 
-    def __init__(
-        self,
-        load: Load,
-        instances: Sequence[socket.socket],
-        report: Callable[[str], None],
-        log: logging.Logger,
-        guard: FaultGuard,
-    ) -> None:
-        """`report`: see backends.base.ModelSource. Raises ServeError or any exception if the model cannot be loaded."""
-        super().__init__(load, log, guard)
-        self._instances = instances
-        self.model: LoadedModel = importlib.import_module(load.engine).load(self._source(report))
-        self._config = load.config
-        self._is_alone = len(instances) == 1 and not load.shares_process
+    model: LoadedModel
+
+    def __post_init__(self) -> None:
+        self.model = importlib.import_module(self._load.engine).load(self._source())
+        self._config = self._load.config
         self.batches_at_once = len(model_executions(self.model))
 
     def warm_up(self, message: WarmUp) -> None:
@@ -151,10 +150,8 @@ class TensorService(ModelService):
         self._config = message.config
 
     def serve(self, ready: Callable[[], None], wait_for_end: Callable[[], bool]) -> bool:
-        ends = [WorkerEnd(connection, self._guard, self._is_alone) for connection in self._instances]
-        kept = KeptMemory()
-        for end in ends:
-            end.kept = kept
+        is_alone, freed_memory = len(self._instances) == 1 and not self._load.shares_process, KeptMemory()
+        ends = [WorkerEnd(connection, self._guard, is_alone, freed_memory) for connection in self._instances]
         threads = [
             threading.Thread(
                 target=copy_context().run, args=(self._execute, end), name=f"instance {index}", daemon=True
@@ -321,24 +318,17 @@ class RequestService(ModelService):
     and finalize all run there. A second thread waits for the end on the control socket, and a third reads the back
     channel."""
 
-    def __init__(
-        self,
-        load: Load,
-        connection: socket.socket,
-        report: Callable[[str], None],
-        log: logging.Logger,
-        guard: FaultGuard,
-        send_metrics: Callable[[MetricChanges], None],
-    ) -> None:
-        """`report`: see ModelSource. `send_metrics`: see RequestModelSource. Raises ServeError or any exception."""
-        super().__init__(load, log, guard)
-        self._end = WorkerEnd(connection, guard)
-        self._back = BackChannel(self._end, log)
+    model: RequestModel
+
+    def __post_init__(self) -> None:
+        load = self._load
+        self._end = WorkerEnd(self._instances[0], self._guard)
+        self._back = BackChannel(self._end, self._log)
         self._back.start()
         source = RequestModelSource(
-            self._source(report), load.config_json, self._back, load.plan.instance_name, send_metrics
+            self._source(), load.config_json, self._back, load.plan.instance_name, self._send_metrics
         )
-        self.model: RequestModel = importlib.import_module(load.engine).load(source)
+        self.model = importlib.import_module(load.engine).load(source)
 
     def warm_up(self, message: WarmUp) -> None:
         self.model.initialize(message.config, message.config_json)
@@ -366,7 +356,7 @@ class RequestService(ModelService):
 
         control = threading.Thread(target=stop, name="control", daemon=True)
         control.start()
-        self._end.kept = KeptMemory()
+        self._end.freed_memory = KeptMemory()
         ready()
         with self._running_instance():
             for batch in self._end.batches():

@@ -134,7 +134,7 @@ class ResultReader:
 
     def _cut(self, key: _Cut, bounds: Bounds) -> Sequence[Part]:
         places, sizes = key
-        parts = _cut(places.heads, bounds, sizes)
+        parts = _parts(places.heads, bounds, sizes)
         if places.sizes is not None:
             self._remembered += len(sizes) * len(places.heads) + 1
             if self._remembered > _MOST_REMEMBERED:
@@ -144,7 +144,7 @@ class ResultReader:
         return parts
 
 
-def _cut(heads: tuple[TensorHead, ...], bounds: Bounds, sizes: tuple[int, ...]) -> Sequence[Part]:
+def _parts(heads: tuple[TensorHead, ...], bounds: Bounds, sizes: tuple[int, ...]) -> Sequence[Part]:
     if len(sizes) == 1:
         return ((heads, [slice(*bound) for bound in bounds]),)
     rows = sum(sizes)

@@ -79,6 +79,7 @@ class OutgoingResult:
     flags: int = 0
     code: int = 0
     number: int = 0
+    """Of the result's layout."""
     text_bytes: int = 0
     """Of the details, or of an error's text."""
     nbytes: int = 0
@@ -102,7 +103,13 @@ class WorkerEnd:
     """The worker's end of an instance's link. One thread takes batches; any thread may post, as models may answer on
     any."""
 
-    def __init__(self, connection: socket.socket, guard: FaultGuard, is_alone: bool = True) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        guard: FaultGuard,
+        is_alone: bool = True,
+        freed_memory: KeptMemory | None = None,
+    ) -> None:
         """`is_alone`: no other instance in this process would wait for the GIL while this one polls. Raises EOFError if
         the server is gone, ValueError if the first message is invalid."""
         data, descriptors = receive_with_descriptors(connection, entries.ATTACH.size, _MOST_DESCRIPTORS)
@@ -141,11 +148,10 @@ class WorkerEnd:
         self._unread: dict[int, int] = {}
         """Bytes of each slot that the server must still read, by place."""
         self._unread_bytes = 0
-        self._kept: dict[int, Sequence[object]] = {}
+        self._referents: dict[int, Sequence[object]] = {}
         """Objects that the references in a slot refer to, by place."""
         self.sender = TensorSender(self.place, self.post)
-        self.kept: KeptMemory | None = None
-        """None = not used before the model is loaded."""
+        self.freed_memory = freed_memory
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
@@ -192,8 +198,8 @@ class WorkerEnd:
                 self._take_returns()
                 while self._heap.trim():
                     pass
-            if self.kept is not None:
-                self.kept.give_back(self._work.has_mail)
+            if self.freed_memory is not None:
+                self.freed_memory.give_back(self._work.has_mail)
         return is_open
 
     def _requests(self, place: int, count: int) -> list[ReceivedRequest]:
@@ -255,7 +261,7 @@ class WorkerEnd:
     def _await_reader(self) -> None:
         """Raises ServerGone."""
         while self._is_wanted:
-            if (self._unread_bytes >= _RETURNED_AT_ONCE or self._kept) and self._returns.has_mail():
+            if (self._unread_bytes >= _RETURNED_AT_ONCE or self._referents) and self._returns.has_mail():
                 self._take_returns()
             # A few small slots always stay with the server, which returns them together. There is no need to wait for
             # these.
@@ -272,7 +278,7 @@ class WorkerEnd:
     def _take_returns(self) -> None:
         for place in entries.returned_places(self._returns.take()):
             self._unread_bytes -= self._unread.pop(place, 0)
-            self._kept.pop(place, None)
+            self._referents.pop(place, None)
             self._heap.free(place)
 
     def post(self, mail: bytes) -> None:
@@ -292,7 +298,7 @@ class WorkerEnd:
         entry = self.sender.response(number, answer, final)
         if isinstance(answer, ModelResponse) and answer.slot is not None:
             with self._lock:
-                self._kept[ENTRY.unpack(entry)[5]] = (answer.slot,)
+                self._referents[ENTRY.unpack(entry)[5]] = (answer.slot,)
         self.post(entry)
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
@@ -335,7 +341,7 @@ class WorkerEnd:
                 self._unread_bytes += end
             self._heap.view(place, ENTRY_BYTES)[:] = table[0]
         if kept:
-            self._kept[place] = kept
+            self._referents[place] = kept
         done = ENTRY.pack(entries.DONE, 0, 0, batch.id, *times, time.monotonic_ns())
         self.post(done + ENTRY.pack(entries.RESULTS, 0, 0, 0, place, count, end))
 

@@ -196,23 +196,25 @@ def test_a_batch_without_an_answer_is_a_hang_once_the_limit_has_passed():
 def test_a_model_that_answers_or_streams_is_not_hung():
     assert after([(PendingAnswers(batch), RUNS) for batch in range(1, 100)]).seconds == 0
     # One batch for hours, with a response now and then.
-    assert after([(PendingAnswers(7, requests=1, messages=messages), RUNS) for messages in range(100)]).seconds == 0
+    assert (
+        after([(PendingAnswers(7, open_requests=1, messages=messages), RUNS) for messages in range(100)]).seconds == 0
+    )
     assert after([(PendingAnswers(), RUNS)] * 100).seconds == 0
 
 
 def test_a_model_that_waits_for_another_is_due_again_when_that_has_answered():
-    waits = (PendingAnswers(7, calls=1, messages=3), RUNS)
+    waits = (PendingAnswers(7, open_calls=1, messages=3), RUNS)
     assert after([waits] * 100).seconds == 0
     assert after([waits] * 100 + [(PendingAnswers(7, messages=3), RUNS)] * 10).excess == ""
     assert after([waits] * 100 + [(PendingAnswers(7, messages=3), RUNS)] * 11).excess != ""
 
 
 def test_requests_that_a_model_holds_open_are_no_hang_unless_its_process_is_stopped():
-    holds = PendingAnswers(requests=5, messages=9)
+    holds = PendingAnswers(open_requests=5, messages=9)
     assert after([(holds, RUNS)] * 100).excess == ""
     assert not after([(holds, RUNS)] * 100).is_reported
     # The time counts from the stop on, with or without calls.
-    stopped = (replace(holds, calls=2), STOPPED)
+    stopped = (replace(holds, open_calls=2), STOPPED)
     assert after([(holds, RUNS)] * 100 + [stopped] * 10).excess == ""
     assert after([stopped] * 11).excess == "its process was stopped for 600 s (hang_timeout_secs)"
     assert after([(PendingAnswers(), STOPPED)] * 100).excess == ""
@@ -226,7 +228,7 @@ def test_a_limit_for_answers_counts_for_open_requests_too():
     limits = TimeLimits(request_timeout_seconds=120, hang_timeout_seconds=600)
     text = "it had not answered for 120 s (request_timeout_secs)"
     assert after([(PendingAnswers(7), RUNS)] * 3, limits).excess == text
-    assert after([(PendingAnswers(requests=1), RUNS)] * 3, limits).excess == text
+    assert after([(PendingAnswers(open_requests=1), RUNS)] * 3, limits).excess == text
     assert after([(PendingAnswers(7), RUNS)] * 1000, NO_TIME_LIMITS).excess == ""
 
 
