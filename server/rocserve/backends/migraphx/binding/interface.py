@@ -96,13 +96,9 @@ class Program(abc.ABC):
 
     def _read_tensors(self) -> None:
         """Read the parameters and the outputs, which compiling changes."""
-        tensors = self._read_parameters()
-        self.parameters: Mapping[str, ProgramTensor] = {
-            tensor.name: tensor for tensor in tensors if _OUTPUT_BUFFER not in tensor.name
-        }
-        self.output_buffers: Mapping[str, ProgramTensor] = {
-            tensor.name: tensor for tensor in tensors if _OUTPUT_BUFFER in tensor.name
-        }
+        tensors: Mapping[str, ProgramTensor] = {tensor.name: tensor for tensor in self._read_parameters()}
+        self.parameters = {name: tensor for name, tensor in tensors.items() if _OUTPUT_BUFFER not in name}
+        self.output_buffers = {name: tensor for name, tensor in tensors.items() if _OUTPUT_BUFFER in name}
         """Empty unless the program was compiled without offload_copy. Names are like "main:#output_0"."""
         self.outputs = tuple(self._read_outputs())
 
