@@ -123,8 +123,8 @@ _READ_ONLY = {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaS
 ADMIN_METHODS = _CHANGES_SETTINGS | ({*_METHODS["model-repository"], *_METHODS["shared-memory"]} - _READ_ONLY)
 
 FORWARDING_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via", "origin"})
-"""In lower case. They come from a proxy that speaks for another client, or from a browser (`Origin`), whose pages come
-from anywhere and may send anything to the browser's machine."""
+"""In lower case. A call with one comes from a proxy that speaks for another client, or from a browser (`Origin`), whose
+pages come from anywhere and may send anything to the browser's machine."""
 
 _LOOPBACK = frozenset({ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")})
 """Not all of 127.0.0.0/8, because service meshes deliver requests of other machines from 127.0.0.6."""

@@ -109,7 +109,8 @@ class TraceControlService:
 
 
 def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
-    """Return the new values by field. As in Triton, unknown level names are ignored. Raises as `trace_setting`."""
+    """Return the new values by field. As in Triton, unknown settings and levels are ignored. Raises as
+    `trace_setting`."""
     if "trace_file" in settings:
         raise unimplemented("trace file location can not be updated through network protocol")
     change: dict[str, int | None] = {}

@@ -38,7 +38,7 @@ class Region:
         self.name = name
         self.nbytes = nbytes
         self.users = 0
-        """Requests in flight that write to it. Counted by ClientRegions."""
+        """Requests in flight that write to the region; counted by ClientRegions."""
         self.is_unregistered = False
         """The region is removed after its last user."""
 
