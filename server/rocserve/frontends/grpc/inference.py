@@ -45,8 +45,6 @@ class InferenceHandlers:
         self.decoder = RequestDecoder()
         self.encoder = ResponseEncoder()
         self.memory = memory
-        self.paths = service.paths
-        self.plane = service.plane
         self.forwarding = forwarding
         self.streams: set[InferenceStream] = set()
         """The open streams."""
@@ -85,7 +83,7 @@ class InferenceHandlers:
 
         def decode() -> None:
             self.order.hold(unread.request)
-            self.plane.work_off(self._decode_in_steps(unread, call))
+            self.service.plane.work_off(self._decode_in_steps(unread, call))
 
         if not self.order.wait_if_held(unread.request, decode):
             decode()
@@ -143,10 +141,10 @@ class InferCall(ServerUnaryCall):
     def send(self, answer: Answer, final: bool = True) -> None:
         if not isinstance(answer, InferResponse):
             error = answer or internal("the model ended the request without a response")
-            self.reply_error(self.handlers.paths.without(error))
+            self.reply_error(self.handlers.service.paths.without(error))
             return
         if sum(map(len, answer.data)) > DECODED_AT_ONCE if answer.is_typed else answer.is_large:
-            self.handlers.plane.work_off(self._reply_large(answer))
+            self.handlers.service.plane.work_off(self._reply_large(answer))
             return
         try:
             if answer.is_typed:
@@ -290,7 +288,7 @@ class _StreamResponder:
             elif isinstance(answer, ServeError):
                 message = self._error_message(answer, final)
             elif answer.is_large:
-                handlers.plane.work_off(self._answer_large(answer, final))
+                handlers.service.plane.work_off(self._answer_large(answer, final))
                 return
             else:
                 message = handlers.encoder.encode_stream_response(answer, final)
@@ -307,7 +305,7 @@ class _StreamResponder:
 
     def _error_message(self, error: ServeError, final: bool) -> bytes:
         handlers, head = self.handlers, self.head
-        text = handlers.paths.hide(error.text)
+        text = handlers.service.paths.hide(error.text)
         if head is not None and self.is_accepted and not error.is_refusal:
             return handlers.encoder.encode_stream_error(text, self.request_id, head.model_name, final)
         return handlers.encoder.encode_stream_error(text, self.request_id)

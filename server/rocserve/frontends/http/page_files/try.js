@@ -132,7 +132,8 @@ export function tryIt(name, version, metadata, config) {
       const began = performance.now();
       const response = await ask(`${pathOf(name, version)}/infer`, { method: "POST", body: JSON.stringify(request) });
       const took = performance.now() - began;
-      answer.replaceChildren(...(await show(response, request, picture)), h("p", {}, `Answered in ${number(took)} ms.`));
+      const parts = await show(response, request, picture);
+      answer.replaceChildren(...parts, h("p", {}, `Answered in ${number(took)} ms.`));
     } catch (error) {
       answer.replaceChildren(h("p", { class: "reason" }, error.message));
     }
