@@ -224,20 +224,8 @@ def _from_folder(folder: Path, options: ModelOptions, registry: BackendRegistry)
         )
     with advised(reading):
         version = newest_version(definition)
-    version_folder = folder / str(version)
-    groups = definition.config.instance_groups
-    source = ModelSource(
-        name=definition.name,
-        version=version,
-        model_folder=folder,
-        version_folder=version_folder,
-        model_file=find_model_file(definition, version_folder),
-        config=definition.config,
-        instance_kind=groups[0].kind if groups else InstanceKind.AUTO,
-        device=groups[0].gpus[0] if groups and groups[0].gpus else None,
-        instance_count=1,
-        settings=options.engines,
-    )
+    file = find_model_file(definition, folder / str(version))
+    source = _source(definition.config, file, options.engines, version, folder, folder / str(version))
     return ToolModel(source, definition.backend, definition)
 
 
@@ -246,19 +234,26 @@ def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) 
     backend = by_ending.get(path.suffix.lower())
     if backend is None:
         raise invalid_argument(f"has the ending '{path.suffix}'; expected one of {', '.join(by_ending)}, or a folder")
-    source = ModelSource(
-        name=path.stem,
-        version=1,
-        model_folder=path.parent,
-        version_folder=path.parent,
-        model_file=path,
-        config=ModelConfig(name=path.stem, backend=backend.name),
-        instance_kind=InstanceKind.AUTO,
-        device=None,
+    config = ModelConfig(name=path.stem, backend=backend.name)
+    return ToolModel(_source(config, path, settings, 1, path.parent, path.parent), backend, None)
+
+
+def _source(
+    config: ModelConfig, file: Path, settings: EngineSettings, version: int, model_folder: Path, version_folder: Path
+) -> ModelSource:
+    group = next(iter(config.instance_groups), None)
+    return ModelSource(
+        name=config.name,
+        version=version,
+        model_folder=model_folder,
+        version_folder=version_folder,
+        model_file=file,
+        config=config,
+        instance_kind=group.kind if group else InstanceKind.AUTO,
+        device=group.gpus[0] if group and group.gpus else None,
         instance_count=1,
         settings=settings,
     )
-    return ToolModel(source, backend, None)
 
 
 def _takes_arrays(backend: BackendSpec) -> bool:

@@ -88,11 +88,9 @@ class RocalModel:
                     f" {list(result.shape)}; resize images to a fixed size in the pipeline"
                 )
                 raise PixelsError(text) if interface.holds_several else invalid_argument(text)
-            if interface.holds_several:
-                _copy(result, arrays[output.name][row])
-            else:
+            if not interface.holds_several:
                 arrays[output.name] = np.empty(result.shape, result.dtype)
-                _copy(result, arrays[output.name])
+            _copy(result, arrays[output.name][row] if interface.holds_several else arrays[output.name])
 
         faults = self._engine.run(images, arguments, put)
         if faults and not interface.holds_several:

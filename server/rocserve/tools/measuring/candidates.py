@@ -113,10 +113,9 @@ def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
         has_gpu_provider = machine.is_installed(ONNXRUNTIME_ENGINE.gpu_module, ONNXRUNTIME_ENGINE.gpu_files)
         choice = EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=has_gpu_provider)
     place = plan_workers(source.config, choice, machine, 0)[0][0]
-    if place.device is not None:
-        return _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, place.device)
-    candidate = _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, None, instances)
-    return replace(candidate, shares_a_process=True)
+    threads = instances if place.device is None else 1
+    candidate = _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, place.device, threads)
+    return replace(candidate, shares_a_process=place.device is None)
 
 
 def _worker_candidate(
@@ -164,7 +163,7 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
     largest = config.max_batch_size or min(most, signature.max_batch_size or unconfigured)
     serving = serving_options(replace(config, max_batch_size=largest if batches else 0))
     declared = {one.name: one.model_dims for one in config.inputs}
-    shapes = {}
+    inputs: list[MeasuredInput] = []
     for spec in signature.inputs:
         if spec.datatype is DataType.BYTES:
             raise invalid_argument(f"input '{spec.name}' holds text, for which there are no measurements")
@@ -176,25 +175,16 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
                 f" 'input_shapes' (--input-shapes)"
             )
         pairs = zip(own, given if given is not None and len(given) == len(own) else own, strict=True)
-        shapes[spec.name] = tuple(max(chosen, 1) if dim == -1 else dim for dim, chosen in pairs)
+        shape = tuple(max(chosen, 1) if dim == -1 else dim for dim, chosen in pairs)
+        inputs.append(MeasuredInput(spec.name, np.dtype(spec.datatype.numpy_dtype).name, shape))
     sizes: Sequence[int] = (0,)
     if batches:
         sizes = serving.batch_sizes or default_batch_sizes(largest)
     elif model.source.model_file.suffix == ".mxr":
         # The batch size for which the user compiled the program, if it can be inferred.
-        first = {shape[0] for shape in shapes.values() if shape}
+        first = {one.shape[0] for one in inputs if one.shape}
         sizes = tuple(first) if len(first) == 1 else (0,)
-    return {
-        size: tuple(
-            MeasuredInput(
-                spec.name,
-                np.dtype(spec.datatype.numpy_dtype).name,
-                (size, *shapes[spec.name]) if batches else shapes[spec.name],
-            )
-            for spec in signature.inputs
-        )
-        for size in sizes
-    }
+    return {size: tuple(replace(one, shape=(size, *one.shape)) if batches else one for one in inputs) for size in sizes}
 
 
 def _torch(model: ToolModel, file: Path, order: Sequence[str] = ()) -> Candidate:
