@@ -34,11 +34,11 @@ class ServerStart(NamedTuple):
     """What a server's process gets from its supervisor."""
 
     connection: socket.socket
-    """Signals arrive here, a byte each; a message of what to keep for the next server goes back."""
+    """The supervisor sends signals, a byte each; the server sends a Handover with descriptors, for the next server."""
     parent_pipe: int
     """The reading end of the supervisor's pipe."""
     handover: bytes
-    """What the previous server left; empty = this is the first."""
+    """The previous server's Handover, as JSON; empty = this is the first."""
     descriptors: tuple[int, ...]
     previous_end: str
     """How the previous server ended, in words."""
@@ -52,7 +52,6 @@ class Supervisor:
         # Workers reopen it, and may run as other users.
         os.fchmod(self._parent_pipe, 0o444)
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._connection: socket.socket | None = None
         self._serves = False
         """Whether the running server has left something for the next one."""
         self._handover = b""
@@ -145,13 +144,13 @@ class Supervisor:
 
     def _read_signals(self) -> list[int]:
         """Return the signals for the server. The third request to end takes effect on the supervisor itself."""
-        taken = [number for number in os.read(self._woken, 4096) if number != signal.SIGCHLD]
-        self._asked_to_end += sum(number in _ENDING for number in taken)
+        numbers = [number for number in os.read(self._woken, 4096) if number != signal.SIGCHLD]
+        self._asked_to_end += sum(number in _ENDING for number in numbers)
         if self._asked_to_end > 2:
-            signal.signal(taken[-1], signal.SIG_DFL)
-            os.kill(os.getpid(), taken[-1])
-            os._exit(128 + taken[-1])  # The kernel ignores such a signal from a container's first process to itself.
-        return taken
+            signal.signal(numbers[-1], signal.SIG_DFL)
+            os.kill(os.getpid(), numbers[-1])
+            os._exit(128 + numbers[-1])  # The kernel ignores such a signal from a container's first process to itself.
+        return numbers
 
     def _pause(self, seconds: float) -> bool:
         """Wait. Returns False if a signal asked to end."""

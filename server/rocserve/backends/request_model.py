@@ -77,7 +77,7 @@ class ModelRequest:
     trace_context: str = ""
     """The W3C trace context for the model's calls to other services, in JSON; "" = none."""
     reference_outputs: tuple[str, ...] = ()
-    """See Batch.may_stay; for outputs in the answer that `execute` returns."""
+    """See Batch.reference_outputs; for outputs in the answer that `execute` returns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,9 +150,9 @@ class Heap:
         heap._own(descriptor, share, shares, later, False)
         return heap
 
-    def _own(self, descriptor: int, share: int, shares: int, later: Later | None, has_made_file: bool) -> None:
+    def _own(self, descriptor: int, share: int, shares: int, later: Later | None, owns_file: bool) -> None:
         self._remains = Remains(later)
-        self._has_made_file = has_made_file
+        self._owns_file = owns_file
         self._descriptor = descriptor
         self._shift = _shift_of(descriptor, shares)
         self.limit = 1 << self._shift
@@ -216,7 +216,7 @@ class Heap:
         return self._trimming is not None
 
     def _trim_round(self) -> Iterator[int]:
-        given = 0
+        given_back = 0
         # A closed heap has no file to give memory back from.
         for slots in self._classes[_FIRST_OF_PAGES:] if self._descriptor >= 0 else ():
             unneeded = slots.free[: slots.fewest_free]
@@ -226,10 +226,10 @@ class Heap:
             for offset in unneeded:
                 for start in range(offset, offset + slots.size, piece):
                     anonymous_file.give_back(self._descriptor, start, piece)
-                    given += piece
-                    if given >= GIVEN_BACK_AT_ONCE:
-                        yield given
-                        given = 0
+                    given_back += piece
+                    if given_back >= GIVEN_BACK_AT_ONCE:
+                        yield given_back
+                        given_back = 0
                 slots.bare.append(offset)
 
     def open_for_reading(self) -> int:
@@ -237,10 +237,9 @@ class Heap:
         return anonymous_file.open_for_reading(self._descriptor)
 
     def close(self) -> None:
-        """Release the file; slots can still be freed. The last reader and view release the memory. May be called
-        twice."""
+        """Release the file, if still open; the last reader and view release its memory. Slots can still be freed."""
         if self._descriptor >= 0:
-            if self._has_made_file:
+            if self._owns_file:
                 self._remains.keep(self._descriptor)
             else:
                 os.close(self._descriptor)

@@ -188,7 +188,7 @@ class TraceSetting:
             is_due = self._seen % rate == 0 and self._remaining != 0
         self._begun += is_due or forced
         if is_due and self._remaining > 0:
-            # `_begun` before `_remaining`: has_all, on the sink's thread, reads them in the other order.
+            # `_begun` before `_remaining`: is_complete, on the sink's thread, reads them in the other order.
             self._remaining -= 1
         return is_due or forced
 
