@@ -22,7 +22,7 @@ from rocserve.repository.residency.lazy_version import LazyVersion
 from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.retries import Failure
 from rocserve.repository.scan import ModelScan
-from rocserve.scheduling.ensemble.run import EnsembleVersion
+from rocserve.scheduling.ensemble.version import EnsembleVersion
 
 if TYPE_CHECKING:
     from rocserve.repository.model import ManagedModel

@@ -34,7 +34,7 @@ from rocserve.repository.engine_plan import EngineFailed, EnginePlan, Fallback, 
 from rocserve.repository.loads import LoadedVersion, LoadOrder
 from rocserve.repository.membership import members_of, reachable
 from rocserve.repository.version_workers import VersionWorkers, config_text, drained
-from rocserve.scheduling.ensemble.run import EnsembleVersion
+from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.instances import RateLimiter
 from rocserve.scheduling.queue import QueueLimits
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache

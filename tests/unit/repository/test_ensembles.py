@@ -39,7 +39,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.membership import innermost_first
 from rocserve.repository.model import ManagedModel
 from rocserve.repository.version_loader import warm_up_ensemble
-from rocserve.scheduling.ensemble.run import EnsembleVersion
+from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.settings import ControlMode
 
 from .conftest import FakeLoader, Folders, Served, Start

@@ -30,7 +30,7 @@ from rocserve.core.validation import RequestPlan, RequestValidator
 from rocserve.plane import heap
 from rocserve.plane.heap import Heap, HeapReader
 from rocserve.plane.heap import Slot as HeapSlot
-from rocserve.scheduling.ensemble.run import EnsembleVersion
+from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 
 FP32 = DataType.FP32

@@ -27,7 +27,7 @@ from rocserve.repository.residency.lazy_version import LazyVersion, Load
 from rocserve.repository.residency.room import MODELS, Room, Stage
 from rocserve.repository.retries import Failure, RetryPolicy
 from rocserve.scheduling.ensemble.graph import find_member
-from rocserve.scheduling.ensemble.run import EnsembleVersion
+from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.settings import ResidencySettings
 from rocserve.workers.resource_watch import share_bytes
 

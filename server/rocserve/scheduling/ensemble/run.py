@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rocserve.core.classification import classify
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References, device_of, referable_outputs, referenced_tensor
-from rocserve.core.dispatch import Dispatcher, dispatch_traced
+from rocserve.core.dispatch import dispatch_traced
 from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, unimplemented
 from rocserve.core.model_config import EnsembleStep, ModelConfig
-from rocserve.core.request_memory import Holding, RequestMemory
+from rocserve.core.request_memory import Holding
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters
 from rocserve.core.sequences import (
@@ -35,17 +34,18 @@ from rocserve.core.sequences import (
     SequenceTag,
     take_sequence,
 )
-from rocserve.core.serving import Responder, ServedVersion
-from rocserve.core.statistics import ModelStatistics, PhaseTotals
+from rocserve.core.serving import Responder
+from rocserve.core.statistics import PhaseTotals
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
-from rocserve.core.trace import QUEUE_START
-from rocserve.core.validation import RequestValidator, reshape_dims
+from rocserve.core.validation import reshape_dims
 from rocserve.plane.heap import Slot
 from rocserve.scheduling.batch import send_copied
-from rocserve.scheduling.ensemble.graph import EnsembleGraph, EnsemblePlan, find_member, labels_of, step_head
-from rocserve.scheduling.response_cache import CachedAnswers
-from rocserve.scheduling.scheduler import Drain, cancelled
+from rocserve.scheduling.ensemble.graph import EnsemblePlan, labels_of, step_head
+from rocserve.scheduling.scheduler import cancelled
+
+if TYPE_CHECKING:
+    from rocserve.scheduling.ensemble.version import EnsembleVersion
 
 
 @dataclass(slots=True, eq=False)
@@ -502,113 +502,3 @@ def _member_shape(shape: tuple[int, ...], member: ModelConfig, input_name: str) 
     if rank >= 0 and member.max_batch_size == 0 and len(shape) == rank + 1 and shape[0] == 1:
         return shape[1:]
     return shape
-
-
-class InflightLimit:
-    """Limits how many requests of a step are in flight. Each start is matched by one `end`."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._running = 0
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._is_starting = False
-
-    def begin(self, start: Callable[[], None]) -> bool:
-        """Call `start` now, or when earlier requests have ended. Returns False if it must wait."""
-        if self._waiting or self._running >= self._limit:
-            self._waiting.append(start)
-            return False
-        self._running += 1
-        start()
-        return True
-
-    def end(self) -> None:
-        self._running -= 1
-        if self._is_starting:
-            # The request ended as soon as it was started: the loop below goes on, instead of one call within the other.
-            return
-        self._is_starting = True
-        try:
-            while self._waiting and self._running < self._limit:
-                self._running += 1
-                self._waiting.popleft()()
-        finally:
-            self._is_starting = False
-
-
-@dataclass(eq=False)
-class EnsembleVersion:
-    """Serves an ensemble: implements core.serving.ServedVersion."""
-
-    config: ModelConfig
-    config_message: bytes
-    version: int
-    statistics: ModelStatistics
-    dispatcher: Dispatcher
-    memory: RequestMemory
-    """Counts members' answers, like all answers, until the ensemble has answered."""
-    answers: CachedAnswers | None = None
-    """The version's share of the response cache; None = no answer is cached."""
-
-    def __post_init__(self) -> None:
-        config = self.config
-        self.name = config.name
-        self.graph = EnsembleGraph(config)
-        self.outputs = {output.name: output for output in config.outputs}
-        limit = config.ensemble_max_inflight_requests
-        self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []
-        """By step; empty = no limit."""
-        self._validator = RequestValidator(config)
-        self.on_request: Callable[[EnsembleVersion], None] | None = None
-        """Called before each request is run, because members may have to be loaded."""
-        self._drain = Drain()
-
-    def infer(self, request: InferRequest, responder: Responder) -> None:
-        started_ns = time.monotonic_ns()
-        try:
-            self._validator.validate(request)
-            if self.config.decoupled:
-                responder.expect_many()
-        except ServeError as error:
-            self.statistics.note_failure(error.text)
-            responder.send(error)
-            return
-        self._drain.running += 1
-        if request.trace is not None:
-            request.trace.note(QUEUE_START, started_ns)
-        # The answer to a request of a sequence depends on earlier ones.
-        if self.answers is not None and not self.config.decoupled and request.sequence is None:
-            self.answers.set_members(self._members())
-            caching = self.answers.look_up(request, responder)
-            if caching is None:
-                self.run_ended()
-                return
-            responder = caching
-        if self.on_request is not None:
-            self.on_request(self)
-        EnsembleRun(self, request, responder, started_ns).start()
-
-    def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
-        """Return the versions that the steps would run now, and those of ensembles among them."""
-        table = self.dispatcher.tables.table
-        if (known := table.members.get(self)) is not None:
-            return known
-        found: dict[ServedVersion, None] = {}
-        waiting = [self.config]
-        while waiting:
-            for step in waiting.pop().ensemble_steps:
-                member = find_member(step, table.models)
-                if member is not None and member not in found:
-                    found[member] = None
-                    waiting.append(member.config)
-        return table.members.keep(self, tuple(map(weakref.ref, found)))
-
-    def close(self, drained: Callable[[], None]) -> None:
-        """Take no more requests, and call `drained` once when all earlier ones are answered. The caller has already
-        removed the version from the serving table."""
-        self._drain.on_drained = drained
-        self._drain.report_if_done()
-
-    def run_ended(self) -> None:
-        self._drain.running -= 1
-        self._drain.report_if_done()
