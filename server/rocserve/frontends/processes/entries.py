@@ -90,7 +90,7 @@ HEAP_BYTES = 1 << 32
 """Bytes of slots of one size, in the heap of each side."""
 
 ATTACH = b"F"
-"""Comes with descriptors."""
+"""Sent through the socket, together with descriptors."""
 DESCRIPTORS = 5
 """With the server's first ATTACH: the front end's file of the link and the server's, the front end's heap and the
 server's, and the page where the server says that it sleeps."""
@@ -103,7 +103,8 @@ HEAP_SHIFT = 48
 """Bits of a place above this one are the number of its heap."""
 MOST_HEAPS = (1 << 64 - HEAP_SHIFT) - 2
 HELD_OUTPUTS, AWAITED_OUTPUTS = (number << HEAP_SHIFT for number in (MOST_HEAPS, MOST_HEAPS + 1))
-"""In a place: its lower bits number outputs of another heap. A model may wait for AWAITED_OUTPUTS' memory."""
+"""In place of a heap's number, above the number of outputs in another heap. AWAITED_OUTPUTS are large: a model may wait
+for their memory."""
 
 MOST_TOGETHER = (1 << 16) - 1
 """The most requests in one ANSWERS_TOGETHER."""
@@ -113,7 +114,8 @@ FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
 PACKED, KEPT, PLACED = 32, 64, 128
 
 REMEMBERED_HEADS = 1024
-"""The sender refers only to its last heads of a kind, this many; the receiver keeps twice as many."""
+"""The sender refers only to its last heads of a kind, this many; the receiver keeps twice as many. Numbers are never
+reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,8 @@ class FrontLinkEnd:
     def post_written(
         self, entry: bytes, view: memoryview, left_out: Sequence[tuple[int, Buffer]], source: object
     ) -> None:
-        """Post an entry when its slot has been filled. Later entries may overtake it. `source` is kept until then."""
+        """Post an entry when the parts that `fill` has left out have been copied to its slot. Later entries may
+        overtake it. `source` is kept until then."""
 
         def steps(source: object) -> Steps[None]:
             for begin, part in left_out:
@@ -232,9 +235,9 @@ class FrontLinkEnd:
         self._trimmer.forget(heap)
         heap.close()
 
-    def place(self, pieces: Iterable[Buffer], nbytes: int, heap_number: int = 0) -> int:
+    def place(self, pieces: Iterable[Buffer], nbytes: int) -> int:
         """Fill a new slot with the pieces, and return its place. Raises HeapFull."""
-        place, view = self.new_slot(nbytes, heap_number)
+        place, view = self.new_slot(nbytes)
         fill(view, pieces)
         return place
 
@@ -308,7 +311,7 @@ class FrontLinkEnd:
 
 @lru_cache(256)
 def numbers(count: int) -> Struct:
-    """The form of `count` numbers (u64 each)."""
+    """Return the format of `count` numbers (u64 each)."""
     return Struct(f"<{count}Q")
 
 

@@ -42,7 +42,7 @@ class RemoteResponder(LinkedResponder):
         self.link.give_back(self._place)
 
     def origin(self) -> RequestOrigin:
-        """Return the request's origin; none if the request came before the server asked for origins."""
+        """Return the request's origin; an empty one if the request came before the server asked for origins."""
         if not self._origin:
             now_ns = time.monotonic_ns()
             return RequestOrigin(self.link.protocol, (now_ns, now_ns), {}, "")
