@@ -97,8 +97,7 @@ class CustomMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, _Family] = {}
-        self._counts: Counter[Hashable] = Counter()
-        """Number of series per owner."""
+        self._series_counts: Counter[Hashable] = Counter()
 
     def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
         """Add a worker's report for its model version, the owner. Returns left-out metrics with the reasons."""
@@ -109,7 +108,7 @@ class CustomMetrics:
                 family = self._families.get(change.family) or _Family(change.kind, change.help)
                 series = family.series.get(key) or _Series(change.labels, change.bounds)
                 problem = _problem(change)
-                if not problem and owner not in series.owners and self._counts[owner] >= _MOST_SERIES:
+                if not problem and owner not in series.owners and self._series_counts[owner] >= _MOST_SERIES:
                     problem = f"the model has {_MOST_SERIES} time series already"
                 if not problem and (family.kind is not change.kind or series.bounds != change.bounds):
                     problem = _OTHER_KIND
@@ -123,13 +122,13 @@ class CustomMetrics:
                     series.counts = [old + new for old, new in zip(counts, change.counts, strict=False)]
                 if owner not in series.owners:
                     series.owners.add(owner)
-                    self._counts[owner] += 1
+                    self._series_counts[owner] += 1
         return left_out
 
     def forget(self, owner: Hashable) -> None:
         """Remove the series that only this owner, an unloaded model version, has."""
         with self._lock:
-            self._counts.pop(owner, None)
+            self._series_counts.pop(owner, None)
             for name, family in list(self._families.items()):
                 for key, series in list(family.series.items()):
                     series.owners.discard(owner)
@@ -154,11 +153,11 @@ class OwnedMetrics:
     metrics: CustomMetrics
     owner_name: str
     log: logging.Logger
-    _has_left: bool = False
+    _is_forgotten: bool = False
     _warned: set[str] = field(default_factory=set)
 
     def apply(self, changes: MetricChanges) -> None:
-        if self._has_left:
+        if self._is_forgotten:
             return
         for name, problem in self.metrics.apply(self, changes).items():
             if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
@@ -167,7 +166,7 @@ class OwnedMetrics:
 
     def forget(self) -> None:
         """Remove the version's series, and ignore reports that still come."""
-        self._has_left = True
+        self._is_forgotten = True
         self.metrics.forget(self)
 
 

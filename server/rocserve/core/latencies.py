@@ -6,6 +6,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -109,10 +110,9 @@ class SlidingSummary:
 
     def read(self, quantiles: Sequence[float], now_ns: int) -> SummaryReading:
         self._forget(now_ns // _SECTION_NS)
-        merged: dict[int, int] = {}
+        merged = Counter[int]()
         for section in self._sections.values():
-            for bucket, number in section.items():
-                merged[bucket] = merged.get(bucket, 0) + number
+            merged.update(section)
         ordered = sorted(merged.items())
         values = tuple((quantile, _value_at(quantile, ordered)) for quantile in quantiles)
         return SummaryReading(values, self._count, self._total)

@@ -138,7 +138,7 @@ class JsonSink:
     def _handle(self, items: list[tuple[TraceSetting, TraceGroup | None]]) -> None:
         streamed: list[str] = []
         for setting, group in items:
-            per_file = setting.given.log_frequency
+            per_file = setting.initial_values.log_frequency
             if group is None:
                 setting.is_retired = True
                 if setting.kept:
@@ -147,7 +147,7 @@ class JsonSink:
                     setting.kept.clear()
             elif setting.is_retired and per_file:
                 self._write_indexed(group_json(group))
-            elif setting.is_retired or not (per_file or setting.given.count > 0):
+            elif setting.is_retired or not (per_file or setting.initial_values.count > 0):
                 streamed.append(group_json(group))
             else:
                 setting.finished += 1

@@ -149,9 +149,9 @@ class TraceSetting:
     """The trace settings of one model, or of all without their own, until a change replaces the object. Used on the
     data plane's thread, except `is_complete`."""
 
-    given: TraceValues
+    initial_values: TraceValues
     specified: frozenset[str] = frozenset()
-    """The fields of `given` that were set at this level; the others are inherited."""
+    """The fields of `initial_values` that were set at this level; the others are inherited."""
     fault: str = ""
     """Why these settings can trace nothing; "" if they can."""
     _seen: int = field(default=0, init=False)
@@ -165,16 +165,16 @@ class TraceSetting:
     """The sink has handled its end; requests that it has chosen may still finish."""
 
     def __post_init__(self) -> None:
-        self._remaining = self.given.count
+        self._remaining = self.initial_values.count
 
     @property
     def is_on(self) -> bool:
-        return self.given.level is not TraceLevel.OFF
+        return self.initial_values.level is not TraceLevel.OFF
 
     @property
     def values(self) -> TraceValues:
         """Return the current values: `count` is the remaining number."""
-        return replace(self.given, count=self._remaining)
+        return replace(self.initial_values, count=self._remaining)
 
     def is_complete(self) -> bool:
         """Return whether all traces that began have finished and no more will begin."""
@@ -182,7 +182,7 @@ class TraceSetting:
 
     def choose(self, forced: bool = False) -> bool:
         """Return whether to trace a request. `forced`: its client traces it, so rate and count do not apply."""
-        rate, is_due = self.given.rate, False
+        rate, is_due = self.initial_values.rate, False
         if rate and (forced or (self._remaining and not self.fault)):
             self._seen += 1
             is_due = self._seen % rate == 0 and self._remaining != 0
@@ -255,7 +255,9 @@ class Tracing:
         parent = client_context(headers) if makes_spans else None
         if not setting.choose(parent is not None):
             return None
-        return TraceGroup(setting.given.level, self._numbers, partial(self._sink.take, setting), parent, makes_spans)
+        return TraceGroup(
+            setting.initial_values.level, self._numbers, partial(self._sink.take, setting), parent, makes_spans
+        )
 
     def close(self) -> None:
         """Write the remaining traces. Blocks."""
@@ -270,10 +272,10 @@ class Tracing:
     def _changed(self, current: TraceSetting | None, above: TraceSetting, change: TraceChange) -> TraceSetting:
         """Return the setting that replaces the current one. Raises ServeError as `change` does."""
         before = current.specified if current is not None else frozenset()
-        given = {name: value for name, value in change.items() if value is not None}
-        specified = (before | given.keys()) - (change.keys() - given.keys())
+        new_values = {name: value for name, value in change.items() if value is not None}
+        specified = (before | new_values.keys()) - (change.keys() - new_values.keys())
         kept = {name: getattr(current.values, name) for name in specified} if current is not None else {}
-        values: TraceValues = replace(above.values, **(kept | given))
+        values: TraceValues = replace(above.values, **(kept | new_values))
         fault = self._fault(values)
         if fault and values.level is not TraceLevel.OFF:
             raise invalid_argument(f"Attempting to set invalid trace setting :{fault}")
