@@ -16,9 +16,10 @@ from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.scheduling.batch import FormedBatch
 from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
+from rocserve.scheduling.deadlines import Alarm
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
-from rocserve.scheduling.scheduler import Alarm, Scheduler, SchedulerParts, cancelled
+from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, cancelled
 from rocserve.scheduling.sequence.inputs import (
     NULL_RESPONDER,
     SequenceInputs,
