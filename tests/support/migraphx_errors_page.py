@@ -13,7 +13,7 @@ _ROW = re.compile(r"^\| (.*) \|$", re.MULTILINE)
 _BETWEEN_CELLS = re.compile(r" \|(?= )")
 _TEXT = re.compile(r"\b(index|log|response): (`{1,2})(.+?)\2(?!`)")
 _VARYING = re.compile(r"<[a-z ]+>")
-_UNSEEN = "## What nobody sees"
+_PREVENTED = "## Prevented failures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Row:
 
 def rows() -> list[Row]:
     """The rows that say what a client sees."""
-    return [_row(columns) for columns in _tables(_PAGE.read_text().partition(_UNSEEN)[0])]
+    return [_row(columns) for columns in _tables(_PAGE.read_text().partition(_PREVENTED)[0])]
 
 
 def held_by() -> dict[str, tuple[Path, str]]:
     """For failures without a visible text: the file and the name of the test that covers each."""
     found = {}
-    for trap, *_, test in _tables(_PAGE.read_text().partition(_UNSEEN)[2]):
+    for trap, *_, test in _tables(_PAGE.read_text().partition(_PREVENTED)[2]):
         file, _, name = test.strip("`").partition("::")
         folder = CHECKOUT if file.startswith("tests/") else CHECKOUT / "tests/unit/backends/migraphx"
         found[trap] = (folder / file, name)
