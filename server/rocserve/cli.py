@@ -49,7 +49,6 @@ _VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
     for descriptor in range(3):
         # A closed descriptor 0, 1 or 2 would become one of this process's pipes or sockets, to which others then print.

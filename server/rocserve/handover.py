@@ -58,7 +58,6 @@ class SupervisorLink:
         return ZygoteProcess(self.handover.zygote, socket.socket(fileno=os.dup(self._zygote)))
 
     def keep_zygote(self, zygote: ZygoteProcess) -> None:
-        """Keep a zygote for the next server."""
         if self._zygote is not None:
             os.close(self._zygote)
         self._zygote = os.dup(zygote.connection.fileno())

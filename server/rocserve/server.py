@@ -166,7 +166,6 @@ class Server:
         )
 
     async def run(self) -> int:
-        """Start, serve, drain, and return the exit status."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopErrors(self._log))
         ending = Ending(self._log, self._settings.drain_seconds, self._settings.exit_timeout_seconds)
@@ -376,5 +375,4 @@ class Ending:
 
 
 async def _call(end: Callable[[], object]) -> None:
-    """Call a function that ends a part without waiting."""
     end()

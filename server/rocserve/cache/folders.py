@@ -100,7 +100,6 @@ def cache_directory(settings: EngineSettings) -> Path:
 
 
 def temporary_cache_directory() -> Path:
-    """Return this user's cache folder among the temporary files."""
     return Path(tempfile.gettempdir()) / f"rocserve-cache-{os.geteuid()}"
 
 

@@ -76,8 +76,6 @@ class _Series:
 
 @dataclass(frozen=True, slots=True)
 class CustomFamily:
-    """The time series of one metric name, as they are at one moment."""
-
     name: str
     kind: MetricKind
     help: str

@@ -56,7 +56,6 @@ class DeviceReference:
 
 
 def references_of(tensor: Tensor) -> list[DeviceReference]:
-    """Return the references in a tensor's data."""
     found: list[DeviceReference] = []
     try:
         rest = memoryview(tensor.data)
@@ -73,7 +72,6 @@ def references_of(tensor: Tensor) -> list[DeviceReference]:
 
 
 def pack_references(name: str, references: list[DeviceReference]) -> Tensor:
-    """Return the BYTES tensor that carries these references."""
     data = encode_bytes_elements([each.packed() for each in references])
     return Tensor(name, DataType.BYTES, (len(references),), data)
 

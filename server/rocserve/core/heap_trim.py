@@ -47,7 +47,6 @@ class HeapTrim:
                     await asyncio.to_thread(deque, self.steps(), 0)
 
     def check(self) -> bool:
-        """Return whether it is time to trim."""
         private = self._private()
         self._least = min(self._least, private)
         growth = private - self._least

@@ -34,6 +34,5 @@ class PrivatePaths:
         return self._others.sub(r".../\g<name>", within)
 
     def without(self, error: ServeError) -> ServeError:
-        """Return the error for the client."""
         text = self.hide(error.text)
         return error if text == error.text else ServeError(error.code, text)

@@ -46,8 +46,6 @@ class Holder(Protocol):
 
 
 class Holding:
-    """A holder without other duties."""
-
     __slots__ = ("held_bytes",)
 
     def __init__(self) -> None:
@@ -111,7 +109,6 @@ class RequestMemory:
         return self.limit_bytes // max(self._rows - 1, 1)
 
     def add_front_end(self) -> int:
-        """Return the row for a new front end."""
         return self._free_rows.pop()
 
     def forget_front_end(self, row: int) -> None:

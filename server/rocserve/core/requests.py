@@ -41,8 +41,6 @@ def parameters_key(parameters: Parameters) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InputHead:
-    """An input of a request without its data."""
-
     name: str
     datatype: str
     """The client's text; validation compares it with the model's datatype."""

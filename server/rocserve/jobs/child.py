@@ -37,7 +37,6 @@ Perform = Callable[[Any, str, Report], Any]
 
 
 def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
-    """Run one job and reply with its result or failure."""
     module_name, class_name, *descriptors = arguments
     replies, parent_pipe = map(int, descriptors)
     for descriptor in (replies, parent_pipe):

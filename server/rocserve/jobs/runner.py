@@ -286,8 +286,6 @@ _NO_VARIABLES: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class JobEngine:
-    """The properties that all jobs of an engine share."""
-
     name: str
     child: str = "rocserve.jobs.child"
     """The module that the child process runs."""

@@ -106,8 +106,6 @@ def no_memory(nbytes: int, what: str = "an answer") -> ServeError:
 
 
 class HeapFull(ServeError):
-    """A tensor does not fit into the heap."""
-
     def __init__(self, nbytes: int, limit: int) -> None:
         super().__init__(
             StatusCode.RESOURCE_EXHAUSTED, f"no room for {nbytes} bytes of tensors in a heap of {limit} bytes"

@@ -11,7 +11,6 @@ from google.protobuf.message import Message
 
 
 def plain_values(message: Message) -> dict[str, Any]:
-    """Return all fields of a message."""
     field: Any  # protobuf has several classes for a field.
     entries: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:

@@ -54,8 +54,6 @@ class TraceValues:
 
 @dataclass(frozen=True, slots=True)
 class SpanOptions:
-    """Where and how OpenTelemetry spans are sent."""
-
     url: str = _DEFAULT_URL
     resource: Mapping[str, str] = field(default_factory=dict)
     batch: Mapping[str, int] = field(default_factory=_BATCH_DEFAULTS.copy)
