@@ -101,14 +101,14 @@ class ModelOptions:
 
     def parameters(self) -> dict[str, str]:
         """Return the options as `parameters` of config.pbtxt. Raises UsageError if there are several precisions."""
-        given = {name: value for name in _OF_CONFIGURATION if (value := getattr(self, name)) is not None}
+        parameters = {name: value for name in _OF_CONFIGURATION if (value := getattr(self, name)) is not None}
         if self.compile_timeout_secs is not None:
-            given["compile_timeout_secs"] = f"{self.compile_timeout_secs:g}"
+            parameters["compile_timeout_secs"] = f"{self.compile_timeout_secs:g}"
         if len(self.precision) > 1:
             raise UsageError("argument --precision: several of them need compile --compare, which compares them")
         if self.precision:
-            given["precision"] = self.precision[0]
-        return {name: str(value).lower() if isinstance(value, bool) else value for name, value in given.items()}
+            parameters["precision"] = self.precision[0]
+        return {name: str(value).lower() if isinstance(value, bool) else value for name, value in parameters.items()}
 
 
 @dataclass(frozen=True, slots=True)

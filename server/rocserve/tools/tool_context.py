@@ -85,7 +85,7 @@ class ToolContext:
     def plan(self) -> ProgramPlan:
         """Return the programs of the model. Raises ServeError if the file or the configuration is wrong."""
         source = self.model.source
-        given = file = source.model_file
+        original = file = source.model_file
         if file.suffix == ".mxr":
             file = sibling_model(file) or file
         if file.suffix == ".mxr":
@@ -96,9 +96,9 @@ class ToolContext:
         try:
             plan = plan_programs(source, self.options, self.serving, self.environment, model_file=file)
         except ServeError as error:
-            if given == file:
+            if original == file:
                 raise
-            reason = f"{given.name} is compiled already, so {file.name} beside it is compiled"
+            reason = f"{original.name} is compiled already, so {file.name} beside it is compiled"
             raise ServeError(error.code, f"{reason}: {error.text}") from None
         if not plan.batches and "batch_sizes" in source.config.parameters:
             raise invalid_argument("does not batch, so there is one program; leave --batch-sizes out")

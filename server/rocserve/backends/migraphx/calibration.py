@@ -107,7 +107,7 @@ def prepare_images(
     except OutputContradiction as error:
         raise invalid_argument(
             f"the model's input '{input_name}' takes images of shape {list(shape)} and type {dtype},"
-            f" but calibration_pipeline {pipeline.name} does not make such: {error.given}"
+            f" but calibration_pipeline {pipeline.name} does not make such: {error.actual}"
         ) from None
     try:
         (image, *arguments) = model.signature.inputs

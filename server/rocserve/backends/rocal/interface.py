@@ -21,11 +21,11 @@ from rocserve.core.tensors import Tensor, bytes_elements
 class OutputContradiction(ServeError):
     """Reports (INVALID_ARGUMENT) that the pipeline's output has another shape or datatype than the configuration."""
 
-    def __init__(self, config: ModelConfig, name: str, declared: str, given: str) -> None:
-        """`given`: a text such as "the pipeline gives [8, 8, 3]"."""
-        text = f"model '{config.name}': output '{name}' is configured {declared}, but {given}"
+    def __init__(self, config: ModelConfig, name: str, declared: str, actual: str) -> None:
+        """`actual`: a text such as "the pipeline gives [8, 8, 3]"."""
+        text = f"model '{config.name}': output '{name}' is configured {declared}, but {actual}"
         super().__init__(StatusCode.INVALID_ARGUMENT, text)
-        self.given = given
+        self.actual = actual
 
 
 _RAW_HINT = '; for pixels instead of files give the pipeline "decoder": {"input": "raw"}'

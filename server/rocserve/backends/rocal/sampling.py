@@ -391,8 +391,8 @@ def _multiplied(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -
     for index in range(first, (start + count - 1) // _BAND + 1):
         source = taps.starts[index] - begin
         weights = taps.matrix[index * _BAND : (index + 1) * _BAND]
-        taken = rows[source : source + length].astype(np.float32, copy=False)
-        np.matmul(weights, taken, out=result[(index - first) * _BAND :][: len(weights)])
+        source_rows = rows[source : source + length].astype(np.float32, copy=False)
+        np.matmul(weights, source_rows, out=result[(index - first) * _BAND :][: len(weights)])
     return result[start - first * _BAND :][:count]
 
 
@@ -403,8 +403,8 @@ def _weighted(rows: Pixels, taps: _Taps, start: int, count: int, begin: int) -> 
     result = np.zeros((count, rows.shape[1]), dtype=np.float32)
     product = np.empty_like(result)
     for tap, weights in enumerate(taps.weights):
-        taken = rows[np.clip(taps.first[some] + tap - begin, 0, len(rows) - 1)]
-        np.multiply(taken, weights[some, np.newaxis], out=product)
+        source_rows = rows[np.clip(taps.first[some] + tap - begin, 0, len(rows) - 1)]
+        np.multiply(source_rows, weights[some, np.newaxis], out=product)
         result += product
     return result
 

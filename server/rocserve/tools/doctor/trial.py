@@ -100,16 +100,17 @@ def try_engine(
         TemporaryDirectory(prefix="rocserve-doctor-") as folder,
         MeasuringProcess("trying a tiny model", python, environment, timeout_seconds=timeout_seconds) as process,
     ):
-        file, given, answered = Path(folder, "1", model.filename), Path(folder, "in.npz"), Path(folder, "out.npz")
+        names = (f"1/{model.filename}", "in.npz", "out.npz")
+        file, inputs_file, outputs_file = (Path(folder, name) for name in names)
         file.parent.mkdir()
         file.write_bytes(model.content)
-        np.savez(given, **cast(Any, {entry.name: model.input}))
+        np.savez(inputs_file, **cast(Any, {entry.name: model.input}))
         # A separate cache makes the trial compile, and leaves nothing behind.
         own = replace(settings, cache_directory=f"{folder}/cache")
         process.open(WorkerEngine("", "", module, folder, str(file), config, kind, device, 1, own))
         inputs = (MeasuredInput(entry.name, model.input.dtype.name, model.input.shape),)
-        process.measure(Measure(inputs, data_file=str(given), repeats=0, outputs_file=str(answered)))
-        (answer,) = read_outputs(str(answered))
+        process.measure(Measure(inputs, data_file=str(inputs_file), repeats=0, outputs_file=str(outputs_file)))
+        (answer,) = read_outputs(str(outputs_file))
     difference = float(np.abs(answer.astype(np.float64) - model.answer).max())
     if not difference <= model.tolerance:
         raise internal(f"its answer is wrong by {difference:.3g}{model.unit}")

@@ -61,14 +61,14 @@ def detector(metadata: ModelMetadata) -> Ask[Detection]:
 
     async def ask(client: AsyncClient, image: bytes) -> tuple[Detection, ...]:
         result = await client.infer(metadata.name, {INPUT: np.array([image], dtype=object)})
-        given = [result[name] for name in OUTPUTS]
-        count = len(given[-1])
-        if [one.shape for one in given] != [(count, 4), (count,), (count,), (count,)]:
-            shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in zip(OUTPUTS, given, strict=True))
+        outputs = [result[name] for name in OUTPUTS]
+        count = len(outputs[-1])
+        if [one.shape for one in outputs] != [(count, 4), (count,), (count,), (count,)]:
+            shapes = ", ".join(f"{name} {list(one.shape)}" for name, one in zip(OUTPUTS, outputs, strict=True))
             raise invalid_argument(f"'{metadata.name}' gives {shapes}, expected [n, 4] and [n] of the others")
         return tuple(
             Detection(printable(label.decode(errors="replace")), int(number), float(score), (left, top, right, bottom))
-            for (left, top, right, bottom), score, number, label in zip(given[0].tolist(), *given[1:], strict=True)
+            for (left, top, right, bottom), score, number, label in zip(outputs[0].tolist(), *outputs[1:], strict=True)
         )
 
     return ask

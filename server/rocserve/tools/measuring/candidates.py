@@ -80,24 +80,24 @@ def prepare(model: ToolModel, name: str, progress: ToolProgress, log: logging.Lo
                 context.program(recipe)
                 progress.done()
         return migraphx_candidate(MIGRAPHX, model, context.device)
-    given = model.source.model_file
-    read = sibling_model(given) if given.suffix == ".mxr" else given
-    if read is None or model.backend.name == "tensorflow":
+    file = model.source.model_file
+    onnx_file = sibling_model(file) if file.suffix == ".mxr" else file
+    if onnx_file is None or model.backend.name == "tensorflow":
         raise invalid_argument(
-            f"{given.name} can only be measured on MIGraphX; other engines need the ONNX file of the model"
+            f"{file.name} can only be measured on MIGraphX; other engines need the ONNX file of the model"
         )
-    model = replace(model, source=replace(model.source, model_file=read))
+    model = replace(model, source=replace(model.source, model_file=onnx_file))
     if name == TORCH:
         # A file in PyTorch's formats is preferred to the converted ONNX file.
         files = [model.source.version_folder / name for name in _TORCH_FILES] if model.definition else []
-        written = next((path for path in files if path.is_file()), None)
-        order = [one.name for one in model.source.config.inputs] if written else ()
-        candidate = _torch(model, written or read, order)
+        torch_file = next((path for path in files if path.is_file()), None)
+        order = [one.name for one in model.source.config.inputs] if torch_file else ()
+        candidate = _torch(model, torch_file or onnx_file, order)
     else:
         candidate = _onnxruntime(model, instances)
-    if read == given:
+    if onnx_file == file:
         return candidate
-    title = f"{name}: {given.name} runs on MIGraphX only, so {read.name} beside it is measured"
+    title = f"{name}: {file.name} runs on MIGraphX only, so {onnx_file.name} beside it is measured"
     return replace(candidate, title=title)
 
 
@@ -148,8 +148,8 @@ def is_pytorch(model: ToolModel) -> bool:
 
 
 def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
-    asked = model if wanted == "auto" else model.with_parameters(engine=wanted)
-    return asked.backend.engine_for(asked.source.config, ThisMachine(asked.source.settings))
+    configured = model if wanted == "auto" else model.with_parameters(engine=wanted)
+    return configured.backend.engine_for(configured.source.config, ThisMachine(configured.source.settings))
 
 
 def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
@@ -167,14 +167,14 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
     for spec in signature.inputs:
         if spec.datatype is DataType.BYTES:
             raise invalid_argument(f"input '{spec.name}' holds text, for which there are no measurements")
-        own = spec.shape[1:] if batches else spec.shape
-        given = serving.input_shapes.get(spec.name) or declared.get(spec.name)
-        if -1 in own and given is None and not is_pytorch(model):
+        dims = spec.shape[1:] if batches else spec.shape
+        configured = serving.input_shapes.get(spec.name) or declared.get(spec.name)
+        if -1 in dims and configured is None and not is_pytorch(model):
             raise invalid_argument(
-                f"input '{spec.name}' has the shape {list(own)}: give what the model leaves open a size in"
+                f"input '{spec.name}' has the shape {list(dims)}: give what the model leaves open a size in"
                 f" 'input_shapes' (--input-shapes)"
             )
-        pairs = zip(own, given if given is not None and len(given) == len(own) else own, strict=True)
+        pairs = zip(dims, configured if configured is not None and len(configured) == len(dims) else dims, strict=True)
         shape = tuple(max(chosen, 1) if dim == -1 else dim for dim, chosen in pairs)
         inputs.append(MeasuredInput(spec.name, np.dtype(spec.datatype.numpy_dtype).name, shape))
     sizes: Sequence[int] = (0,)

@@ -1,4 +1,4 @@
-"""Is a measuring process: `python -m rocserve.tools.measuring.child ANSWERS PARENT_PIPE`, the numbers of two
+"""Runs as a measuring process: `python -m rocserve.tools.measuring.child ANSWERS PARENT_PIPE`, the numbers of two
 descriptors. Orders come on its standard input."""
 
 from __future__ import annotations

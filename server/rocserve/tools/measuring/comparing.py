@@ -52,18 +52,18 @@ def difference(results: Sequence[Array], references: Sequence[Array]) -> Differe
     if any(rows.shape[1] > 1 for rows in sides[1]):
         best = (np.concatenate([rows.argmax(axis=1) for rows in side]) for side in sides)
         top1 = float(np.mean(np.equal(*best)))
-    given, expected = (np.concatenate([rows.ravel() for rows in side]) for side in sides)
-    norms = float(np.linalg.norm(given) * np.linalg.norm(expected))
-    if np.array_equal(given, expected, equal_nan=True):
+    actual, expected = (np.concatenate([rows.ravel() for rows in side]) for side in sides)
+    norms = float(np.linalg.norm(actual) * np.linalg.norm(expected))
+    if np.array_equal(actual, expected, equal_nan=True):
         cosine = 1.0
     elif not np.isfinite(norms):
         cosine = float("nan")
     else:
-        cosine = float(np.dot(given, expected)) / norms if norms else 0.0
+        cosine = float(np.dot(actual, expected)) / norms if norms else 0.0
     # Equal infinities and NaNs are no difference. A NaN or infinity on one side only is an infinite one.
-    same = (given == expected) | (np.isnan(given) & np.isnan(expected))
+    same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
-        distance = np.where(same, 0.0, np.abs(given - expected))
+        distance = np.where(same, 0.0, np.abs(actual - expected))
     distance = np.where(np.isnan(distance), np.inf, distance)
     if not distance.size:
         return Difference(0.0, 0.0, 0.0, cosine, top1)
@@ -165,11 +165,11 @@ class Comparison:
                     failures[name] = error.text
         differences: dict[str, tuple[Difference, ...]] = {}
         first = next(iter(self._processes))
-        for name, given in outputs.items() if first in outputs else ():
+        for name, actual in outputs.items() if first in outputs else ():
             reference = outputs[first]
-            shapes, expected = ([list(output.shape) for run in side for output in run] for side in (given, reference))
+            shapes, expected = ([list(output.shape) for run in side for output in run] for side in (actual, reference))
             if shapes == expected:
-                by_output = zip(zip(*given, strict=True), zip(*reference, strict=True), strict=True)
+                by_output = zip(zip(*actual, strict=True), zip(*reference, strict=True), strict=True)
                 differences[name] = tuple(difference(*sides) for sides in by_output)
             else:
                 failures[name] = f"{name}: answers with outputs of shapes {shapes}, not {expected}"

@@ -98,14 +98,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Is a line of JSON to the process: an engine to open, or a measurement to run."""
+    """Carries an engine to open, or a measurement to run, as a line of JSON to the process."""
 
     action: Engine | Measure
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Is a line of JSON from the process. A str is an error text."""
+    """Carries a result, or an error text, as a line of JSON from the process."""
 
     result: Opened | Measured | str
 

@@ -157,10 +157,10 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
         if not options.plot.absolute().parent.is_dir():
             raise invalid_argument(f"--plot: the folder {options.plot.absolute().parent} does not exist")
     # A server's default limit for one model, on the CPUs or on one GPU, because each instance is a thread or a process.
-    machine, asked = ThisMachine(model.source.settings), counted(max(options.instances), "instance")
+    machine, instances = ThisMachine(model.source.settings), counted(max(options.instances), "instance")
     most = max(machine.most_instances(0), machine.most_instances(1) if machine.gpus else 0)
     if max(options.instances) > most:
-        raise invalid_argument(f"--instances: {asked} asked for, at most {most} can be measured here")
+        raise invalid_argument(f"--instances: {instances} asked for, at most {most} can be measured here")
     engine = main_engine(model, options.engine)
     with ToolProgress() as progress:
         description, measurements, failures = _sweep(model, engine, options, progress, log)

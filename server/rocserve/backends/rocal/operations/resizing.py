@@ -173,10 +173,10 @@ def _by_rule(
     """Return the size rule. `resize_longer` and `resize_shorter` are NOT_LARGER and NOT_SMALLER for a square."""
     if [bool(resize_width or resize_height), bool(resize_longer), bool(resize_shorter)].count(True) != 1:
         sides = zip(_SIDES, (resize_width, resize_height, resize_longer, resize_shorter), strict=True)
-        given = [key for key, side in sides if side]
+        named = [key for key, side in sides if side]
         raise ValueError(
             "the size must be given in one way: by 'resize_width', 'resize_height' or both, by 'resize_longer', or"
-            f" by 'resize_shorter', not by {' and '.join(given) or 'none of these'}"
+            f" by 'resize_shorter', not by {' and '.join(named) or 'none of these'}"
         )
     mode = "NOT_SMALLER" if resize_shorter else "NOT_LARGER" if resize_longer else scaling_mode
     square = resize_shorter or resize_longer
