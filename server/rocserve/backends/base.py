@@ -214,6 +214,7 @@ class Execution(Protocol):
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
         """Return memory for a batch's inputs, by name, to be used before `start`; empty = any memory will do."""
+        return {}
 
     def start(self, batch: Batch) -> None:
         """Begin to run a batch, which must not change until `result`. Raises as `LoadedModel.execute`."""
@@ -226,7 +227,7 @@ class Execution(Protocol):
         """Wait for the last batch started. Outputs are valid until the next `start`. Raises as `start`."""
 
 
-class SequentialExecution:
+class SequentialExecution(Execution):
     """Runs each batch in `start`."""
 
     is_done = True
@@ -234,9 +235,6 @@ class SequentialExecution:
     def __init__(self, model: LoadedModel) -> None:
         self._execute = model.execute
         self._results: list[BatchResult] = []
-
-    def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        return {}
 
     def start(self, batch: Batch) -> None:
         self._results.append(self._execute(batch))
@@ -249,7 +247,7 @@ _POLL_SECONDS = 0.0001
 """The time for which a check of a thread leaves the GIL to that thread. A batch that comes meanwhile waits as long."""
 
 
-class ThreadedExecution:
+class ThreadedExecution(Execution):
     """Runs each batch on a thread, while another batch is gathered. For models that release the GIL when they run."""
 
     def __init__(self, model: LoadedModel, thread: ThreadPoolExecutor) -> None:
@@ -257,9 +255,6 @@ class ThreadedExecution:
         self._execute = model.execute
         self._thread = thread
         self._running: Future[BatchResult]
-
-    def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        return {}
 
     def start(self, batch: Batch) -> None:
         self._running = self._thread.submit(self._execute, batch)
