@@ -12,6 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
@@ -48,39 +49,31 @@ class WorkerGone(ServeError):
         super().__init__(StatusCode.UNAVAILABLE, text)
 
 
+@dataclass(eq=False, repr=False)
 class Instance:
-    """Sends batches to one instance, and reads its messages."""
+    """Sends batches to one instance, and reads its messages. May be made on any thread."""
 
-    def __init__(
-        self,
-        model_name: str,
-        mail: InstanceMail,
-        inputs: SharedHeap,
-        on_broken: Callable[[Instance, str], None],
-        log: logging.Logger,
-        start_call: CallStarter | None = None,
-        device: int | None = None,
-        rate_limiter: InstanceRateLimiter = NO_LIMITS,
-    ) -> None:
-        """From any thread. `inputs`: the version's heap, which its workers map for reading. `on_broken`: called at most
-        once, if the worker closes its socket or sends invalid messages; the owner then ends the worker and calls `end`.
-        `start_call`: runs the model's calls; None unless the model sees each request separately. `device`: the GPU's
-        number; None = CPU. `rate_limiter`: the resources that the instance holds while it runs."""
-        self._model_name = model_name
-        self.device = device
-        self.rate_limiter = rate_limiter
-        self._mail = mail
-        self.plane = mail.plane
-        self.inputs = inputs
-        self._on_broken = on_broken
-        self._log = log
-        self.closed = False
-        self.has_ended = False
+    _model_name: str
+    _mail: InstanceMail
+    inputs: SharedHeap
+    """The version's heap, which its workers map for reading."""
+    _on_broken: Callable[[Instance, str], None]
+    """Called at most once, if the worker closes its socket or sends invalid messages. The owner then ends the worker
+    and calls `end`."""
+    _log: logging.Logger
+    start_call: InitVar[CallStarter | None] = None
+    """Runs the model's calls; None unless the model sees each request separately."""
+    device: int | None = None
+    """The GPU's number; None = CPU."""
+    rate_limiter: InstanceRateLimiter = NO_LIMITS
+    """The resources that the instance holds while it runs."""
+
+    def __post_init__(self, start_call: CallStarter | None) -> None:
+        self.plane = self._mail.plane
+        self.closed = self.has_ended = self.has_answered = self._is_listening = False
         self.batches_at_once = 1
         """Batches that the engine may run at the same time; further ones wait in the worker."""
-        self.has_answered = False
-        self._gone_text = f"the worker of model '{model_name}' has ended"
-        self._is_listening = False
+        self._gone_text = f"the worker of model '{self._model_name}' has ended"
         self._sent: dict[int, SentBatch] = {}
         """In the order of sending, which is also the order of running."""
         self._unposted: deque[SentBatch] = deque()
@@ -92,7 +85,7 @@ class Instance:
         self._attach(start_call)
         self._files = PassedFiles(self._socket, self._file_gone)
         # A model that brings its own code must see nothing of a client's memory except the tensors of its requests.
-        self._writer = BatchWriter(inputs, self._files if start_call is None else None)
+        self._writer = BatchWriter(self.inputs, self._files if start_call is None else None)
         if self.requests is not None:
             # The model may call others during its warm-up.
             self.open()

@@ -15,7 +15,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,31 +86,30 @@ _ANSWER_SECONDS = 60.0
 on a busy machine."""
 
 
+@dataclass(eq=False, repr=False)
 class WorkerLauncher:
     """Keeps a zygote and starts workers through it. If the zygote dies, workers go on, and the next launch starts
     another; a zygote that does not answer is killed. Zygote and workers outlive the server if another process holds
     their pipe and the zygote's connection. `start` needs no asyncio loop, and must be called before grpc is imported,
     so that the zygote has the machine to itself; everything else runs on the loop."""
 
-    def __init__(
-        self,
-        preload: Sequence[str],
-        log: logging.Logger,
-        settings: WorkerSettings | None = None,
-        groups: ControlGroups | None = None,
-        answer_seconds: float = _ANSWER_SECONDS,
-        parent_pipe: int | None = None,
-        zygote: ZygoteProcess | None = None,
-        on_zygote: Callable[[ZygoteProcess], None] = lambda zygote: None,
-    ) -> None:
-        """`preload`: modules that the zygote imports if they are installed. `settings`: None = workers run as this
-        process' user. `groups`: None = this process may make no cgroups. `parent_pipe`: zygote and workers end when it
-        breaks; None = a new pipe. `zygote`: the previous server's. `on_zygote`: called with each zygote that is
-        started. Raises ValueError if workers cannot run as the user in the settings."""
-        self._log = log
-        self.settings = settings or WorkerSettings(user=KEEP_USER)
+    preload: Sequence[str]
+    """Modules that the zygote imports if they are installed."""
+    log: logging.Logger
+    settings: WorkerSettings = field(default_factory=lambda: WorkerSettings(user=KEEP_USER))
+    groups: ControlGroups | None = None
+    """None = this process may make no cgroups."""
+    answer_seconds: float = _ANSWER_SECONDS
+    parent_pipe: InitVar[int | None] = None
+    """Zygote and workers end when it breaks; None = a new pipe."""
+    zygote: ZygoteProcess | None = None
+    """At first the previous server's."""
+    on_zygote: Callable[[ZygoteProcess], None] = lambda zygote: None
+    """Called with each zygote that is started."""
+
+    def __post_init__(self, parent_pipe: int | None) -> None:
+        """Raises ValueError if workers cannot run as the user in the settings."""
         self._candidates = candidates(self.settings)
-        self._groups = groups
         self._watch = ResourceWatch()
         self._models_as_other_user: set[str] = set()
         """Models whose workers do not run as the preferred user."""
@@ -120,17 +119,13 @@ class WorkerLauncher:
             # Workers, also those of other users, open the pipe a second time (core/exit_with_parent.py).
             os.fchmod(parent_pipe, 0o444)
         self._parent_pipe = parent_pipe
-        self._preload = preload
-        self._answer_seconds = answer_seconds
-        self._on_zygote = on_zygote
-        self.zygote = zygote
         self._started_at = self._last_message_at = time.monotonic()
         """When the zygote last sent something; less than `_started_at` if it has sent nothing yet."""
         self._attached = False
         self._launches: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
-        self._takes_replies = zygote is None
+        self._takes_replies = self.zygote is None
         """Replies are for this server; until then they are for the previous one."""
-        self._may_take_over = zygote is not None
+        self._may_take_over = self.zygote is not None
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}
         """The last process of each group of models that share one."""
@@ -139,7 +134,7 @@ class WorkerLauncher:
     @property
     def groups_folder(self) -> str:
         """The folder of workers' cgroups; "" = this server makes none."""
-        return str(self._groups.folder) if self._groups is not None else ""
+        return str(self.groups.folder) if self.groups is not None else ""
 
     def start(self) -> None:
         """Start the zygote, or greet the previous server's. A launch waits for the zygote's imports."""
@@ -172,8 +167,8 @@ class WorkerLauncher:
     async def _start(self, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess:
         """Start a process without a session. Raises as `launch`."""
         settings, folder = self._bounded_settings(options), ""
-        if self._groups is not None and (settings.memory_bytes or settings.tasks):
-            folder = str(self._groups.create(settings.memory_bytes, settings.tasks).folder)
+        if self.groups is not None and (settings.memory_bytes or settings.tasks):
+            folder = str(self.groups.create(settings.memory_bytes, settings.tasks).folder)
         named = worker_environment(os.environ, self.settings, options.model_name)
         spawn = messages.Spawn(
             replace(options, environment={**named, **options.environment}),
@@ -230,9 +225,9 @@ class WorkerLauncher:
             # model a line.
             text = f"the workers of model '{options.model_name}' run as {spawned.user_problem}"
             if self._models_as_other_user:
-                self._log.info("%s", text)
+                self.log.info("%s", text)
             else:
-                self._log.warning(
+                self.log.warning(
                     "%s. Make it open to that user (chmod), name another user with --worker-user, or keep root without"
                     " this warning by --worker-user=root; each further model is reported as information",
                     text,
@@ -254,7 +249,7 @@ class WorkerLauncher:
             with suppress(OSError):
                 process.reception.send(messages.END_LEFT, socket.MSG_DONTWAIT)
         used = {worker.group.folder for worker in self._workers.values() if worker.group is not None}
-        for group in self._groups.left() if self._groups is not None else ():
+        for group in self.groups.left() if self.groups is not None else ():
             if group.folder not in used:
                 self._watch.add_grouped(group, None)
 
@@ -276,8 +271,8 @@ class WorkerLauncher:
     def _start_zygote(self) -> ZygoteProcess:
         self._started_at, self._last_message_at = time.monotonic(), 0.0
         environment = worker_environment(os.environ, self.settings)
-        self.zygote = ZygoteProcess.start(self._preload, self._parent_pipe, environment)
-        self._on_zygote(self.zygote)
+        self.zygote = ZygoteProcess.start(self.preload, self._parent_pipe, environment)
+        self.on_zygote(self.zygote)
         return self.zygote
 
     def _post(self, message: Any) -> None:
@@ -297,7 +292,7 @@ class WorkerLauncher:
             self._launches.append((answer, options, log))
             asked_at = time.monotonic()
             while not answer.done():
-                left = max(asked_at, self._last_message_at) + self._answer_seconds - time.monotonic()
+                left = max(asked_at, self._last_message_at) + self.answer_seconds - time.monotonic()
                 if left > 0:
                     await asyncio.wait((answer,), timeout=left)
                 else:
@@ -320,7 +315,7 @@ class WorkerLauncher:
                 connection.send(message, socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
-                if time.monotonic() - max(asked_at, self._last_message_at) > self._answer_seconds:
+                if time.monotonic() - max(asked_at, self._last_message_at) > self.answer_seconds:
                     self._kill_silent_zygote()
                 else:
                     await asyncio.sleep(_FULL_SECONDS)
@@ -328,9 +323,9 @@ class WorkerLauncher:
                 self._zygote_ended()
 
     def _kill_silent_zygote(self) -> None:
-        self._log.error(
+        self.log.error(
             "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
-            self._answer_seconds,
+            self.answer_seconds,
         )
         if self._last_message_at < self._started_at:
             # The zygote may hang in an import.
@@ -382,16 +377,16 @@ class WorkerLauncher:
             os.close(descriptor)
 
     def _drop_preload(self) -> None:
-        if self._preload:
-            self._log.error("the next zygote does without importing %s ahead", ", ".join(self._preload))
-            self._preload = ()
+        if self.preload:
+            self.log.error("the next zygote does without importing %s ahead", ", ".join(self.preload))
+            self.preload = ()
 
     def _zygote_ended(self) -> None:
         if self.zygote is None:
             return
         is_own = self.zygote.process is not None
         end = self._end_zygote()
-        self._log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
+        self.log.error("the zygote, which starts workers, has ended (%s); workers go on", end)
         if is_own and time.monotonic() - self._started_at < _HEALTHY_SECONDS:
             self._drop_preload()
         asked, self._launches, self._takes_replies = self._launches, deque(), True

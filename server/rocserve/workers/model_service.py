@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 
 from rocserve.backends.base import (
@@ -234,22 +234,20 @@ class TensorExecutor:
         self._end.finish(received, (received.taken_ns, time.monotonic_ns()), results, kept)
 
 
+@dataclass(eq=False, repr=False)
 class BatchLane:
     """Runs batches from their inputs to their results, one after the other, next to the instance's other lanes."""
 
-    def __init__(
-        self,
-        end: WorkerEnd,
-        model: LoadedModel,
-        config: ModelConfig,
-        execution: Execution,
-        log: logging.Logger,
-    ) -> None:
-        self._end = end
-        self._execution = execution
-        self._gatherer = BatchGatherer(end, config, execution.input_memory, model_reads_files(model))
-        self._writer = ResultWriter(end, model.signature, config.max_batch_size > 0)
-        self._log = log
+    _end: WorkerEnd
+    model: InitVar[LoadedModel]
+    config: InitVar[ModelConfig]
+    _execution: Execution
+    _log: logging.Logger
+
+    def __post_init__(self, model: LoadedModel, config: ModelConfig) -> None:
+        reads_files = model_reads_files(model)
+        self._gatherer = BatchGatherer(self._end, config, self._execution.input_memory, reads_files)
+        self._writer = ResultWriter(self._end, model.signature, config.max_batch_size > 0)
         self._received: ReceivedBatch
         self._batch: Batch | None = None
         self._input_end = 0
