@@ -147,8 +147,7 @@ def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
 def _serve(options: argparse.Namespace, command: Sequence[str], start: ServerStart | None) -> int:
     """`command`: the words after the verb."""
     assert start is not None, "a server has a supervisor"
-    # Imported objects are never freed, but the collector would scan them again and again: an eighth of the start's
-    # time.
+    # Imported objects are never freed, but the collector would scan them repeatedly: an eighth of the start's time.
     gc.disable()
     from rocserve.flags import FlagError, settings_from
     from rocserve.handover import SupervisorLink

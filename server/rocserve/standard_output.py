@@ -11,8 +11,7 @@ from typing import TextIO
 
 
 class Printed(io.TextIOWrapper):
-    """Collects text for `stream`. Claims to be a terminal if the stream is one, so that tables look the same, and
-    escapes characters that the stream's encoding lacks."""
+    """Collects text for `stream`, with its answer to isatty(), and with characters escaped that its encoding lacks."""
 
     def __init__(self, stream: TextIO) -> None:
         self._is_terminal = stream.isatty()

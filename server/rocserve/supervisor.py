@@ -62,8 +62,7 @@ class Supervisor:
         """Supervise until the end. Returns the exit status; in the server's process, that process's."""
         signal.set_wakeup_fd(self._waker)
         for number in (signal.SIGCHLD, signal.SIGHUP, *_ENDING):
-            # A signal that was ignored from the start (nohup) stays ignored, except SIGCHLD, which reports a server's
-            # end.
+            # A signal that was ignored from the start (nohup) stays ignored, except SIGCHLD: it reports a server's end.
             if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)  # The wake-up pipe reports the signal.
         end, pause = "", 0.0

@@ -264,8 +264,8 @@ class FolderCache:
         return names
 
     def remove(self, name: str) -> bool:
-        """Remove a folder unless a process fills or uses it, and return whether it is gone. Raises ServeError
-        (UNAVAILABLE) if the place cannot be written."""
+        """Remove an unused folder. Returns whether it is gone. Raises ServeError (UNAVAILABLE) if the place is not
+        writable."""
         hidden = [self._hidden(name, suffix) for suffix in (_LOCK, _NEW)]
         if not any(map(os.path.lexists, (self.place / name, *hidden))):
             return True

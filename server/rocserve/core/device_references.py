@@ -77,8 +77,7 @@ def pack_references(name: str, references: list[DeviceReference]) -> Tensor:
 
 
 def referenced_tensor(tensor: Tensor, batching: bool) -> Tensor:
-    """Return the tensor that a BYTES tensor stands for, with References as data. `batching`: each reference is a
-    row."""
+    """Return the tensor that BYTES stand for, with References as data. `batching`: each reference is a row."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")

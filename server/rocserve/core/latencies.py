@@ -239,8 +239,7 @@ def read_latency_options(settings: Mapping[str, str]) -> tuple[LatencyOptions, l
             else:
                 switches[name] = value.lower() == "true"
         elif name == "summary_quantiles":
-            # `0.5:0.05,0.9:0.01` gives quantiles and their errors. The errors are ignored: all quantiles here are exact
-            # to 1 %.
+            # `0.5:0.05,0.9:0.01` gives quantiles and their errors, which are ignored: all are exact to 1 %.
             found: list[float] = []
             for pair in value.split(","):
                 text, colon, _ = pair.partition(":")

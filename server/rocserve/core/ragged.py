@@ -37,8 +37,7 @@ class RaggedBatching:
         return bool(self.inputs or self._made or self._scattered)
 
     def parts(self, shapes: Mapping[str, Sequence[Shape]]) -> tuple[list[Tensor], dict[str, Sequence[Shape]]]:
-        """Return a batch's computed inputs, and the shapes of scattered outputs' parts. `shapes`: of an input, per
-        request."""
+        """Return a batch's computed inputs, and scattered outputs' shapes. `shapes`: of an input, per request."""
         made = [tensor for entry in self._made for tensor in made_tensors(entry, shapes[entry.source_inputs[0]])]
         cuts: dict[str, Sequence[Shape]] = {
             name: [

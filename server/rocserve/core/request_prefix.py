@@ -1,5 +1,5 @@
-"""Builds the prefix of log lines. Lines that a model logs while it works on requests begin with their ids, and in a
-process with several models with the model's name."""
+"""Builds the prefix of log lines: ids of the requests that a model works on, and in shared processes the model's
+name."""
 
 from __future__ import annotations
 

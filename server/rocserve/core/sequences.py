@@ -51,8 +51,7 @@ def take_sequence(
 
 
 def sequence_id(value: int | str) -> SequenceId:
-    """Return the id; negative numbers become unsigned, as in Triton. Raises ServeError (UNIMPLEMENTED) if it is too
-    long."""
+    """Return the id, negative numbers as unsigned, as in Triton. Raises ServeError (UNIMPLEMENTED) if it is long."""
     if isinstance(value, int):
         return value & 0xFFFF_FFFF_FFFF_FFFF
     if len(value.encode(errors="replace")) > _LONGEST_ID:

@@ -293,8 +293,8 @@ class ModelStatistics:
             self._numbers.backend_failures += by_backend
 
     def record_refusal(self, error: ServeError, started_ns: int, ended_ns: int) -> None:
-        """Count a request that was not run as failed, and as cancelled (CANCELLED: its client had gone) or refused
-        (full queue, timeout). A refusal's error is noted."""
+        """Count a request that was not run as failed, and as cancelled (its client had gone) or refused, with a
+        note."""
         is_cancelled = error.code is StatusCode.CANCELLED
         with self._lock:
             self._numbers.fail.add(ended_ns - started_ns)

@@ -74,8 +74,8 @@ class TensorPlaces:
         return data if self._is_dense else padded(data)
 
     def pieces(self, data: Sequence[Buffer], what: str = "input") -> tuple[Sequence[Buffer], int]:
-        """Return the buffers for a slot and their total bytes. `what` names the tensors in errors. Raises ServeError
-        (INTERNAL) if a tensor's bytes do not fit its shape."""
+        """Return a slot's buffers and their bytes. Raises ServeError (INTERNAL), about a `what`, if bytes do not fit a
+        shape."""
         packed = self.packed(data)
         if packed is not None:
             return packed, self.end

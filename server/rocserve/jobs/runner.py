@@ -106,8 +106,7 @@ class JobProcess:
             once_started.callback(os.close, standard_input)
             if order is not None:
                 os.pwrite(standard_input, order, 0)
-            # A process group, not a session: in a session, niceness counts only among the session's processes
-            # (sched(7)).
+            # Not a session, in which niceness counts only among the session's processes (sched(7)).
             self._process = subprocess.Popen(
                 [*command, str(writer), str(parent_pipe)],
                 stdin=standard_input,
@@ -162,8 +161,8 @@ class JobProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the child's near end and kill the rest of its process group. Returns the exit status, or the
-        negative number of the signal that killed it."""
+        """Wait for the child's end and kill its process group. Returns its status; negative = the signal that killed
+        it."""
         deadline = time.monotonic() + _END_SECONDS
         pid = self._process.pid
         while self._status is None:

@@ -66,8 +66,7 @@ class RequestFailures:
         self._left_out: Counter[tuple[CodeType, int] | None] = Counter()
 
     def error_of(self, what: str, error: Exception) -> ServeError:
-        """Return the client's error for a failed request. Unless it is a ServeError, it is logged with `what`, the
-        request."""
+        """Return the client's error for a failed request. Unexpected errors are logged with `what`, the request."""
         if isinstance(error, ServeError):
             return error
         self.report(f"{what} failed", error)
@@ -92,8 +91,8 @@ _SECONDS_BETWEEN_ERRORS = 10.0
 
 
 class LoopErrors:
-    """Logs exceptions of asyncio's loops, and in one line, now and then, that connections cannot be accepted: asyncio
-    reports that every second for each waiting connection, with a traceback."""
+    """Logs exceptions of asyncio's loops. That connections cannot be accepted is logged in one line, now and then:
+    asyncio reports it every second for each waiting connection, with a traceback."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

@@ -126,8 +126,7 @@ class SocketSleeper:
         self._is_rung = False
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Sleep until a ring or the timeout, and not if there is mail. Returns False if the other end is closed
-        already."""
+        """Sleep until a ring or the timeout, unless there is mail. Returns False if the other end was closed before."""
         word = self._word
         word[0] += 1
         fence()

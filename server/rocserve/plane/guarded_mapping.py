@@ -59,8 +59,7 @@ class GuardedMapping:
 
 
 class FaultGuard:
-    """Maps files of other processes, and handles SIGBUS. A process has one, for its whole life, because signal handlers
-    belong to the process. Safe on any thread."""
+    """Maps files of others and handles SIGBUS: one per process for life, as signal handlers are. Safe on any thread."""
 
     def __init__(self) -> None:
         self._mappings: dict[int, GuardedMapping] = {}

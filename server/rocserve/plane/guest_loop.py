@@ -113,8 +113,8 @@ class GuestLoop(asyncio.SelectorEventLoop):
 
 
 async def worked_off(plane: PlaneLoop, steps: Steps[_Result]) -> _Result:
-    """Run steps on the plane's thread, between its other work, and return their result. The first ones run immediately.
-    A cancelled task runs no further steps."""
+    """Run steps between the plane's other work, the first immediately, and return their result. Cancelling ends
+    them."""
     outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
 
     def taken() -> Steps[None]:

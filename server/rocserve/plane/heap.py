@@ -357,8 +357,8 @@ class HeapReader:
         return os.dup(self._descriptor)
 
     def close(self, is_last: bool = False) -> None:
-        """Release the file; views stay valid. May be called twice. `is_last`: the owner has ended, and this process
-        created the file, so its memory is released with the mappings."""
+        """Release the file, if still open; views stay valid. `is_last`: the owner of a file of this process has ended,
+        so the file's memory is released with the mappings."""
         if self._descriptor >= 0:
             if is_last:
                 # Without a free descriptor the memory is released with the last mapping, in one call.

@@ -69,7 +69,7 @@ class RingWriter:
         return (self._size - under_way) // ENTRY_BYTES
 
     def post(self, entries: bytes) -> None:
-        """Write whole entries, which the other end sees together. Writers that limit their entries need not ask for
+        """Write whole entries, seen together by the other end. Writers that limit their entries need not ask for
         `room`."""
         size, start = len(entries), self.posted % self._size
         end = start + size
@@ -94,8 +94,7 @@ class RingReader:
         self._ring = ring
         self._size = len(ring)
         self.taken = 0
-        """Bytes since the beginning. There is mail while `other_words[posted_at]` differs; loops test that
-        themselves."""
+        """Bytes since the beginning. There is mail while `other_words[posted_at]` differs; loops test that."""
 
     def has_mail(self) -> bool:
         return self.other_words[self.posted_at] != self.taken

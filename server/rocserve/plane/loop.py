@@ -290,8 +290,7 @@ class PlaneLoop:
                 busy = True
             now = monotonic()
             if timers.next_due <= now:
-                # Timers do not make a turn busy: a timer with more work to follow asks for a callback at the turn's
-                # end.
+                # Timers do not make a turn busy: a timer with more work asks for a callback at the turn's end.
                 while (callback := timers.pop_due(now)) is not None:
                     self._call(callback)
             if ends:

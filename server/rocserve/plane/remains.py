@@ -18,8 +18,8 @@ Later = Callable[[Steps[None]], object]
 
 
 class Remains:
-    """Releases the mappings, and perhaps the memory, of a file when it dies. All users of the file hold it: the heap or
-    reader that opened it, and its slots and views."""
+    """Releases mappings and perhaps the memory of a file when it dies, after the heap or reader, its slots and its
+    views."""
 
     def __init__(self, later: Later | None) -> None:
         """`later` runs the steps; None: everything is released in one call."""

@@ -144,8 +144,8 @@ def _number(where: str, text: str, least: int, most: int) -> int:
 
 @dataclass(eq=False)
 class TraceSetting:
-    """The trace settings of one model, or of all without their own, until a change replaces the object. Used on the
-    data plane's thread, except `is_complete`."""
+    """The trace settings of one model, or of all others, until a change replaces the object. Used on the data plane's
+    thread, except `is_complete`."""
 
     initial_values: TraceValues
     specified: frozenset[str] = frozenset()
