@@ -1,1 +1,1 @@
-"""Holds the other verbs of the command `rocserve`, one module for each."""
+"""Holds the verbs of the command `rocserve` except `serve`, a module or a folder for each."""

@@ -69,8 +69,8 @@ class StatusPoll:
         self._client = client
         self._counts: dict[tuple[str, str], int] = {}
         self._engines: dict[tuple[str, str, bool], str] = {}
-        """By name, version and whether the index gives a reason. The reason is part of the key because it disappears
-        when a failed version gets loaded, which may be on another engine."""
+        """By name, version and whether the index gives a reason: a READY version that loads on its first request has
+        one until it is loaded, and only then an engine."""
         self._polled_at: float | None = None
 
     def rows(self, now: float) -> list[StatusRow]:

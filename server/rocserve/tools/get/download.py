@@ -80,7 +80,7 @@ _BLOCK_BYTES = 1 << 18
 _ATTEMPTS = 5
 """Attempts in a row without a new byte, before the next address is tried."""
 _PASSING_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""HTTP statuses that may be gone at the next attempt."""
+"""HTTP statuses for which another attempt may succeed."""
 _RANGE_NOT_SATISFIABLE = 416
 _PARTIAL_CONTENT = 206
 

@@ -44,7 +44,7 @@ images, and its parameters cannot be changed once it is built (rocAL 2.3 accepts
 
 
 def check(graph: Graph) -> None:
-    """Raises ServeError (INVALID_ARGUMENT), with operation and reason, if rocAL cannot run the pipeline."""
+    """Check the pipeline. Raises ServeError (INVALID_ARGUMENT), with operation and reason, if rocAL cannot run it."""
     pipeline, binding, name = graph.setup.pipeline, graph.binding, graph.setup.model_name
     if len(pipeline.inputs) > _MOST_FLAGS:
         extra = pipeline.inputs[_MOST_FLAGS]

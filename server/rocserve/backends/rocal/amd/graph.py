@@ -109,6 +109,7 @@ class Canvas:
         channels = graph.setup.color_format.channels
         self.fields = np.zeros((count, graph.max_height, graph.max_width, channels), dtype=np.uint8)
         self.sizes = [(0, 0)] * count
+        """Height and width of the image that was last copied into each field."""
 
     def place(self, images: Sequence[Pixels]) -> None:
         """Copy images into the first fields; none may be larger than a field."""

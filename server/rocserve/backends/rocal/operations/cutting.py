@@ -31,7 +31,7 @@ from rocserve.core.datatypes import DataType
 
 
 def _limited(wanted: int, available: int | None) -> int | None:
-    """Return a crop's side: as wanted, at most the available one; None = unknown."""
+    """Return a side of a crop: the wanted one, at most the available one; None = unknown."""
     return None if available is None else min(wanted, available)
 
 
