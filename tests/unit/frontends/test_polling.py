@@ -93,7 +93,7 @@ from rocserve.plane.loop import PlaneLoop
 class Turns:
     wake_descriptor = None
     longest_sleep_seconds = math.inf
-    looks = 1
+    idle_polls = 1
     received = [0]
 
     def poll(self):
