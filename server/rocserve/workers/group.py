@@ -455,7 +455,7 @@ class WorkerSupervisor:
             self._group.limits,
             functools.partial(process_state, process.pid),
             functools.partial(self._group.worker_silent, self._index),
-            lambda reason: process.kill_for(name + reason),
+            lambda reason: process.kill_for_limit(name + reason),
         )
         try:
             await worker.ended.wait()

@@ -150,7 +150,7 @@ class Instance:
             raise unavailable(f"the worker of model '{self._model_name}' does not read its batches")
         batch = self._writer.write(members, is_grouped, on_outcome)
         self._sent[batch.id] = batch
-        self._mail.expected[self] = self.inbox
+        self._mail.answering[self] = self.inbox
         self._unposted.append(batch)
         if batch.large:
             self.plane.work_off(self._write_large(batch))
@@ -203,8 +203,8 @@ class Instance:
             self.break_off("it closed its socket")
 
     @property
-    def is_expected(self) -> bool:
-        return bool(self._sent) or (self.requests is not None and self.requests.is_expected)
+    def must_answer(self) -> bool:
+        return bool(self._sent) or (self.requests is not None and self.requests.must_answer)
 
     def take_mail(self) -> None:
         if not self._is_listening:
@@ -331,7 +331,7 @@ class Instance:
         self._reader.close(is_last=True)
 
 
-_POLLS_BETWEEN_OTHERS = 32
+_POLLS_PER_RARE_POLL = 32
 """Polls between two checks of instances that seldom send: hundreds of them stay cheap, and a message waits little."""
 
 
@@ -345,9 +345,9 @@ class InstanceMail:
     def __init__(self, plane: PlaneLoop, idle_polls: int = 0) -> None:
         self.workers_idle_polls = idle_polls
         self.plane = plane
-        self.expected: dict[Instance, RingReader] = {}
+        self.answering: dict[Instance, RingReader] = {}
         """Instances that must answer, with the rings that they post to."""
-        self._others: dict[Instance, RingReader] = {}
+        self._rarely_sending: dict[Instance, RingReader] = {}
         """Instances that may send at any time, but seldom do."""
         self._polls = 0
         self.returning: dict[Instance, None] = {}
@@ -355,27 +355,27 @@ class InstanceMail:
 
     def listen(self, instance: Instance) -> None:
         """Also poll an instance that may send at any time: it does not ring while the loop is awake."""
-        self._others[instance] = instance.inbox
+        self._rarely_sending[instance] = instance.inbox
 
     def forget(self, instance: Instance) -> None:
-        self.expected.pop(instance, None)
-        self._others.pop(instance, None)
+        self.answering.pop(instance, None)
+        self._rarely_sending.pop(instance, None)
         self.returning.pop(instance, None)
 
     def poll(self) -> bool:
         busy = False
         self._polls += 1
-        if self._others and not self._polls % _POLLS_BETWEEN_OTHERS:
-            self._check_others()
+        if self._rarely_sending and not self._polls % _POLLS_PER_RARE_POLL:
+            self._poll_rarely_sending()
         answered: list[Instance] = []
-        for instance, inbox in self.expected.items():
+        for instance, inbox in self.answering.items():
             if inbox.other_words[inbox.posted_at] != inbox.taken:
                 answered.append(instance)
         for instance in answered:
             busy = True
             instance.take_mail()
-            if not instance.is_expected:
-                self.expected.pop(instance, None)
+            if not instance.must_answer:
+                self.answering.pop(instance, None)
         if self.returning:
             returning, self.returning = self.returning, {}
             for instance in returning:
@@ -383,17 +383,17 @@ class InstanceMail:
         return busy
 
     def has_mail(self) -> bool:
-        if self._others:
-            self._check_others()
+        if self._rarely_sending:
+            self._poll_rarely_sending()
         # A loop instead of any(), because it runs before each sleep.
-        for inbox in self.expected.values():  # noqa: SIM110
+        for inbox in self.answering.values():  # noqa: SIM110
             if inbox.has_mail():
                 return True
         return False
 
-    def _check_others(self) -> None:
-        for instance in [instance for instance, inbox in self._others.items() if inbox.has_mail()]:
-            self.expected[instance] = instance.inbox
+    def _poll_rarely_sending(self) -> None:
+        for instance in [instance for instance, inbox in self._rarely_sending.items() if inbox.has_mail()]:
+            self.answering[instance] = instance.inbox
 
     def close_heap(self, heap: Heap) -> None:
         """Close a heap after the calls that the data plane already has. From any thread."""

@@ -73,7 +73,7 @@ class InstanceRequests:
         return PendingAnswers(batch, len(self._open), len(self._calls), self.messages)
 
     @property
-    def is_expected(self) -> bool:
+    def must_answer(self) -> bool:
         return bool(self._open or self._calls or self._unread)
 
     def open_request(self, on_answer: OnAnswer) -> int:

@@ -248,7 +248,7 @@ class WorkerLauncher:
         for process in self._shared.values():
             with suppress(OSError):
                 process.reception.send(messages.END_LEFT, socket.MSG_DONTWAIT)
-        used = {worker.group.folder for worker in self._workers.values() if worker.group is not None}
+        used = {worker.control_group.folder for worker in self._workers.values() if worker.control_group is not None}
         for group in self.groups.left() if self.groups is not None else ():
             if group.folder not in used:
                 self._watch.add_grouped(group, None)

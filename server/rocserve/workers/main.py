@@ -273,8 +273,7 @@ class Session:
             # A file that vanishes during the load is no fault of the engine's code.
             error = invalid_argument(f"{error.filename} cannot be read: {error.strerror}")
         if isinstance(error, ServeError):
-            # The server logs the text as the reason. If an exception of the engine or model caused the error, its
-            # traceback is logged here.
+            # The server logs the reason. The traceback of the exception that caused the error is logged here.
             level = logging.ERROR if error.__cause__ is not None else logging.DEBUG
             _LOG.log(level, "the model failed to %s: %s", action, error.text, exc_info=error.__cause__)
             self._control.send(messages.LoadFailed(int(error.code), error.text[: messages.LONGEST_TEXT]))
@@ -338,9 +337,8 @@ def end_group() -> None:
 
 
 def _set_up_process(title: str) -> None:
-    # These signals may go to the whole process group (Ctrl-C, systemd), but the server ends its workers, after their
-    # batches. They are not set to SIG_IGN, because processes that a model starts would inherit that, and could not be
-    # terminated.
+    # Ctrl-C or systemd may send these to the whole process group, but the server ends its workers after their batches.
+    # Processes that a model starts would inherit SIG_IGN, and could not be terminated.
     for number in _IGNORED_SIGNALS:
         signal.signal(number, _ignore_signal)
         signal.siginterrupt(number, False)

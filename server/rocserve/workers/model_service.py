@@ -337,8 +337,7 @@ class RequestService(ModelService):
                 for inputs, responder in zip(split_sample(batch), responders, strict=True)
             ]
             with _naming_samples([name]):
-                # The last answer to each request counts. RESCHEDULED counts as success, because the sample has run
-                # once.
+                # The last answer to each request counts. RESCHEDULED is a success, because the sample has run.
                 for answer, responder in zip(self.model.execute(requests), responders, strict=True):
                     last = answer if answer is not None else responder.ended.result()
                     if isinstance(last, ServeError):

@@ -34,33 +34,33 @@ class WorkerProcess:
     reception: socket.socket
     """Through it the process gets the sockets of its sessions."""
     _output: WorkerOutput
-    group: ControlGroup | None = None
-    group_name: str = ""
-    """The group of models that share the process; "" = the process has one model."""
+    control_group: ControlGroup | None = None
+    shared_worker: str = ""
+    """See LaunchOptions."""
 
     def __post_init__(self) -> None:
         self.sessions: list[WorkerSession] = []
-        self.opening = 0
+        self.sessions_opening = 0
         self._loop = asyncio.get_running_loop()
         self.exited = asyncio.Event()
         self._is_killed = False
-        self._end = "no exit status"
-        self._broken = ""
-        self._fault = ""
+        self._exit_text = "no exit status"
+        self._kill_reason = ""
+        self._exceeded_limit = ""
         self._status_timer: asyncio.TimerHandle | None = None
 
     @property
     def title(self) -> str:
-        return f"shared worker '{self.group_name}'" if self.group_name else "worker"
+        return f"shared worker '{self.shared_worker}'" if self.shared_worker else "worker"
 
     @property
     def reason(self) -> str:
         """How the process ended ("killed by signal 9", "exited with status 3"), and why, if known."""
-        return f"{self._broken}; {self._end}" if self._broken else self._end
+        return f"{self._kill_reason}; {self._exit_text}" if self._kill_reason else self._exit_text
 
     @property
     def end_text(self) -> str:
-        return f"was killed: {self._fault}" if self._fault else f"ended unexpectedly ({self.reason})"
+        return f"was killed: {self._exceeded_limit}" if self._exceeded_limit else f"ended unexpectedly ({self.reason})"
 
     @property
     def last_words(self) -> str:
@@ -81,14 +81,14 @@ class WorkerProcess:
         self._is_killed = True
         kill(self.pid, self._pidfd)
 
-    def kill_for(self, reason: str) -> None:
+    def kill_for_limit(self, reason: str) -> None:
         """Kill the process because it hangs or exceeds a bound."""
-        self._fault = reason
+        self._exceeded_limit = reason
         self.break_off(reason)
 
     def break_off(self, reason: str) -> None:
         """Kill the process because it sends invalid messages or none."""
-        self._broken = reason
+        self._kill_reason = reason
         self.kill()
         self._status_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
@@ -112,17 +112,17 @@ class WorkerProcess:
         """`wait_status`: None = not known."""
         if self.exited.is_set():
             return
-        self._end = "its exit status is not known"
+        self._exit_text = "its exit status is not known"
         if wait_status is not None:
             code = os.waitstatus_to_exitcode(wait_status)
-            self._end = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
-        if self.group is not None:
+            self._exit_text = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        if self.control_group is not None:
             # The reason is the bound by which the kernel ended it, if any. Processes that it started end too.
-            if not self._fault and (excess := self.group.excess()):
-                self._fault = self._broken = excess
-            elif not self._fault and self.group.was_refused_tasks():
-                self._end += f"; it was refused more than {self.group.tasks} tasks"
-            self.group.kill()
+            if not self._exceeded_limit and (excess := self.control_group.excess()):
+                self._exceeded_limit = self._kill_reason = excess
+            elif not self._exceeded_limit and self.control_group.was_refused_tasks():
+                self._exit_text += f"; it was refused more than {self.control_group.tasks} tasks"
+            self.control_group.kill()
         if self._status_timer is not None:
             self._status_timer.cancel()
         if self._pidfd is not None:
@@ -190,20 +190,20 @@ class WorkerSession:
         # A process that has ended takes nothing, and its control socket closes then.
         with contextlib.suppress(OSError):
             files = [each.fileno() for each in peers]
-            kind = messages.SHARED + key.encode() if process.group_name else messages.ALONE
+            kind = messages.SHARED + key.encode() if process.shared_worker else messages.ALONE
             send_with_descriptors(process.reception, kind, files, socket.MSG_DONTWAIT)
         for each in peers:
             each.close()
-        if not process.group_name:
+        if not process.shared_worker:
             process.reception.close()
-        process.opening += 1
+        process.sessions_opening += 1
         try:
             return cls(process, instances, *await asyncio.open_unix_connection(sock=control))
         except BaseException:
             control.close()
             raise
         finally:
-            process.opening -= 1
+            process.sessions_opening -= 1
 
     # Control messages
 
@@ -290,7 +290,7 @@ class WorkerSession:
             self._reply.set_exception(EOFError("the worker closed its control socket"))
         elif not self._is_unloading:
             self.instance_broken("it closed its control socket")
-        elif self.process.group_name:
+        elif self.process.shared_worker:
             self.end()
 
     def _received(self, message: messages.Message) -> None:
@@ -307,11 +307,11 @@ class WorkerSession:
 
     def kill(self) -> None:
         """End the session immediately. A shared process goes on, and unloads the model after the batch in flight."""
-        if self.process.group_name:
+        if self.process.shared_worker:
             # Otherwise the session would wait for another server.
             self.send(messages.Unload())
             self.end()
-        if self.process.sessions in ([], [self]) and not self.process.opening:
+        if self.process.sessions in ([], [self]) and not self.process.sessions_opening:
             self.process.kill()
 
     def instance_broken(self, reason: str) -> None:

@@ -35,8 +35,8 @@ class Process:
     group: int
     tasks: int
     """Threads; a process with one thread counts as one."""
-    started: int
-    """Start time, which distinguishes the process from a later one with the same number."""
+    start_time: int
+    """Distinguishes the process from a later one with the same number."""
     is_zombie: bool
 
 
@@ -45,7 +45,7 @@ class _Watched:
     worker: WorkerProcess
     memory_bytes: int
     tasks: int
-    known: set[tuple[int, int]] = field(default_factory=set)
+    known_processes: set[tuple[int, int]] = field(default_factory=set)
     """By number and start time, at the last check. They remain the worker's when their parents end."""
     is_killed: bool = False
 
@@ -103,7 +103,7 @@ class ResourceWatch:
             if worker is not None and not worker.has_ended:
                 if not (excess := group.excess()):
                     continue
-                worker.kill_for(excess)
+                worker.kill_for_limit(excess)
                 self._grouped[group] = None
             # Killed at each check, because a process may enter the cgroup late.
             group.kill()
@@ -118,12 +118,12 @@ class ResourceWatch:
         own = _find_processes(watched, processes)
         if not watched.is_killed and (excess := _excess(watched, own)):
             _stop(watched)
-            worker.kill_for(excess)
+            worker.kill_for_limit(excess)
             watched.is_killed = True
         if watched.is_killed:
-            for pid, _ in watched.known:
+            for pid, _ in watched.known_processes:
                 _signal(pid, signal.SIGKILL)
-        return not worker.has_ended or bool(watched.known)
+        return not worker.has_ended or bool(watched.known_processes)
 
 
 def _stop(watched: _Watched) -> None:
@@ -133,7 +133,7 @@ def _stop(watched: _Watched) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(watched.worker.pid, signal.SIGSTOP)
     stopped: set[tuple[int, int]] = set()
-    while new := watched.known - stopped:
+    while new := watched.known_processes - stopped:
         for pid, _ in new:
             _signal(pid, signal.SIGSTOP)
         stopped |= new
@@ -154,7 +154,8 @@ def _find_processes(watched: _Watched, processes: Sequence[Process]) -> Sequence
     waiting = [
         process
         for process in processes
-        if (leader and leader in (process.pid, process.group)) or (process.pid, process.started) in watched.known
+        if (leader and leader in (process.pid, process.group))
+        or (process.pid, process.start_time) in watched.known_processes
     ]
     own: dict[int, Process] = {}
     while waiting:
@@ -162,7 +163,7 @@ def _find_processes(watched: _Watched, processes: Sequence[Process]) -> Sequence
         if process.pid not in own:
             own[process.pid] = process
             waiting += children.get(process.pid, ())
-    watched.known = {(process.pid, process.started) for process in own.values() if not process.is_zombie}
+    watched.known_processes = {(process.pid, process.start_time) for process in own.values() if not process.is_zombie}
     return list(own.values())
 
 

@@ -128,8 +128,7 @@ class WorkerEnd:
         self.back = link.readers[entries.BACK]
         self.back_sleep_word = link.own_sleep_word(1)
         self._connection = connection
-        # Re-entrant, because a garbage collection may run anywhere, and may answer a request that its model has
-        # dropped.
+        # Re-entrant, because a garbage collection may run anywhere and answer a request that its model has dropped.
         self._lock = threading.RLock()
         self._is_wanted = True
         """False = the server is gone, and no further batches are run."""
@@ -263,8 +262,7 @@ class WorkerEnd:
         while self._is_wanted:
             if (self._unread_bytes >= _RETURNED_AT_ONCE or self._referents) and self._returns.has_mail():
                 self._take_returns()
-            # A few small slots always stay with the server, which returns them together. There is no need to wait for
-            # these.
+            # The wait does not go on to 0 bytes, because the server keeps a few small slots and returns them together.
             if self._unread_bytes < _MOST_UNREAD_BYTES:
                 return
             time.sleep(_WAIT_SECONDS)

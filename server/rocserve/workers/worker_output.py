@@ -37,35 +37,35 @@ class WorkerOutput:
         self._prefix = prefix
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._pause: asyncio.TimerHandle | None = None
-        self._begun = b""
-        self._cutting = False
-        self._lines = Allowance(_BURST_LINES, _LINES_A_SECOND)
-        self._characters = Allowance(_BURST_CHARACTERS, _CHARACTERS_A_SECOND)
-        self._dropped = 0
-        self._report: asyncio.TimerHandle | None = None
-        self._last = b""
-        self._crashed = False
+        self._pause_timer: asyncio.TimerHandle | None = None
+        self._partial_line = b""
+        self._drops_rest_of_line = False
+        self._line_allowance = Allowance(_BURST_LINES, _LINES_A_SECOND)
+        self._character_allowance = Allowance(_BURST_CHARACTERS, _CHARACTERS_A_SECOND)
+        self._dropped_lines = 0
+        self._report_timer: asyncio.TimerHandle | None = None
+        self._last_line = b""
+        self._has_crashed = False
         self._watch()
 
     @property
     def last_line(self) -> str:
         """The last line that was not empty, without Python's report of a crash: often the reason of the worker's
         end."""
-        return _split_level(printable_line(self._last, _LONGEST_LINE))[1]
+        return _split_level(printable_line(self._last_line, _LONGEST_LINE))[1]
 
     def close(self) -> None:
         """Read the rest, and stop."""
         if self._descriptor < 0:
             return
-        if self._pause is not None:
-            self._pause.cancel()
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
         self._loop.remove_reader(self._descriptor)
         for _ in range(32):
             if not self._read():
                 break
-        if self._begun:
-            self._take_line(self._begun)
+        if self._partial_line:
+            self._take_line(self._partial_line)
         self._report_dropped()
         os.close(self._descriptor)
         self._descriptor = -1
@@ -73,10 +73,10 @@ class WorkerOutput:
     def _on_readable(self) -> None:
         size = self._read()
         # When all writing ends are closed, `close` is called as soon as the worker's end is known.
-        if not size or size >= _READ_BYTES or self._dropped:
+        if not size or size >= _READ_BYTES or self._dropped_lines:
             self._loop.remove_reader(self._descriptor)
-        if size and (size >= _READ_BYTES or self._dropped):
-            self._pause = self._loop.call_later(_PAUSE_SECONDS, self._watch)
+        if size and (size >= _READ_BYTES or self._dropped_lines):
+            self._pause_timer = self._loop.call_later(_PAUSE_SECONDS, self._watch)
 
     def _watch(self) -> None:
         self._loop.add_reader(self._descriptor, self._on_readable)
@@ -87,59 +87,59 @@ class WorkerOutput:
             data = os.read(self._descriptor, _READ_BYTES)
         except BlockingIOError:
             return 0
-        *lines, rest = data.split(b"\n", self._lines.left)
+        *lines, rest = data.split(b"\n", self._line_allowance.left)
         if lines:
-            lines[0] = self._begun + lines[0]
-            self._begun = b""
+            lines[0] = self._partial_line + lines[0]
+            self._partial_line = b""
             for line in lines:
-                if not self._cutting:
+                if not self._drops_rest_of_line:
                     self._take_line(line)
-                self._cutting = False
+                self._drops_rest_of_line = False
         if b"\n" in rest:
             # Of lines that came too fast, only the last one and the beginning of the next are kept.
             skipped, _, rest = rest.rpartition(b"\n")
             before, crash, _ = skipped.partition(b"\n" + _CRASH)
-            if not self._crashed and (last := before.rpartition(b"\n")[2]).strip():
-                self._last = last
-            self._crashed = self._crashed or bool(crash)
+            if not self._has_crashed and (last := before.rpartition(b"\n")[2]).strip():
+                self._last_line = last
+            self._has_crashed = self._has_crashed or bool(crash)
             self._drop(skipped.count(b"\n") + 1)
             if not lines:
                 # The skipped lines continue a line that began before.
-                self._begun, self._cutting = b"", False
-        if not self._cutting:
-            self._begun += rest
-            if len(self._begun) > _LONGEST_LINE:
-                self._take_line(self._begun)
-                self._begun, self._cutting = b"", True
+                self._partial_line, self._drops_rest_of_line = b"", False
+        if not self._drops_rest_of_line:
+            self._partial_line += rest
+            if len(self._partial_line) > _LONGEST_LINE:
+                self._take_line(self._partial_line)
+                self._partial_line, self._drops_rest_of_line = b"", True
         return len(data)
 
     def _take_line(self, line: bytes) -> None:
         if not line.strip():
             return
-        self._crashed = self._crashed or line.startswith(_CRASH)
-        if not self._crashed:
-            self._last = line
-        if not self._lines.take():
+        self._has_crashed = self._has_crashed or line.startswith(_CRASH)
+        if not self._has_crashed:
+            self._last_line = line
+        if not self._line_allowance.take():
             self._drop(1)
             return
         level, text = _split_level(printable_line(line, _LONGEST_LINE))
-        if not self._characters.take(len(text)):
+        if not self._character_allowance.take(len(text)):
             self._drop(1)
             return
         self._log.log(level, "%s%s", self._prefix, text)
 
     def _drop(self, lines: int) -> None:
-        self._dropped += lines
-        if self._report is None:
-            self._report = self._loop.call_later(_REPORT_SECONDS, self._report_dropped)
+        self._dropped_lines += lines
+        if self._report_timer is None:
+            self._report_timer = self._loop.call_later(_REPORT_SECONDS, self._report_dropped)
 
     def _report_dropped(self) -> None:
-        if self._report is not None:
-            self._report.cancel()
-            self._report = None
-        if self._dropped:
-            self._log.warning("%s%d lines left out, they came too fast", self._prefix, self._dropped)
-            self._dropped = 0
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+            self._report_timer = None
+        if self._dropped_lines:
+            self._log.warning("%s%d lines left out, they came too fast", self._prefix, self._dropped_lines)
+            self._dropped_lines = 0
 
 
 def _split_level(text: str) -> tuple[int, str]:

@@ -199,7 +199,7 @@ class Worker:
         self.has_ended = False
         self.reasons: list[str] = []
 
-    def kill_for(self, reason: str) -> None:
+    def kill_for_limit(self, reason: str) -> None:
         self.reasons.append(reason)
 
 

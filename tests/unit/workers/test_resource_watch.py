@@ -55,7 +55,7 @@ class Worker:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def kill_for(self, reason: str) -> None:
+    def kill_for_limit(self, reason: str) -> None:
         self.reasons.append(reason)
         group = [process.pid for process in read_processes() if process.group == self.pid and not process.is_zombie]
         self.states = [psutil.Process(pid).status() for pid in group]
