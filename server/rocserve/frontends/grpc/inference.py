@@ -47,7 +47,6 @@ class InferenceHandlers:
         self.memory = memory
         self.forwarding = forwarding
         self.streams: set[InferenceStream] = set()
-        """The open streams."""
         self.order = SequenceOrder()
         """The order of sequences while one of their requests is being decoded."""
         self.is_exiting = False
@@ -118,7 +117,6 @@ class InferCall(ServerUnaryCall):
     handlers: InferenceHandlers
 
     def begin(self, request: InferRequest) -> None:
-        """Start the decoded request."""
         handlers = self.handlers
         try:
             if handlers.forwarding is not None:
@@ -232,8 +230,6 @@ class InferenceStream:
 
 @dataclass(slots=True, eq=False)
 class _StreamResponder:
-    """Answers one request of a stream."""
-
     _stream: InferenceStream
     _ticket: Ticket
     message: bytes
@@ -248,7 +244,6 @@ class _StreamResponder:
     _callback: Callable[[], None] | None = field(default=None, init=False)
 
     def begin(self, request: InferRequest) -> None:
-        """Start the decoded request."""
         call, handlers = self._stream.call, self.handlers
         try:
             if handlers.forwarding is not None:

@@ -50,7 +50,6 @@ _UNTOUCHED_SECONDS = 0.01
 
 
 _NO_EVENT = SimpleNamespace(tag=None)
-"""In place of an event."""
 
 
 class QueuePolling:
@@ -104,7 +103,6 @@ class WaitingThread:
     idle_polls = 1
 
     def __init__(self, queue: Any, wake: Callable[[], None]) -> None:
-        """`wake` wakes the loop."""
         self._queue = queue
         self._wake = wake
         self._events: deque[Event | Exception] = deque()
@@ -195,7 +193,6 @@ def stop_listening(port: int) -> bool:
 
 
 def has_connections(port: int) -> bool:
-    """Return whether a client is connected to the port."""
     return not all(_listens(found) for _, found in _sockets(port))
 
 

@@ -207,7 +207,6 @@ class GrpcServer:
         return busy
 
     def cancel_unread_calls(self) -> None:
-        """Cancel calls whose clients have not read their answers in time."""
         now = time.monotonic()
         for call, since in list(self.sending.items()):
             if since + self.limits.write_seconds(call.held_bytes) < now:

@@ -66,7 +66,6 @@ class HealthHandlers:
             watch.send_change()
 
     def end(self) -> None:
-        """End all watches, because the server ends."""
         for watch in list(self.watches):
             watch.finish(StatusCode.UNAVAILABLE, SERVER_EXITING)
 

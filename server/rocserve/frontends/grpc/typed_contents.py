@@ -129,7 +129,6 @@ class Cut:
     """The contents of one input, cut out of its message."""
 
     index: int
-    """The index of the input."""
     start: int
     """Where the input begins in the message."""
     field: str
@@ -244,7 +243,6 @@ class LargeContents:
     """The message without raw contents, and with empty contents in place of those that were cut out."""
     cuts: tuple[Cut, ...]
     has_raw: bool
-    """The message has raw contents, too."""
 
     @classmethod
     def of(cls, message: bytes) -> LargeContents | None:

@@ -161,7 +161,6 @@ class WaitingCalls:
 
 
 Peer = tuple[bytes, int]
-"""Address and port."""
 ReceivedBytes = Mapping[Peer, Mapping[int, int]]
 """By peer and by the kernel's number of the socket: one peer may be connected to two addresses of the server."""
 

@@ -313,7 +313,6 @@ class Connection(asyncio.Protocol):
             refused.respond(Response(400, f"400 Bad Request: {text}\n".encode(), "text/plain; charset=utf-8"))
 
     def end_request(self, request: Request) -> None:
-        """Note that a request's answer has been sent."""
         request.has_answer = True
         # The callback refers to the request; the cycle would keep the client's data until the next garbage collection.
         request.on_gone = None

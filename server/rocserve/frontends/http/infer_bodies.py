@@ -116,8 +116,6 @@ LONGEST_REMEMBERED_TEXT = 4096
 
 @dataclass(slots=True, eq=False)
 class InferText:
-    """The content of a request's JSON."""
-
     id: str
     inputs: list[InputHead]
     outputs: list[RequestedOutput]
@@ -186,7 +184,6 @@ class InferRequestReader:
         return request, text.form
 
     def make_request(self, text: InferText, binary: memoryview, model_name: str, model_version: str) -> InferRequest:
-        """Return the request of parsed JSON and the tensors after it."""
         head = self._head(model_name, model_version, text.inputs, text.outputs, text.parameters)
         data = [binary[part] if isinstance(part, slice) else part for part in text.data]
         return InferRequest(head, text.id, data, sequence=text.sequence)

@@ -365,7 +365,6 @@ class InferCall(HttpResponder):
             request.fail(error)
 
     async def _send(self, outcome: InferResponse, layout: AnswerLayout) -> Response | None:
-        """Send a large or compressed answer."""
         memory, encoding = self._parts.memory, self._head.answer_encoding
         try:
             memory.admit_answer(self, sum(map(len, outcome.data)))

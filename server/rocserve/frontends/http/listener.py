@@ -103,7 +103,6 @@ class HttpListener:
         """Accepted connections that are not set up yet (their TLS handshake may be under way), oldest first."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.closes_after_answers = False
-        """Every answer is the last of its connection."""
         self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)
         """By the head's bytes. Only heads that keep the connection, with the length of the body."""
         self._last_lines = b""

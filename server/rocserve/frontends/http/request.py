@@ -58,8 +58,6 @@ def path_of(target: bytes) -> str:
 
 @dataclass(slots=True)
 class Response:
-    """A complete answer."""
-
     status: int
     body: bytes
     content_type: str
@@ -162,7 +160,6 @@ class Request:
     """Called if the client leaves before the answer has been sent."""
     seen_bytes: int = field(default=0, init=False)
     _room: memoryview | None = field(default=None, init=False)
-    """The memory for a large body."""
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
     _chunked: bool = field(default=False, init=False)
@@ -182,7 +179,6 @@ class Request:
         return self._connection.remote
 
     def append(self, part: bytes) -> None:
-        """Append a part of the body."""
         data = self.data
         if not data:
             self.data = part
@@ -246,7 +242,6 @@ class Request:
         self._task.add_done_callback(self._connection.listener.tasks.discard)
 
     def continue_without_client(self) -> None:
-        """Let the answering task continue even if the client leaves."""
         self._task = None
 
     async def _run(self, answering: Coroutine[Any, Any, Response | None]) -> None:

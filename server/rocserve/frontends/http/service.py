@@ -199,7 +199,6 @@ class Page:
     """Serves the page at /. `parts` has, by path, its files, the overview of models, and the stream of events."""
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
-        """`methods`: see services/methods.py."""
         self._methods = methods
         self._open_streams = 0
         self.parts = {

@@ -176,7 +176,6 @@ class FrontLinkEnd:
         """`heap`: the end's own."""
         self._messages, self._returns = link.writers[ANSWERS], link.writers[RETURNS]
         self.returned = link.readers[RETURNS]
-        """`take_returns` reads the returned places from it."""
         self.heaps = {0: heap}
         """By number: the end's own heap, and its shares of other heaps."""
         self._plane = plane

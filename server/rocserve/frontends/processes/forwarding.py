@@ -34,7 +34,6 @@ from rocserve.workers.messages import status_code
 _LARGEST_NUMBER = (1 << 32) - 1
 """An entry holds no larger number; after it numbers begin again at 1."""
 _HANDLED_METHODS = frozenset({"ModelInfer", "ModelStreamInfer"})
-"""The methods that the front end handles itself."""
 _STREAM_METHODS = frozenset({"Watch"})
 """Streams for which clients send one message."""
 

@@ -112,7 +112,6 @@ class RemoteInference:
         self._in_flight: dict[int, tuple[ClientResponder, str]] = {}
         """By token: who waits for the answer, and the request's id."""
         self._free_tokens: list[int] = []
-        """Tokens that are free."""
         self._next_token = 0
         self._sends_origins = False
         plane.register(connection.fileno(), self._on_readable)
@@ -305,7 +304,6 @@ class RemoteInference:
             self._on_message(kind, number, count, bytes(content))
 
     def _release_heap(self, number: int) -> None:
-        """Release a heap that the server has ended."""
         self._ending_heaps.discard(number)
         del self._copies[number]
         self.end.end_heap(number)

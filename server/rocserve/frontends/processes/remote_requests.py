@@ -31,7 +31,6 @@ class RemoteResponder(LinkedResponder):
     """Errors before this are refusals of the request, errors after it are answers of the model."""
 
     def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
-        """`flags` and `place` are those of the request's entry."""
         self.link: FrontLink = link
         self.token = token
         self.takes_one = bool(flags & entries.SINGLE)

@@ -138,7 +138,6 @@ class FrontEndProcess:
             self._parts.plane.call_soon(partial(self._link.post, kind, number, flags))
 
     def send_wants_origins(self) -> None:
-        """Say whether requests must come with their origin."""
         self.post(entries.ORIGINS, flags=entries.FINAL if self._parts.inference.wants_origins else 0)
 
     def _end_start(self, number: int, text: str) -> None:
@@ -297,6 +296,5 @@ class FrontEndProcesses:
                     )
 
     def send_wants_origins(self) -> None:
-        """Say again whether requests must come with their origin."""
         for front_end in self._running.values():
             front_end.send_wants_origins()
