@@ -53,8 +53,7 @@ class EngineChoice:
     reason: str
     """For the log and the model's metadata; continues "engine onnxruntime: "."""
     fallback: EngineChoice | None = None
-    """The next choice, with a warning, if the engine cannot load the model: another engine, or the same without
-    GPUs."""
+    """The next choice, with a warning, if the engine cannot load the model: another engine, or no GPUs."""
     auto_takes_gpus: bool = False
     """Instances of KIND_AUTO use the GPUs if there are any; else the CPU."""
 
@@ -77,15 +76,13 @@ class Machine(Protocol):
         """Return a GPU's architecture, such as "gfx90a"; "" = not known."""
 
     def cores(self, policy: str) -> Sequence[int]:
-        """Return the CPU cores of a host policy; empty = any. Raises ServeError if the policy cannot be applied
-        here."""
+        """Return the CPU cores of a host policy; empty = any. Raises ServeError if it cannot be applied here."""
 
     def most_instances(self, gpus: int) -> int:
         """Return the most instances that a model may have on this number of GPUs; 0 = on the CPU."""
 
     def loader(self, engine: EngineSpec) -> tuple[str, ...]:
-        """Return the words before the interpreter in the command of the engine's workers. Raises ServeError
-        (UNAVAILABLE)."""
+        """Return the words before the interpreter in the engine's worker command. Raises ServeError (UNAVAILABLE)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class Piece:
 
 
 def pieces(rows: int, sizes: Sequence[int]) -> tuple[Piece, ...]:
-    """Cut `rows` (at least 1) into the fewest pieces that `sizes` (ascending, not empty) allow, padded as little as
+    """Cut `rows` (at least 1) into the fewest pieces of `sizes` (ascending, not empty), padded as little as
     possible."""
     largest = sizes[-1]
     whole, rest = divmod(rows, largest)

@@ -54,8 +54,8 @@ class DeviceTensors:
         torch.cuda.current_stream(self._device).synchronize()
 
     def open(self, tensor: Tensor) -> torch.Tensor:
-        """Return the tensor that References lead to, valid until the server knows that their batch is done. Raises
-        ServeError (UNAVAILABLE)."""
+        """Return the tensor of References, valid until their batch is done in the server. Raises ServeError
+        (UNAVAILABLE)."""
         runs: list[tuple[DeviceReference, int]] = []
         for reference in references_of(tensor):
             first = reference

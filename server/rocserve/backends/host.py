@@ -96,8 +96,7 @@ class Host:
             return None
         node, fields = nodes[number]
         version = fields.get("gfx_target_version", 0)
-        # A value such as "10.3.0" makes ROCm treat the GPU as another one. Values that ROCm would not accept are
-        # ignored.
+        # "10.3.0", for example, makes ROCm treat the GPU as another one. ROCm ignores invalid values.
         parts = self.environment.get(_OVERRIDE, "").split(".")
         if len(parts) == 3 and all(part.isdecimal() for part in parts):
             major, minor, stepping = (int(part) for part in parts)
@@ -152,8 +151,7 @@ class Host:
         chosen = self.environment.get(_ROCR)
         if chosen is None:
             return gpus
-        # Entries are indices, or "GPU-" and the unique id in hexadecimal digits. ROCm ignores the list from the first
-        # other entry on.
+        # Entries are indices, or "GPU-" and the unique id in hexadecimal digits. ROCm stops at the first other entry.
         names = {f"gpu-{one['unique_id']:016x}": place for place, (_, one) in enumerate(gpus) if "unique_id" in one}
         left: list[_Node] = []
         for entry in chosen.lower().split(","):

@@ -50,14 +50,13 @@ class RequestResponder(Protocol):
         pass
 
     def send(self, answer: Answer | None, final: bool) -> None:
-        """Send an answer. None with `final` ends the request without one. Raises RuntimeError after the final
+        """Send an answer; None with `final` ends the request without one. Raises RuntimeError after the final
         answer."""
 
 
 @dataclass(slots=True)
 class ModelRequest:
-    """One request, as a model sees it. Its tensors stay valid as long as they are held. Not frozen: see
-    core.tensors.Tensor."""
+    """One request, as a model sees it. Its tensors stay valid while held. Not frozen: see core.tensors.Tensor."""
 
     inputs: Mapping[str, Tensor]
     """With the batch dimension if the model batches."""

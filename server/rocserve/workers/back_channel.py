@@ -1,5 +1,4 @@
-"""Carries an instance's messages outside of batches: calls of other models, responses to single requests,
-cancellations."""
+"""Carries an instance's messages outside of batches: calls of other models, single responses, cancellations."""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ class BatchedResponder:
             return None
         if answer is not RESCHEDULED and self.claim():
             return answer
-        # Earlier responses went as messages, so this one must follow them. Ignored if the model has already sent the
-        # final one.
+        # Follows the responses that were sent as messages. Ignored if the final one was among them.
         with suppress(RuntimeError):
             try:
                 self.send(answer, True)

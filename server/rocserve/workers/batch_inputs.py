@@ -190,8 +190,7 @@ def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
 
 
 def split_sample(batch: Batch) -> list[dict[str, Tensor]]:
-    """Split a warm-up sample into copies of each request's inputs. Raises ServeError (INVALID_ARGUMENT) for damaged
-    strings."""
+    """Split a warm-up sample into copies of each request's inputs. Raises ServeError (INVALID_ARGUMENT)."""
     requests: list[dict[str, Tensor]] = [{} for _ in batch.request_sizes]
     for name, tensor in batch.inputs.items():
         parts = [tensor]

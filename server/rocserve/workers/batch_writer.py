@@ -52,8 +52,8 @@ class BatchWriter:
         self._forms: dict[RequestForm, int] = {}
         """Layout numbers of the request forms that the worker knows."""
         self._texts = Memo[bytes, int](entries.REMEMBERED_LAYOUTS)
-        """Numbers of the last layouts sent, by their text. Forms with equal layouts are one form to the worker, which
-        gathers a batch of one form faster."""
+        """Numbers of the last layouts sent, by text. Batches of one form are gathered faster, so forms may share a
+        layout."""
         self._numbers = itertools.count()
         self._batch_ids = itertools.count(1)
 

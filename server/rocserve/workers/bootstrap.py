@@ -20,8 +20,7 @@ def _import_rocserve_from(folder: Path) -> None:
 
 
 if __name__ == "__mp_main__":
-    # A child that a model spawns by multiprocessing runs its parent's main file under this name. The model's file may
-    # import rocserve there.
+    # A child that a model spawns by multiprocessing runs this file under this name, and may import rocserve.
     _import_rocserve_from(Path(__file__).resolve().parent.parent)
 
 if __name__ == "__main__":

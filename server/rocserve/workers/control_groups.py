@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 
 _CONTROLLERS = frozenset({"memory", "pids"})
 _DELEGATION_MARKS = ("trusted.delegate", "user.delegate")
-"""The attributes by which systemd marks a delegated cgroup. The files' permissions show nothing, because root may write
-all of them."""
+"""Attributes by which systemd marks a delegated cgroup. Permissions show nothing: root may write all files."""
 _PROCESSES, _KILL, _CHILDREN = "cgroup.procs", "cgroup.kill", "cgroup.subtree_control"
 _SERVER_GROUP = "server"
 _SELF = "0"

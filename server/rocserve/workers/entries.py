@@ -82,8 +82,8 @@ FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32
 LONGEST_TEXT_BYTES = 1 << 20
 """Of a layout or of details: short enough to be parsed between two requests."""
 LARGEST_REMEMBERED_LAYOUT = 32 << 10
-"""Bytes of a layout in a table of requests. A larger layout (for example with thousands of a client's parameters) keeps
-its number for that batch only."""
+"""Bytes of a layout in a table of requests. A larger one, such as of thousands of parameters, is kept for its batch
+only."""
 REMEMBERED_LAYOUTS = 256
 """Layouts that a sender may refer to: its last ones. The receiver keeps twice as many, because one thread may post
 while another defines layouts. Numbers are not reused."""

@@ -156,8 +156,7 @@ class WorkerGroup:
         await self._all_or_none([supervisor.warm_up(message) for supervisor in self._supervisors])
 
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
-        """End all workers after the batches in flight, or after `grace_seconds`. `reason`: the error of requests lost
-        then."""
+        """End all workers after their batches, or after `grace_seconds`. `reason`: the error of requests lost then."""
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
         # The supervisors and the group refer to each other. Without these references no garbage collection is needed.
         self._supervisors.clear()
@@ -288,8 +287,7 @@ class WorkerSupervisor:
         self._supervision: asyncio.Task[None] | None = None
 
     async def load(self) -> Signature:
-        """Load the model in a new worker, or take over a worker that has loaded it. Cleans up on failure. Raises
-        ServeError."""
+        """Load the model in a new worker, or in one to take over. Cleans up on failure. Raises ServeError."""
         try:
             async with asyncio.timeout(_TAKE_OVER_SECONDS):
                 is_held = self._key and not self._options.shared_worker
@@ -356,8 +354,7 @@ class WorkerSupervisor:
             self._group.events.described(progress.properties)
 
     async def warm_up(self, message: WarmUp) -> None:
-        """Warm up the model; then the worker serves, and is restarted when it ends. Cleans up on failure. Raises
-        ServeError."""
+        """Warm up the model; then the worker serves and is restarted. Cleans up on failure. Raises ServeError."""
         await self._warm_up(message)
         self._load = dataclasses.replace(self._load, config=message.config)
         self._supervision = self._loop.create_task(self._supervise(message))

@@ -77,8 +77,7 @@ class InstanceRequests:
         return bool(self._open or self._calls or self._unread)
 
     def open_request(self, on_answer: OnAnswer) -> int:
-        """Number a request to the worker. Responses go to `on_answer` until the last, `close_requests` or the worker's
-        end."""
+        """Number a request. Responses go to `on_answer` until the last, `close_requests` or the worker's end."""
         number = next(self._numbers)
         self._open[number] = on_answer
         return number

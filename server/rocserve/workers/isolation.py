@@ -84,8 +84,7 @@ class Confinement:
 def worker_environment(
     environment: Mapping[str, str], settings: WorkerSettings, model_name: str = ""
 ) -> Mapping[str, str]:
-    """Return the variables that all workers and the zygote get; with a name, those that only this model's workers
-    get."""
+    """Return the variables for all workers and the zygote; with a name, those for only this model's workers."""
     passed_on = {name for model, name in settings.environment if model == model_name}
     if not model_name:
         passed_on |= {name for name in environment if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)}

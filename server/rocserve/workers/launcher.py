@@ -221,8 +221,7 @@ class WorkerLauncher:
         else:
             self._watch.add(worker, settings.memory_bytes, settings.tasks)
         if spawned.user_problem and options.model_name not in self._models_as_other_user:
-            # The text is "root: user 'nobody' cannot ...". The first model gets a warning with advice, each further
-            # model a line.
+            # The text is "root: user 'nobody' cannot ...". Only the first model gets a warning with advice.
             text = f"the workers of model '{options.model_name}' run as {spawned.user_problem}"
             if self._models_as_other_user:
                 self.log.info("%s", text)

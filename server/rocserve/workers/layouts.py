@@ -54,8 +54,7 @@ class TensorSender:
             entries.REMEMBERED_LAYOUTS
         )
         self._defined = 0
-        # Re-entrant, because a garbage collection may run anywhere, and may answer a request that its model has
-        # dropped.
+        # Re-entrant, because a garbage collection may run anywhere and answer a request that its model has dropped.
         self._lock = threading.RLock()
 
     def of(self, tensors: Sequence[Tensor]) -> Layout:
@@ -95,8 +94,7 @@ class TensorSender:
         return place
 
     def response(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> bytes:
-        """Make a RESPONSE entry. `references`: how many of the first tensors are references. Raises ServeError as
-        `put`."""
+        """Make a RESPONSE entry. `references`: how many of the first tensors are some. Raises ServeError as `put`."""
         flags = entries.FINAL if final else 0
         code = layout = place = nbytes = 0
         if answer is None:

@@ -206,8 +206,8 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class NewServer:
-    """Another server is here. The zygote echoes it: earlier replies were for the previous server. Workers that are not
-    kept are ended."""
+    """Another server is here. The zygote echoes it after its last reply to the previous one, and ends unkept
+    workers."""
 
 
 @dataclass(frozen=True, slots=True)

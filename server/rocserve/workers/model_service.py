@@ -388,8 +388,7 @@ class RequestService(ModelService):
         self._end.finish(received, (input_end, output_start), results, kept)
 
     def _request(self, received: ReceivedRequest, responders: list[BatchedResponder]) -> ModelRequest:
-        """Return a request whose memory the model may keep and change. Its responder is appended to `responders` in any
-        case."""
+        """Return a request whose memory the model may keep and change. Always appends its responder."""
         responder = self._back.open_request(received.number)
         responders.append(responder)
         layout, heap = received.form.layout, self._end.inputs

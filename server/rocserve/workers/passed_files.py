@@ -104,7 +104,7 @@ class ReceivedFiles(dict[int, HeapReader | GuardedFile]):
             file.close()
 
     def read(self, nbytes: int) -> None:
-        """Note that `nbytes` of a file will be read. They count as the worker's memory until GuardedFile.leave, after
+        """Note that `nbytes` of a file will be read. They count as the worker's memory until drop_pages, after
         which reading them is slower."""
         self._resident += nbytes
         if self._resident > _MOST_RESIDENT_BYTES:

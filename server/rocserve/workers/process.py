@@ -1,5 +1,4 @@
-"""Watches worker processes in the server, and their sessions: control messages and instances of one model version
-each."""
+"""Watches worker processes in the server, and their sessions, one for each model version in a process."""
 
 from __future__ import annotations
 

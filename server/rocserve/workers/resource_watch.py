@@ -213,8 +213,7 @@ def read_processes() -> Sequence[Process]:
                     line = os.read(descriptor, _LONGEST_STAT)
                 finally:
                     os.close(descriptor)
-                # The name, which may contain anything, ends with the last bracket. Then come proc(5)'s fields from the
-                # third on.
+                # The name, which may contain anything, ends with the last bracket; proc(5)'s third field follows.
                 state, parent, group, *rest = line[line.rindex(b")") + 1 :].split()
                 found.append(
                     Process(int(name), int(parent), int(group), int(rest[14]), int(rest[16]), is_zombie=state == b"Z")

@@ -52,8 +52,7 @@ def answer_results(sender: TensorSender, answers: Sequence[Answer | None]) -> li
 def _add_result(
     sender: TensorSender, results: list[OutgoingResult], outputs: Sequence[Tensor], parameters: Parameters
 ) -> None:
-    """Add the next request's result, to the one before if both differ only in their bytes. Raises ServeError
-    (INTERNAL)."""
+    """Add a request's result, to the one before if only their bytes differ. Raises ServeError (INTERNAL)."""
     layout, data = sender.of(outputs), [each.data for each in outputs]
     if not parameters and results and results[-1].layout is layout:
         packed = layout.places.packed(data)
@@ -118,7 +117,7 @@ class ResultWriter:
             self._reserved = None
 
     def write(self, results: list[OutgoingResult], batch: Batch, result: BatchResult) -> None:
-        """Add the results of a batch, or of one request of a group. Raises ServeError (INTERNAL) for wrong outputs or
+        """Add results of a batch, or of one request of a group. Raises ServeError (INTERNAL) for wrong outputs or
         rows."""
         outputs = result.outputs
         names = batch.requested_outputs or tuple(outputs)

@@ -154,8 +154,7 @@ class Spawner:
             if not forked:
                 self._execute(options, reception)
             if (numpy := sys.modules.get("numpy")) is not None:
-                # Otherwise all workers would draw the zygote's random numbers. Python's random module reseeds itself
-                # after a fork.
+                # Otherwise all workers would draw the same numbers. Python's random module reseeds itself after a fork.
                 numpy.random.seed()
             status = worker.main((options.title, str(self._parent_pipe), str(reception)))
         except BaseException as error:

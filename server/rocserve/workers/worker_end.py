@@ -100,8 +100,8 @@ class OutgoingResult:
 
 
 class WorkerEnd:
-    """The worker's end of an instance's link. One thread takes batches; any thread may post, as models may answer on
-    any."""
+    """The worker's end of an instance's link. One thread takes batches; models may answer, and so post, on any
+    thread."""
 
     def __init__(
         self,
@@ -231,8 +231,8 @@ class WorkerEnd:
                 raise ServerGone
 
     def stop(self, is_wanted: bool = True) -> None:
-        """End `batches` after those already posted, or, if not `is_wanted`, after the one that runs, without results.
-        From any thread."""
+        """End `batches` after those already posted; if not `is_wanted`, after the one that runs, without results. Safe
+        on any thread."""
         self._is_wanted = is_wanted
         with suppress(OSError):  # The server has closed the connection.
             self._connection.shutdown(socket.SHUT_RD)
@@ -315,7 +315,7 @@ class WorkerEnd:
         results: Sequence[OutgoingResult],
         kept: Sequence[object] = (),
     ) -> None:
-        """Post the results. `times`: time.monotonic_ns() when inputs were ready and when the engine ended. `kept`: see
+        """Post results. `times`: time.monotonic_ns() when inputs were ready and the engine ended. `kept`: see
         BatchResult."""
         count = len(results)
         # Two entries are as long as a tensor's alignment.

@@ -50,8 +50,7 @@ class WorkerOutput:
 
     @property
     def last_line(self) -> str:
-        """The last line that was not empty, without Python's report of a crash: often the reason of the worker's
-        end."""
+        """The last line that was not empty, except a crash report of Python: often why the worker ended."""
         return _split_level(printable_line(self._last_line, _LONGEST_LINE))[1]
 
     def close(self) -> None:

@@ -13,8 +13,7 @@ BACKEND = BackendSpec(
             module="rocserve.backends.python.engine",
             thread_safe=False,
             forks_from_zygote=True,
-            # The model brings the library that uses a GPU, for example PyTorch in its own environment. numpy is
-            # installed in every environment.
+            # The model brings the library that uses a GPU, such as PyTorch. numpy is in every environment.
             gpu_module="numpy",
             # A model of KIND_MODEL chooses its devices itself, among all GPUs.
             takes_kind_model=True,

@@ -80,8 +80,7 @@ class EventLoop:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         while True:
-            # asyncio ends the loop for these exceptions; the coroutine's future only gets them when the loop runs
-            # again.
+            # asyncio ends the loop for these, and the coroutine's future gets them when the loop runs again.
             with suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
             if self._closing:
@@ -122,16 +121,14 @@ class AbandonedRequests:
             responder, may_end_silently = dropped
             error = None
             if may_end_silently:
-                # A client of Triton does not notice a missing final flag. A client of this server must not wait for it
-                # either.
+                # A client of Triton does not notice a missing final flag. This server's client must not wait for it.
                 _LOG.warning(
                     "model '%s' let go of a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
                     self._model_name,
                 )
             else:
                 error = internal(f"model '{self._model_name}' let go of a request without a response")
-            # The request may have been answered meanwhile, for example when its worker stops, or the server may be
-            # gone.
+            # The request may have been answered meanwhile, as when its worker stops, or the server may be gone.
             with suppress(RuntimeError, ServeError, OSError):
                 responder.send(error, True)
 
@@ -161,8 +158,7 @@ class PythonModel:
         self._model: Any = None
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
-        """Make the instance and call its `initialize`. Raises ServeError (INTERNAL) if that raises; the text says
-        where."""
+        """Make the instance and call its `initialize`. Raises ServeError (INTERNAL), with the line of the model."""
         self._decoupled = config.decoupled
         sequences = config.sequence_batching
         self._request_class._may_reschedule = sequences is not None and sequences.iterative
@@ -203,8 +199,7 @@ class PythonModel:
         if self._tensors is not None:
             self._tensors.wait()
         try:
-            # A copy of the list, because the model may empty it. asyncio.iscoroutine would take generators for
-            # coroutines.
+            # A copy, because the model may empty the list. asyncio.iscoroutine would take generators for coroutines.
             returned = self._model.execute([*received])
             if isinstance(returned, Coroutine):
                 running = self._loop.submit(returned)
@@ -276,8 +271,7 @@ class PythonModel:
     def _answer(
         self, wanted: tuple[str, ...], reference_outputs: tuple[str, ...], response: InferenceResponse
     ) -> Answer:
-        """Return the wanted tensors of a response, those on the GPU in place if `reference_outputs` names them. Safe on
-        any thread."""
+        """Return a response's wanted tensors; `reference_outputs` stay on the GPU. Safe on any thread."""
         tensors = self._tensors
         if tensors is None or not reference_outputs:
             return answer_of(response, wanted)

@@ -24,8 +24,7 @@ def read_signature(model_class: type[Any], config_json: str, model_name: str) ->
             f"auto_complete_config function in model '{model_name}' must return a valid pb.ModelConfig object."
         )
     try:
-        # Through JSON, because a value that JSON cannot hold (such as a numpy integer in dims) then fails here, by its
-        # name.
+        # Through JSON, because a value that it cannot hold (a numpy integer in dims) then fails here, by its name.
         config: dict[str, Any] = json.loads(json.dumps(completing.as_dict()))
         return _signature(config, model_name)
     except ServeError:

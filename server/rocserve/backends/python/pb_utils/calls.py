@@ -33,7 +33,7 @@ class Caller:
     """Of the model's GPU, if its tensors may be on that GPU; else None."""
 
     def start(self, call: ModelCall, inputs: Sequence[Tensor], on_response: OnResponse) -> None:
-        """Start a call; if it cannot be sent, its answer is an error. Raises TritonModelException if the model is not
+        """Start a call; an error in sending it is its answer. Raises TritonModelException if the model is not
         served."""
         if self.calls is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")

@@ -174,8 +174,7 @@ class InferenceRequest:
         return self._answers
 
     def set_release_flags(self, flags: int) -> None:
-        """Raises TritonModelException if the request must be scheduled again, but its model has no iterative
-        sequences."""
+        """Raises TritonModelException if the request must run again, but its model has no iterative sequences."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
                 "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
