@@ -19,7 +19,7 @@ from rocserve.protocol.model_config_pb2 import ModelConfig, ModelEnsembling
 
 
 def ensemble_faults(message: ModelConfig) -> Iterator[str]:
-    """Yield the faults of an ensemble's configuration. Each check relies on the earlier ones."""
+    """Yield the faults of an ensemble's configuration. Stop at the first one: each check relies on the earlier ones."""
     name, steps = message.name, message.ensemble_scheduling.step
     if message.instance_group:
         yield f"instance group should not be specified for ensemble '{name}'"

@@ -95,7 +95,7 @@ class _Postprocess:
     """The module that defines TritonPythonModel."""
     labels: tuple[str, ...]
     inputs: Mapping[str, str]
-    """Names of the post-processing inputs by the model's outputs."""
+    """The model's output -> the input of the post-processing."""
     is_detector: bool
 
 
@@ -286,7 +286,7 @@ def _labels(config: PlainConfig, given: tuple[str, ...], classes: int) -> tuple[
 
 
 _PUBLIC_LABELS = {80: ((), "coco.txt"), 1000: ((), "imagenet.txt"), 1001: (("background",), "imagenet.txt")}
-"""By the number of classes: labels before those of the file, and the file."""
+"""Number of classes -> (labels before those of the file, the file)."""
 
 
 def _add(tensors: Any, name: str, datatype: DataType | None, dims: Sequence[int]) -> Any:
@@ -298,7 +298,7 @@ def _add(tensors: Any, name: str, datatype: DataType | None, dims: Sequence[int]
 
 
 def _shorter_side(entry: _Input) -> list[dict[str, Any]]:
-    """Resize so that the shorter side is slightly longer than the input's; the middle is cut out."""
+    """Resize so that the shorter side is slightly longer than the input's; then crop the centre."""
     shorter = round(max(entry.height, entry.width) / _CROP_FRACTION)
     return [{"operation": "resize", "resize_shorter": shorter, "interpolation_type": "TRIANGULAR"}]
 

@@ -28,7 +28,7 @@ def time_limits(parameters: Mapping[str, str], defaults: TimeLimits) -> TimeLimi
 
 
 def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
-    """Return a model's bounds by fields of WorkerSettings. Raises ServeError (INVALID_ARGUMENT) for no number."""
+    """Return a model's bounds by fields of WorkerSettings. Raises ServeError (INVALID_ARGUMENT) if one is no number."""
     bounds = {}
     for field in _WORKER_BOUNDS:
         name = f"worker_{field}"
@@ -46,7 +46,7 @@ def idle_unload_seconds(parameters: Mapping[str, str]) -> float:
 
 
 def is_pinned(parameters: Mapping[str, str]) -> bool:
-    """Whether a model is never unloaded for room. Raises ServeError (INVALID_ARGUMENT) for neither true nor false."""
+    """Whether a model is never unloaded for room. Raises ServeError (INVALID_ARGUMENT) if the value is neither."""
     text = parameters.get(_PINNED, "false")
     if text not in ("true", "false"):
         raise invalid_argument(f"parameter '{_PINNED}': expected true or false, got '{text}'")

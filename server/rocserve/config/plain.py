@@ -1,6 +1,6 @@
 """Plain configurations: converts a validated ModelConfig message to the dataclasses that the rest of the server uses.
 Fields are read by name and converted by the types in core.model_config. `_NAMES` has the fields with another name in
-the message, `_FIELDS` and `_KINDS` the fields with another form."""
+the message; `_FIELDS` and `_KINDS` convert fields and types with another form."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ _NAMES = {
     "states": "state",
     "target_names": "target_name",
 }
-"""The message's names of fields."""
+"""Our name of a field -> the message's."""
 
 _FIELDS: Mapping[tuple[type, str], _Convert] = {
     (ModelConfig, "parameters"): lambda message: {

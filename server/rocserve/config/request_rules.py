@@ -148,7 +148,8 @@ class ConfigRequest:
             )
         own = self.own
         if self.brings_files:
-            # The repository's other fields describe its own files. The agents check any files.
+            # The repository's configuration describes its own files, and does not apply to those of a request. Only
+            # its agents check both.
             own = ModelConfig()
             if self.own.HasField("model_repository_agents"):
                 own.model_repository_agents.CopyFrom(self.own.model_repository_agents)

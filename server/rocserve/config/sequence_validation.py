@@ -29,7 +29,7 @@ def sequence_tensor_names(message: ModelConfig) -> tuple[frozenset[str], frozens
 
 
 def sequence_faults(message: ModelConfig) -> Iterator[str]:
-    """Yield the faults. Each check relies on the earlier ones."""
+    """Yield the faults. Stop at the first one: each check relies on the earlier ones."""
     batching, model = message.sequence_batching, message.name
     if message.response_cache.enable:
         yield (

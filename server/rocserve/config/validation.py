@@ -128,7 +128,7 @@ def _unloadable(message: ModelConfig) -> Iterator[str]:
 
 
 def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelConfig) -> Iterator[str]:
-    """Yield the faults. Each check relies on the earlier ones."""
+    """Yield the faults. Stop at the first one: each check relies on the earlier ones."""
     who = f"model {what} '{tensor.name}'" if tensor.name else f"model {what}"
     for field in ("name", "data_type", "dims"):
         if not getattr(tensor, field):

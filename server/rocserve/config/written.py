@@ -11,7 +11,7 @@ from rocserve.protocol.model_config_pb2 import ModelConfig
 class WrittenConfig:
     models: tuple[ModelConfig, ...]
     source: str
-    """The file's name in the model folder, or a replacement for errors."""
+    """The file's name in the model folder, or the text that errors show instead."""
     warnings: tuple[str, ...] = ()
     is_amd: bool = False
     """In AMD Inference Server's dialect: the loaded model's tensors override the configuration's."""

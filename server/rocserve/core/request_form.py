@@ -1,4 +1,4 @@
-"""The form of requests: what all with the same head share, and the places of their inputs in a slot."""
+"""The form of requests: what all requests with the same head share, and the places of their inputs in a slot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class RequestLayout:
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     """Only the client's own parameters."""
     references: tuple[TensorHead, ...] = ()
-    """The heads of inputs that are References as the model sees them; `inputs` has them as BYTES."""
+    """Heads of the inputs that are References (core/device_references.py), as the model sees them; `inputs` has them as
+    BYTES."""
     reference_outputs: tuple[str, ...] = ()
     """The outputs that may be References."""
 

@@ -90,7 +90,7 @@ class RequestHead:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class InferRequest:
-    """An inference request, from its message to its answer. Mutable, because one is created for each message."""
+    """An inference request, from its message to its answer. Not frozen: a frozen dataclass takes longer to create."""
 
     head: RequestHead
     id: str
@@ -156,9 +156,9 @@ class InferResponse:
     is_large: bool = False
     """Whether the data are so large that they are copied in steps."""
     slot: object = None
-    """Keeps the memory of `data` in use by its owner; None = the data have their own memory. Otherwise the data are
-    valid during the responder's call, and those of a large response for as long as this object lives; the model may be
-    waiting for it."""
+    """While this object lives, the owner of `data`'s memory does not use that memory again; None = the data have their
+    own memory. Otherwise the data are valid during the responder's call, and those of a large response while this
+    object lives. Release it soon: the model may be waiting for the memory."""
 
     @classmethod
     def of(

@@ -16,7 +16,8 @@ from rocserve.core.errors import ServeError
 
 _AT_ONCE = 4
 _LOW_PRIORITY_SLOTS = ("beside-0", "beside-1")
-"""Slots for further programs of models that serve already; they never delay a model that does not."""
+"""Separate slots for further programs of models that already serve, so that these never delay a model that does not
+serve yet."""
 _LOW_PRIORITY_SECONDS = 600.0
 """Limit of a low-priority compile's slot: one hanging compiler must not block all other models."""
 _SECONDS_BETWEEN_ATTEMPTS = 0.1
@@ -35,8 +36,8 @@ class CompileSemaphore:
 
     @contextmanager
     def acquired(self, low_priority: bool, waiting: Callable[[], None]) -> Iterator[None]:
-        """Wait for a slot and hold it; do not wait if files cannot be locked. `low_priority`: the model serves already.
-        `waiting` is called repeatedly while all slots are taken; an exception from it ends the wait."""
+        """Wait for a slot and hold it. If files cannot be locked, go on without a slot. `low_priority`: the model
+        serves already. `waiting` is called repeatedly while all slots are taken; an exception from it ends the wait."""
         with ExitStack() as at_the_end:
             if lock := self._wait(_LOW_PRIORITY_SLOTS if low_priority else self._names, waiting):
                 at_the_end.callback(lock.release)

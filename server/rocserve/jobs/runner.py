@@ -184,7 +184,7 @@ _LONGEST_WORDS = 600
 
 def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: str) -> str:
     """Describe the end of a child without a last reply, to follow "while compiling: ". `status`: the exit status, or
-    the signal's negative number. `who` died by the signal."""
+    the signal's negative number. `who`: the child's name in the text."""
     message = "; ".join(line.strip() for line in [*last_lines][-_MESSAGE_LINES:])
     if len(message) > _LONGEST_WORDS:
         message = "..." + message[-_LONGEST_WORDS:]
@@ -201,7 +201,8 @@ def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: s
 
 
 _FIRST_REPORT_SECONDS = 5.0
-"""Until the first report of a phase. Later reports come less often, because each says less that is new."""
+"""Until a job's first report, and between the first two reports of a phase. Later reports come less often, because each
+says less that is new."""
 _RAREST_REPORT_SECONDS = 60.0
 _REPORT_GROWTH = 1.5
 _LONGEST_MESSAGE = 160
@@ -380,7 +381,8 @@ class JobRunner:
 
 
 def _follow(process: JobProcess, watch: JobWatch, timeout_seconds: float) -> tuple[JobReply | None, int]:
-    """Return the child's last reply and its peak memory. The reply is None if it took too long and was killed."""
+    """Return the child's last reply and its peak memory. The reply is None if the child took too long and
+    was killed."""
     last, peak_bytes = JobReply(), 0
     poll = select.poll()
     poll.register(process.replies, select.POLLIN)

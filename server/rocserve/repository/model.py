@@ -42,9 +42,9 @@ class ManagedModel:
         self._table = table
         self.on_version_change = functools.partial(table.publish_soon, key)
         self._is_added_later = table.is_started
-        """The model appeared after the server's first loads, so its first load makes nothing unready."""
+        """The model appeared after the server's first loads, so its first load does not make the server unready."""
         self.is_optional = table.is_started and table.context.is_polling
-        """No client relies on the model before it has served, so its failure makes nothing unready."""
+        """No client relies on the model before it has served, so its failure does not make the server unready."""
         self._has_warned = False
         self._versions: Mapping[int, ManagedVersion] = {}
         """In ascending order. Replaced, never changed, because other threads read it."""
@@ -290,8 +290,8 @@ class ManagedModel:
             return
         self._has_warned = True
         self.context.log.warning(
-            "the new model '%s' is not served; the server stays ready for the others. Mend its files, which are then"
-            " taken up by themselves, or take its folder out of the repository (--strict-readiness=always makes the"
+            "the new model '%s' is not served; the server stays ready for the others. Correct its files, which the server"
+            " then loads by itself, or move its folder out of the repository (--strict-readiness=always makes the"
             " server unready): %s",
             self.name,
             self.failure_text(),

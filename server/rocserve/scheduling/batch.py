@@ -38,7 +38,7 @@ class AnswerLink(Protocol):
     """Sends the answers to several requests of a batch to another process, as one message."""
 
     def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
-        """Send requests their only answers, which share one head. `slot`: of their batch's outputs, `nbytes` in all.
+        """Send requests their only answers, which share one head. `slot`: holds their batch's outputs, `nbytes` in all.
         `places`: per request its token, then the begin of each output in the slot. Returns False, with nothing sent, if
         the other process cannot read the slot."""
 
@@ -157,7 +157,7 @@ class _Together:
 
 
 class BatchAnswers:
-    """Answers the requests of a batch. Those of one form and one link share a message."""
+    """Answers the requests of a batch. Answers of one form and one link go out as one message."""
 
     def __init__(self, responses: ResponseMaker, outcome: BatchOutcome) -> None:
         self._responses = responses
@@ -222,7 +222,7 @@ class FormedBatch:
     is_first: bool = False
     """The first batch of its instance, which may take far longer than any later one."""
     padding_rows: int = 0
-    """Rows of no request, which keep the rows of a batch in place; they are in `dropped`."""
+    """Padding rows of no request, which keep each sequence's row at its slot's position; they are in `dropped`."""
     dropped: set[InferRequest] | None = None
     """Requests that were answered while they waited in the worker, and padding rows."""
 

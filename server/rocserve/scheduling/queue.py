@@ -185,7 +185,7 @@ class RequestQueue:
             self.deadline_count += 1
 
     def push_back(self, requests: list[InferRequest]) -> None:
-        """Return requests that were taken but not run to the front, in their order."""
+        """Put requests that were taken but not run back at the front, in their order."""
         for request in reversed(requests):
             (self._levels[request.level] if request.level in self._levels else self._open(request.level)).push_back(
                 request

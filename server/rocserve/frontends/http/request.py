@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LARGEST_HEAD_LINE = 8190
 """Bytes of a URL, of a header's name, and of its value."""
 _WRITTEN_AT_ONCE = 256 << 10
-"""Bytes of a large answer. The connection copies no more than this of unread data. Nothing else runs meanwhile."""
+"""Large answers are written in pieces of this many bytes. Nothing else runs while a piece is copied."""
 LARGEST_BODY = (1 << 31) - 1
 """Bytes; the same as gRPC's largest message."""
 _LARGEST_GROWING = 32 << 20
@@ -83,7 +83,8 @@ _STATUSES: Mapping[StatusCode, int] = {
 def status_of(error: ServeError) -> int:
     """Return the HTTP status of an error; 400 if no other fits better, as in Triton."""
     if isinstance(error, MemoryFull):
-        # The server is full, not this client's share of it. With 503, load balancers try another server.
+        # 503 instead of 429: the server's memory is full, not only this client's share. Load balancers then try another
+        # server.
         return 413 if error.fits_never else 503
     return _STATUSES.get(error.code, 400)
 
