@@ -17,7 +17,8 @@ from rocserve.core.request_memory import RequestMemory, table_bytes
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.grpc.service import HealthHandlers, MethodRoutes
 from rocserve.frontends.grpc.transport import Route, TransportLimits, listen_address, transport_settings
-from rocserve.frontends.listen_address import ListenAddress, tls_context
+from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.tls import tls_context
 from rocserve.observability.failures import LoopErrors
 from rocserve.plane import anonymous_file
 from rocserve.plane.loop import PlaneLoop

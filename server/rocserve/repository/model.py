@@ -290,9 +290,9 @@ class ManagedModel:
             return
         self._has_warned = True
         self.context.log.warning(
-            "the new model '%s' is not served; the server stays ready for the others. Correct its files, which the server"
-            " then loads by itself, or move its folder out of the repository (--strict-readiness=always makes the"
-            " server unready): %s",
+            "the new model '%s' is not served; the server stays ready for the others. Correct its files, which"
+            " the server then loads by itself, or move its folder out of the repository"
+            " (--strict-readiness=always makes the server unready): %s",
             self.name,
             self.failure_text(),
         )

@@ -1,4 +1,5 @@
-"""Answers the requests of models that see each request separately: a request may end before or after its batch."""
+"""Answers the requests of models that see each request separately, also decoupled ones: a request may have any number
+of responses, and may end before or after its batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Dispatches the calls that models make to other models as clients' requests: validated and queued, to ensembles and
-streams too. As in Triton a model can call itself only while another of its instances is free: an instance that waits
-for an answer cannot compute it."""
+"""Dispatches the calls that models make to other models (Triton's BLS) as clients' requests: validated and queued, to
+ensembles and streams too. As in Triton a model can call itself only while another of its instances is free: an instance
+that waits for an answer cannot compute it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads, supervises and stops all workers of one model version."""
+"""Loads, supervises and stops all workers of one model version, and restarts those that crash."""
 
 from __future__ import annotations
 

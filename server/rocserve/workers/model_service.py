@@ -1,4 +1,4 @@
-"""Serves a model in a worker: loads it, warms it up and runs its batches."""
+"""Serves a model in a worker: loads it, warms it up and runs its batches, one after another (the worker's loop)."""
 
 from __future__ import annotations
 

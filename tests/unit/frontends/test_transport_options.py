@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rocserve.frontends.grpc.transport import TransportLimits, UnaryCall, UnaryRoute, channel_arguments
-from rocserve.frontends.listen_address import certificate_files
+from rocserve.frontends.tls import certificate_files
 from rocserve.settings import GrpcSettings, HttpSettings
 
 

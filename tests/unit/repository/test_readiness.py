@@ -17,9 +17,9 @@ from rocserve.settings import ControlMode, ReadinessRule
 from .conftest import FakeLoader, Folders, Served, Start
 
 NOT_SERVED = (
-    "the new model 'bad' is not served; the server stays ready for the others. Mend its files, which are then taken up"
-    " by themselves, or take its folder out of the repository (--strict-readiness=always makes the server unready):"
-    " version 1: cannot parse the model of version 1"
+    "the new model 'bad' is not served; the server stays ready for the others. Correct its files, which the server"
+    " then loads by itself, or move its folder out of the repository (--strict-readiness=always makes the server"
+    " unready): version 1: cannot parse the model of version 1"
 )
 
 

@@ -48,11 +48,7 @@ from rocserve.frontends.grpc.transport import (
     listen_address,
 )
 from rocserve.frontends.grpc.unfinished import CHECK_SECONDS, UnfinishedBytes, WaitingCalls, received_bytes
-from rocserve.frontends.listen_address import (
-    CertificateFiles,
-    CertificateReloader,
-    certificate_files,
-)
+from rocserve.frontends.tls import CertificateFiles, CertificateReloader, certificate_files
 from rocserve.observability.failures import RequestFailures
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import GrpcSettings

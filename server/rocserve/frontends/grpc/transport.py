@@ -16,7 +16,8 @@ from urllib.parse import unquote
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.grpc.unfinished import WaitingLimits
-from rocserve.frontends.listen_address import CertificateFiles, ListenAddress
+from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.tls import CertificateFiles
 from rocserve.services.access import Restriction
 from rocserve.settings import GrpcSettings, ServerSettings
 

@@ -36,7 +36,8 @@ from rocserve.frontends.http.routes import (
     health_response,
     parse_message,
 )
-from rocserve.frontends.listen_address import ListenAddress, tls_context
+from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.tls import tls_context
 from rocserve.observability.failures import RequestFailures
 from rocserve.protocol import page_pb2
 from rocserve.protocol.json_form import plain_values

@@ -23,7 +23,8 @@ from support.workers import open_descriptors
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
 from rocserve.frontends.http.request import Head, Request, Response
-from rocserve.frontends.listen_address import CertificateFiles, ListenAddress, RenewedContext
+from rocserve.frontends.listen_address import ListenAddress
+from rocserve.frontends.tls import CertificateFiles, RenewedContext
 from rocserve.services.access import ip_address_of
 
 LOG = logging.getLogger("test")
