@@ -59,11 +59,11 @@ def wanted_batch_sizes(
     """Return the sizes in these parameters: the one in `batch`, or those in a list; empty if neither is set. `named`:
     for errors. Raises ServeError (INVALID_ARGUMENT) if `batch` is no number or both are set, and as
     `parse_batch_sizes`."""
-    given = {name: text for name in (*_LISTS, _ONE_SIZE) if (text := values.get(name, "").strip())}
-    if not given:
+    found = {name: text for name in (*_LISTS, _ONE_SIZE) if (text := values.get(name, "").strip())}
+    if not found:
         return ()
-    name, text = next(iter(given.items()))
-    if _ONE_SIZE in given:
+    name, text = next(iter(found.items()))
+    if _ONE_SIZE in found:
         if name != _ONE_SIZE:
             raise invalid_argument(
                 f"model '{model}': '{_ONE_SIZE}' is the one batch size, '{name}' a list of them; remove one of them"

@@ -33,16 +33,16 @@ class DeviceTensors:
         self.name = str(torch.cuda.get_device_properties(device).uuid)
         """Equal in every process."""
         self._device = device
-        self._free: dict[int, list[_Block]] = {}
+        self._free_blocks: dict[int, list[_Block]] = {}
         """Blocks that the server has returned, by size. A block stays shared until the process ends."""
-        self._opened: OrderedDict[tuple[bytes, int, int], torch.Tensor] = OrderedDict()
+        self._opened_blocks: OrderedDict[tuple[bytes, int, int], torch.Tensor] = OrderedDict()
         self._lock = threading.Lock()
 
     def share(self, value: torch.Tensor) -> SharedTensor:
         """Copy a tensor to memory that others may open after the current stream has made the copy."""
         nbytes = value.numel() * value.element_size()
         size = max(_SMALLEST_BLOCK, 1 << (nbytes - 1).bit_length())
-        free = self._free.setdefault(size, [])
+        free = self._free_blocks.setdefault(size, [])
         try:
             block = free.pop()
         except IndexError:
@@ -77,7 +77,7 @@ class DeviceTensors:
 
     def _octets(self, reference: DeviceReference) -> torch.Tensor:
         key = _block(reference)
-        octets = self._opened.get(key)
+        octets = self._opened_blocks.get(key)
         if octets is None:
             try:
                 storage = torch.UntypedStorage._new_shared_cuda(
@@ -87,10 +87,10 @@ class DeviceTensors:
             except RuntimeError as error:
                 why = str(error).partition("\n")[0]
                 raise unavailable(f"the memory of another worker on the GPU cannot be opened: {why}") from None
-            octets = self._opened[key] = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
-            if len(self._opened) > _MOST_OPENED:
-                self._opened.popitem(last=False)
-        self._opened.move_to_end(key)
+            octets = self._opened_blocks[key] = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+            if len(self._opened_blocks) > _MOST_OPENED:
+                self._opened_blocks.popitem(last=False)
+        self._opened_blocks.move_to_end(key)
         return octets
 
 
@@ -107,12 +107,12 @@ class SharedTensor:
 
     def __init__(self, block: _Block, free: list[_Block], datatype: DataType, shape: tuple[int, ...]) -> None:
         self._block = block
-        self._free = free
+        self._free_blocks = free
         self._datatype = datatype
         self.shape = shape
 
     def __del__(self) -> None:
-        self._free.append(self._block)
+        self._free_blocks.append(self._block)
 
     def pack_references(self, name: str, batching: bool) -> Tensor:
         """Return the References to send instead of the tensor, one for each row if the model batches."""

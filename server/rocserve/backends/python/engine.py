@@ -137,7 +137,7 @@ class AbandonedRequests:
 class PythonModel:
     """An instance of a model's TritonPythonModel."""
 
-    _class: type[Any]
+    _model_class: type[Any]
     _request_class: type[InferenceRequest]
     """The class that the model knows as pb_utils.InferenceRequest."""
     signature: Signature
@@ -166,7 +166,7 @@ class PythonModel:
         self._batching = config.max_batch_size > 0
         source = self._source
         try:
-            self._model = self._class()
+            self._model = self._model_class()
             if hasattr(self._model, "initialize"):
                 arguments = {
                     "model_config": config_json,
@@ -187,15 +187,15 @@ class PythonModel:
 
     def execute(self, requests: Sequence[ModelRequest]) -> Sequence[Result | None]:
         """Raises ServeError (INTERNAL) if the model's code raises or returns an invalid value."""
-        answers: list[InferenceResponseSender] = []
+        senders: list[InferenceResponseSender] = []
         received: list[InferenceRequest] = []
         wrap = wrapper_of(self._tensors)
         for request in requests:
             outputs = request.requested_outputs or self._outputs
             to_answer = partial(self._answer, outputs, request.reference_outputs)
-            answering = InferenceResponseSender(request.responder, self._decoupled, to_answer, self._abandoned.take)
-            answers.append(answering)
-            received.append(received_request(self._request_class, request, outputs, answering, wrap))
+            sender = InferenceResponseSender(request.responder, self._decoupled, to_answer, self._abandoned.take)
+            senders.append(sender)
+            received.append(received_request(self._request_class, request, outputs, sender, wrap))
         if self._tensors is not None:
             self._tensors.wait()
         try:
@@ -204,17 +204,17 @@ class PythonModel:
             if isinstance(returned, Coroutine):
                 running = self._loop.submit(returned)
                 if self._decoupled:
-                    running.add_done_callback(partial(self._background_ended, answers))
+                    running.add_done_callback(partial(self._background_ended, senders))
                     returned = None
                 else:
                     returned = running.result()
-            results = self._results(returned, received, answers)
+            results = self._results(returned, received, senders)
         except BaseException as error:
             # Includes SystemExit: sys.exit() in a model fails its batch and does not end the worker.
-            for each in answers:
+            for each in senders:
                 each._close()
             raise self._execute_fault(error) from None
-        if not all(map(_IS_CLOSED, answers)):
+        if not all(map(_IS_CLOSED, senders)):
             self._abandoned.watch()
         return results
 
@@ -231,23 +231,23 @@ class PythonModel:
         self._abandoned.close()
 
     def _results(
-        self, returned: Any, received: Sequence[InferenceRequest], answers: Sequence[InferenceResponseSender]
+        self, returned: Any, received: Sequence[InferenceRequest], senders: Sequence[InferenceResponseSender]
     ) -> list[Result | None]:
         """Raises ServeError, in Triton's words, if `execute` returned an invalid value."""
         if returned is None:
-            returned = [None] * len(answers)
+            returned = [None] * len(senders)
         elif self._decoupled:
             raise self._decoupled_fault()
         elif not isinstance(returned, list):
             raise internal(f"Expected a list in the execute return, found type '{type(returned)}'.")
-        elif len(returned) != len(answers):
+        elif len(returned) != len(senders):
             raise internal(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects."
-                f" InferenceRequest(s) size is:{len(answers)}, and InferenceResponse(s) size is:{len(returned)}"
+                f" InferenceRequest(s) size is:{len(senders)}, and InferenceResponse(s) size is:{len(returned)}"
             )
-        return [self._result(*each) for each in zip(returned, received, answers, strict=True)]
+        return [self._result(*each) for each in zip(returned, received, senders, strict=True)]
 
-    def _result(self, response: Any, request: InferenceRequest, answers: InferenceResponseSender) -> Result | None:
+    def _result(self, response: Any, request: InferenceRequest, sender: InferenceResponseSender) -> Result | None:
         if request._is_rescheduled:
             if response is not None:
                 raise internal(
@@ -255,7 +255,7 @@ class PythonModel:
                     f" '{type(response)}'."
                 )
             # The request's next run gives its further responses. If it has ended already, there is no next run.
-            return RESCHEDULED if answers._close() else None
+            return RESCHEDULED if sender._close() else None
         if response is None:
             return None
         if not isinstance(response, InferenceResponse):
@@ -264,7 +264,7 @@ class PythonModel:
                 f" '{type(response)}'."
             )
         try:
-            return answers._returned(response)
+            return sender._answer_returned(response)
         except TritonModelException as error:
             raise internal(str(error)) from None
 
@@ -293,14 +293,14 @@ class PythonModel:
             " return None."
         )
 
-    def _background_ended(self, answers: Sequence[InferenceResponseSender], ended: Future[Any]) -> None:
+    def _background_ended(self, senders: Sequence[InferenceResponseSender], ended: Future[Any]) -> None:
         """Fail the requests of a coroutine that ended by an exception, because nothing else would end them."""
         fault = asyncio.CancelledError("the model was unloaded") if ended.cancelled() else ended.exception()
         if fault is None and ended.result() is not None:
             fault = self._decoupled_fault()
         if fault is not None:
             error = self._execute_fault(fault)
-            for each in answers:
+            for each in senders:
                 each._fail(error)
 
     def _execute_fault(self, error: BaseException) -> ServeError:

@@ -74,7 +74,7 @@ class _Call:
     _call: ModelCall
     _inputs: Sequence[Tensor]
     _on_response: OnResponse
-    _kept: list[SharedTensor] = field(default_factory=list, init=False)
+    _shared_tensors: list[SharedTensor] = field(default_factory=list, init=False)
     """Shared tensors that references lead to, kept until the last answer."""
 
     def send(self, tensors: DeviceTensors | None) -> None:
@@ -85,8 +85,8 @@ class _Call:
             if tensors is None or tensor.is_cpu():
                 sent.append(host_tensor(tensor))
             else:
-                self._kept.append(tensors.share(tensor._on_device))
-                sent.append(self._kept[-1].pack_references(tensor.name(), batching=False))
+                self._shared_tensors.append(tensors.share(tensor._on_device))
+                sent.append(self._shared_tensors[-1].pack_references(tensor.name(), batching=False))
                 references.append(tensor.name())
         if tensors is None:
             call = replace(self._call, inputs=tuple(sent), accepts_references=False)
@@ -98,7 +98,7 @@ class _Call:
 
     def _take(self, answer: Result | None, final: bool) -> None:
         if final:
-            self._kept.clear()
+            self._shared_tensors.clear()
         try:
             if isinstance(answer, Rescheduled):
                 self.send(None)

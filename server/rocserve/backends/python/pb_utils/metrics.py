@@ -171,8 +171,8 @@ class MetricFamily:
         """Raises TritonModelException if the labels are no dict of valid names, or the buckets do not fit the kind."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
-        given = {str(name): str(value) for name, value in (labels or {}).items()}
-        if not all(custom_metrics.LABEL_NAME.fullmatch(name) for name in given):
+        label_texts = {str(name): str(value) for name, value in (labels or {}).items()}
+        if not all(custom_metrics.LABEL_NAME.fullmatch(name) for name in label_texts):
             raise TritonModelException("Error when creating Metric: Invalid label name")
         is_histogram, bounds = self._kind is MetricKind.HISTOGRAM, tuple[float, ...]()
         if buckets is None or buckets == []:
@@ -186,4 +186,4 @@ class MetricFamily:
             bounds = tuple(float(bound) for bound in buckets)
             if list(bounds) != sorted(set(bounds)):
                 raise TritonModelException("Error when creating Metric: Bucket Boundaries must be strictly sorted")
-        return self._metrics_of_model.metric(self, given, bounds)
+        return self._metrics_of_model.metric(self, label_texts, bounds)

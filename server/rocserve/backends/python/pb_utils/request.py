@@ -69,7 +69,7 @@ class InferenceRequest:
     """Requests that the model receives may be scheduled again."""
     _is_rescheduled = False
     _trace: InferenceTrace | None = None
-    _answers: InferenceResponseSender | None = None
+    _sender: InferenceResponseSender | None = None
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class InferenceRequest:
                 raise TypeError(f"inputs must be pb_utils.Tensor objects, got {type(tensor).__name__}")
         if "" in names:
             raise TritonModelException(f"Requested output name {whose}")
-        self._names = names
+        self._requested_names = names
         self._model_name = model_name
         self._model_version = _whole(model_version)
         self._message: ModelRequest | ModelCall = ModelCall(
@@ -127,7 +127,7 @@ class InferenceRequest:
         return self._inputs
 
     def requested_output_names(self) -> set[str]:
-        return set(self._names)
+        return set(self._requested_names)
 
     def request_id(self) -> str:
         return self._message.id
@@ -163,15 +163,15 @@ class InferenceRequest:
         return self._trace
 
     def is_cancelled(self) -> bool:
-        return self._answers is not None and self._answers.is_cancelled()
+        return self._sender is not None and self._sender.is_cancelled()
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Raises TritonModelException if the model did not receive this request."""
-        if self._answers is None:
+        if self._sender is None:
             raise TritonModelException(
                 "Unable to send response. Response sender has no reference to the decoupled state of the model."
             )
-        return self._answers
+        return self._sender
 
     def set_release_flags(self, flags: int) -> None:
         """Raises TritonModelException if the request must run again, but its model has no iterative sequences."""
@@ -180,7 +180,7 @@ class InferenceRequest:
                 "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
                 f" TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, got {flags!r}."
             )
-        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and not (self._may_reschedule and self._answers):
+        if flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE and not (self._may_reschedule and self._sender):
             raise TritonModelException(
                 "Unable to reschedule the request: rescheduling needs sequence_batching with iterative_sequence in the"
                 " model's configuration, and a request that the model received."
@@ -214,7 +214,7 @@ class InferenceRequest:
         return ModelCall(
             self._model_name,
             (),
-            self._names,
+            self._requested_names,
             self._model_version,
             message.id,
             message.correlation_id,
@@ -236,16 +236,16 @@ def received_request(
     kind: type[InferenceRequest],
     request: ModelRequest,
     outputs: tuple[str, ...],
-    answers: InferenceResponseSender,
+    sender: InferenceResponseSender,
     wrap: Callable[[core.Tensor], Tensor],
 ) -> InferenceRequest:
     """Return a request as an object of its module's `kind`. `wrap`: makes an input that the model sees."""
     received = kind.__new__(kind)
     received._inputs = [wrap(tensor) for tensor in request.inputs.values()]
-    received._names = outputs
+    received._requested_names = outputs
     received._message = request
     received._flags = request.flags
-    received._answers = answers
+    received._sender = sender
     return received
 
 

@@ -119,9 +119,9 @@ class InferenceResponseSender:
     def is_cancelled(self) -> bool:
         return self._responder.is_cancelled
 
-    def _returned(self, response: InferenceResponse) -> Answer:
+    def _answer_returned(self, response: InferenceResponse) -> Answer:
         """Return the answer for a response that `execute` has returned, which is the request's only one."""
-        self._account(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._count_response(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         return self._to_answer(response)
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
@@ -136,7 +136,7 @@ class InferenceResponseSender:
             raise TritonModelException(
                 "Inference Response object must be provided when the response flags is set to zero."
             )
-        self._account(response, flags)
+        self._count_response(response, flags)
         final = flags == TRITONSERVER_RESPONSE_COMPLETE_FINAL
         try:
             self._respond(None if response is None else self._to_answer(response), final)
@@ -159,7 +159,7 @@ class InferenceResponseSender:
             was_open, self._is_closed = not self._is_closed, True
         return was_open
 
-    def _account(self, response: InferenceResponse | None, flags: int) -> None:
+    def _count_response(self, response: InferenceResponse | None, flags: int) -> None:
         with self._lock:
             if not self._decoupled:
                 if response is not None and self._sent:
