@@ -80,10 +80,10 @@ class BackChannel:
         layouts = TensorReader(end.inputs)
         is_open = True
         while is_open:
-            for kind, flags, code, number, a, place, nbytes in ENTRY.iter_unpack(end.back.take()):
+            for kind, flags, count, number, a, place, nbytes in ENTRY.iter_unpack(end.back.take()):
                 if kind == entries.RESPONSE:
-                    answer = layouts.response(flags, code, number, place, nbytes)
-                    references = 0 if flags & entries.ERROR else code
+                    answer = layouts.response(flags, count, number, place, nbytes)
+                    references = 0 if flags & entries.ERROR else count
                     self._handle_answer(a, answer, references, place, bool(flags & (entries.FINAL | entries.AGAIN)))
                 elif kind == entries.LAYOUT:
                     layouts.define(number, a, place)
@@ -166,7 +166,7 @@ class BatchedResponder:
             return True
 
     def batch_answer(self, answer: Result | None) -> Answer | None:
-        """Return the part of `execute`'s answer that goes with the batch; None if messages answer the request."""
+        """Return the part of `execute`'s answer that goes with the batch; None = separate messages answer it."""
         if answer is None:
             return None
         if answer is not RESCHEDULED and self.claim():

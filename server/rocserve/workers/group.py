@@ -267,6 +267,8 @@ class LoadLimit:
 
 
 class WorkerSupervisor:
+    """Starts, watches and restarts one worker until it is stopped."""
+
     def __init__(self, group: WorkerGroup, index: int, plan: WorkerPlan, load: Load, options: LaunchOptions) -> None:
         self._group = group
         self._index = index

@@ -72,6 +72,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Worker:
+    """Runs the sessions of this process."""
+
     def __init__(self, reception: socket.socket) -> None:
         self._reception = reception
         self.guard = FaultGuard()
@@ -134,15 +136,16 @@ class Worker:
 
 
 class Session:
+    """Loads and serves one model version, for one server after the other."""
+
     def __init__(self, worker: Worker, sockets: Sequence[socket.socket], kind: bytes) -> None:
         """`kind`: the message that came with the sockets; the next server finds a kept session by it."""
         self._worker = worker
         self._kind = kind
         self._is_shared = kind != messages.ALONE
         self._has_lost_server = False
-        """The server is gone."""
         self._awaits_server = False
-        """The server is gone, work in flight is dropped, and the session waits for the next server."""
+        """Also, work in flight has been dropped."""
         self._next_sockets: SimpleQueue[Sequence[socket.socket]] = SimpleQueue()
         """The sockets of the next server; empty = no server wants the model."""
         self._control = ControlSocket(sockets[0])

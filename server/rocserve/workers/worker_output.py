@@ -30,6 +30,8 @@ _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING",
 
 
 class WorkerOutput:
+    """Reads one worker's output pipe. Lives on the asyncio loop."""
+
     def __init__(self, descriptor: int, prefix: str, log: logging.Logger) -> None:
         """Take over the pipe's reading end. `prefix`: printed before each line."""
         os.set_blocking(descriptor, False)
