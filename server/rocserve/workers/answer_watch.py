@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,23 +83,20 @@ def shortest_limit(limits: TimeLimits) -> float:
     return min(filter(None, (limits.request_timeout_seconds, limits.hang_timeout_seconds)), default=math.inf)
 
 
+@dataclass(eq=False, repr=False)
 class AnswerWatch:
     """Checks the instances of one worker for silence. Lives on the asyncio loop."""
 
-    def __init__(
-        self,
-        instances: Sequence[Instance],
-        limits: TimeLimits,
-        process_state: Callable[[], ProcessState],
-        on_silence: Callable[[Sequence[float]], None],
-        on_hang: Callable[[str], None],
-    ) -> None:
-        """`on_silence`: called with the seconds of silence of each instance that is reported, whenever they change.
-        `on_hang`: called once, with the reason why the worker must be ended."""
+    instances: InitVar[Sequence[Instance]]
+    limits: InitVar[TimeLimits]
+    _process_state: Callable[[], ProcessState]
+    _on_silence: Callable[[Sequence[float]], None]
+    """Called with the seconds of silence of each instance that is reported, whenever they change."""
+    _on_hang: Callable[[str], None]
+    """Called once, with the reason why the worker must be ended."""
+
+    def __post_init__(self, instances: Sequence[Instance], limits: TimeLimits) -> None:
         self._instances = [(instance, Silence(limits)) for instance in instances]
-        self._process_state = process_state
-        self._on_silence = on_silence
-        self._on_hang = on_hang
         self._reported: list[float] = []
         self._pause = max(
             _SHORTEST_POLL_SECONDS, min(_LONGEST_POLL_SECONDS, shortest_limit(limits) / _CHECKS_WITHIN_LIMIT)

@@ -87,9 +87,9 @@ class ModelService(ABC):
         """Call `ready` when batches are taken, and serve until `wait_for_end` returns. Then end the batches in flight,
         or drop them if it returned False. Returns its result."""
 
-    @abstractmethod
     def renew(self, instances: Sequence[socket.socket]) -> None:
         """Use other sockets, from the next `serve` on."""
+        self._instances = instances
 
     def _source(self) -> ModelSource:
         load = self._load
@@ -167,9 +167,6 @@ class TensorService(ModelService):
         for thread in threads:
             thread.join()
         return is_wanted
-
-    def renew(self, instances: Sequence[socket.socket]) -> None:
-        self._instances = instances
 
     def _execute(self, end: WorkerEnd) -> None:
         with self._running_instance():

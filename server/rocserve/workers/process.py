@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import TypeVar
 
 from rocserve.core.custom_metrics import MetricChanges
@@ -152,20 +152,17 @@ _WAIT_PER_TURN = 9
 _Reply = TypeVar("_Reply", messages.Loaded, messages.WarmedUp)
 
 
+@dataclass(eq=False, repr=False)
 class WorkerSession:
-    """One model version in a process. The process ends with its last session. Lives on the asyncio loop."""
+    """One model version in a process, made by `open`. The process ends with its last session. Lives on the asyncio
+    loop."""
 
-    def __init__(
-        self,
-        process: WorkerProcess,
-        instances: Sequence[Instance],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        """Use `open` instead."""
-        self.process = process
-        self.instances = instances
-        self._writer = writer
+    process: WorkerProcess
+    instances: Sequence[Instance]
+    reader: InitVar[asyncio.StreamReader]
+    _writer: asyncio.StreamWriter
+
+    def __post_init__(self, reader: asyncio.StreamReader) -> None:
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         self._on_progress: Callable[[messages.Progress | MetricChanges], None] | None = None
@@ -173,8 +170,8 @@ class WorkerSession:
         self._is_unloading = False
         self._kill_timer: asyncio.TimerHandle | None = None
         self._reading = self._loop.create_task(self._read(reader))
-        process.sessions.append(self)
-        if process.has_ended:
+        self.process.sessions.append(self)
+        if self.process.has_ended:
             self.end()
 
     @classmethod

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from rocserve.backends.request_model import ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode
@@ -99,20 +99,20 @@ class OutgoingResult:
         self.contents += contents
 
 
+@dataclass(eq=False, repr=False)
 class WorkerEnd:
     """The worker's end of an instance's link. One thread takes batches; models may answer, and so post, on any
     thread."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        guard: FaultGuard,
-        is_alone: bool = True,
-        freed_memory: KeptMemory | None = None,
-    ) -> None:
-        """`is_alone`: no other instance in this process would wait for the GIL while this one polls. Raises EOFError if
-        the server is gone, ValueError if the first message is invalid."""
-        data, descriptors = receive_with_descriptors(connection, entries.ATTACH.size, _MOST_DESCRIPTORS)
+    _connection: socket.socket
+    guard: InitVar[FaultGuard]
+    is_alone: InitVar[bool] = True
+    """No other instance in this process would wait for the GIL while this one polls."""
+    freed_memory: KeptMemory | None = None
+
+    def __post_init__(self, guard: FaultGuard, is_alone: bool) -> None:
+        """Raises EOFError if the server is gone, ValueError if the first message is invalid."""
+        data, descriptors = receive_with_descriptors(self._connection, entries.ATTACH.size, _MOST_DESCRIPTORS)
         if not data:
             raise EOFError("the server closed the connection")
         if len(data) != entries.ATTACH.size or len(descriptors) < _MOST_DESCRIPTORS - 1:
@@ -127,21 +127,18 @@ class WorkerEnd:
         self.back_connection = socket.socket(fileno=back[0]) if back else None
         self.back = link.readers[entries.BACK]
         self.back_sleep_word = link.own_sleep_word(1)
-        self._connection = connection
         # Re-entrant, because a garbage collection may run anywhere and answer a request that its model has dropped.
         self._lock = threading.RLock()
         self._is_wanted = True
         """False = the server is gone, and no further batches are run."""
         (idle_polls,) = entries.ATTACH.unpack(data)
         self._idle_polls = idle_polls if is_alone else 0
-        self._work, self._returns, self._results = (
-            link.readers[entries.WORK],
-            link.readers[entries.RETURNS],
-            link.writers[0],
-        )
+        self._work = link.readers[entries.WORK]
+        self._returns = link.readers[entries.RETURNS]
+        self._results = link.writers[0]
         self.files = ReceivedFiles(self.inputs, guard)
-        self._sleeper = SocketSleeper(link.own_sleep_word(0), connection, self.files.take)
-        self._ring = SocketRinger(sleep_word(server_sleeps), connection).ring
+        self._sleeper = SocketSleeper(link.own_sleep_word(0), self._connection, self.files.take)
+        self._ring = SocketRinger(sleep_word(server_sleeps), self._connection).ring
         os.close(server_sleeps)
         self._heap = Heap.of_file(outputs)
         self._unread: dict[int, int] = {}
@@ -150,7 +147,6 @@ class WorkerEnd:
         self._referents: dict[int, Sequence[object]] = {}
         """Objects that the references in a slot refer to, by place."""
         self.sender = TensorSender(self.place, self.post)
-        self.freed_memory = freed_memory
         self._forms: dict[int, RequestForm] = {}
 
     # Batches
