@@ -34,7 +34,7 @@ class PatientWriter:
         """Raises OSError."""
         self._left = memoryview(octets)
         self._loop = asyncio.get_running_loop()
-        self._descriptor = _opened_anew(descriptor)
+        self._descriptor = _reopened(descriptor)
         try:
             self._loop.add_writer(self._descriptor, self._write)
         except PermissionError:
@@ -67,7 +67,7 @@ class PatientWriter:
             self.close()
 
 
-def _opened_anew(descriptor: int) -> int:
+def _reopened(descriptor: int) -> int:
     """Open a separate, non-blocking descriptor if possible, because the flag would affect all who share the pipe or
     terminal, such as the shell. A file is duplicated instead, to share its position."""
     mode = os.fstat(descriptor).st_mode

@@ -231,7 +231,7 @@ def test_iterative_responses_come_as_they_are_made(client: triton.InferenceServe
     assert seen == [4, 3, 2, 1, 0]
 
 
-def test_a_second_start_begins_anew(client: triton.InferenceServerClient) -> None:
+def test_a_second_start_begins_again(client: triton.InferenceServerClient) -> None:
     assert int(ask(client, "direct", 5, 31, start=True).as_numpy("SUM")[0, 0]) == 5
     assert int(ask(client, "direct", 6, 31, start=True).as_numpy("SUM")[0, 0]) == 6
     assert int(ask(client, "direct", 1, 31, end=True).as_numpy("SUM")[0, 0]) == 7

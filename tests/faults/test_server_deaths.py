@@ -253,7 +253,7 @@ def test_a_worker_that_is_at_a_request(serve, repository: Path, is_released: boo
     assert ask(server, "stays") == [[3.0, 4.0]]
 
 
-def test_what_has_changed_or_ended_meanwhile_is_loaded_anew(serve, repository: Path) -> None:
+def test_what_has_changed_or_ended_meanwhile_is_loaded_again(serve, repository: Path) -> None:
     for name in ("same", "changed", "ended", "gone"):
         drop(repository, name, add_constant(1.0), ADD_CONSTANT_CONFIG)
     server: RocserveProcess = serve(repository)

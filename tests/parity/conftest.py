@@ -57,13 +57,13 @@ def servers(peer: TritonPeer | None, tmp_path_factory: pytest.TempPathFactory) -
 def paired(request: pytest.FixtureRequest, comparisons: Comparisons) -> Paired:
     """Makes the pair of a test module. The module's recorded answers are in the file of its name."""
     file = ANSWERS / f"{request.path.stem.removeprefix('test_')}.json"
-    anew = request.config.getoption("triton") == "record"
+    records = request.config.getoption("triton") == "record"
 
     @contextmanager
     def pair(servers: Servers, differences: Sequence[Difference]) -> Iterator[Pair]:
-        recorded = RecordedTriton(file, servers.folder, anew)
+        recorded = RecordedTriton(file, servers.folder, records)
         yield Pair(servers, recorded, comparisons, differences)
-        if anew:
+        if records:
             recorded.write()
 
     return pair

@@ -196,7 +196,7 @@ def test_a_model_sees_of_the_servers_environment_what_it_needs(server: RocserveP
 
 
 @needs_root
-def test_a_model_may_open_its_output_anew(server: RocserveProcess):
+def test_a_model_may_open_its_output_again(server: RocserveProcess):
     assert Asked(server)("os.system('echo told by a child > /dev/stderr')") == 0
     wait_until(lambda: "told by a child" in server.log_text, "the line in the log")
 

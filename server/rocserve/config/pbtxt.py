@@ -45,7 +45,7 @@ def parse_text(text: str, message: Message, source: str) -> None:
         found = "JSON" if text.lstrip().startswith(("{", "[")) else "YAML" if _YAML.search(text) else ""
         if found:
             example = 'max_batch_size: 8 input { name: "x" data_type: TYPE_FP32 dims: [4] }'
-            what += f"; this looks like {found}, but is to be protobuf's text format, e.g. {example}"
+            what += f"; this looks like {found}, but must be protobuf's text format, e.g. {example}"
         raise invalid_argument(f"{source}:{line}:{column}: {what}") from None
     except ValueError as error:
         # For numbers as values of enumerations.

@@ -168,7 +168,7 @@ class RequestMemory:
         if unfinished <= share:
             raise self._full("request", asked, used - nbytes)
         raise MemoryFull(
-            f"requests that have not come whole may take {readable_size(share)} together, half of the server's memory"
+            f"incomplete requests may take {readable_size(share)} together, half of the server's memory"
             f" for requests ({_FLAG}), and {readable_size(asked)} have come of this one; send fewer or"
             " smaller requests at once, and try again later",
             fits_never=asked > share,

@@ -197,7 +197,7 @@ def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: s
         end = f"{who} ended by signal {-status} ({name})"
     else:
         end = f"the process ended with exit status {status}"
-    return f"{end}: {message}" if message else f"{end} without a word"
+    return f"{end}: {message}" if message else f"{end} without a message"
 
 
 _FIRST_REPORT_SECONDS = 5.0

@@ -211,7 +211,7 @@ class ModelTable:
         return self.models[key]
 
     def _remove(self, model: ManagedModel) -> None:
-        self.context.log.info("model '%s' is no more in the repository", model.name)
+        self.context.log.info("model '%s' is no longer in the repository", model.name)
         folder, model.folder = model.folder, None
         assert folder is not None, "it is a folder's"
         self._keys_by_folder[folder].discard(model.key)

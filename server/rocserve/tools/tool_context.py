@@ -90,7 +90,7 @@ class ToolContext:
             file = sibling_model(file) or file
         if file.suffix == ".mxr":
             raise invalid_argument(
-                f"{file.name} is compiled already, and the ONNX file that it was made from is not beside it as"
+                f"{file.name} is compiled already, and the ONNX file that it was made from is not next to it as"
                 f" {file.with_suffix('.onnx').name}"
             )
         try:
@@ -98,7 +98,7 @@ class ToolContext:
         except ServeError as error:
             if original == file:
                 raise
-            reason = f"{original.name} is compiled already, so {file.name} beside it is compiled"
+            reason = f"{original.name} is compiled already, so {file.name} next to it is compiled"
             raise ServeError(error.code, f"{reason}: {error.text}") from None
         if not plan.batches and "batch_sizes" in source.config.parameters:
             raise invalid_argument("does not batch, so there is one program; leave --batch-sizes out")

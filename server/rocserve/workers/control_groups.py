@@ -152,7 +152,7 @@ def _own_folder(processes: Path) -> Path:
             folder = Path(words[4]) / path.relative_to(root)
             if folder.is_dir():
                 return folder
-    raise NotDelegated("no cgroup of version 2 is to be seen here")
+    raise NotDelegated("no cgroup of version 2 is visible here")
 
 
 def _write(file: Path, text: str) -> None:

@@ -323,7 +323,7 @@ class WorkerLauncher:
 
     def _kill_silent_zygote(self) -> None:
         self.log.error(
-            "the zygote, which starts workers, has not answered for %g s; it is killed and started anew",
+            "the zygote, which starts workers, has not answered for %g s; it is killed and restarted",
             self.answer_seconds,
         )
         if self._last_message_at < self._started_at:

@@ -179,7 +179,7 @@ def checked(text: bytes) -> bytes:
     """Return a text that will be sent. Raises ServeError (INTERNAL) if it is longer than the other end accepts."""
     if len(text) > entries.LONGEST_TEXT_BYTES:
         raise internal(
-            f"what stands beside the tensors (names, shapes, parameters) takes {len(text)} bytes, at most"
+            f"names, shapes and parameters together take {len(text)} bytes, at most"
             f" {entries.LONGEST_TEXT_BYTES} can be sent"
         )
     return text

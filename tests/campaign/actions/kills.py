@@ -130,7 +130,7 @@ def kill_server(stage: Stage, name: str) -> None:
             wait_until(lambda: has_front_ends(stage), "its front ends", seconds=RECOVERY_SECONDS)
         check_recovery(stage, name, models)
     if held and server.zygote() == holder:
-        assert held & set(server.workers()), "all workers were started anew"
+        assert held & set(server.workers()), "all workers were started again"
 
 
 def serving_workers(server: RocserveProcess, rows: IndexRows) -> set[psutil.Process]:

@@ -365,7 +365,7 @@ DELIBERATE_DIFFERENCES: tuple[Difference, ...] = (
         "A Python model that returns None is an error immediately; Triton never answers",
         ["model that answers with None"],
         None,
-        "^INTERNAL: model 'faults' let go of a request without a response$",
+        "^INTERNAL: model 'faults' released a request without a response$",
     ),
     Difference(
         "An output that a Python model returns twice is right both times; Triton mixes the two up",

@@ -24,15 +24,15 @@ class RecordedTriton:
     """Plays Triton in the exchanges of one test module, with outcomes that a running Triton once had. An outcome is
     recorded together with a digest of all that it depends on, and is refused when that has changed."""
 
-    def __init__(self, file: Path, folder: Path, anew: bool = False) -> None:
-        """`folder`: of the servers' models in this run. `anew`: record confirmed outcomes, and replace all that the
+    def __init__(self, file: Path, folder: Path, records: bool = False) -> None:
+        """`folder`: of the servers' models in this run. `records`: record confirmed outcomes, and replace all that the
         file held."""
         self._file = file
         self._folder = json.dumps(str(folder))[1:-1]
-        self.is_recording = anew
+        self.is_recording = records
         self._depends_on: list[str] = []
         self._before = self._read(file.read_text()) if file.exists() else {}
-        self._entries = {} if anew else self._before
+        self._entries = {} if records else self._before
 
     def depend_on(self, digest: str) -> None:
         """Make all outcomes depend on what has this digest. Called before the first exchange."""

@@ -211,7 +211,7 @@ threading.Thread(target=respond, args=(requests[0], sender)).start()
     if goes_on or config is NUMBERS:
         assert isinstance(error, ServeError)
         assert error.text == (
-            "sorry, no room for that" if goes_on else "model 'm' let go of a request without a response"
+            "sorry, no room for that" if goes_on else "model 'm' released a request without a response"
         )
     else:
         assert error is None
@@ -285,7 +285,7 @@ if len(requests) == 2:
         ((error, final),) = silent.wait()
         assert isinstance(error, ServeError)
         assert final
-        assert "let go of a request without a response" in error.text
+        assert "released a request without a response" in error.text
         assert spoken.wait()[1:] == [(None, True)]
     with serving_source(tmp_path / "d", method("pass"), DECOUPLED) as model:
         model.execute([request(X=X, responder=decoupled)])
@@ -452,7 +452,7 @@ def test_a_failing_finalize_is_logged(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "stuck" in caplog.text
 
 
-def test_a_new_file_of_the_same_size_and_second_is_read_anew(tmp_path: Path) -> None:
+def test_a_new_file_of_the_same_size_and_second_is_read_again(tmp_path: Path) -> None:
     for number in (3, 4):
         source = method(f"return [pb_utils.InferenceResponse([pb_utils.Tensor('Y', np.full(1, {number}.0))])]")
         folder = drop(tmp_path, "m", source, NUMBERS)

@@ -45,7 +45,7 @@ def test_a_folder_is_made_once(cache: Cache) -> None:
 
 @pytest.mark.parametrize("file", ["program.pt2", "kernels/one.so", ".sha256"])
 @pytest.mark.parametrize("content", [b"c0mpiled", None], ids=["changed", "gone"])
-def test_a_folder_whose_files_have_changed_is_made_anew(cache: Cache, file: str, content: bytes | None) -> None:
+def test_a_folder_whose_files_have_changed_is_made_again(cache: Cache, file: str, content: bytes | None) -> None:
     damaged = cache.folder() / file
     damaged.write_bytes(content) if content else damaged.unlink()
     assert (cache.folder() / "program.pt2").read_bytes() == b"compiled"

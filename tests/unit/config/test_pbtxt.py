@@ -63,7 +63,7 @@ def test_text_of_another_format_is_recognised(text: str, format_: str) -> None:
     with pytest.raises(ServeError) as caught:
         parse_model_config(text, "config.pbtxt")
     assert caught.value.text.endswith(
-        f'; this looks like {format_}, but is to be protobuf\'s text format, e.g. max_batch_size: 8 input {{ name: "x"'
+        f'; this looks like {format_}, but must be protobuf\'s text format, e.g. max_batch_size: 8 input {{ name: "x"'
         " data_type: TYPE_FP32 dims: [4] }"
     )
 

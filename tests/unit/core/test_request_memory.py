@@ -201,7 +201,7 @@ def test_what_is_half_received_has_half_of_the_limit_in_all_processes_together(
     _, first, second = server_and_front_ends
     first.admit_part(Holding(), 40)
     second.admit_part(Holding(), 10)
-    with pytest.raises(MemoryFull, match="that have not come whole may take 50 B together"):
+    with pytest.raises(MemoryFull, match="incomplete requests may take 50 B together"):
         second.admit_part(Holding(), 1)
 
 

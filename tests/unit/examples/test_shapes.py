@@ -70,7 +70,7 @@ def test_the_pictures_in_the_tree_have_their_truth():
     assert sorted(truth) == sorted(path.name for path in SHAPES.glob("*.jpg"))
 
 
-def test_the_pictures_in_the_tree_can_be_drawn_anew(shapes):
+def test_the_pictures_in_the_tree_can_be_drawn_again(shapes):
     """By the command in docs/guides/detection.md. The bytes may differ, because JPEG encoders do."""
     assert shapes.read_truth(SHAPES) == {
         f"{index:02}.jpg": picture.shapes for index, picture in enumerate(shapes.draw_pictures(161803, 10))

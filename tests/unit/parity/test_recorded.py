@@ -40,7 +40,7 @@ class Server:
 
 
 def recorded(file: Path, exchange: Exchange, outcomes: Sequence[Outcome], *depends_on: str) -> None:
-    recording = RecordedTriton(file, FOLDER, anew=True)
+    recording = RecordedTriton(file, FOLDER, records=True)
     for digest in depends_on:
         recording.depend_on(digest)
     recording.confirm(exchange, outcomes)
@@ -83,7 +83,7 @@ def test_the_file_is_the_same_whatever_the_order_of_the_tests(file: Path) -> Non
     other = Exchange("another", [Call("ServerLive")])
     texts = []
     for exchanges in ([ASKED, other], [other, ASKED]):
-        recording = RecordedTriton(file, FOLDER, anew=True)
+        recording = RecordedTriton(file, FOLDER, records=True)
         for exchange in exchanges:
             recording.confirm(exchange, OUTCOMES[:1])
         recording.write()
@@ -151,11 +151,11 @@ def test_an_exchange_that_is_not_recorded_is_noticed(file: Path) -> None:
 )
 def test_what_would_come_back_otherwise_is_not_recorded(file: Path, answer: object) -> None:
     with pytest.raises(AssertionError, match="'asked' has an outcome that cannot be recorded"):
-        RecordedTriton(file, FOLDER, anew=True).confirm(ASKED, [Outcome("OK", answer=answer)])
+        RecordedTriton(file, FOLDER, records=True).confirm(ASKED, [Outcome("OK", answer=answer)])
 
 
 def test_two_exchanges_of_one_name_are_refused(file: Path) -> None:
-    recording = RecordedTriton(file, FOLDER, anew=True)
+    recording = RecordedTriton(file, FOLDER, records=True)
     recording.confirm(ASKED, OUTCOMES[:1])
     with pytest.raises(AssertionError, match="there are two exchanges 'asked' in module"):
         recording.confirm(ASKED, OUTCOMES[:1])
@@ -214,7 +214,7 @@ def test_recorded_answers_stand_for_a_triton_that_gives_none(file: Path) -> None
     rocserve: Any = Server("rocserve", [RIGHT])
     comparisons = Comparisons(recorded=False)
     servers = Servers(triton, rocserve, FOLDER, FOLDER / "scratch", "started")
-    anew = Pair(servers, RecordedTriton(file, FOLDER, anew=True), comparisons, ())
+    anew = Pair(servers, RecordedTriton(file, FOLDER, records=True), comparisons, ())
     with pytest.raises(AssertionError, match="triton gives no answer"):
         anew.compare(ASKED)
     Pair(servers, RecordedTriton(file, FOLDER), comparisons, ()).compare(ASKED)

@@ -26,7 +26,7 @@ def test_a_change_counts_at_the_second_scan_after_the_settle_time() -> None:
     assert debounce.observe(5.0, 5.1, {"m": "a"}) == set(), "it counts once"
 
 
-def test_each_further_change_begins_the_wait_anew() -> None:
+def test_each_further_change_begins_the_wait_again() -> None:
     debounce = Debounce(SETTLE)
     for step in range(20):
         assert debounce.observe(step * 0.5, step * 0.5, {"m": step}) == set()

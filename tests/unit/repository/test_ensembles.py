@@ -92,7 +92,7 @@ async def test_an_ensemble_without_its_member_says_so_and_is_ready_when_it_comes
     assert served.reason("e") == ""
 
 
-async def test_an_ensemble_goes_and_comes_with_its_member_and_is_not_loaded_anew(
+async def test_an_ensemble_goes_and_comes_with_its_member_and_is_not_loaded_again(
     start: Start, folders: Folders, loader: FakeLoader
 ) -> None:
     folders.ensemble("e", "m")

@@ -353,7 +353,7 @@ async def test_many_clients_may_load_the_same_model_at_once(
     assert loader.loads == [("m", 1)]
 
 
-async def test_files_that_change_during_a_load_are_loaded_anew(
+async def test_files_that_change_during_a_load_are_loaded_again(
     explicit: Start, folders: Folders, loader: FakeLoader
 ) -> None:
     folders.model("m", 1, data="half")

@@ -237,7 +237,7 @@ async def test_more_pinned_than_there_is_room_for_is_refused(folders: Folders, r
     host: Rig = await rig(ResidencySettings(max_loaded_models=1))
     assert sorted(host.served.state(name) for name in "ab") == ["READY", "UNAVAILABLE"]
     reasons = host.served.reason("a") + host.served.reason("b")
-    assert "there is no room for it beside what is pinned" in reasons
+    assert "there is no room for it next to the pinned models" in reasons
 
 
 @pytest.mark.parametrize("mode", [ControlMode.POLL, ControlMode.EXPLICIT])
@@ -271,7 +271,7 @@ async def test_instances_that_are_threads_of_one_worker_are_estimated_as_one(
     refused, answer = host.ask("processes"), host.ask("threads")
     await host.answered(refused, answer)
     assert refused.error is not None
-    assert "there is no room for it beside what is pinned: 96 MiB memory of the host" in refused.error.text
+    assert "there is no room for it next to the pinned models: 96 MiB memory of the host" in refused.error.text
     assert answer.data == large
 
 
@@ -599,7 +599,7 @@ async def test_changed_files_are_refused_for_good_where_nothing_is_loaded_later(
     folders.version("a", 1, "new")
     refused = host.ask("a")
     await host.answered(refused)
-    assert "or start the server anew where it has --model-control-mode=none" in str(refused.error)
+    assert "or restart the server if it has --model-control-mode=none" in str(refused.error)
 
 
 async def test_changed_files_that_nobody_follows_are_refused_until_they_are_loaded_by_name(
@@ -610,7 +610,7 @@ async def test_changed_files_that_nobody_follows_are_refused_until_they_are_load
     folders.version("a", 1, "new")
     refused = host.ask("a")
     await host.answered(refused)
-    assert "its files are not what they were when it was registered; load it anew" in str(refused.error)
+    assert "its files are not what they were when it was registered; load it again" in str(refused.error)
     await host.served.repository.load("a", {})
     answer = host.ask("a")
     await host.answered(answer)

@@ -198,7 +198,7 @@ def test_an_engine_that_cannot_have_the_model_is_said_and_the_rest_is_measured(
     ran = command.on_migraphx(migraphx_root, *bench)
     assert (ran.status, ran.row("migraphx ")[0]) == (1, "2")
     assert (
-        "rocserve bench: onnxruntime: m.mxr runs on MIGraphX only, so m.onnx beside it is measured: "
+        "rocserve bench: onnxruntime: m.mxr runs on MIGraphX only, so m.onnx next to it is measured: "
     ) in ran.err and "m.onnx failed:Protobuf parsing failed" in ran.err
     model.unlink()
     ran = command.on_migraphx(migraphx_root, *bench)

@@ -222,7 +222,7 @@ def test_a_damaged_file_beside_a_program_is_said_to_be_beside_it(
     model.write_bytes(b"nonsense")
     ran = command.on_migraphx(migraphx_root, "compile", program, *words)
     assert ran.status == 1
-    assert "m.mxr: m.mxr is compiled already, so m.onnx beside it is compiled: ONNX file m.onnx is damaged" in ran.err
+    assert "m.mxr: m.mxr is compiled already, so m.onnx next to it is compiled: ONNX file m.onnx is damaged" in ran.err
 
 
 def test_at_its_time_limit_it_does_not_advise_itself(migraphx_root: Path, command: Command, folder: Path) -> None:

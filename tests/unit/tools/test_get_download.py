@@ -165,14 +165,14 @@ def test_a_part_that_is_not_of_this_file_is_thrown_away(server: Server, target: 
     fetch(server.file(), target, part)
 
 
-def test_a_server_without_ranges_begins_anew(server: Server, target: Path, part: Path) -> None:
+def test_a_server_without_ranges_begins_again(server: Server, target: Path, part: Path) -> None:
     part.write_bytes(b"x" * 1000)
     server.answers["/file"] = [send(ranges=False)]
     fetch(server.file(), target, part)
     assert server.asked == [("/file", "bytes=1000-")]
 
 
-def test_a_range_that_the_server_cannot_give_begins_anew(server: Server, target: Path, part: Path) -> None:
+def test_a_range_that_the_server_cannot_give_begins_again(server: Server, target: Path, part: Path) -> None:
     part.write_bytes(CONTENT[:1000])
     server.answers["/file"] = [refuse(416), send()]
     fetch(server.file(), target, part)
@@ -203,7 +203,7 @@ def test_a_part_of_a_file_of_another_length_is_refused(server: Server, target: P
     assert f"the file there has {len(CONTENT) + 4} bytes" in refusal(server.file(), target, part)
 
 
-def test_a_part_whose_bytes_are_not_those_it_says_begins_anew(server: Server, target: Path, part: Path) -> None:
+def test_a_part_whose_bytes_are_not_those_it_says_begins_again(server: Server, target: Path, part: Path) -> None:
     """The header is right, but the bytes are those of the beginning, as from a cache that ignores ranges."""
     part.write_bytes(CONTENT[:1000])
 

@@ -453,8 +453,7 @@ def test_room_for_a_batch_that_runs_is_not_waited_for_by_the_one_before(
         ),
         (
             ModelResponse([], {"k": "x" * (1 << 20)}),
-            "what stands beside the tensors (names, shapes, parameters) takes 1048584 bytes, at most 1048576 can be"
-            " sent",
+            "names, shapes and parameters together take 1048584 bytes, at most 1048576 can be sent",
         ),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_container_sees_a_part_of_the_tree(tree: Tree) -> None:
 )
 def test_without_a_cgroup_of_version_2_nothing_is_done(tree: Tree, groups: str, mounts: str) -> None:
     tree.show(groups, mounts.format(tree.folder))
-    with pytest.raises(NotDelegated, match="no cgroup of version 2 is to be seen here"):
+    with pytest.raises(NotDelegated, match="no cgroup of version 2 is visible here"):
         take_delegation(tree.processes)
     assert tree.written == []
 

@@ -229,7 +229,7 @@ async def test_a_zygote_that_does_not_answer_is_killed(
     for started in await asyncio.gather(*several):
         assert (await run_add_sub(started.instances[0])).error is None
     assert (await run_add_sub(group.instances[0])).error is None
-    assert caplog.text.count("has not answered for 5 s; it is killed and started anew") == 1
+    assert caplog.text.count("has not answered for 5 s; it is killed and restarted") == 1
     assert "does without importing" not in caplog.text
     await workshop.close()
     await launcher.close()

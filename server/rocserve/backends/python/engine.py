@@ -123,11 +123,11 @@ class AbandonedRequests:
             if may_end_silently:
                 # A client of Triton does not notice a missing final flag. This server's client must not wait for it.
                 _LOG.warning(
-                    "model '%s' let go of a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
+                    "model '%s' released a request without TRITONSERVER_RESPONSE_COMPLETE_FINAL; it is ended",
                     self._model_name,
                 )
             else:
-                error = internal(f"model '{self._model_name}' let go of a request without a response")
+                error = internal(f"model '{self._model_name}' released a request without a response")
             # The request may have been answered meanwhile, as when its worker stops, or the server may be gone.
             with suppress(RuntimeError, ServeError, OSError):
                 responder.send(error, True)

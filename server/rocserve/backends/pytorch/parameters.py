@@ -97,7 +97,7 @@ def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
     if given.get("backend", "inductor") != "inductor":
         raise invalid_argument(
             f"parameter '{TORCH_COMPILE}' of model '{config.name}' asks for the backend '{given['backend']}'; only"
-            " inductor can be had so"
+            " inductor is supported"
         )
     return TorchCompileOptions(not given.get("disable", False), given.get("mode", ""), given.get("options", {}))
 

@@ -52,7 +52,7 @@ class HubSource(Source):
             except OSError:
                 pass  # There need not be such a file.
             except UnicodeDecodeError as error:
-                raise StoreError(f"expected a token in {file}, came: {error}; log in anew, or set HF_TOKEN") from None
+                raise StoreError(f"expected a token in {file}, came: {error}; log in again, or set HF_TOKEN") from None
         self._prefix = f"{place.prefix}/" if place.prefix else ""
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         self._store = http_store(place, self._endpoint, headers)
@@ -138,7 +138,9 @@ class ArchiveSource(Source):
             _link(self._unpacked / item.tag, file)
         except FileNotFoundError:
             self._tag = ""
-            raise ObjectChanged(f"expected '{item.key}' unpacked, came nothing; the archive is taken anew") from None
+            raise ObjectChanged(
+                f"expected '{item.key}' unpacked, came nothing; the archive is downloaded again"
+            ) from None
         note(item.size)
 
     async def _take(self) -> None:
@@ -174,7 +176,7 @@ class ArchiveSource(Source):
                     pass
         # Decompressors raise errors of their own for damage.
         except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, OSError) as error:
-            raise StoreError(f"expected a tar in '{self._name}', came: {error}; make it anew") from None
+            raise StoreError(f"expected a tar in '{self._name}', came: {error}; make it again") from None
         finally:
             self._archive.unlink(missing_ok=True)
         (fresh / self._record.name).write_text(json.dumps([tag, [asdict(item) for item in objects.values()]]))

@@ -35,7 +35,7 @@ _HOST = "memory of the host"
 _WORKER_BYTES = 12 << 20
 """Memory of a worker in addition to its model's files, until it is measured."""
 _FILES_CHANGED = (
-    "its files are not what they were when it was registered; load it anew, or start the server anew where it has"
+    "its files are not what they were when it was registered; load it again, or restart the server if it has"
     " --model-control-mode=none"
 )
 _PATIENCE_SECONDS = 10.0
@@ -205,7 +205,7 @@ class ResidentModels:
         idle, again = self._room.idle(now)
         for version in moves.refuse:
             needs = ", ".join(f"{amount >> 20} MiB {place}" for place, amount in version.needs.items())
-            self._failed(version, unavailable(f"there is no room for it beside what is pinned: {needs}"))
+            self._failed(version, unavailable(f"there is no room for it next to the pinned models: {needs}"))
         for version in (*moves.unload, *idle):
             work = self._unload(version, for_room=version not in idle)
             version.task = self._background.start(work, f"unload of {version.name} {version.version}")

@@ -98,10 +98,10 @@ def _gpus(host: Host) -> Iterator[Finding]:
 
 _AMD = "0x1002"
 _DISPLAY_CONTROLLER = "0x03"
-_DRIVER_ADVICE = "amdgpu: modprobe amdgpu; where there is none, apt-get install amdgpu-dkms and start the machine anew"
+_DRIVER_ADVICE = "amdgpu: modprobe amdgpu; where there is none, apt-get install amdgpu-dkms and restart the machine"
 _ROCM_ADVICE = "ROCm (for AMD GPUs): apt-get install amdrocm10.1, from AMD's repository stable.repo.amd.com/rocm/core"
 _ACCESS_ADVICE = (
-    "usermod --append --groups render,video USER, and log in anew; in a container pass --device=/dev/kfd"
+    "usermod --append --groups render,video USER, and log in again; in a container pass --device=/dev/kfd"
     " --device=/dev/dri --group-add=video --group-add=$(getent group render | cut -d: -f3)"
 )
 
@@ -149,7 +149,7 @@ def examine_software() -> Iterator[Finding]:
             try:
                 providers = importlib.import_module(module).get_available_providers()
             except Exception as error:
-                advice = "install it anew; two distributions of onnxruntime in one environment overwrite each other"
+                advice = "install it again; two distributions of onnxruntime in one environment overwrite each other"
                 yield _SOFTWARE(module, State.BROKEN, f"{version}: {type(error).__name__}: {error}", advice)
             else:
                 yield _SOFTWARE(module, State.FACT, f"{version}, providers: {', '.join(providers)}")

@@ -232,7 +232,7 @@ class _Download:
         if not has_begun_before:
             raise SourceFailed(f"its bytes are not the right ones: SHA-256 {digest}, expected {self.file.sha256}")
         # The earlier part may be of another version of the file or from another address.
-        self.progress.note("what an earlier download left is not of this file; beginning anew")
+        self.progress.note("what an earlier download left is not of this file; beginning again")
         self.run()
 
     def _blocks(self) -> Iterator[bytes]:

@@ -97,7 +97,7 @@ def prepare(model: ToolModel, name: str, progress: ToolProgress, log: logging.Lo
         candidate = _onnxruntime(model, instances)
     if onnx_file == file:
         return candidate
-    title = f"{name}: {file.name} runs on MIGraphX only, so {onnx_file.name} beside it is measured"
+    title = f"{name}: {file.name} runs on MIGraphX only, so {onnx_file.name} next to it is measured"
     return replace(candidate, title=title)
 
 

@@ -115,7 +115,7 @@ def let_others_write(folder: Path) -> None:
         (let_others_write, "others may write to it"),
     ],
 )
-def test_a_damaged_program_is_not_used_and_made_anew(
+def test_a_damaged_program_is_not_used_and_made_again(
     cache: ProgramCache, warnings: list[str], damage: Callable[[Path], None], reason: str
 ) -> None:
     recipe = a_recipe()
@@ -126,7 +126,7 @@ def test_a_damaged_program_is_not_used_and_made_anew(
     assert store(cache, recipe, b"sound").path.read_bytes() == b"sound"
 
 
-def test_a_program_that_another_version_has_described_is_made_anew(cache: ProgramCache, warnings: list[str]) -> None:
+def test_a_program_that_another_version_has_described_is_made_again(cache: ProgramCache, warnings: list[str]) -> None:
     key = a_recipe().key
     stored_by_another_version(cache, key)
     assert cache.find(key) is None

@@ -132,7 +132,7 @@ def test_a_load_trial_is_found_again(tmp_path: Path) -> None:
     assert known.find(key) is None and known.entries() == []
 
 
-def test_a_changed_file_or_environment_is_tried_anew() -> None:
+def test_a_changed_file_or_environment_is_tried_again() -> None:
     keys = {
         load_trial_key("d1", HERE, "gpu"),
         load_trial_key("d2", HERE, "gpu"),

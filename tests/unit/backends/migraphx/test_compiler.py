@@ -209,7 +209,7 @@ def test_a_range_of_batches_is_checked_at_its_largest(bench: Bench) -> None:
     assert bench.reports[-1].endswith("checking it against the model's own batch size, 1")
     changes["input_shapes"] = {"x": (1, 4)}
     error = bench.error(bench.recipe(networks.mixing_rows(1), 0, {}, **changes))
-    assert "model 'x' cannot be had at batch size 4: its graph holds its own batch size, 1, in it" in error.text
+    assert "model 'x' cannot run at batch size 4: its graph holds its own batch size, 1, in it" in error.text
 
 
 def test_a_tensorflow_graph_is_checked_as_well(bench: Bench) -> None:
@@ -245,7 +245,7 @@ def test_a_reshape_that_holds_the_batch_size_is_found(bench: Bench, own: int) ->
     error = bench.error(bench.recipe(networks.reshaped_to_constant(own), 2, {"x": (2, 3)}, rebatched=True))
     assert error.code is StatusCode.INVALID_ARGUMENT
     assert (
-        f"model 'x' cannot be had at batch size 2: its graph holds its own batch size, {own}, in it (for example a"
+        f"model 'x' cannot run at batch size 2: its graph holds its own batch size, {own}, in it (for example a"
         " Reshape to a constant shape, or a sum over the batch): "
     ) in error.text
     assert error.text.endswith(REMEDY.format(own=own))

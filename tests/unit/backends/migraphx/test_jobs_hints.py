@@ -85,7 +85,7 @@ def test_unknown_words_are_handed_on_as_they_are() -> None:
 def test_an_end_is_told_with_what_was_said_last() -> None:
     aborted = describe_end(-6, ["a", "b", "c", "d", "e"], 0, "MIGraphX")
     assert aborted == "MIGraphX ended by signal 6 (SIGABRT): b; c; d; e"
-    assert describe_end(-63, [], 0, "MIGraphX") == "MIGraphX ended by signal 63 (unknown) without a word"
+    assert describe_end(-63, [], 0, "MIGraphX") == "MIGraphX ended by signal 63 (unknown) without a message"
     assert describe_end(1, ["x" * 2000], 0, "MIGraphX") == "the process ended with exit status 1: ..." + "x" * 600
 
 

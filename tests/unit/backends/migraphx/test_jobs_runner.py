@@ -152,7 +152,7 @@ def test_a_job_is_done_in_a_process_of_its_own(jobs: Jobs) -> None:
             "",
             StatusCode.UNAVAILABLE,
             True,
-            "doing crash failed while beginning: MIGraphX ended by signal 11 (SIGSEGV) without a word",
+            "doing crash failed while beginning: MIGraphX ended by signal 11 (SIGSEGV) without a message",
             id="segmentation fault",
         ),
         pytest.param(
@@ -206,7 +206,9 @@ def test_an_interpreter_that_cannot_be_started_says_nothing_about_the_job(migrap
     with pytest.raises(JobError) as caught:
         broken.run(StrangeJob("echo"), StrangeResult, timeout_seconds=60)
     assert not caught.value.is_crash
-    assert caught.value.text == "doing echo failed while starting: the process ended with exit status 1 without a word"
+    assert (
+        caught.value.text == "doing echo failed while starting: the process ended with exit status 1 without a message"
+    )
 
 
 def test_what_the_child_writes_goes_to_the_log_also_without_an_end_of_line(

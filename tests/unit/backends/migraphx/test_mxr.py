@@ -80,7 +80,7 @@ def test_one_that_does_not_fit(programs: Path) -> None:
     path = programs / "compiled.mxr"
     for_gpu = _refusal(path, ProgramEnvironment(version, "7.1.1", "gfx90a"), Target.GPU)
     assert "MIGraphX program compiled.mxr was compiled for target ref, and is to run on target gpu" in for_gpu
-    assert "put the ONNX file that it was made from beside it as compiled.onnx" in for_gpu
+    assert "put the ONNX file that it was made from next to it as compiled.onnx" in for_gpu
     older = _refusal(path, ProgramEnvironment("9.9.9"), Target.REF)
     assert f"was compiled by MIGraphX {version} (file version " in older and "and this is MIGraphX 9.9.9" in older
     saved = _refusal(programs / "saved.mxr", ProgramEnvironment(version), Target.REF)

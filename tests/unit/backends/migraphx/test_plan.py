@@ -270,7 +270,7 @@ class TestCalibration:
         refusal = folder.refusal(
             migraphx_models.mlp(), max_batch_size=2, parameters={**_INT8["parameters"], "dynamic_batch": "1"}
         )
-        assert "'dynamic_batch' cannot be had with precision \"int8\", for which MIGraphX needs fixed shapes" in refusal
+        assert "'dynamic_batch' does not work with precision \"int8\", for which MIGraphX needs fixed shapes" in refusal
 
 
 def _quantised() -> bytes:

@@ -395,7 +395,7 @@ class TestBatchRanges:
         assert batch_range([tensor("x", one_to_eight, 3), tensor("y", one_to_eight)]) == one_to_eight
 
     def test_another_dimension_may_not_vary(self) -> None:
-        with pytest.raises(ServeError, match="input 'x' of the program varies in a dimension beside the first"):
+        with pytest.raises(ServeError, match="input 'x' of the program varies in a dimension other than the first"):
             batch_range([tensor("x", 1, DimensionRange(1, 8))])
 
     def test_inputs_may_not_vary_differently(self) -> None:

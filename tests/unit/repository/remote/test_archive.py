@@ -50,7 +50,7 @@ async def test_another_archive_has_other_tags_where_files_differ(web: WebServer,
     assert [key for key in before if before[key] != after[key]] == ["m/1/model.onnx"]
 
 
-async def test_a_restart_unpacks_nothing_anew(web: WebServer, tmp_path: Path) -> None:
+async def test_a_restart_unpacks_nothing_again(web: WebServer, tmp_path: Path) -> None:
     web.files["/a/models.tar.gz"] = tar_of(FILES)
     items = await source_of(web, tmp_path).listing()
     inodes = {file.name: file.stat().st_ino for file in (tmp_path / "unpacked").iterdir()}

@@ -161,7 +161,7 @@ def test_without_a_limit_a_tenth_of_the_disk_stays_free(tmp_path: Path) -> None:
         CopyRoom(tmp_path, None).make(1 << 60, "'m'")
 
 
-def test_a_copy_that_is_just_being_removed_is_begun_anew(tmp_path: Path) -> None:
+def test_a_copy_that_is_just_being_removed_is_begun_again(tmp_path: Path) -> None:
     home = tmp_path / "copy"
     mark_used(home).close()
     with (home / "in-use").open("ab") as removing, ThreadPoolExecutor() as threads:

@@ -131,7 +131,7 @@ async def test_without_room_nothing_is_taken_and_the_note_says_so(web: WebServer
     assert "or raise --remote-cache-size-bytes" in repository.notes()["m"]
 
 
-async def test_a_copy_that_somebody_cleared_is_taken_anew(web: WebServer, tmp_path: Path) -> None:
+async def test_a_copy_that_somebody_cleared_is_taken_again(web: WebServer, tmp_path: Path) -> None:
     repository = opened(web, tmp_path / "home")
     await repository.scan(takes=True)
     (tmp_path / "home").rename(tmp_path / "elsewhere")

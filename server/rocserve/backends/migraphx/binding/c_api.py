@@ -176,7 +176,7 @@ class Library:
         # The last error may be a run's on another thread that has just begun.
         words = next((words.strip() for words in reversed(messages) if words.strip()), "")
         self._add_message(before)
-        return MigraphxError(words or f"MIGraphX gave up without a word (migraphx_{name}, status {status})")
+        return MigraphxError(words or f"MIGraphX failed without a message (migraphx_{name}, status {status})")
 
 
 class Handle:

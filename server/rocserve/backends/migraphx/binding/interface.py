@@ -183,7 +183,7 @@ class Program(abc.ABC):
 
     def _require_uncompiled(self, what: str) -> None:
         if self.is_compiled:
-            raise MigraphxError(f"the program is compiled already: it cannot be {what}; parse the model anew")
+            raise MigraphxError(f"the program is compiled already: it cannot be {what}; parse the model again")
         if not self.outputs:
             raise MigraphxError("the program is empty: the model has no outputs")
 

@@ -201,9 +201,7 @@ def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Bi
     if wanted == "module" and not installation.module_folder:
         missing = "no Python module migraphx that fits this Python was found"
     if missing:
-        raise MigraphxError(
-            f"binding {wanted} is wanted, but {missing}; leave 'binding' out to have the way that there is"
-        )
+        raise MigraphxError(f"binding {wanted} is wanted, but {missing}; remove 'binding' to use the other one")
     if wanted == "c_api" or (wanted == "auto" and installation.library):
         return CBinding(installation.library)
     return ModuleBinding(installation.module_folder)

@@ -311,8 +311,8 @@ def _target(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]
 def _missing(config: ModelConfig, target: Target, targets: Collection[Target], why: str) -> ServeError:
     here = ", ".join(sorted(each.value for each in targets)) or "none"
     return unavailable(
-        f"model '{config.name}' needs MIGraphX's target {target.value}, because {why}, but it cannot be had"
-        f" here (targets here: {here}); set 'target' or the kind of the instance group accordingly"
+        f"model '{config.name}' needs MIGraphX's target {target.value}, because {why}, but it is not"
+        f" available here (targets here: {here}); set 'target' or the kind of the instance group accordingly"
     )
 
 

@@ -76,7 +76,7 @@ Failed to allocate stream|Failed getting available memory|Error setting device|h
     must fit each other
 Memory access fault by GPU|HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION|Page not present
     the program read or wrote outside its memory on the GPU: it may have been compiled for another GPU or with another
-    offload_copy; compile it anew (`rocserve cache prune` empties the cache), or use another version of MIGraphX
+    offload_copy; compile it again (`rocserve cache prune` empties the cache), or use another version of MIGraphX
 # What compiles for the GPU
 HIPRTC_ERROR|hiprtc|Unknown hip compiler|Code object build failed|comgr
     ROCm's compiler failed: the versions of ROCm and MIGraphX must fit each other, the temporary folder must have room,

@@ -173,7 +173,7 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
     if fault:
         raise invalid_argument(
             f"MIGraphX program {path.name} {fault}; compile it again here (rocserve compile), with offload_copy, or put"
-            f" the ONNX file that it was made from beside it as {path.with_suffix('.onnx').name}, and it is compiled"
+            f" the ONNX file that it was made from next to it as {path.with_suffix('.onnx').name}, and it is compiled"
             " when it is loaded"
         )
     return program

@@ -162,7 +162,7 @@ class _GraphReader:
             if keys != list(_EXTERNAL_ORDER[: len(keys)]):
                 raise self._wrong(
                     f"says of the external data of tensor '{tensor.name}' {', '.join(keys)}, in this order, but"
-                    f" MIGraphX takes them for {', '.join(_EXTERNAL_ORDER)}; write it anew with onnx.save_model(...,"
+                    f" MIGraphX takes them for {', '.join(_EXTERNAL_ORDER)}; write it again with onnx.save_model(...,"
                     " save_as_external_data=True)"
                 )
             return self._files.add(tensor, size)

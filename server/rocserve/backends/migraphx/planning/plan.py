@@ -81,7 +81,7 @@ def plan_programs(
         why = f'precision "{options.precision.value}"'
     if serving.dynamic_batch and why:
         raise invalid_argument(
-            f"model '{model.name}': 'dynamic_batch' cannot be had with {why}, for which MIGraphX needs fixed shapes;"
+            f"model '{model.name}': 'dynamic_batch' does not work with {why}, for which MIGraphX needs fixed shapes;"
             " leave it out, and there is a program for each of 'batch_sizes'"
         )
     if graph.is_quantised and options.precision is not Precision.FP32:

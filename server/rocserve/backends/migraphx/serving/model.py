@@ -322,7 +322,7 @@ class _Compiled:
                 raise unavailable(
                     f"the shape of output '{planned.name}' depends on the values of the inputs, of which MIGraphX takes"
                     " some wrongly (such as negative axes) and does not survive others; set parameter 'engine' to"
-                    ' "migraphx" to have it all the same'
+                    ' "migraphx" to use MIGraphX anyway'
                 )
             # The shapes are compared as far as both are known.
             if planned.shape is not None and (
@@ -334,7 +334,7 @@ class _Compiled:
             ):
                 raise unavailable(
                     f"MIGraphX gives output '{planned.name}' the shape {shape_text(output.shape)}, but the model's file"
-                    f" says {shape_text(planned.shape)}; set parameter 'engine' to \"migraphx\" to have it all the same"
+                    f" says {shape_text(planned.shape)}; set parameter 'engine' to \"migraphx\" to use MIGraphX anyway"
                 )
 
     def signature(self, layout: ProgramLayout) -> Signature:

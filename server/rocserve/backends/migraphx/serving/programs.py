@@ -118,8 +118,8 @@ def batch_range(tensors: Iterable[ProgramTensor]) -> DimensionRange | None:
         first, *others = tensor.shape or (0,)
         if any(isinstance(dim, DimensionRange) for dim in others):
             raise invalid_argument(
-                f"input '{tensor.name}' of the program varies in a dimension beside the first; only the batch may vary."
-                " Compile it with fixed sizes"
+                f"input '{tensor.name}' of the program varies in a dimension other than the first; only the batch may"
+                " vary. Compile it with fixed sizes"
             )
         ranges.add(first if isinstance(first, DimensionRange) else None)
     if len(ranges) > 1:

@@ -305,7 +305,7 @@ OPERATIONS = (
         _blur,
         # rocAL accepts both keys but ignores them.
         ignored_keys={"window_size": schema.size(3), "sigma": schema.number(0)},
-        amd=_refused("rocAL moves the picture four pixels to the left and reads beside it; use the CPU engine"),
+        amd=_refused("rocAL moves the picture four pixels to the left and reads memory next to it; use the CPU engine"),
     ),
     in_place("pixelate", _pixelate, {"pixelate_percent": schema.percentage(50.0)}),
     in_place("vignette", _vignette, {"vignette": schema.not_negative(0.5)}),

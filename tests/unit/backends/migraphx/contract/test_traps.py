@@ -43,12 +43,12 @@ def varying(factory: ProgramFactory) -> Program:
 
 def test_a_program_is_compiled_once(compiled: Program) -> None:
     message = refusal(lambda: compiled.compile("ref"))
-    assert message == "the program is compiled already: it cannot be compiled again; parse the model anew"
+    assert message == "the program is compiled already: it cannot be compiled again; parse the model again"
     assert compiled.run(RIGHT)[0].shape == (2, 10)
 
 
 def test_a_program_is_quantised_before_it_is_compiled(compiled: Program) -> None:
-    expected = "the program is compiled already: it cannot be quantised any more; parse the model anew"
+    expected = "the program is compiled already: it cannot be quantised any more; parse the model again"
     assert refusal(lambda: compiled.quantize("fp16")) == expected
     assert refusal(lambda: compiled.quantize("bf16")) == expected
     assert refusal(lambda: compiled.quantize("int8", "ref", [RIGHT])) == expected
