@@ -306,20 +306,10 @@ class WorkerSupervisor:
         instances: list[Instance] = []
         self._load_limit = LoadLimit(self._group.limits.load_timeout_seconds)
         group, plan = self._group, self._load.plan
+        shared = (self._load.model_name, group.mail, group.inputs, self._instance_broken, self._log, group.start_call)
         try:
             for _ in range(plan.instance_count):
-                instances.append(
-                    Instance(
-                        self._load.model_name,
-                        group.mail,
-                        group.inputs,
-                        self._instance_broken,
-                        self._log,
-                        group.start_call,
-                        plan.device,
-                        plan.rate_limiter,
-                    )
-                )
+                instances.append(Instance(*shared, plan.device, plan.rate_limiter))
             if process is not None:
                 self.worker = await WorkerSession.open(process, instances)
             else:
