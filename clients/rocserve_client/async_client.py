@@ -83,7 +83,7 @@ class AsyncClient(BaseClient):
     async def model_config(
         self, model: str, version: str = "", *, timeout: float | None = None, headers: Headers = None
     ) -> model_config_pb2.ModelConfig:
-        """Return the configuration that the server uses, completed from the model file, as its protobuf message."""
+        """Return the configuration that the server uses, completed from the model file, as a protobuf message."""
         return await self._call(calls.model_config(model, version), timeout, headers)
 
     async def statistics(
@@ -95,7 +95,7 @@ class AsyncClient(BaseClient):
     async def repository_index(
         self, *, ready: bool = False, timeout: float | None = None, headers: Headers = None
     ) -> tuple[IndexEntry, ...]:
-        """Return all model versions, and why some are not ready; with `ready`, only ready versions."""
+        """Return all model versions, and why some are not ready. `ready`: only ready versions."""
         return await self._call(calls.repository_index(ready), timeout, headers)
 
     async def load_model(
@@ -113,11 +113,11 @@ class AsyncClient(BaseClient):
     async def unload_model(
         self, name: str, *, unload_dependents: bool = False, timeout: float | None = None, headers: Headers = None
     ) -> None:
-        """Unload a model; with `unload_dependents`, also the members of an ensemble."""
+        """Unload a model. `unload_dependents`: also the members, if the model is an ensemble."""
         await self._call(calls.unload_model(name, unload_dependents), timeout, headers)
 
     async def wait_until_ready(self, timeout: float, model: str | None = None) -> None:
-        """Wait until the server, or a model, is ready. Raises DeadlineExceeded, which says why it is not."""
+        """Wait until the server, or a model, is ready. Raises DeadlineExceeded, whose text says why it is not ready."""
         wait = ReadinessWait(timeout, model)
         while True:
             try:

@@ -34,7 +34,7 @@ def grpc_errors() -> Iterator[None]:
 
 
 class AsyncStream:
-    """As `Stream`: one task may send while another iterates, and a failed request does not end the stream."""
+    """As `Stream`: one task may send while another receives, and a failed request does not end the stream."""
 
     def __init__(self, method: Any, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]) -> None:
         with grpc_errors():
@@ -87,5 +87,5 @@ class AsyncStream:
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """End the stream immediately, and drop what is on its way."""
+        """End the stream immediately, and drop requests and answers that are on their way."""
         self._call.cancel()

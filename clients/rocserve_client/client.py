@@ -86,7 +86,7 @@ class Client(BaseClient):
     def model_config(
         self, model: str, version: str = "", *, timeout: float | None = None, headers: Headers = None
     ) -> model_config_pb2.ModelConfig:
-        """Return the configuration that the server uses, completed from the model file, as its protobuf message."""
+        """Return the configuration that the server uses, completed from the model file, as a protobuf message."""
         return self._call(calls.model_config(model, version), timeout, headers)
 
     def statistics(
@@ -98,7 +98,7 @@ class Client(BaseClient):
     def repository_index(
         self, *, ready: bool = False, timeout: float | None = None, headers: Headers = None
     ) -> tuple[IndexEntry, ...]:
-        """Return all model versions, and why some are not ready; with `ready`, only ready versions."""
+        """Return all model versions, and why some are not ready. `ready`: only ready versions."""
         return self._call(calls.repository_index(ready), timeout, headers)
 
     def load_model(
@@ -116,11 +116,11 @@ class Client(BaseClient):
     def unload_model(
         self, name: str, *, unload_dependents: bool = False, timeout: float | None = None, headers: Headers = None
     ) -> None:
-        """Unload a model; with `unload_dependents`, also the members of an ensemble."""
+        """Unload a model. `unload_dependents`: also the members, if the model is an ensemble."""
         self._call(calls.unload_model(name, unload_dependents), timeout, headers)
 
     def wait_until_ready(self, timeout: float, model: str | None = None) -> None:
-        """Wait until the server, or a model, is ready. Raises DeadlineExceeded, which says why it is not."""
+        """Wait until the server, or a model, is ready. Raises DeadlineExceeded, whose text says why it is not ready."""
         wait = ReadinessWait(timeout, model)
         while True:
             try:

@@ -29,7 +29,7 @@ IDEMPOTENT_METHODS = (
 )
 _LONGEST_MESSAGE = (1 << 31) - 1
 _LONGEST_TIMEOUT_S = 1e9
-"""gRPC counts nanoseconds in 64 bits, about 290 years. It regards longer timeouts as expired."""
+"""gRPC counts nanoseconds in 64 bits, at most 292 years, and regards longer timeouts as expired. This is 31 years."""
 
 _HEADER_NAME = re.compile(r"[0-9A-Za-z_.-]+")
 _HEADER_VALUE = re.compile(rb"[ -~]*")
@@ -48,7 +48,7 @@ class Tls:
     certificate_chain: Path | None = None
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument, because gRPC would end the process."""
+        """Raises InvalidArgument if a key or a chain is given alone, because gRPC would end the process."""
         if (self.private_key is None) != (self.certificate_chain is None):
             raise InvalidArgument("private_key and certificate_chain go together: give both of them, or none")
 
@@ -65,9 +65,9 @@ class KeepAlive:
     """HTTP/2 pings that find connections which died silently. The server may forbid frequent pings."""
 
     time_ms: int
-    """A connection without traffic for this time sends a ping."""
+    """Milliseconds without traffic after which the client sends a ping."""
     timeout_ms: int = 20_000
-    """A connection is closed if a ping is not answered within this time."""
+    """Milliseconds within which the server must answer the ping; otherwise the connection is closed."""
     permit_without_calls: bool = False
     max_pings_without_data: int = 2
     """0 = without limit."""
@@ -75,10 +75,10 @@ class KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class Balancing:
-    """Spreads calls over all servers of the URL, and retries calls that allow it. A stream stays on one server."""
+    """Spreads calls over all servers of the URL, and retries idempotent calls. A stream stays on one server."""
 
     attempts: int = 4
-    """The most attempts at a call if a server or a connection fails; 1 = no retry. gRPC allows 5 at most."""
+    """The most attempts at a call whose server or connection fails; 1 = no retry. gRPC allows 5 at most."""
     health_check: bool = True
     """Leave out servers that are not ready (grpc.health.v1)."""
 
@@ -119,7 +119,7 @@ class Connection:
     """Further gRPC channel arguments, which replace those set here."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidArgument if the URL is one of HTTP."""
+        """Raises InvalidArgument if the URL has a scheme such as http:// or grpc://."""
         scheme, separator, rest = self.url.partition("://")
         if separator and scheme in ("http", "https", "grpc", "grpcs"):
             tls = ", and Tls() as `tls`" if scheme.endswith("s") else ""
@@ -151,13 +151,13 @@ class Connection:
             chosen["grpc.service_config"] = self.balancing.service_config()
             # gRPC's core (1.85) sometimes crashes if a connection ends while several channels check its health.
             chosen["grpc.use_local_subchannel_pool"] = 1
-            # Longer messages (256 KiB by default) would not be kept for a retry.
+            # gRPC retries only messages that fit into this buffer (256 KiB by default).
             chosen["grpc.per_rpc_retry_buffer_size"] = _LONGEST_MESSAGE
         chosen.update(self.channel_options)
         return tuple(chosen.items())
 
     def check_request(self, options: RequestOptions) -> None:
-        """Raises InvalidArgument if the request must not go to another server, or twice."""
+        """Raises InvalidArgument for a sequence's request if calls are balanced, because it may go to any server."""
         if self.balancing is not None and options.get("parameters", {}).get("sequence_id"):
             raise InvalidArgument(
                 "the requests of a sequence belong on one server, once each: send them on a stream, or by a client"
@@ -174,7 +174,7 @@ class Connection:
 
 
 class BaseClient:
-    """The common part of the clients: the connection, its channel, and the channel's methods."""
+    """The common part of the clients: the connection's settings, its channel, and the channel's methods."""
 
     _grpc: ClassVar[Any]
     """grpc, or grpc.aio."""
@@ -209,7 +209,7 @@ def _check_header(name: str, value: str | bytes) -> None:
 
 
 def grpc_timeout(seconds: float | None) -> float | None:
-    """Return a call's timeout for gRPC; None (never) if it is longer than gRPC counts."""
+    """Return a call's timeout for gRPC; None (never) if the timeout is longer than gRPC can count."""
     return None if seconds is not None and seconds > _LONGEST_TIMEOUT_S else seconds
 
 

@@ -74,9 +74,9 @@ class Unauthenticated(RocserveError):
 
 CLOSED = "the client or the stream was closed"
 CLOSED_FOR_REQUESTS = "the stream is closed for further requests"
-"""For requests after the end of sending."""
+"""The text for a request after the end of sending."""
 _SIGNS_OF_HTTP = ("Failed parsing HTTP/2", "http1.x server")
-"""In gRPC's text if a server speaks HTTP/1."""
+"""Parts of gRPC's text if the server speaks HTTP/1."""
 _HTTP_PORT = "; this looks like an HTTP port: give the server's gRPC port (8001 by default)"
 _CLASSES = {error.default_status: error for error in RocserveError.__subclasses__()}
 

@@ -26,7 +26,7 @@ _STREAM_INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
 
 Inputs = Mapping[str, Array | Input]
 OneInput = Array | Input
-"""The only input of a model."""
+"""An input without a name, for a model with one input."""
 Outputs = Sequence[str | Output] | None
 
 
@@ -42,8 +42,8 @@ class RequestOptions(TypedDict, total=False):
     parameters: Mapping[str, ParameterValue]
     """Request parameters, e.g. "timeout" (microseconds in the server's queue)."""
     mark_last: bool
-    """In a stream: mark the request's last answer (`InferResult.is_last`). If a decoupled model ends a request without
-    an answer, an empty answer with the mark comes."""
+    """In a stream: if a decoupled model ends a request without an answer, send an empty last answer, so that one answer
+    to each request has `InferResult.is_last`."""
 
 
 def encode_infer_request(model: str, inputs: Inputs, outputs: Outputs, options: RequestOptions) -> bytes:

@@ -10,7 +10,7 @@ from rocserve_client.errors import DeadlineExceeded, RocserveError, Unavailable
 from rocserve_client.results import IndexEntry
 
 PAUSE_S = 0.05
-"""Between two probes."""
+"""Pause between two probes."""
 
 PROBE_S = 2.0
 """The longest time for one probe."""
@@ -28,14 +28,14 @@ class ReadinessWait:
 
     @property
     def probe_timeout(self) -> float:
-        """Seconds for the next probe; never less than a reachable server needs."""
+        """Seconds for the next probe; at least 0.1, so that a reachable server can answer."""
         return max(0.1, min(PROBE_S, self._end - time.monotonic()))
 
     def probe(self) -> UnaryCall[bool]:
         return server_ready() if self._model is None else model_ready(self._model, "")
 
     def note_unready(self, index: Sequence[IndexEntry]) -> None:
-        """Note the reason: what the repository index says about the model, because the server has answered."""
+        """Note the reason: the states of the model, or of all models, in the repository index of the server."""
         rows = [entry for entry in index if self._model in (None, entry.name)]
         if self._model is not None and not rows:
             self._reason = "there is no such model in the repository"
@@ -45,7 +45,7 @@ class ReadinessWait:
         self._reason = "; ".join(states) if states else "the repository index does not tell why"
 
     def note_failure(self, error: RocserveError) -> None:
-        """Note the reason if the server may still come up. Raises every other error, because it is final."""
+        """Note the error as the reason if the server may still come up; otherwise raise it, because it is final."""
         if not isinstance(error, Unavailable | DeadlineExceeded):
             raise error
         self._reason = error.text

@@ -13,7 +13,7 @@ from rocserve_client.tensors import Array, Classification, parse_classes
 class InferResult:
     """The answer to an inference request; `result["NAME"]` is the array of an output.
 
-    Arrays are read-only views on the received message, which lives as long as they do.
+    Arrays are read-only views on the received message, which lives as long as they do; arrays of BYTES are copies.
     """
 
     model_name: str
@@ -24,7 +24,7 @@ class InferResult:
 
     @property
     def is_last(self) -> bool:
-        """Return whether no further answer to the request comes. Only for requests of a stream that set `mark_last`."""
+        """Return whether this is the last answer to a request of a stream. `mark_last` ensures that there is one."""
         return self.parameters.get("triton_final_response") is True
 
     def __getitem__(self, name: str) -> Array:
@@ -35,7 +35,7 @@ class InferResult:
 
     def classes(self, name: str) -> tuple[tuple[Classification, ...], ...]:
         """Return the classes of an output requested with `Output(name, classification=k)`: a row per batch element,
-        best class first. A model without batching gives one row. Raises ValueError if the output holds no classes."""
+        best class first. A model without batching gives one row. Raises ValueError if the output has no classes."""
         array = self[name]
         try:
             return parse_classes(array)
@@ -84,14 +84,14 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How often something happened, and how long it took in all."""
+    """The number of times that something happened, and the total time that it took."""
 
     count: int = 0
     ns: int = 0
 
     @property
     def mean_us(self) -> float:
-        """Mean in microseconds; 0 if it never happened."""
+        """Mean in microseconds; 0 if the count is 0."""
         return self.ns / self.count / 1000 if self.count else 0.0
 
 

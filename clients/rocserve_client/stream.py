@@ -66,6 +66,6 @@ class Stream:
         return decode_stream_response(message)
 
     def close(self) -> None:
-        """End the stream immediately, and drop what is on its way."""
+        """End the stream immediately, and drop requests and answers that are on their way."""
         self.close_sending()
         self._answers.cancel()

@@ -31,7 +31,7 @@ class Input:
 
     array: Array
     datatype: str = ""
-    """The KServe datatype; "" = by the array's dtype. "BF16" with a uint16 array sends the bits unchanged."""
+    """The KServe datatype; "" = derived from the array's dtype. "BF16" with a uint16 array sends the bits unchanged."""
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
 
 
@@ -54,8 +54,8 @@ class Classification(NamedTuple):
 
 
 def encode_array(name: str, value: Array | Input) -> Tensor:
-    """Return an input's tensor, which shares the array's memory if that is C-ordered and little-endian. Raises
-    InvalidArgument if the value is no array, or its dtype has no KServe datatype or not the requested one."""
+    """Return an input's tensor, which shares the array's memory if the array is C-ordered and little-endian. Raises
+    InvalidArgument if the value is not an array, or if its dtype fits no KServe datatype or not the requested one."""
     wanted = value.datatype if isinstance(value, Input) else ""
     array = value.array if isinstance(value, Input) else value
     if not isinstance(array, np.ndarray):
@@ -92,7 +92,7 @@ def decode_array(name: str, datatype: str, shape: tuple[int, ...], content: memo
 
 
 def parse_classes(array: Array) -> tuple[tuple[Classification, ...], ...]:
-    """Return the rows of a classification output, with elements `score:index[:label]`. Raises ValueError for others."""
+    """Return the rows of a classification output. Raises ValueError if elements are not `score:index[:label]`."""
     if array.dtype != object:
         raise ValueError("classes are texts")
     # The number of rows comes from the shape, because the size of a row does not give it if the output is empty.

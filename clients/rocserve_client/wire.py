@@ -21,7 +21,7 @@ def join(head: bytes, field: int, contents: Iterable[Buffer]) -> bytes:
 
 def split(message: Buffer, field: int) -> tuple[bytes, list[memoryview]]:
     """Return the message without its bytes field `field`, and views on the field's contents in order. Raises WireError
-    if the bytes are no protobuf message."""
+    if the bytes are not a protobuf message."""
     view = memoryview(message)
     rest: list[Buffer] = []
     contents: list[memoryview] = []

@@ -1,4 +1,4 @@
-"""SHA-256 over a model's files and calibration data. Unreadable files raise ServeError (UNAVAILABLE)."""
+"""Computes SHA-256 digests of a model's files and calibration data. Unreadable files raise ServeError (UNAVAILABLE)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rocserve.core.errors import unavailable
 
 
 def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
-    """Return a file's SHA-256 in hexadecimal, or one over it and `more`, in their order. Names do not count."""
+    """Return a file's SHA-256 in hexadecimal; with `more`, one for all files, in their order. Names have no effect."""
     digests = [_digest(file) for file in (path, *more)]
     if len(digests) == 1:
         return digests[0]
@@ -18,8 +18,8 @@ def file_digest(path: Path, more: Sequence[Path] = ()) -> str:
 
 
 def folder_digest(path: Path) -> str:
-    """Return a SHA-256 over names and bytes of all files below a folder, except hidden ones; for a file, its own.
-    Raises ServeError (UNAVAILABLE) if there are no files."""
+    """Return one SHA-256 over names and bytes of all files below a folder, except hidden ones. If the path is a file,
+    return the file's SHA-256. Raises ServeError (UNAVAILABLE) if there are no files."""
     if path.is_file():
         return file_digest(path)
     listing = folder_listing(path)
@@ -29,7 +29,7 @@ def folder_digest(path: Path) -> str:
 
 
 def folder_listing(path: Path) -> bytes:
-    """Return digests and names of all files below a folder, except hidden ones, as sha256sum writes them."""
+    """Return a line with digest and name for each file below a folder, except hidden ones, as sha256sum writes them."""
     names = sorted(
         name
         for name in (file.relative_to(path) for file in path.rglob("*") if file.is_file())

@@ -6,11 +6,11 @@
 
 Many processes use a cache concurrently. A filled folder gets its name by a rename, so it is complete or does not exist.
 Each process that uses a folder has a shared lock on its .sha256, which keeps the folder from being removed. A folder's
-modification time is its last use, because a noatime mount still keeps that. Only the server's user may write to a
-folder, because the programs in it are executed.
+modification time is its last use, because that works on a noatime mount, too. Only the server's user and root may write
+to a folder, because the programs in it are executed.
 
-A lock is flock(2)'s: the kernel releases it when the holder ends, and child programs do not inherit it. Its file is
-removed on release, so that a folder of locks does not fill up.
+Locks are those of flock(2): the kernel releases a lock when the holder ends, and child programs do not inherit it. A
+.lock file is removed on release, so that lock files do not accumulate.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FileLock:
     _file: BinaryIO
 
     def release(self) -> None:
-        """Release the lock; has no effect after the first call, when the name may be another holder's."""
+        """Release the lock. Further calls have no effect, because the file may then be another holder's."""
         if self._file.closed:
             return
         # Removed before the lock is released: a process that has opened the file finds that the name is gone.
@@ -68,7 +68,7 @@ def try_lock(path: Path) -> FileLock | None:
 
 
 def lock_file(file: BinaryIO, *, shared: bool) -> bool:
-    """Lock an open file until it is closed. Returns False if another process has it; True without locks."""
+    """Lock an open file until it is closed. Returns False if another process holds the lock; True without locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -89,7 +89,7 @@ def still_names(path: Path, file: BinaryIO) -> bool:
 
 
 def cache_directory(settings: EngineSettings) -> Path:
-    """Return the setting, else `rocserve` in $XDG_CACHE_HOME or ~/.cache; without a home, a temporary folder."""
+    """Return the setting, else `rocserve` in $XDG_CACHE_HOME or ~/.cache. Without a home: a temporary folder."""
     if settings.cache_directory:
         return _expanded(settings.cache_directory).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -112,8 +112,8 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its parents for this user alone (mode 0700), or check it. Raises ServeError (UNAVAILABLE) if
-    other users could have written to it, OSError if it cannot be created."""
+    """Create a folder and its parents for this user alone (mode 0700), or check an existing one. Raises ServeError
+    (UNAVAILABLE) as `check_private` does, OSError if the folder cannot be created."""
     make_folder(folder, 0o700)
     check_private(folder)
 
@@ -127,7 +127,7 @@ def make_folder(folder: Path, mode: int) -> None:
 
 
 def check_private(folder: Path) -> None:
-    """Raises ServeError (UNAVAILABLE) if other users could have written to the folder, OSError if it does not exist."""
+    """Raises ServeError (UNAVAILABLE) if users except this one and root may write to it, OSError if it is missing."""
     found = folder.stat()
     if not stat.S_ISDIR(found.st_mode):
         raise unavailable(f"cache directory {folder} is not used: it is no folder; name another with --cache-directory")
@@ -140,7 +140,7 @@ def check_private(folder: Path) -> None:
 
 
 def is_private(folder: Path) -> bool:
-    """Return whether the folder exists and only this user could have written to it."""
+    """Return whether the folder exists and only this user and root could have written to it."""
     try:
         check_private(folder)
     except (OSError, ServeError):
@@ -167,11 +167,11 @@ ANOTHER_PLACE = "make room, or name another folder with --cache-directory"
 
 @dataclass(frozen=True, slots=True)
 class CachedFolder:
-    """A folder in use. It is not removed before `release` or the death of the object."""
+    """A folder in use. It is not removed until `release`, or until this object is freed."""
 
     path: Path
     _digests: BinaryIO = field(repr=False, compare=False)
-    """Open, with a shared lock."""
+    """An open file with a shared lock."""
 
     def release(self) -> None:
         self._digests.close()
@@ -222,10 +222,10 @@ class FolderCache:
         return None
 
     def find_or_make(self, name: str, make: Callable[[Path], None], waiting: Callable[[], None]) -> CachedFolder:
-        """Return a folder. If it is missing or damaged, `make` fills an empty one, in one process at a time, and
-        least recently used ones go if the cache is too large. A process that waits for another calls `waiting`
-        repeatedly. Exceptions of both pass through, except that an OSError counts as the place's fault. Raises
-        UnusablePlaceError."""
+        """Return a folder. If it is missing or damaged, `make` fills a new one, in one process at a time; then the
+        least recently used folders are removed if the cache is too large. A process that waits for another calls
+        `waiting` repeatedly. Exceptions of `make` and `waiting` pass through, except that an OSError becomes
+        UnusablePlaceError. Raises ServeError (UNAVAILABLE) if the place is not private."""
         if (found := self.find(name)) is not None:
             return found
         try:
@@ -253,7 +253,7 @@ class FolderCache:
         return folder_entries([entry for entry in self._listed() if not entry.name.startswith(".")])
 
     def being_made(self) -> Sequence[str]:
-        """Return the names of folders that a process is filling."""
+        """Return the names of folders that a process is filling, or removing at this moment."""
         names = []
         for lock in self._listed():
             if lock.suffix != _LOCK:
@@ -286,8 +286,8 @@ class FolderCache:
         return True
 
     def prune(self, limit_bytes: int) -> Sequence[FolderEntry]:
-        """Remove least recently used folders until the others fit the limit, and remains of killed processes; return
-        the removed. Raises ServeError (UNAVAILABLE) at the end if one could not be removed."""
+        """Remove remains of killed processes, then the least recently used folders until the others fit the limit.
+        Returns the removed folders. Raises ServeError (UNAVAILABLE) at the end if a removal failed."""
         failures: list[ServeError] = []
 
         def try_to_remove(name: str) -> bool:
@@ -326,7 +326,7 @@ class FolderCache:
         return self.place / f".{name}{suffix}"
 
     def _open(self, name: str) -> CachedFolder | None:
-        """Open a folder with a shared lock and mark it as used now. Raises _DamagedError."""
+        """Open a folder with a shared lock and mark it as used now; None if it is missing. Raises _DamagedError."""
         folder = self.place / name
         try:
             with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Temporary folders that another process removes if their own process is killed."""
+"""Makes temporary folders. If their process is killed, another process removes them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 
 def remove_left(prefix: str) -> None:
-    """Remove folders that this user's killed processes have left. Blocks on the disk."""
+    """Remove the folders with this prefix that killed processes of this user have left. Blocks on the disk."""
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError):  # The folder may be another user's, in use, or just removed.
             _remove(left, _locked(left))
 
 
 class TemporaryFolder:
-    """A folder until `remove`, or until another process calls `remove_left` after this one was killed."""
+    """A folder that exists until `remove`. If this process is killed, `remove_left` in another process removes it."""
 
     def __init__(self, prefix: str) -> None:
         """Blocks on the disk. Raises OSError."""

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str], perform: Perform) -> NoReturn:
     exit_with_parent(parent_pipe)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
-    # A crash is no surprise here, and its core dump would have gigabytes.
+    # A crash is expected here, and its core dump would have gigabytes.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(f"rocserve:{module_name.rpartition('.')[2]}")

@@ -1,5 +1,5 @@
-"""Limits how many programs are compiled at a time on a machine, by all servers and commands together. A compiler uses
-gigabytes and all processors for minutes to hours. Fifty new models in a repository must not start fifty compilers."""
+"""Limits how many programs all servers and commands of a user compile at a time on a machine. A compiler uses gigabytes
+and all processors for minutes to hours. Fifty new models in a repository must not start fifty compilers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LOW_PRIORITY_SLOTS = ("beside-0", "beside-1")
 """Separate slots for further programs of models that already serve, so that these never delay a model that does not
 serve yet."""
 _LOW_PRIORITY_SECONDS = 600.0
-"""Limit of a low-priority compile's slot: one hanging compiler must not block all other models."""
+"""Time limit of a low-priority compile's slot: one hanging compiler must not block all other models."""
 _SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 
 class CompileSemaphore:
-    """The slots are locks on files in a folder of this machine: the kernel releases a dead process's slot."""
+    """A number of slots. A slot is a lock on a file of this machine: the kernel releases a dead process's slot."""
 
     def __init__(
         self, folder: Path, at_once: int = _AT_ONCE, low_priority_seconds: float = _LOW_PRIORITY_SECONDS
     ) -> None:
-        """`low_priority_seconds`: a low-priority compile loses its slot after this time, even if it runs longer."""
+        """`low_priority_seconds`: a low-priority compile loses its slot after this time, even if it still runs."""
         self._folder = folder
         self._handed_on_seconds = low_priority_seconds
         self._names = tuple(f"slot-{number}" for number in range(at_once))

@@ -10,13 +10,13 @@ _ENTRY = re.compile(r"^((?:[^ #\n].*\n)+)((?: .*\n)+)", re.MULTILINE)
 
 
 def read_hints(text: str) -> Mapping[str, str]:
-    """Parse entries: lines without indent are alternative regular expressions for a message, the others its remedy."""
+    """Parse entries: lines without indent are alternative regular expressions for a message, the others a remedy."""
     entries = ((pattern.splitlines(), remedy.split()) for pattern, remedy in _ENTRY.findall(text))
     return {"|".join(alternatives): " ".join(words) for alternatives, words in entries}
 
 
 def add_hint(message: str, hints: Mapping[str, str]) -> str:
-    """Return the message with the first remedy that matches."""
+    """Return the message, followed by the remedy of the first expression that matches it."""
     return next((f"{message}; {remedy}" for pattern, remedy in hints.items() if re.search(pattern, message)), message)
 
 
@@ -31,4 +31,4 @@ No space left on device
     a disk is full: --cache-directory and the temporary folder need room
 """)
 with_hint = partial(add_hint, hints=MACHINE_HINTS)
-"""Adds remedies to messages that any engine could have."""
+"""Adds remedies to messages that may come from any engine."""

@@ -1,5 +1,5 @@
 """The order to a job's child process, and its replies. The child reads a JobOrder from standard input and writes
-JobReplies to a pipe, one line of JSON each. The last one has the result or the failure, unless the child crashed."""
+JobReplies to a pipe, one line of JSON each. The last reply has the result or the failure, unless the child crashed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs a job in a child process, watches it, and kills it after a timeout. Compiling, loading a program from a file and
-running it for the first time may take hours, abort, or hang. A process that answers requests does none of these before
-a child process has."""
+running it for the first time may take hours, abort, or hang. So a child process does each of these first, before a
+process that answers requests does it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class JobOutput:
         self._read = 0
         self._begun = b""
         self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        """Without empty lines."""
+        """The last 12 lines that are not empty."""
 
     def take_lines(self, *, ended: bool = False) -> list[str]:
         """Return the lines since the last call; with `ended`, also a last line without a newline."""
@@ -106,7 +106,7 @@ class JobProcess:
             once_started.callback(os.close, standard_input)
             if order is not None:
                 os.pwrite(standard_input, order, 0)
-            # Not a session, in which niceness counts only among the session's processes (sched(7)).
+            # A process group, but not a session, within which alone niceness would have an effect (sched(7)).
             self._process = subprocess.Popen(
                 [*command, str(writer), str(parent_pipe)],
                 stdin=standard_input,
@@ -161,8 +161,8 @@ class JobProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for the child's end and kill its process group. Returns its status; negative = the signal that killed
-        it."""
+        """Wait for the child's end and kill its process group. Returns the child's exit status; negative = the number
+        of the signal that killed the child."""
         deadline = time.monotonic() + _END_SECONDS
         pid = self._process.pid
         while self._status is None:
@@ -178,7 +178,7 @@ class JobProcess:
 
 
 _MESSAGE_LINES = 4
-"""An error contains this many last lines of the output; the log has all of it."""
+"""An error quotes this many last lines of the output; the log has the whole output."""
 _LONGEST_WORDS = 600
 
 
@@ -201,14 +201,14 @@ def describe_end(status: int, last_lines: Iterable[str], peak_bytes: int, who: s
 
 
 _FIRST_REPORT_SECONDS = 5.0
-"""Until a job's first report, and between the first two reports of a phase. Later reports come less often, because each
-says less that is new."""
+"""The time before a job's first report, and between the first two reports of a phase. Later reports come less often,
+because each has less news."""
 _RAREST_REPORT_SECONDS = 60.0
 _REPORT_GROWTH = 1.5
 _LONGEST_MESSAGE = 160
 _START = "starting"
 _MOST_LINES = 500
-"""Of one job's output in the log."""
+"""Lines of one job's output in the log; the last one says that the rest is left out."""
 
 
 class JobWatch:
@@ -290,9 +290,9 @@ class JobEngine:
     child: str = "rocserve.jobs.child"
     """The module that the child process runs."""
     python: tuple[str, ...] = (sys.executable,)
-    """The command that starts Python there."""
+    """The command that starts Python in the child process."""
     context: str = ""
-    """JSON of what the module opens before it runs a job."""
+    """JSON that tells the module what to open before it runs a job."""
     with_hint: Callable[[str], str] = with_hint
 
 
@@ -320,8 +320,8 @@ class JobRunner:
         remedy: str = "",
         report: Callable[[str], None] | None = None,
     ) -> Result:
-        """Run a job and return its result. `timeout_seconds`: 0 = none; `limit_name`: the operator's name for it;
-        `remedy`: an alternative to raising it. `environment` extends this process's. Raises JobError."""
+        """Run a job and return its result. `timeout_seconds`: 0 = none; its error names `limit_name`, which operators
+        can raise, or `remedy`. `environment` is added to this process's environment. Raises JobError."""
         watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
         failed = f"{job.title} failed while"
         with self._start(job, low_priority, environment) as process:

@@ -55,13 +55,13 @@ _SECONDS_BETWEEN_TRACEBACKS = 10.0
 
 
 class RequestFailures:
-    """Logs a traceback of the first exception per line of code, then one in ten seconds. Safe on any thread."""
+    """Logs tracebacks: at most one in ten seconds for each line of code that raises. Safe on any thread."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._paths = PrivatePaths()
         self._lock = threading.Lock()
-        # As many entries as the program has lines that raise.
+        # The program has a limited number of lines that raise, so these do not grow without limit.
         self._allowances: dict[tuple[CodeType, int] | None, Allowance] = {}
         self._left_out: Counter[tuple[CodeType, int] | None] = Counter()
 
@@ -91,8 +91,8 @@ _SECONDS_BETWEEN_ERRORS = 10.0
 
 
 class LoopErrors:
-    """Logs exceptions of asyncio's loops. That connections cannot be accepted is logged in one line, now and then:
-    asyncio reports it every second for each waiting connection, with a traceback."""
+    """Logs exceptions of asyncio's loops. If connections cannot be accepted, it logs one line in ten seconds, because
+    asyncio reports this every second for each waiting connection, with a traceback."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

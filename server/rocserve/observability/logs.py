@@ -32,7 +32,7 @@ class ServerLog:
         self.logger.handlers = [handler]
         self.logger.propagate = False
         self.on_change: list[Callable[[], object]] = []
-        """Called after each change of settings."""
+        """Called after each call of `change`."""
         self.settings = settings
         self._apply(settings)
 
@@ -83,7 +83,7 @@ class _LogFile(WatchedFileHandler):
 
 
 class _LineFormatter(logging.Formatter):
-    """Formats `I1121 14:03:05.123456 4711 scan_loop.py:48] "text"`, or the same after an ISO 8601 time in UTC."""
+    """Formats `I1121 14:03:05.123456 4711 scan_loop.py:48] "text"`, or `2025-11-21T14:03:05Z I 4711 ...`, in UTC."""
 
     def __init__(self, escapes: bool) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _LineFormatter(logging.Formatter):
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
         text = record.getMessage()
         if self._escapes:
-            # JSON leaves characters that a terminal obeys, and lone surrogates, which UTF-8 cannot encode.
+            # json.dumps leaves some control characters of terminals, and lone surrogates, which UTF-8 cannot encode.
             quoted = json.dumps(text + trace, ensure_ascii=False)
             text = printable(quoted.encode(errors="backslashreplace").decode())
         else:
@@ -111,10 +111,10 @@ class _LineFormatter(logging.Formatter):
 
 
 class LinesWithLevels(logging.Formatter):
-    """Formats a child process's log for the server's: each line, also of a traceback, begins with the level."""
+    """Formats a child process's lines for the server's log: each, also of a traceback, begins with the level."""
 
     def __init__(self, prefix: Callable[[], str] = str) -> None:
-        """`prefix`: goes between the level and the line."""
+        """`prefix`: returns the text between the level and the line."""
         super().__init__()
         self._prefix = prefix
 

@@ -39,11 +39,11 @@ _PENDING = "nv_inference_pending_request_count{"
 
 
 class ServerFailed(Exception):
-    """The server has ended, or is not ready."""
+    """The server has ended, or it is not ready."""
 
 
 class ServerProcess:
-    """A server that ends when the process that started it ends, however that ends."""
+    """A server that ends when its parent process ends, even if the parent is killed."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, reserved: Sequence[socket.socket], parent_pipe_writer: int
@@ -132,18 +132,18 @@ _HOP_HEADERS = frozenset(
 )
 """HTTP headers that are not forwarded; each end makes its own."""
 _FORWARDED_FOR = "x-forwarded-for"
-"""Makes requests count as remote, so that Serve's clients do not get local clients' privileges."""
+"""Makes the server treat requests as remote, so that Serve's clients do not get local clients' privileges."""
 
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
-    """Build the application for `import_path` of Serve's configurations; `args` are those of `application`."""
+    """Build the application for Serve's `import_path`. Its `args` are the arguments of `application`."""
     return application(**arguments)
 
 
 def application(words: list[str], models_per_replica: int = 0) -> serve.Application:
     """Return an application with one deployment, `Server`, whose options a configuration may set. `words` follow
     `rocserve serve`, without addresses and ports, which the replica chooses. `models_per_replica`: the most models that
-    Serve's multiplexed model ids load; 0 = the models that the words name."""
+    a replica loads by Serve's multiplexed model ids; 0 = no multiplexing: the words choose the models."""
     deployment = serve.deployment(
         name="Server",
         max_ongoing_requests=256,
@@ -174,7 +174,7 @@ class Answer:
 
 
 class Replica:
-    """A server with the methods that Serve calls. Methods of KServe's service must have their own names."""
+    """A server with the methods that Serve calls. Serve finds a method of KServe's service by the method's name."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it.
         self, words: list[str], models_per_replica: int

@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 QUEUED = "queued"
-"""The replicas' name for the number of requests that wait in their servers."""
+"""Name of the replicas' metric: the number of requests that wait in a replica's server."""
 
 
 class QueuePolicy:
-    """Asks for so many replicas that at most `queued` requests wait in each on average, and for no fewer than Serve's
-    policy. Serve counts calls, a stream as one; servers count requests that no instance has begun."""
+    """Asks for so many replicas that at most `queued` requests wait in each on average, but for no fewer than Serve's
+    own policy would. Serve counts calls (a stream is one call); servers count requests that no instance has begun."""
 
     def __init__(self, queued: float) -> None:
         """`queued`: mean number of requests that may wait in a server."""

@@ -30,7 +30,7 @@ MOST_WAITING_BYTES = 256 << 20
 """Approximate memory of traces that wait to be written. Further traces are dropped."""
 CLOSE_SECONDS = 10.0
 _WRITTEN_AT_ONCE = 1 << 16
-"""Elements of a tensor; as a string each takes about 60 bytes."""
+"""Elements of a tensor that are converted together: each string takes about 60 bytes of memory."""
 
 
 @dataclass(eq=False)
@@ -107,9 +107,9 @@ def _write_all(file: FileIO, data: bytes) -> None:
 
 
 class JsonSink:
-    """Writes traces to JSON files (a TraceSink). A setting without a count appends to one file as traces come, or
-    writes a file per `log_frequency` traces. A setting with a count writes a file after its last trace, as Triton does.
-    A full disk or a missing folder is logged, and has no other effect."""
+    """Writes traces to JSON files (a TraceSink). For a TraceSetting without a count, it appends traces to one file as
+    they come, or writes a file per `log_frequency` traces. With a count, it also writes a file after the last trace, as
+    Triton does. If the disk is full or the folder is missing, traces are lost, and an error is logged."""
 
     def __init__(self, path: str, log: logging.Logger) -> None:
         self._path = path
@@ -159,7 +159,7 @@ class JsonSink:
             self._append(",".join(streamed))
 
     def _append(self, entries: str) -> None:
-        """Append to the array in the file. `entries`: JSON values separated by commas."""
+        """Append to the JSON array in the file. `entries`: JSON values separated by commas."""
         try:
             if self._file is None:
                 # Unbuffered, so that a failing write raises here and not at the end.

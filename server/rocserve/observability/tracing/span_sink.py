@@ -38,7 +38,7 @@ _CLOSE_SECONDS = 2.0
 """Limit for the collector to take the remaining spans at the end."""
 _EXPORTER_LOG = "opentelemetry"
 _OF_SPANS = "opentelemetry.trace"
-"""This logger's messages are about clients' data, and nothing is lost."""
+"""The SDK's logger whose messages are about clients' data, for example a bad tracestate; no span is lost then."""
 _SECONDS_BETWEEN_WARNINGS = 60.0
 
 
@@ -130,7 +130,7 @@ class SpanSink:
         events: list[Moment],
         attributes: Mapping[str, str | int] = MappingProxyType({}),
     ) -> SdkContext:
-        """Send a span below the span `above`. `moments`: determine its start and end. `events`: those of its own."""
+        """Send a span below the span `above`. It lasts from the first to the last of `moments`, and shows `events`."""
         context = SdkContext(group.trace_id, span_id, False, _SAMPLED, None if above is None else above.trace_state)
         offset_ns = group.wall_offset_ns
         shown = [Event(each.activity, timestamp=offset_ns + each.ns) for each in sorted(events, key=attrgetter("ns"))]
@@ -158,7 +158,7 @@ def _resource(options: SpanOptions, service_name: str) -> Resource:
 
 
 class _ExporterWarnings(logging.Handler):
-    """Logs the exporter's warnings, at most one per minute, because it repeats them without a collector."""
+    """Logs at most one of the exporter's warnings per minute: without a collector, the exporter repeats them."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(logging.WARNING)

@@ -41,15 +41,15 @@ _LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class TraceValues:
-    """The settings that may be changed while the server runs, for all models or for one."""
+    """The settings that may be changed while the server runs, for all models or for one model."""
 
     level: TraceLevel = TraceLevel.OFF
     rate: int = 1000
     """Every rate-th request is traced; 0 = only requests that their client traces (mode opentelemetry)."""
     count: int = -1
-    """How many more requests are traced; -1 = no limit."""
+    """Number of requests that will still be traced; -1 = no limit."""
     log_frequency: int = 0
-    """Traces per separate file; 0 = all traces go to one file."""
+    """Number of traces in one file; 0 = all traces go to one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class TraceOptions:
     values: TraceValues = field(default_factory=TraceValues)
     spans: SpanOptions = field(default_factory=SpanOptions)
     shown: tuple[tuple[str, str], ...] = ()
-    """Other settings of the mode, as clients see them."""
+    """Further settings of the mode, for clients to read."""
 
 
 def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.environ) -> TraceOptions:
@@ -144,8 +144,8 @@ def _number(where: str, text: str, least: int, most: int) -> int:
 
 @dataclass(eq=False)
 class TraceSetting:
-    """The trace settings of one model, or of all others, until a change replaces the object. Used on the data plane's
-    thread, except `is_complete`."""
+    """The trace settings of one model, or of all models without separate settings. A change replaces the object. Used
+    on the data plane's thread, except `is_complete`."""
 
     initial_values: TraceValues
     specified: frozenset[str] = frozenset()
@@ -156,11 +156,11 @@ class TraceSetting:
     _begun: int = field(default=0, init=False)
     # The sink uses these on its thread.
     finished: int = field(default=0, init=False)
-    """How many of its traces wait or have waited in `kept`."""
+    """Number of this setting's traces that have been added to `kept`."""
     kept: list[str] = field(default_factory=list, init=False)
     """JSON of traces for the next separate file."""
     is_retired: bool = field(default=False, init=False)
-    """The sink has handled its end; requests that it has chosen may still finish."""
+    """The sink has handled `retire`. Requests that this setting has chosen may still finish."""
 
     def __post_init__(self) -> None:
         self._remaining = self.initial_values.count
@@ -179,7 +179,7 @@ class TraceSetting:
         return self._remaining == 0 and self.finished >= self._begun
 
     def choose(self, forced: bool = False) -> bool:
-        """Return whether to trace a request. `forced`: its client traces it, so rate and count do not apply."""
+        """Return whether to trace a request. `forced`: the client traces it, so rate and count do not apply."""
         rate, is_due = self.initial_values.rate, False
         if rate and (forced or (self._remaining and not self.fault)):
             self._seen += 1
@@ -192,16 +192,16 @@ class TraceSetting:
 
 
 TraceChange = Mapping[str, Any]
-"""New values by the fields of TraceValues; None = inherit again."""
+"""Field of TraceValues -> new value; None = inherit the value again."""
 
 
 class TraceSink(Protocol):
-    """Takes finished traces. Called on any thread; writes on another."""
+    """Takes finished traces. Called on any thread; a separate thread writes the traces."""
 
     def take(self, setting: TraceSetting, group: TraceGroup) -> None: ...
 
     def retire(self, setting: TraceSetting) -> None:
-        """Note that a setting was replaced: no further traces of it will begin."""
+        """Note that a setting was replaced: it will choose no further requests."""
 
     def close(self) -> None:
         """Write the remaining traces and end. Blocks."""
@@ -214,7 +214,7 @@ class Tracing:
         self.options = options
         self.is_on = False
         self.on_switched: Callable[[], None] | None = None
-        """Called when `is_on` has changed."""
+        """Called after a change of `is_on`."""
         self._sink = sink
         self._numbers = itertools.count(1)
         self._default = TraceSetting(options.values)
@@ -223,11 +223,11 @@ class Tracing:
         self._switch()
 
     def values_of(self, model_name: str) -> TraceValues:
-        """Return the values of a model; "" = of all models without their own."""
+        """Return the values of a model; "" = of all models without separate settings."""
         return self._setting(model_name).values
 
     def change(self, model_name: str, change: TraceChange) -> None:
-        """Change the settings of one model, or ("") of all, which models inherit in fields that were not set for them.
+        """Change the settings of one model; "" = of all models, except for fields that were set for a model itself.
         Raises ServeError (INVALID_ARGUMENT), with nothing changed, if any model's new settings could trace nothing."""
         above, models = self._global, self._models
         if model_name:
@@ -245,7 +245,7 @@ class Tracing:
         self._switch()
 
     def begin(self, model_name: str, headers: Mapping[str, str]) -> TraceGroup | None:
-        """Begin the trace of a request; None if it is not chosen. Names of `headers` are in lower case."""
+        """Begin the trace of a request; None if the request is not chosen. Names of `headers` are in lower case."""
         setting = self._setting(model_name)
         if not setting.is_on:
             return None
@@ -297,11 +297,11 @@ class Tracing:
 
 
 _TRACE_PARENT = re.compile("([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
-"""Version, trace, span, flags. Versions after 00 may append fields."""
+"""Version, trace id, span id, flags. Versions after 00 may append fields."""
 
 
 def client_context(headers: Mapping[str, str]) -> SpanContext | None:
-    """Return the span of `traceparent` and `tracestate`, names in lower case; None if there is none."""
+    """Return the client's span from the headers traceparent and tracestate (lower case); None without a valid span."""
     found = _TRACE_PARENT.fullmatch(headers.get("traceparent", "").strip())
     if found is None:
         return None
