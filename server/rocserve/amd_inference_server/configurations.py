@@ -31,7 +31,7 @@ class _Stage:
 
     message: ModelConfig
     input_ids: Sequence[str]
-    """By input, its link in the chain: the id of the output that it takes; "" = the client sends it."""
+    """The inputs' ids, in their order: an input takes the output with the same id; "" = the client sends it."""
     output_ids: Sequence[str]
 
 
@@ -64,8 +64,8 @@ def _toml_document(path: Path) -> dict[str, Any]:
     source, text = path.name, read_text(path)
     lines = text.split("\n")
     if len(text) > _MOST_TOML_BYTES or max(map(len, lines)) > _LONGEST_TOML_LINE:
-        # tomllib takes quadratic time for a key with dots, and Python refuses to parse numbers of 4300 digits. Both
-        # stand on one line.
+        # tomllib takes quadratic time for a key with dots, and Python refuses to parse numbers of more than 4300
+        # digits. Both stand on one line.
         raise invalid_argument(
             f"{source}: expected at most {_MOST_TOML_BYTES} characters, in lines of at most {_LONGEST_TOML_LINE}"
         )
@@ -163,7 +163,7 @@ _TRITON_FIELD = re.compile(
 
 
 def is_pbtxt(text: str) -> bool:
-    """Return whether a text that is no ModelConfig is meant as this dialect."""
+    """Return whether a text that is not a ModelConfig is meant as AMD Inference Server's dialect."""
     bare = _COMMENT.sub("", text)
     return bool(_AMD_FIELD.search(bare)) and not _TRITON_FIELD.search(bare)
 
@@ -202,12 +202,12 @@ _EXTENSIONS = {
     "migraphx_mxr": ".mxr",
     "rocal_json": ".json",
 }
-"""By platform, because a single model's file may have any name."""
+"""Platform -> ending of the model's file, because a single model's file may have any name."""
 
 
 def _translated(stages: Sequence[_Stage], name: str, source: str, warnings: tuple[str, ...] = ()) -> WrittenConfig:
     """Return one model; or for a chain an ensemble with the folder's name, then its members. Raises ServeError
-    (INVALID_ARGUMENT) if the name is not the folder's, or a chain's ids do not join."""
+    (INVALID_ARGUMENT) if the model's name differs from the folder's, or a chain's ids do not join."""
     messages = [stage.message for stage in stages]
     if messages[0].name != name:
         first = "; the first model of a chain names the chain" if len(stages) > 1 else ""
@@ -248,7 +248,7 @@ def model_message(
 
 
 def fill(tensor: ModelInput | ModelOutput, name: str, datatype: DataType, shape: Sequence[int]) -> None:
-    """Fill a tensor's message. `shape`: of one item, without a batch dimension."""
+    """Fill a tensor's message. `shape`: the shape of one item, without a batch dimension."""
     tensor.name, tensor.data_type = name, type_number(datatype)
     tensor.dims.extend(shape or (1,))
     if not shape:
@@ -256,8 +256,8 @@ def fill(tensor: ModelInput | ModelOutput, name: str, datatype: DataType, shape:
 
 
 def _ensemble(stages: Sequence[_Stage], members: Sequence[str], name: str, source: str) -> ModelConfig:
-    """Return the ensemble of the stages: an input takes the output with the same id, all other inputs and outputs are
-    the client's. Raises ServeError (INVALID_ARGUMENT) if the ids do not make a chain."""
+    """Return the ensemble of the stages: an input takes the output with the same id; all other inputs and outputs
+    belong to the client. Raises ServeError (INVALID_ARGUMENT) if the ids do not make a chain."""
     written = Counter(each for stage in stages for each in stage.output_ids if each)
     for tensor_id, count in written.items():
         if count > 1:

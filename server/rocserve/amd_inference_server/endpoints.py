@@ -1,6 +1,6 @@
-"""Loads endpoints, workers of AMD Inference Server: a client names a file, which is served until it is unloaded. An
-endpoint is a model that no folder of a repository defines. An endpoint with a `next` is an ensemble of the worker's own
-model and the next endpoint."""
+"""Loads endpoints: a client asks for a worker of AMD Inference Server with a file, which is served until it is
+unloaded. An endpoint is a model that no folder of a repository defines. An endpoint with a `next` is an ensemble of the
+worker's own model and the next endpoint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PLATFORMS: Mapping[str, Mapping[str, str]] = {
     "tensorflow": _GRAPHDEF,
     "tfzendnn": _GRAPHDEF,
 }
-"""By worker and suffix, best first. As in that server, a missing file is replaced by one with another suffix."""
+"""Worker -> (suffix -> platform), best first. As in that server, a file with another suffix replaces a missing one."""
 _UNSUPPORTED = {
     "ptzendnn": "export the model to ONNX and load it with the worker 'migraphx'",
     "xmodel": "such models run on FPGAs only; load the ONNX model that it was made from with the worker 'migraphx'",
@@ -58,11 +58,11 @@ _ENDPOINT_PARAMETERS = frozenset(("model", "share", "next", "batchers"))
 @dataclass(frozen=True, slots=True)
 class Worker:
     platforms: Mapping[str, str]
-    """By file suffix, best first."""
+    """File suffix -> platform, best first."""
     file: str
     """The model's file as the client wrote it."""
     parameters: Mapping[str, str]
-    """The parameters for the model's configuration, `batch` among them."""
+    """The parameters for the model's configuration, including `batch`."""
 
     def candidates(self) -> tuple[str, ...]:
         path = Path(self.file)
@@ -77,9 +77,9 @@ class Worker:
 def worker_config(
     name: str, worker: Worker, file: Path, copies: int, following: PlainConfig | None = None
 ) -> WrittenConfig:
-    """Return the configuration of model `name` from the worker's `file`, in which its tensors are declared. `copies`:
-    batches that may run at the same time. `following`: takes the outputs; an image pipeline gets its inputs as outputs.
-    Raises ServeError (INVALID_ARGUMENT) if the worker does not serve such files."""
+    """Return the configuration of model `name` from the worker's `file`, which declares the tensors. `copies`: batches
+    that may run at the same time. `following`: the model that takes the outputs; its inputs become the outputs of an
+    image pipeline. Raises ServeError (INVALID_ARGUMENT) if the worker does not serve such files."""
     platform = worker.platforms.get(file.suffix)
     if platform is None:
         expected = " or ".join(worker.platforms)
@@ -95,8 +95,8 @@ def worker_config(
 
 def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> WrittenConfig:
     """Return the ensemble `name` of a worker's model and the endpoint that takes its outputs. Tensors are joined by
-    name; if the names differ, by order, which is all that that server knows. Raises ServeError (INVALID_ARGUMENT) if
-    they do not fit."""
+    name; if the names differ, by order, as in that server, which joins by order only. Raises ServeError
+    (INVALID_ARGUMENT) if they do not fit."""
     message = ModelConfig(name=name, platform=ENSEMBLE_PLATFORM)
     message.max_batch_size = min(first.max_batch_size, following.max_batch_size)
     # If only one member batches, its batch is a dimension like any other of the ensemble.
@@ -105,13 +105,13 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
         fill(message.input.add(optional=entry.optional), entry.name, entry.datatype, (*before, *entry.dims))
     for output in following.outputs:
         fill(message.output.add(), output.name, output.datatype, (*after, *output.dims))
-    # By input of the following model: the output that it takes.
     outputs, inputs = [entry.name for entry in first.outputs], [entry.name for entry in following.inputs]
     if not set(inputs) <= set(outputs) and len(inputs) != len(outputs):
         wanted, offered = (", ".join(f"'{name}'" for name in names) for names in (inputs, outputs))
         raise invalid_argument(
             f"'{following.name}' cannot come next: its inputs are {wanted}, and what comes before gives {offered}"
         )
+    # Input of the following model -> the output that it takes.
     joined = dict(zip(inputs, inputs if set(inputs) <= set(outputs) else outputs, strict=True))
     between = {output: f"{first.name}:{output}" for output in joined.values()}
     steps = message.ensemble_scheduling.step
@@ -131,9 +131,9 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
 
 
 def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) -> tuple[Path, Path]:
-    """Return the first file that exists, and the allowed folder that it is in; both resolved, links may lead anywhere
-    within. Relative paths are within a repository. Reads the disk. Raises ServeError: PERMISSION_DENIED if a file is in
-    no allowed folder; NOT_FOUND if none exists."""
+    """Return the first candidate that exists, and the allowed folder that it is in, both resolved. Links may lead
+    anywhere within the allowed folders. Relative paths are within a repository. Reads the disk. Raises ServeError:
+    PERMISSION_DENIED if an earlier candidate is in no allowed folder; NOT_FOUND if none exists."""
     folders = [folder.resolve() for folder in (*settings.roots, *settings.worker_load_folders)]
     # An absolute candidate replaces the root.
     paths = [root.absolute() / candidate for candidate in candidates for root in settings.roots]
@@ -170,7 +170,7 @@ class _Endpoint:
     """The client's parameters without `share`."""
     worker: Worker
     copies: int = 0
-    """Loads that need an unload, including one in progress. A shared endpoint has only one."""
+    """Loads that need an unload, including one in progress. A load that shares a loaded endpoint adds none."""
     served: tuple[ModelContent, ...] = ()
     """The models as last loaded, a chain's ensemble first."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -183,7 +183,7 @@ class _Endpoint:
 
     @property
     def folder(self) -> ModelKey:
-        """Its key in the model table, which no folder of a repository has."""
+        """The key in the model table; no folder of a repository has this key."""
         return ModelKey(f"/{self.name}")
 
     @property
@@ -236,7 +236,7 @@ class WorkerEndpoints:
         while True:
             endpoint = self._endpoint(name, own_parameters, worker)
             async with endpoint.lock:
-                # Another task may have dropped it while this one waited for the lock.
+                # Another task may have dropped the endpoint while this task waited for the lock.
                 if self._endpoints.get(endpoint.name) is endpoint:
                     if not (endpoint.copies and share):
                         await self._add(endpoint)
@@ -296,8 +296,8 @@ class WorkerEndpoints:
             raise
 
     def _read(self, name: str, parameters: Mapping[str, ParameterValue]) -> Worker:
-        """Return the worker with those parameters that a client may set. Raises ServeError: NOT_FOUND, there is no such
-        worker; UNIMPLEMENTED, this server cannot run it; INVALID_ARGUMENT for its parameters."""
+        """Return the worker with those parameters that a client may set. Raises ServeError: NOT_FOUND if there is no
+        such worker; UNIMPLEMENTED if this server cannot run it; INVALID_ARGUMENT if a parameter is invalid."""
         if name in _UNSUPPORTED:
             raise ServeError(StatusCode.UNIMPLEMENTED, f"the worker '{name}' cannot be loaded: {_UNSUPPORTED[name]}")
         if name not in _PLATFORMS:
@@ -358,6 +358,6 @@ class WorkerEndpoints:
         self._endpoints.pop(endpoint.name, None)
 
     def _present(self) -> set[str]:
-        """Return the names in the serving table without models that are gone, which it keeps to report so."""
+        """Return the names in the serving table, except removed models, which stay there so that errors can say so."""
         gone = {model.name for model in self.table.models.values() if model.folder is None}
         return self.tables.table.models.keys() - gone

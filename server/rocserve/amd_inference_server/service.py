@@ -33,7 +33,7 @@ class AmdInferenceServerService:
         }
 
     async def model_load(self, request: pb.ModelLoadRequest) -> pb.ModelLoadResponse:
-        """Load a model. In any mode a served model counts as loaded, because that server knows no modes."""
+        """Load a model. In any control mode a served model counts as loaded, because that server has no modes."""
         name = self._known_name(request.name)
         if request.parameters:
             raise invalid_argument(
@@ -66,7 +66,7 @@ class AmdInferenceServerService:
         return pb.ModelListResponse(models=self._repository.endpoints.listed_models())
 
     def has_hardware(self, request: pb.HasHardwareRequest) -> pb.HasHardwareResponse:
-        """Answer for "CPU", "GPU", or an architecture such as "gfx90a"; of anything else there is none."""
+        """Answer whether there are `num`, at least one, of "CPU", "GPU", or an architecture such as "gfx90a"."""
         name = request.name.lower()
         gpus = [self._machine.architecture(gpu) for gpu in self._machine.gpus]
         if name == "cpu":
@@ -76,6 +76,6 @@ class AmdInferenceServerService:
         return pb.HasHardwareResponse(found=0 < count >= request.num)
 
     def _known_name(self, name: str) -> str:
-        """Return the name, or its lower case if no model has it, because that server lowers all names."""
+        """Return the name, or its lower case if no model has it, because that server ignores the case of names."""
         known = {entry.name for entry in self._repository.index(ready_only=False)}
         return name if name in known else name.lower()

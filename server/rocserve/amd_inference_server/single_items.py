@@ -1,6 +1,6 @@
 """Adapts requests of AMD Inference Server's clients: each is one item without a batch dimension. That server batches
-items itself and answers each without the dimension. It does not check the name of a model's only input, or the shape of
-BYTES, which its clients fill with the length of the one element. Clients also send files as UINT8."""
+items, answers each without the dimension, and checks neither the name of a model's only input nor the shape of BYTES,
+which its clients fill with the length of the only element. Clients also send files as UINT8."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, encode_bytes_elements
 
 _LENGTH_BYTES = 4
-"""The length before each element of BYTES."""
+"""Bytes of the length before each element of BYTES."""
 
 
 class SingleItems:
@@ -27,10 +27,10 @@ class SingleItems:
         self._only = config.inputs[0].name if len(config.inputs) == 1 else ""
         # Clients repeat their heads, and plans are remembered by the head's identity.
         self._heads = Memo[RequestHead, tuple[RequestHead, bool]]()
-        """By the client's head: the model's head, and whether the answer lacks the batch dimension."""
+        """Client's head -> (the model's head, whether the answer must lack the batch dimension)."""
 
     def take(self, request: InferRequest, responder: Responder) -> tuple[InferRequest, Responder]:
-        """Return the request as the model expects it, and its responder; the original may go to another version."""
+        """Return a new request as the model expects it, and its responder; the original may go to another version."""
         head, data = request.head, request.data
         known = self._heads.get(head)
         if known is None:
@@ -53,7 +53,7 @@ class SingleItems:
         return request, responder
 
     def _adapted(self, entry: InputHead, data: Buffer) -> tuple[InputHead, Buffer]:
-        """Return an input with the model's name, and one BYTES element, or a file as such, in the model's shape."""
+        """Return an input under the model's name; one BYTES element, or a file as one, gets the model's shape."""
         if self._only and entry.name not in self._inputs:
             entry = replace(entry, name=self._only)
         expected = self._inputs.get(entry.name)

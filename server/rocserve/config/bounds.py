@@ -11,24 +11,24 @@ from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
 MOST_CONFIG_BYTES = 1 << 20
-"""Of a configuration's text. Ensembles of hundreds of steps need a tenth; reading a text of this size takes seconds."""
+"""Bytes of a configuration. Ensembles of hundreds of steps need a tenth; reading a text of this size takes seconds."""
 MOST_LABEL_BYTES = 16 << 20
 MOST_LABELS = 1_000_000
 """Lines of a label file, which the server holds in memory. The largest vocabularies of models have a quarter of it."""
 MOST_TENSORS = 1024
-"""Inputs, and outputs. The layout of a batch must fit into one message to a worker."""
+"""Inputs of a model, and outputs. The layout of a batch must fit into one message to a worker."""
 MOST_STEPS = 1024
-"""Of an ensemble. A load compares each step with the others."""
+"""Steps of an ensemble."""
 MOST_DIMS = 32
 """NumPy before version 2 supports no more."""
 MOST_TENSOR_BYTES = (1 << 63) - 1
 """Limit of 64-bit sizes and offsets."""
 MOST_SAMPLE_BYTES = (1 << 31) - 1
-"""Of warm-up samples and of a sequence's initial state; no request can be larger either."""
+"""Bytes of all warm-up samples, and of a sequence's initial state; no request can be larger either."""
 MOST_SAMPLE_ROWS = 1_000_000
-"""Of a warm-up sample's batch: each row is a request to the model."""
+"""Rows of a warm-up sample's batch: each row is a request to the model."""
 _STRING_BYTES = 20
-"""Of a BYTES element in a warm-up sample: its length and 16 random characters."""
+"""Bytes of a BYTES element in a warm-up sample: its length and 16 random characters."""
 MOST_SAMPLE_RUNS = 10_000
 """Runs of one warm-up sample; more make no model warmer."""
 

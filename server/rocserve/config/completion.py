@@ -30,7 +30,7 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
         message.model_transaction_policy.SetInParent()
         return
     for field in ("input_pinned_memory", "output_pinned_memory"):
-        # No effect here; clients expect it from Triton's responses.
+        # No effect here; clients expect these settings from Triton's responses.
         if not message.optimization.HasField(field):
             getattr(message.optimization, field).enable = True
     batching = message.sequence_batching
@@ -54,8 +54,8 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
 
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
-    """Complete missing inputs or outputs from the model. Returns warnings. Raises ServeError (INVALID_ARGUMENT) if
-    max_batch_size is set and the model cannot batch."""
+    """Complete missing inputs or outputs from the model, and in that case also max_batch_size and dynamic batching.
+    Returns warnings. Raises ServeError (INVALID_ARGUMENT) if max_batch_size is set and the model cannot batch."""
     if message.input and message.output:
         return ()
     warnings: tuple[str, ...] = ()
@@ -104,8 +104,8 @@ def fill_from_model(message: ModelConfig, signature: Signature) -> None:
 
 
 def replace_declared_tensors(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
-    """Replace declared tensors that contradict the model, for dialects whose tensors are only descriptions. Returns
-    warnings. AMD Inference Server did not compare names and the order of shapes."""
+    """Replace declared tensors that contradict the model, for dialects whose tensors are only descriptions: AMD
+    Inference Server compares neither names nor the order of dimensions. Returns warnings."""
     warnings: list[str] = []
     if message.max_batch_size > 0 and not signature.supports_batching:
         warnings.append(f"model '{message.name}' cannot batch: each request is run by itself")
@@ -158,8 +158,8 @@ def _complete_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches
 def _fill_tensor(tensor: ModelInput | ModelOutput, spec: TensorSpec, batches: bool) -> None:
     _complete_tensor(tensor, spec, batches)
     if not tensor.dims:
-        # A scalar, as one row if the model batches. config.pbtxt cannot express "no dims", so it is [1], reshaped to
-        # nothing for the model.
+        # The tensor, or each row of its batch, is a scalar. config.pbtxt cannot express "no dims", so dims is [1],
+        # which `reshape` removes for the model.
         tensor.dims.append(1)
         if batches:
             tensor.reshape.SetInParent()

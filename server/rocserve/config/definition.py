@@ -82,7 +82,7 @@ class ModelDefinition:
     source: str
     """The configuration's file, relative to the folder."""
     repository: Path | None
-    """Links may lead into this folder in addition to the model's own; None = only into the model's own."""
+    """Links may lead into this folder and the model's own folder; None = only into the model's own folder."""
     flat: FlatModel | None = None
     """Where the model's file lies if not in a version folder."""
     refusal: ServeError | None = None
@@ -90,7 +90,7 @@ class ModelDefinition:
 
     @property
     def files(self) -> ModelFolder:
-        """The folder, listed now."""
+        """The folder as it is now: each access lists it again."""
         return ModelFolder(self.folder, self.repository)
 
     @property
@@ -147,7 +147,7 @@ def complete_definition(
 
 
 def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind, Sequence[int]]]) -> ModelDefinition:
-    """Return the definition with each instance group's final kind (not KIND_AUTO) and GPUs, `places`."""
+    """Return the definition with `places`: each instance group's final kind (not KIND_AUTO) and GPUs."""
     message = deepcopy(definition.message)
     for group, (kind, gpus) in zip(message.instance_group, places, strict=False):
         group.kind = cast("ModelInstanceGroup.Kind", ModelInstanceGroup.Kind.Value(kind.value))
@@ -157,7 +157,7 @@ def with_places(definition: ModelDefinition, places: Sequence[tuple[InstanceKind
 
 def find_model_file(definition: ModelDefinition, version_folder: Path, architecture: str = "") -> Path:
     """Return the model's file (or folder, for some formats) in a version folder; the folder itself for an ensemble.
-    `architecture`: of the target GPU, e.g. "gfx90a"; "" = a CPU, or unknown. Raises ServeError (INVALID_ARGUMENT) that
+    `architecture`: the target GPU's, e.g. "gfx90a"; "" = a CPU, or unknown. Raises ServeError (INVALID_ARGUMENT) that
     lists the expected and the present files."""
     if definition.backend is None:
         return version_folder
@@ -321,7 +321,7 @@ def choose_backend(
         return _backend_of_files(message, registry, folder, reason)
     by_platform = registry.find(platform, "") if platform else None
     by_backend = registry.find("", backend) if backend else None
-    # For a backend unknown to Triton, the platform is only metadata.
+    # For a Python model, the platform is only metadata.
     is_free = by_backend is not None and by_backend.answers_requests
     lacks_backend = bool(backend) and by_backend is None
     if lacks_backend or (platform in _TRITON_BACKENDS and by_platform is None and not is_free):

@@ -19,7 +19,7 @@ from rocserve.protocol.model_config_pb2 import ModelConfig, ModelEnsembling
 
 
 def ensemble_faults(message: ModelConfig) -> Iterator[str]:
-    """Yield the faults of an ensemble's configuration. Stop at the first one: each check relies on the earlier ones."""
+    """Yield an ensemble's faults. The caller must stop at the first: each check relies on the earlier ones."""
     name, steps = message.name, message.ensemble_scheduling.step
     if message.instance_group:
         yield f"instance group should not be specified for ensemble '{name}'"
@@ -151,8 +151,8 @@ def check_ensemble(config: PlainConfig, members: Mapping[ModelKey, PlainConfig |
 
 
 def _declarations(ensemble: str, step: EnsembleStep, member: PlainConfig) -> Iterator[tuple[str, _Tensor]]:
-    """Yield the member's declarations of the ensemble's tensors. Raises ServeError if the member lacks a mapped tensor,
-    or the step lacks a required input."""
+    """Yield the member's declarations of the ensemble's tensors. Raises ServeError (INVALID_ARGUMENT) if the member
+    lacks a mapped tensor, or the step lacks a required input."""
     ends: tuple[tuple[Mapping[str, str], str, tuple[InputConfig | OutputConfig, ...]], ...] = (
         (step.input_map, "mapping to non-existing input", member.inputs),
         (step.output_map, "mapped from non-existing output", member.outputs),
@@ -174,8 +174,8 @@ def _declarations(ensemble: str, step: EnsembleStep, member: PlainConfig) -> Ite
 
 
 def _check_streams(config: PlainConfig, decoupled: Set[str]) -> bool:
-    """Whether responses of a decoupled member reach the ensemble's outputs. Each response is an element of a stream,
-    and a step cannot join elements of different streams. Raises ServeError."""
+    """Return whether responses of a decoupled member reach the ensemble's outputs. Each response is an element of a
+    stream, and a step cannot join elements of different streams. Raises ServeError (INVALID_ARGUMENT)."""
     streams = {tensor.name: 0 for tensor in config.inputs}
     for place in _order(config.ensemble_steps, streams):
         step = config.ensemble_steps[place]

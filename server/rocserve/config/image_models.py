@@ -26,11 +26,11 @@ from rocserve.presets import PREPROCESS
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 LABELS_FILENAME = "labels.txt"
-"""Class names, one per line, in the folder of the model and of its post-processing."""
+"""Class names, one per line, in the folder of the model, and of its generated post-processing."""
 
 _ENCODED, _IMAGE, _SIZE = "ENCODED", "IMAGE", "SIZE"
 _CROP_FRACTION = 0.875
-"""Share of an image's shorter side that classifiers are tested on: 224 of 256 pixels."""
+"""Share of an image's shorter side that classifiers see in tests: 224 of 256 pixels."""
 _DATATYPES = frozenset({DataType.FP32, DataType.FP16, DataType.UINT8})
 """Pixel types that a pipeline can output."""
 _YOLOV4_STRIDES = (8, 16, 32)
@@ -45,7 +45,7 @@ _YOLOV4 = {
 }
 """The published parameters of the ONNX Model Zoo's model."""
 _YOLOV8 = {"resize": "not_larger", "score_threshold": "0.25", "iou_threshold": "0.7", "max_boxes": "300"}
-"""The defaults of its authors' program."""
+"""The defaults of the program of YOLOv8's authors."""
 _MARGIN_LEVEL = 114
 """Grey level of the margins that fit an image to the input, as in the training of such networks."""
 
@@ -78,12 +78,12 @@ class _Input:
 @dataclass(frozen=True, slots=True)
 class _Preset:
     side: int
-    """Side of inputs that accept any size."""
+    """Width and height in pixels if the input accepts any size."""
     operations: Callable[[_Input], list[dict[str, Any]]]
-    """Pipeline steps from an image to UINT8 levels of the input's size."""
+    """Pipeline steps from an image to UINT8 pixels of the input's size."""
     mean: tuple[float, ...]
     std_dev: tuple[float, ...]
-    """`mean` is subtracted from levels of 0 to 1, then `std_dev` divides them. An input of UINT8 gets raw levels."""
+    """`mean` is subtracted from pixels in 0..1, then `std_dev` divides them. An input of UINT8 gets raw pixels."""
     postprocess: Callable[[PlainConfig, _Input, tuple[str, ...]], _Postprocess]
     """Called with the model, its input and the user's labels."""
 
@@ -107,9 +107,9 @@ def class_names(config: PlainConfig, folder: ModelFolder) -> tuple[str, ...]:
 
 
 def image_models(config: PlainConfig, labels: Sequence[str]) -> tuple[GeneratedModel, ...]:
-    """Generate the image models of a complete configuration that has the parameter. `labels`: class names; none =
-    well-known names by their number (ImageNet's, COCO's), else numbers. Raises ServeError (INVALID_ARGUMENT) if the
-    preset is unknown or does not fit the model."""
+    """Generate the image models of a complete configuration that has the parameter `preprocess`. `labels`: class names;
+    empty = the public names if their number fits (ImageNet's, COCO's), else numbers. Raises ServeError
+    (INVALID_ARGUMENT) if the preset is unknown or does not fit the model."""
     name = config.parameters[PREPROCESS]
     if name not in _PRESETS:
         raise invalid_argument(f"model '{config.name}': unknown {PREPROCESS} '{name}'{suggest(name, _PRESETS)}")
@@ -286,7 +286,7 @@ def _labels(config: PlainConfig, given: tuple[str, ...], classes: int) -> tuple[
 
 
 _PUBLIC_LABELS = {80: ((), "coco.txt"), 1000: ((), "imagenet.txt"), 1001: (("background",), "imagenet.txt")}
-"""Number of classes -> (labels before those of the file, the file)."""
+"""Number of classes -> (labels before those in the file, the file)."""
 
 
 def _add(tensors: Any, name: str, datatype: DataType | None, dims: Sequence[int]) -> Any:
@@ -298,7 +298,7 @@ def _add(tensors: Any, name: str, datatype: DataType | None, dims: Sequence[int]
 
 
 def _shorter_side(entry: _Input) -> list[dict[str, Any]]:
-    """Resize so that the shorter side is slightly longer than the input's; then crop the centre."""
+    """Resize the shorter side to 8/7 of the input's longer side. CropMirrorNormalize then crops the centre."""
     shorter = round(max(entry.height, entry.width) / _CROP_FRACTION)
     return [{"operation": "resize", "resize_shorter": shorter, "interpolation_type": "TRIANGULAR"}]
 
@@ -323,4 +323,4 @@ _PRESETS: Mapping[str, _Preset] = {
     "yolov4": _Preset(416, _stretched, (0,), (1,), _yolov4),
     "yolov8": _Preset(640, _fitted, (0,), (1,), _yolov8),
 }
-"""By the names in presets.NAMES."""
+"""The keys are presets.NAMES."""

@@ -51,7 +51,7 @@ class FlatModel:
     """A model without version folders: its file lies directly in a folder and is version 1."""
 
     file: str = ""
-    """Name of the model's file; "" = one of the backends' names."""
+    """Name of the model's file; "" = the file with a backend's file name."""
     is_alone: bool = False
     """The folder is not the model's own, so `has` chooses the model's files."""
 
@@ -127,7 +127,7 @@ class ModelFolder:
 
     @property
     def ignored_versions(self) -> tuple[str, ...]:
-        """Triton's warnings about folders that are no versions only because of leading zeros."""
+        """Triton's warnings about folders that would be versions without their leading zeros."""
         return tuple(
             f"ignore version directory '{name}' which contains leading zeros in its directory name"
             for name in self.listing.folders
@@ -169,7 +169,7 @@ class ModelFolder:
 
 
 def is_true(ask: Callable[[], bool]) -> bool:
-    """Return a path's answer, or False if the path is a link to itself or unreadable."""
+    """Return the answer of a query about a path; False if the path is a link to itself or unreadable."""
     try:
         return ask()
     except OSError:
@@ -178,7 +178,7 @@ def is_true(ask: Callable[[], bool]) -> bool:
 
 def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]]:
     """Read the labels of each output with a `label_filename`. The file must lie in the model's folder. Raises
-    ServeError: INVALID_ARGUMENT if it leads out of the folder or is not UTF-8, INTERNAL if it is missing."""
+    ServeError: INVALID_ARGUMENT if it leads out of the folder, is too large or not UTF-8; INTERNAL if it is missing."""
     # Each file is read once, because a thousand outputs may share a million lines.
     labels: dict[str, tuple[str, ...]] = {}
     for output in message.output:
@@ -189,7 +189,7 @@ def read_labels(message: ModelConfig, folder: Path) -> dict[str, tuple[str, ...]
 
 
 def read_names(folder: ModelFolder, filename: str) -> tuple[str, ...]:
-    """Read the lines of a label file; none if it does not exist. Raises as `read_labels`."""
+    """Read the lines of a label file; empty if the file does not exist. Raises as `read_labels`."""
     return _read_lines(folder, filename, "label file") if folder.listing.has(filename) else ()
 
 
@@ -254,8 +254,8 @@ INITIAL_STATE_FOLDER = "initial_state"
 
 
 def read_initial_states(config: PlainConfig, folder: ModelFolder) -> Mapping[str, bytes]:
-    """Read the files of `initial_state`, by the state's input name; none for zeros. Raises ServeError
-    (INVALID_ARGUMENT) if a file is missing, outside of the folder, or too short."""
+    """Read the files of `initial_state`. Returns input name of the state -> content, without states of zeros. Raises
+    ServeError (INVALID_ARGUMENT) if a file is missing, outside of the folder, or too short."""
     contents: dict[str, bytes] = {}
     states = () if config.sequence_batching is None else config.sequence_batching.states
     for state, initial in ((each, initial) for each in states for initial in each.initial_states):

@@ -1,4 +1,4 @@
-"""Model limits: reads the parameters that override the server's limits of time and worker processes."""
+"""Model limits: reads the parameters that override the server's limits of time, memory and worker processes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from rocserve.core.errors import invalid_argument
 from rocserve.settings import TimeLimits
 
 _TIME_LIMITS = ("request_timeout", "hang_timeout", "load_timeout")
-"""Parameters end in _secs, fields of TimeLimits in _seconds."""
+"""The parameters end in _secs, the fields of TimeLimits in _seconds."""
 _IDLE_UNLOAD = "idle_unload_secs"
 _PINNED = "pinned"
 SHARED_WORKER = "shared_worker"
-"""Name of the worker process that a model shares with others; "" = a separate process; missing = the server decides."""
+"""Parameter: worker process that a model shares with others; "" = a separate process; missing = the server decides."""
 _WORKER_BOUNDS = ("memory_bytes", "tasks", "file_bytes")
 """Fields of WorkerSettings; the parameters begin with worker_."""
 _MOST_DIGITS = 18
-"""Longer numbers may exceed the kernel's 63 bits."""
+"""More digits may exceed the kernel's 63 bits."""
 
 
 def time_limits(parameters: Mapping[str, str], defaults: TimeLimits) -> TimeLimits:
-    """Return a model's time limits. Raises ServeError (INVALID_ARGUMENT) if a parameter is no time."""
+    """Return a model's time limits. Raises ServeError (INVALID_ARGUMENT) if a parameter is not a number of seconds."""
     given = {name: text for name in _TIME_LIMITS if (text := parameters.get(f"{name}_secs")) is not None}
     return replace(defaults, **{f"{name}_seconds": _seconds(f"{name}_secs", text) for name, text in given.items()})
 
 
 def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
-    """Return a model's bounds by fields of WorkerSettings. Raises ServeError (INVALID_ARGUMENT) if one is no number."""
+    """Return field of WorkerSettings -> bound. Raises ServeError (INVALID_ARGUMENT) if a parameter is not a number."""
     bounds = {}
     for field in _WORKER_BOUNDS:
         name = f"worker_{field}"
@@ -41,12 +41,12 @@ def worker_bounds(parameters: Mapping[str, str]) -> Mapping[str, int]:
 
 def idle_unload_seconds(parameters: Mapping[str, str]) -> float:
     """Return the seconds without requests after which a model is unloaded; infinity = never. Raises ServeError
-    (INVALID_ARGUMENT) if the parameter is no time."""
+    (INVALID_ARGUMENT) if the parameter is not a number of seconds."""
     return _seconds(_IDLE_UNLOAD, parameters.get(_IDLE_UNLOAD, "0")) or math.inf
 
 
 def is_pinned(parameters: Mapping[str, str]) -> bool:
-    """Whether a model is never unloaded for room. Raises ServeError (INVALID_ARGUMENT) if the value is neither."""
+    """Whether a model is never unloaded for room. Raises ServeError (INVALID_ARGUMENT) if not "true" or "false"."""
     text = parameters.get(_PINNED, "false")
     if text not in ("true", "false"):
         raise invalid_argument(f"parameter '{_PINNED}': expected true or false, got '{text}'")

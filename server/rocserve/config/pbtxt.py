@@ -17,7 +17,7 @@ from rocserve.core.errors import invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 _LONGEST_NAME = 100
-"""Compared characters of a wrong name, because the time grows with the square of the length."""
+"""Compared characters of a wrong name, because the comparison's time grows with the square of the length."""
 _YAML = re.compile(r"^---[^\S\n]*$|^[^\S\n]*- \S|^\w+:[^\S\n]*$|^(name|platform|backend): *[A-Za-z].*$", re.MULTILINE)
 """A document mark, a list entry, a name without a value, or an unquoted text. Each match stays within its line, because
 a search across a million empty lines would take quadratic time."""
@@ -48,7 +48,7 @@ def parse_text(text: str, message: Message, source: str) -> None:
             what += f"; this looks like {found}, but must be protobuf's text format, e.g. {example}"
         raise invalid_argument(f"{source}:{line}:{column}: {what}") from None
     except ValueError as error:
-        # For numbers as values of enumerations.
+        # Parse raises it for a number that no enumeration can have.
         raise invalid_argument(f"{source}: {str(error)[:1].lower()}{str(error)[1:]}") from None
     if fault := unknown_value(message):
         raise invalid_argument(f"{source}: {fault}")
@@ -70,7 +70,7 @@ def unknown_value(message: Message) -> str:
 
 
 def messages_in(field: Any, value: Any) -> Iterable[Message]:
-    """Return the messages that a field holds."""
+    """Return the messages in a field's value."""
     if field.message_type is None:
         return ()
     if field.message_type.GetOptions().map_entry:

@@ -1,6 +1,6 @@
 """Plain configurations: converts a validated ModelConfig message to the dataclasses that the rest of the server uses.
-Fields are read by name and converted by the types in core.model_config. `_NAMES` has the fields with another name in
-the message; `_FIELDS` and `_KINDS` convert fields and types with another form."""
+Fields are read by name and converted by the types in core.model_config, except fields with another name in the message
+(`_NAMES`), and fields (`_FIELDS`) and types (`_KINDS`) with another form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rocserve.protocol import model_config_pb2 as messages
 from rocserve.protocol.model_config_pb2 import ModelSequenceBatching
 
 Labels = Mapping[str, tuple[str, ...]]
-"""By the output's name."""
+"""Output's name -> its labels."""
 
 _Convert = Callable[[Any], Any]
 
@@ -141,7 +141,7 @@ _NAMES = {
     "states": "state",
     "target_names": "target_name",
 }
-"""Our name of a field -> the message's."""
+"""Our name of a field -> its path in the message."""
 
 _FIELDS: Mapping[tuple[type, str], _Convert] = {
     (ModelConfig, "parameters"): lambda message: {
@@ -177,11 +177,11 @@ _FIELDS: Mapping[tuple[type, str], _Convert] = {
         None if batching.HasField("oldest") else _converter(plain.DirectStrategy)(batching.direct)
     ),
 }
-"""Converters from the message that has the field."""
+"""(Dataclass, field) -> converter from the message that has the field."""
 
 _KINDS: Mapping[object, _Convert] = {
     DataType: datatype_of_number,
     VersionPolicy: version_policy,
     SequenceControl: _control,
 }
-"""Converters from the value."""
+"""Type of a field -> converter from the field's value."""

@@ -108,7 +108,7 @@ RULES: Mapping[str, Rule] = {
     "ModelRepositoryAgents.Agent.name": Rule.REPOSITORY,
     "ModelRepositoryAgents.Agent.parameters": Rule.REPOSITORY,
 }
-"""By message and field."""
+""""<message>.<field>" -> rule."""
 
 _HELD_FIELDS = tuple(
     entry.name for entry in ModelConfig.DESCRIPTOR.fields if RULES.get(f"ModelConfig.{entry.name}") is Rule.REPOSITORY
@@ -126,7 +126,7 @@ class RequestRefused(ServeError):
 
 @dataclass(frozen=True, slots=True)
 class ConfigRequest:
-    """A load request's configuration, with the repository's."""
+    """A load request's configuration, and the repository's configuration that limits it."""
 
     json: str
     own: ModelConfig = field(default_factory=ModelConfig)

@@ -29,7 +29,7 @@ def sequence_tensor_names(message: ModelConfig) -> tuple[frozenset[str], frozens
 
 
 def sequence_faults(message: ModelConfig) -> Iterator[str]:
-    """Yield the faults. Stop at the first one: each check relies on the earlier ones."""
+    """Yield the faults. The caller must stop at the first: each check relies on the earlier ones."""
     batching, model = message.sequence_batching, message.name
     if message.response_cache.enable:
         yield (
@@ -127,7 +127,7 @@ def _state_faults(state: ModelSequenceBatching.State, model: str) -> Iterator[st
 
 
 def _repetitions(message: ModelConfig) -> Iterator[str]:
-    """Yield tensors that are more than one of: a request's tensor, a control, a state."""
+    """Yield repeated states, and tensors that are two of: input of requests, control, state."""
     batching = message.sequence_batching
     controls = dict.fromkeys(entry.name for entry in batching.control_input)
     states = Counter(state.input_name for state in batching.state)

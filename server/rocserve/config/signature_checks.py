@@ -179,7 +179,7 @@ def check_batch_inputs_fit(message: ModelConfig, inputs: Mapping[str, TensorSpec
 
 def batch_faults(message: ModelConfig) -> Iterator[str]:
     """Yield the faults of batch inputs and outputs: Triton's rules in its words, and faults that Triton finds only in
-    the first batch. Each check relies on the earlier ones. Tensors that the model must supply are skipped."""
+    the first batch. The caller must stop at the first. Tensors that the model must supply are skipped."""
     inputs = {tensor.name: tensor for tensor in message.input}
     outputs = {tensor.name: tensor for tensor in message.output}
     entries: tuple[BatchInput | BatchOutput, ...] = (*message.batch_input, *message.batch_output)

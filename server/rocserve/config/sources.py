@@ -17,7 +17,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
 REQUEST_SOURCE = "the load request's config"
-"""Replaces the file's name in errors."""
+"""Stands in errors where a file's name would."""
 
 
 def parse_override(text: str) -> ModelConfig:
@@ -51,7 +51,7 @@ def parse_override(text: str) -> ModelConfig:
 
 
 def _conforming(document: dict[str, Any], descriptor: Any) -> dict[str, Any]:
-    """Adapt JSON to Triton's parser: one element may stand for a list of one, and an empty list is no message."""
+    """Adapt JSON to Triton's parser: an object may stand for a list of one, but no list for an object (ServeError)."""
     by_name = {name: field for field in descriptor.fields for name in (field.name, field.json_name)}
     conforming = dict(document)
     for name, value in document.items():

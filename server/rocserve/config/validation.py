@@ -39,7 +39,7 @@ _VARIABLE = -1
 
 
 def check_model_config(message: ModelConfig) -> None:
-    """Check a normalised configuration, with the tensors it has, without the model. Raises as `check_readable`."""
+    """Check a normalised configuration without the model; tensors may still be missing. Raises as `check_readable`."""
     check_readable(message)
     check_loadable(message)
 
@@ -128,7 +128,7 @@ def _unloadable(message: ModelConfig) -> Iterator[str]:
 
 
 def _tensor_faults(tensor: ModelInput | ModelOutput, what: str, message: ModelConfig) -> Iterator[str]:
-    """Yield the faults. Stop at the first one: each check relies on the earlier ones."""
+    """Yield the faults. The caller must stop at the first: each check relies on the earlier ones."""
     who = f"model {what} '{tensor.name}'" if tensor.name else f"model {what}"
     for field in ("name", "data_type", "dims"):
         if not getattr(tensor, field):
@@ -194,7 +194,7 @@ def _dynamic_batching_faults(batching: ModelDynamicBatching, message: ModelConfi
 
 
 _SILENT = {"input_pinned_memory", "output_pinned_memory", "execution_accelerators"}
-"""No warning: Triton prints the first two in every configuration; the engines report unsupported accelerators."""
+"""No warning: Triton prints both settings of pinned memory always; the engines report unsupported accelerators."""
 
 
 def check_supported(message: ModelConfig, backend: BackendSpec | None) -> tuple[str, ...]:
@@ -294,7 +294,7 @@ def check_warmup_fits(message: ModelConfig, config: PlainConfig) -> None:
                     f"unexpected inference input '{name}' for model '{message.name}'"
                     f"{names_hint('its inputs are', name, names)}",
                 )
-        # Reversed, because the error reports a request's last faulty input.
+        # Reversed: the validator checks the last input first, so its error names the sample's first fault.
         inputs = [(name, tensor) for name, tensor in reversed([*sample.inputs.items()]) if name not in given]
         heads = (InputHead(name, tensor.datatype.value, (*rows, *tensor.dims)) for name, tensor in inputs)
         try:

@@ -14,6 +14,6 @@ class WrittenConfig:
     """The file's name in the model folder, or the text that errors show instead."""
     warnings: tuple[str, ...] = ()
     is_amd: bool = False
-    """In AMD Inference Server's dialect: the loaded model's tensors override the configuration's."""
+    """The dialect is AMD Inference Server's: the loaded model's tensors override the configuration's."""
     model_filenames: tuple[str, ...] = ()
-    """The dialect's names or patterns of a model's file, if the model names none; empty = the backend's."""
+    """Names or patterns of the model's file in this dialect, if the configuration names none; empty = the backend's."""

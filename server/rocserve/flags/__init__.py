@@ -76,7 +76,7 @@ UNSERVED = {
     "allow-vertex-ai": ("The Vertex AI front end", ("vertex-ai-address", "vertex-ai-port")),
     "allow-sagemaker": ("The SageMaker front end", ("sagemaker-address", "sagemaker-port")),
 }
-"""Unsupported parts of tritonserver, by their switch: name and other flags."""
+"""Switch of an unsupported part of tritonserver -> (the part's name, its other flags)."""
 
 WITHOUT_EFFECT: tuple[str, ...] = (
     "backend-directory",

@@ -20,7 +20,7 @@ class FieldFlag:
     """A flag and the field that it sets."""
 
     names: tuple[str, ...]
-    """Without dashes."""
+    """Names without the leading dashes."""
     target: str
     """The field's path through parts of the dataclass ("grpc.port")."""
     default: Any
@@ -97,7 +97,7 @@ def _add_flag(container: argparse._ActionsContainer, one: FieldFlag) -> None:
 
 
 def filled(defaults: T, arguments: argparse.Namespace, prefix: str = "") -> T:
-    """Return the dataclass with the given arguments instead of defaults. Raises ValueError if one is unusable."""
+    """Return the dataclass with the given arguments instead of defaults. Raises ValueError for an unusable one."""
     plain: Any = defaults
     changes = {}
     for field in dataclasses.fields(plain):

@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 from rocserve.presets.class_names import class_names_of
 
 _ROUNDING = 1e-2
-"""The most that a row of probabilities may differ from a sum of 1: a thousand FP16 values differ by less."""
+"""The most that the sum of a row of probabilities may differ from 1: a thousand FP16 values differ by less."""
 
 
 class TritonPythonModel:
@@ -41,7 +41,7 @@ class TritonPythonModel:
 
 
 def probabilities(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the softmax of each row of scores. Rows that are probabilities already stay."""
+    """Return the softmax of each row of scores. Rows that are probabilities already are returned unchanged."""
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
     softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
     is_done = (scores >= 0).all(axis=1) & (np.abs(scores.sum(axis=1) - 1) < _ROUNDING)

@@ -1,6 +1,6 @@
 """Post-processes the outputs of YOLO detectors as a Python model: heads -> boxes, scores, classes and their names.
-config.pbtxt describes the detector by its parameters and the label file of output CLASSES. With `input_size` its one
-head holds boxes (see `yolo.detect_boxes`), else its heads hold cells and anchors."""
+config.pbtxt describes the detector by its parameters and the label file of output CLASSES. With `input_size` the only
+head has boxes (see `yolo.detect_boxes`), else the heads have cells and anchors."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 _BOX_VALUES = 5
 """The values before the classes' probabilities: x, y, width, height, object."""
 _BLOCK = 128
-"""Candidates, best first, that are compared in one step. Mostly the first block is enough."""
+"""Candidates, best first, that are compared in one step. The first block is usually enough."""
 _LARGEST_EXPONENT = 20.0
 """A larger raw width or height means a box far larger than any image, and its exponential would overflow."""
 
@@ -51,9 +51,9 @@ class HeadGeometry:
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     score: float
-    """Least probability of object times class; a box must exceed it."""
+    """A box must exceed it: probability of object times class; from version 8 on, of the class."""
     iou: float
-    """Of two boxes of one class with a larger overlap, the one with the lower score is dropped."""
+    """If two boxes of one class overlap (intersection over union) by more, the box with the lower score is dropped."""
     max_boxes: int
 
 
@@ -124,7 +124,7 @@ def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detec
     rows, columns, anchors = np.nonzero(head[..., 4] > score_threshold)
     values = head[rows, columns, anchors]
     classes = values[:, _BOX_VALUES:].argmax(axis=1) if len(values) else np.zeros(0, dtype=np.int64)
-    with np.errstate(invalid="ignore"):  # A broken head may have infinities, which times 0 are no number.
+    with np.errstate(invalid="ignore"):  # A broken head may have infinities, and infinity times 0 is NaN.
         scores = values[:, 4] * values[np.arange(len(values)), _BOX_VALUES + classes]
     above = (scores > score_threshold) & np.isfinite(scores)
     values, cells = values[above], np.stack([columns[above], rows[above]], axis=1)
@@ -139,8 +139,8 @@ def decode(head: Array, geometry: HeadGeometry, score_threshold: float) -> Detec
 
 
 def place(found: Detections, resize: Resize, input_size: tuple[int, int], image_size: tuple[int, int]) -> Detections:
-    """Convert boxes to pixels of the original image, and clip them. Sizes are (height, width). Boxes outside the image,
-    and boxes of values that are no numbers, are dropped."""
+    """Convert boxes to pixels of the original image, and clip them. Sizes are (height, width). Drops boxes outside the
+    image and boxes with NaN."""
     scale = np.array([input_size[1] / image_size[1], input_size[0] / image_size[0]])
     if resize is not Resize.STRETCH:
         scale[:] = scale.min()
@@ -155,7 +155,7 @@ def place(found: Detections, resize: Resize, input_size: tuple[int, int], image_
 
 
 def suppress(found: Detections, iou_threshold: float, max_boxes: int) -> Detections:
-    """Return the boxes that non-maximum suppression keeps in each class. Of equal scores the first counts as best."""
+    """Return the boxes that non-maximum suppression keeps in each class. Among equal scores the first is best."""
     order = np.argsort(-found.scores, kind="stable")
     kept = order[:0]
     for start in range(0, len(order), _BLOCK):
