@@ -19,9 +19,8 @@ _MOST_CLASSES = 1 << 16
 
 def classify(tensor: Tensor, class_count: int, labels: Sequence[str], batching: bool) -> Tensor:
     """Return the highest elements of each row (without batching, of the whole tensor), highest first, as BYTES of shape
-    [rows, n] or [n]. An element reads `value:index`, or `value:index:label` if the model's labels name the index. Equal
-    values keep the order of their indices. Raises ServeError (INVALID_ARGUMENT) for a datatype without order or a large
-    output."""
+    [rows, n] or [n]. An element reads `value:index`, or `value:index:label` if the model has a label for the index. Of
+    equal values the lower index comes first. Raises ServeError (INVALID_ARGUMENT) for BYTES, BF16 or a large output."""
     if tensor.datatype in (DataType.BYTES, DataType.BF16):
         raise invalid_argument(
             f"class result not available for output due to unsupported type '{tensor.datatype.value}'"

@@ -39,7 +39,7 @@ class MetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """A time series' change since its last report: several workers have the series, and new workers begin at 0."""
+    """A time series' change since the worker's last report: the value itself would start at 0 in a new worker."""
 
     family: str
     kind: MetricKind
@@ -98,7 +98,7 @@ class CustomMetrics:
         self._series_counts: Counter[Hashable] = Counter()
 
     def apply(self, owner: Hashable, changes: MetricChanges) -> Mapping[str, str]:
-        """Add a worker's report for its model version, the owner. Returns left-out metrics with the reasons."""
+        """Add a worker's report. `owner`: its model version. Returns metric name -> reason for the metrics left out."""
         left_out: dict[str, str] = {}
         with self._lock:
             for change in changes.changes:

@@ -31,13 +31,13 @@ class DataType(enum.Enum):
     itemsize: int
     """Bytes of one element; 0 for BYTES, whose elements have different lengths."""
     numpy_dtype: np.dtype[np.generic]
-    """The dtype of an array of such elements. BF16, which numpy lacks, is its bits as uint16; BYTES is objects."""
+    """The dtype of an array of this type: uint16 with the bits for BF16, which numpy lacks; objects for BYTES."""
 
     # Enum's __hash__ and __eq__ run Python code; comparing identities is enough and several times faster.
     __hash__ = object.__hash__
 
     def __new__(cls, name: str, numpy: DTypeLike | None = None) -> Self:
-        """Create a member. `numpy` is optional for mypy only: a look-up, `DataType("FP32")`, does not come here."""
+        """Create a member. Only mypy needs `numpy`'s default: it takes a look-up, `DataType("FP32")`, for this call."""
         made = object.__new__(cls)
         made._value_ = name
         made.numpy_dtype = np.dtype(numpy)
@@ -46,7 +46,7 @@ class DataType(enum.Enum):
 
 
 def datatype_of(array: np.ndarray[Any, Any]) -> DataType:
-    """Return an array's datatype; strings and objects are BYTES. Raises ValueError if there is none (complex)."""
+    """Return an array's datatype; strings and objects are BYTES. Raises ValueError without one (complex numbers)."""
     if array.dtype.kind in "OSU":
         return DataType.BYTES
     for datatype in DataType:

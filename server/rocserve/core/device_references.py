@@ -1,10 +1,10 @@
-"""References to tensors that stay on a GPU when one worker's output is another worker's input. A tensor of BYTES
-travels instead of such a tensor. It has one element, a reference, for each row, or a single one if the model does not
+"""References to tensors that stay on a GPU when one worker's output is another worker's input. Instead of such a
+tensor, a BYTES tensor travels whose elements are references: one for each row, or a single one if the model does not
 batch.
 
 Only workers make references. A worker makes references to its outputs only if the server asked for them. A model may
 also call another model with references; the server forwards such a call only to a model on the same GPU. All functions
-that read references raise ServeError (INTERNAL) if they are damaged.
+that read references raise ServeError (INTERNAL) if the references are damaged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rocserve.core.serving import ServedVersion
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 DEVICE_PROPERTY = "device_tensors"
-"""Property of a version: the GPU on which the model takes and makes references; every process uses the same name."""
+"""Property of a version: the GPU on which the model takes and makes references; all processes use this name."""
 
 _FIXED = struct.Struct("<QQQBBxx")
 """Block offset, block bytes, offset, index in DataType, number of dimensions. The dimensions and the handle follow."""
@@ -38,7 +38,7 @@ class DeviceReference:
     handle: bytes
     """The GPU driver opens another process's allocation with this handle."""
     block_offset: int
-    """Offset in the allocation of the block that its owner shares."""
+    """Offset, in the allocation, of the block that the owner shares."""
     block_bytes: int
     offset: int
     """Offset in the block."""
@@ -77,7 +77,7 @@ def pack_references(name: str, references: list[DeviceReference]) -> Tensor:
 
 
 def referenced_tensor(tensor: Tensor, batching: bool) -> Tensor:
-    """Return the tensor that BYTES stand for, with References as data. `batching`: each reference is a row."""
+    """Return the tensor whose references `tensor` has, with References as data. `batching`: each reference is a row."""
     references = references_of(tensor)
     if not references:
         raise internal(f"tensor '{tensor.name}' on a GPU has no references")
@@ -115,7 +115,7 @@ def as_single_row_batches(tensor: Tensor) -> Tensor:
 
 
 def device_of(version: ServedVersion) -> str:
-    """Return the one GPU on which a model takes references; "" if it takes none."""
+    """Return the GPU on which a model takes references; "" if it takes none or uses several devices."""
     device = version.properties.get(DEVICE_PROPERTY, "")
     is_one = device and len({gpu for group in version.config.instance_groups for gpu in group.gpus or (-1,)}) == 1
     return device if is_one else ""

@@ -19,12 +19,12 @@ from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements
 from rocserve.core.trace import REQUEST_END, TENSOR_BACKEND_OUTPUT, TENSOR_QUEUE_INPUT, Trace
 
 _COUNTED_APART = 4 * COUNTED_AT_ONCE
-"""Bytes. A shorter BYTES input has at most COUNTED_AT_ONCE elements, so validation may count them in one step."""
+"""Bytes. A BYTES input up to this size has at most COUNTED_AT_ONCE elements, so validation counts them in one step."""
 
 
 @dataclass(eq=False)
 class Dispatcher:
-    """Schedules requests. Versions are closed on the same thread, the data plane's, so none ends after its look-up."""
+    """Gives requests to versions. The same thread, the data plane's, closes versions: none closes after its look-up."""
 
     tables: ServingTableHolder
     work_off: Callable[[Steps[None]], object]

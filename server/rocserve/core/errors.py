@@ -39,7 +39,7 @@ class ServeError(Exception):
         self.code = code
         self.text = text
         self.is_refusal = False
-        """The error came late, but no model has run the request (queue full, timeout)."""
+        """Set in front end processes: the server refused the request before it was scheduled."""
         self.retry_seconds = 0.0
         """Seconds after which a retry makes sense; 0 = unknown."""
 

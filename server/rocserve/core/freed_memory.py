@@ -44,8 +44,8 @@ class _Counts(ctypes.Structure):
 
 def _drop_free_pages(libc: ctypes.CDLL) -> Iterator[int]:
     """Give free pages back to the system, a block per step. The blocks stay allocated until the last step, which also
-    gives back smaller free pieces. One call for all takes 70 ms of CPU time per GiB, more if the pages are scattered,
-    and no other thread can allocate meanwhile."""
+    gives back smaller free pieces. A single call for all pages takes 70 ms of CPU time per GiB, more if the pages are
+    scattered, and no other thread can allocate meanwhile."""
     libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), ctypes.c_void_p
     libc.free.argtypes, libc.free.restype = (ctypes.c_void_p,), None
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -71,9 +71,9 @@ def _drop_free_pages(libc: ctypes.CDLL) -> Iterator[int]:
 
 
 def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
-    """Make glibc keep freed memory, unless the operator set its options. Returns a function that gives it back in
-    steps; without glibc, in none. `of_any_size`: also keep blocks above 32 MiB, in a single heap, because each further
-    thread's heap reserves 64 MiB."""
+    """Make glibc keep freed memory, unless the operator set its options. Returns a function that gives the memory back
+    in steps; without glibc it does nothing. `of_any_size`: also keep blocks above 32 MiB, and use a single heap,
+    because the heap of each further thread reserves 64 MiB."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return lambda: iter(())
@@ -88,8 +88,9 @@ def keep_freed_memory(of_any_size: bool = False) -> Callable[[], Iterator[int]]:
 
 
 class KeptMemory:
-    """Keeps what a worker frees for its next batch, and gives it back when it is idle. Otherwise a batch of 64 images
-    pays for 2,400 page faults each time it becomes one array: 110 of 180 us of CPU time per image."""
+    """Keeps memory that a worker frees for the worker's next batch, and gives it back when the worker is idle.
+    Otherwise a batch of 64 images pays for 2,400 page faults when it becomes one array: 110 of 180 us of CPU time per
+    image."""
 
     def __init__(self) -> None:
         self._pieces = keep_freed_memory()
@@ -100,7 +101,7 @@ class KeptMemory:
         self.give_back(lambda: False)
 
     def give_back(self, is_wanted: Callable[[], bool]) -> None:
-        """Give free memory back until `is_wanted()`. Safe on any thread; returns if another thread is at it."""
+        """Give free memory back until `is_wanted` returns True. Safe on any thread; of two calls one does nothing."""
         # Reading /proc fails without a free descriptor. The next call may succeed.
         with suppress(OSError):
             if private_bytes() - self._trimmed_bytes < WORTH_BYTES or not self._lock.acquire(blocking=False):

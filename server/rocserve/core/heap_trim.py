@@ -15,10 +15,10 @@ _CHECK_SECONDS = 1.0
 _QUIET_CHECKS = 3
 """Consecutive checks that must find little memory in requests before a burst counts as over."""
 _LITTLE = 1 / 16
-"""Part of the process's growth: if requests hold less, they are not what has grown."""
+"""Fraction of the process's growth. If requests hold more, the growth is theirs, not freed memory's."""
 _REPEAT_CHECKS = 15
-"""Checks until a trim is repeated without new growth, because memory in use then may be free now. With 250 MiB free in
-12,500 places the first trim takes 31 ms, a repetition 7."""
+"""Checks until a trim is repeated without new growth, because memory that was in use then may be free now. With 250 MiB
+free in 12,500 places the first trim takes 31 ms, a repetition 7 ms."""
 
 
 @dataclass(eq=False)

@@ -42,7 +42,7 @@ WINDOW_NS = 60_000_000_000
 _SECTIONS = 5
 _SECTION_NS = WINDOW_NS // _SECTIONS
 _DIGITS = 7
-"""A value's bucket is its leading bits, so every value is within 1 % of its bucket's middle."""
+"""Leading bits of a value that choose its bucket: every value is within 1 % of its bucket's middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def _value_at(quantile: float, ordered: Sequence[tuple[int, int]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """What --metrics-config asks for."""
+    """The options of --metrics-config."""
 
     counters: bool = True
     summaries: bool = False

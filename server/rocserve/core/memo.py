@@ -8,11 +8,11 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 MOST_REMEMBERED = 1024
-"""More entries than most servers see different heads, few enough that a hostile client fills little memory."""
+"""More entries than most servers see different heads, but so few that a hostile client cannot fill much memory."""
 
 
 class Memo(dict[Key, Value]):
-    """A dict that forgets all entries when it is full: frequent keys come back soon. Look-ups need no call of ours."""
+    """A dict that forgets all entries when it is full: frequent keys come back soon. Look-ups run no Python code."""
 
     def __init__(self, most: int = MOST_REMEMBERED) -> None:
         super().__init__()

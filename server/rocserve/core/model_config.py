@@ -307,7 +307,7 @@ class ModelConfig:
 
     @property
     def has_open_batch(self) -> bool:
-        """Return whether max_batch_size is not completed yet and the model may turn out to batch."""
+        """Return whether the model may still turn out to batch: max_batch_size is 0, and tensors are not known yet."""
         return self.max_batch_size == 0 and not (self.inputs and self.outputs)
 
     @property

@@ -47,8 +47,8 @@ class ModelNames:
     def resolve(
         self, models: Mapping[ModelKey, Model], known: Iterable[ModelKey]
     ) -> tuple[Mapping[str, Model], Mapping[str, int]]:
-        """Return the models by every name that identifies them, and how many models have an ambiguous name. A bare name
-        identifies its only model; a name with a namespace also finds the only model of that name elsewhere."""
+        """Return name -> model, and ambiguous name -> number of models. A bare name identifies a model if no other has
+        it; then the name with any other namespace also finds that model."""
         named: defaultdict[str, list[ModelKey]] = defaultdict(list)
         for key in known:
             named[self.bare(key)].append(key)

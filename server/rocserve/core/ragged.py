@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 class RaggedBatching:
-    """The parts of a model's configuration about batches of different shapes; false if there are none."""
+    """A model's settings for requests of different shapes in one batch; false if the model has none."""
 
     def __init__(self, config: ModelConfig) -> None:
         lead = (-1,) if config.max_batch_size > 0 else ()
@@ -30,14 +30,14 @@ class RaggedBatching:
             for entry in config.batch_outputs
             for name in entry.target_names
         }
-        """Outputs whose size per request follows from an input's shape -> that input, and the output's dims, with -1
-        for the input's dimension at the same index."""
+        """Output -> (the input that gives the output's shape in each request, the output's dims, in which -1 stands for
+        the input's dimension at the same index)."""
 
     def __bool__(self) -> bool:
         return bool(self.inputs or self._made or self._scattered)
 
     def parts(self, shapes: Mapping[str, Sequence[Shape]]) -> tuple[list[Tensor], dict[str, Sequence[Shape]]]:
-        """Return a batch's computed inputs, and scattered outputs' shapes. `shapes`: of an input, per request."""
+        """Return a batch's computed inputs, and scattered outputs' shapes. `shapes`: input -> its shape per request."""
         made = [tensor for entry in self._made for tensor in made_tensors(entry, shapes[entry.source_inputs[0]])]
         cuts: dict[str, Sequence[Shape]] = {
             name: [

@@ -66,7 +66,7 @@ _ENDPOINT = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/]+?(?P<port>:\d+)?)/(
 
 
 def parse_remote(text: str) -> RemotePlace:
-    """Parse a repository URL. Raises ValueError with the known forms if it has none of them."""
+    """Parse a repository URL. Raises ValueError with the known forms if the URL has none of them."""
     scheme, _, rest = text.partition("://")
     if scheme in ("http", "https"):
         address = urlsplit(text)

@@ -1,7 +1,7 @@
 """Limits the memory of requests (partly received, waiting or running) and of responses that are not sent yet.
 
-A holder is an object that keeps bytes of a request or a response. A holder releases what the memory has noted in its
-`held_bytes`, so no byte is released twice, however many ways a request may end.
+A holder is an object that keeps bytes of a request or a response. RequestMemory notes these bytes in the holder's
+`held_bytes` and releases only noted bytes, so no byte is released twice, however many ways a request may end.
 
 Partly received requests may use half of the limit, because clients that never finish a request must not keep out whole
 requests, at least those that arrive in one piece.
@@ -10,7 +10,7 @@ Responses have a separate count with the same limit: a memory full of requests m
 that were admitted before. Tensors between the steps of an ensemble count as responses and may use half of that limit,
 so that they leave room for finished responses. Requests and responses together use at most twice the limit.
 
-The server and its front ends as processes share one limit. Each process counts in its row of a shared table. It adds
+The server and its front end processes share one limit. Each process counts in its row of a shared table. A process adds
 first and reads the sums afterwards, so if two requests arrive at the same moment both may be refused although there is
 room for one.
 """
@@ -27,7 +27,7 @@ from rocserve.core.printable import readable_size
 LARGEST_DEFAULT_BYTES = 8 << 30
 """The largest default limit: more memory would only make queues longer."""
 _PART_OF_MEMORY = 4
-"""The default limit is this fraction of the memory: responses may use as much again, and half remains for models."""
+"""The default limit is the memory divided by this: responses may use as much again, and half remains for models."""
 
 _FLAG = "--max-request-memory"
 _ALL = 1 << 62
@@ -58,7 +58,7 @@ class MemoryFull(ServeError):
     def __init__(self, text: str, fits_never: bool = False) -> None:
         super().__init__(StatusCode.RESOURCE_EXHAUSTED, text)
         self.fits_never = fits_never
-        """Whether the request alone is larger than the limit."""
+        """Whether the bytes can never fit, however little memory others use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class RequestMemory:
 
     @property
     def share_bytes(self) -> int:
-        """Return each front end's share of the limit; without front ends as processes, the whole limit."""
+        """Return each front end's share of the limit; without front end processes, the whole limit."""
         return self.limit_bytes // max(self._rows - 1, 1)
 
     def add_front_end(self) -> int:
@@ -228,7 +228,7 @@ class RequestMemory:
         self._add(holder, -nbytes, self._answers, self._steps)
 
     def _add(self, holder: Holder, nbytes: int, place: int, part: int | None = None) -> None:
-        """Add `nbytes` to a column (`place`) and its part; a negative number releases at most the holder's bytes."""
+        """Add `nbytes` to the columns `place` and `part`; a negative number releases at most the holder's bytes."""
         self._lock.acquire()
         try:
             if nbytes < -holder.held_bytes:

@@ -12,14 +12,14 @@ EXPECTED_TYPES: Mapping[str, str] = {
     "classification": "int64_param",
     "triton_enable_empty_final_response": "bool_param.",
 }
-"""The parameter's types, in the words of the error text."""
+"""Parameter -> its types, in the words of Triton's error text."""
 
 MOST_ENTRIES = 16384
 """Inputs, outputs, dimensions and parameters of a request: the work for each of them delays other requests."""
 LONGEST_ID = 1 << 16
 """Bytes; the id goes into errors, log lines and workers' batches."""
 QUEUE_PARAMETERS = frozenset({"priority", "timeout"})
-"""Parameters that decide about a request's place in the queue."""
+"""Parameters that decide about a request's position in the queue."""
 RESERVED_PREFIX = "triton_"
 """The protocol reserves names with this prefix."""
 _ALLOWED = "triton_enable_empty_final_response"

@@ -30,12 +30,12 @@ SHARED_OFFSET = "shared_memory_offset"
 SHARED_BYTE_SIZE = "shared_memory_byte_size"
 """Parameters of a tensor in a client's shared memory."""
 _LARGEST_REMEMBERED = 32 << 10
-"""Characters of a request head's repr."""
+"""Limit of `is_small`, in characters of the head's repr."""
 _SHARED_MEMORY = frozenset((SHARED_REGION, SHARED_OFFSET, SHARED_BYTE_SIZE))
 
 
 def parameters_key(parameters: Parameters) -> str:
-    """Return a key that is equal for equal parameters of equal types: 1, 1.0 and True are equal to each other."""
+    """Return a key that is equal only for equal parameters of equal types; 1, 1.0 and True themselves are equal."""
     return str(parameters) if parameters else ""
 
 
@@ -95,7 +95,7 @@ class InferRequest:
     head: RequestHead
     id: str
     data: Sequence[Buffer]
-    """The bytes of `head.inputs`, on the client's message; empty for shared memory until it is copied."""
+    """The bytes of `head.inputs`, usually views of the client's message; empty for shared memory until it is copied."""
     deadline: float | None = None
     """time.monotonic() seconds after which the client no longer waits."""
     in_turn: bool = False
@@ -105,7 +105,7 @@ class InferRequest:
     phases: PhaseTotals | None = None
     """Sums to which the times of the request's execution are added; None = not needed."""
     sequence: SequenceTag | None = None
-    """None = the request has no sequence parameters. They are not among the head's parameters."""
+    """None = the request has no sequence parameters. The head's parameters never include them."""
     data_owner: object = None
     """Keeps the memory of `data` alive."""
     element_faults: Sequence[str] | None = None
@@ -131,7 +131,7 @@ class InferRequest:
     watched: bool = field(default=False, init=False)
     """Whether the responder was asked to report that the client has gone."""
     on_reschedule: Callable[[InferRequest], None] | None = field(default=None, init=False)
-    """Takes the request if the model reschedules it; None = the model may not."""
+    """Called with the request if the model reschedules it; None = the model may not reschedule."""
 
 
 class ResponseHead(NamedTuple):
@@ -156,9 +156,9 @@ class InferResponse:
     is_large: bool = False
     """Whether the data are so large that they are copied in steps."""
     slot: object = None
-    """While this object lives, the owner of `data`'s memory does not use that memory again; None = the data have their
-    own memory. Otherwise the data are valid during the responder's call, and those of a large response while this
-    object lives. Release it soon: the model may be waiting for the memory."""
+    """Keeps the memory of `data` from being reused while this object lives; None = the data have their own memory. With
+    a slot the data are valid during the responder's call, or, for a large response, while this object lives. Release it
+    soon: the model may be waiting for the memory."""
 
     @classmethod
     def of(
@@ -180,12 +180,12 @@ class InferResponse:
 
 
 Answer = InferResponse | ServeError | None
-"""A response, an error, or None: no further response comes, which only decoupled models send."""
+"""A response, an error, or None: no further response comes (only from decoupled models)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A model's input or output, with -1 for a variable dimension and with the batch dimension."""
+    """A model's input or output. The shape has the batch dimension, and -1 for each variable dimension."""
 
     name: str
     datatype: DataType

@@ -17,10 +17,10 @@ class SequenceOrder:
 
     def __init__(self) -> None:
         self.held: dict[_Key | None, deque[Callable[[], None]]] = {}
-        """Sequences with a held request -> the starts of the requests behind it. Callers test first if it is empty."""
+        """Sequence with a held request -> functions that start those behind it. Callers first test if it is empty."""
 
     def wait_if_held(self, request: InferRequest, begin: Callable[[], None]) -> bool:
-        """Return whether an earlier request of the sequence is held. Then `begin` is called in the request's turn."""
+        """Return whether an earlier request of the sequence is held. If so, `begin` is called later, in order."""
         waiting = self.held.get(_key(request))
         if waiting is None:
             return False

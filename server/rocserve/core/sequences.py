@@ -38,7 +38,7 @@ NO_SEQUENCE = SequenceTag()
 def take_sequence(
     parameters: Mapping[str, bool | int | float | str],
 ) -> tuple[SequenceTag | None, Mapping[str, bool | int | float | str]]:
-    """Split parameters into the sequence's (None without) and others. Raises ServeError (INVALID_ARGUMENT)."""
+    """Return the sequence parameters (None = there are none) and the others. Raises ServeError (INVALID_ARGUMENT)."""
     if SEQUENCE_PARAMETERS.isdisjoint(parameters):
         return None, parameters
     others = {name: value for name, value in parameters.items() if name not in SEQUENCE_PARAMETERS}
@@ -51,7 +51,7 @@ def take_sequence(
 
 
 def sequence_id(value: int | str) -> SequenceId:
-    """Return the id, negative numbers as unsigned, as in Triton. Raises ServeError (UNIMPLEMENTED) if it is long."""
+    """Return the id, negative numbers as unsigned, as in Triton. Raises ServeError (UNIMPLEMENTED) for a long text."""
     if isinstance(value, int):
         return value & 0xFFFF_FFFF_FFFF_FFFF
     if len(value.encode(errors="replace")) > _LONGEST_ID:

@@ -17,7 +17,7 @@ from rocserve.core.statistics import ModelStatistics
 
 
 class ForwardingResponder:
-    """Forwards all calls to another responder. Implements core.serving.Responder."""
+    """Forwards all calls to another responder."""
 
     __slots__ = ("_responder",)
 
@@ -100,7 +100,7 @@ class ServedVersion(Protocol):
 
     @property
     def worker_pids(self) -> Mapping[int, int]:
-        """Return the version's worker processes, each with the number of models in it."""
+        """Return the version's worker processes: process id -> number of models in the process."""
 
     @property
     def worker_restarts(self) -> int: ...
@@ -124,13 +124,13 @@ class ServedModel:
 @dataclass(frozen=True, slots=True)
 class ServingTable:
     models: Mapping[str, ServedModel] = field(default_factory=dict)
-    """By every name that identifies the model; with namespaces a model may have several."""
+    """Name -> model, for every name that identifies a model; with namespaces a model may have several names."""
     listed: tuple[ServedModel, ...] | None = None
     """Each model once; None = the values of `models`."""
     ambiguous: Mapping[str, int] = field(default_factory=dict)
     """Name -> number of models, for a name in several namespaces."""
     is_returning: bool = False
-    """The server has replaced another and is still loading: errors for missing models ask clients to retry."""
+    """The server replaces another and is still loading: errors for missing models are UNAVAILABLE, not NOT_FOUND."""
     by_head: Memo[RequestHead, ServedVersion] = field(default_factory=Memo, init=False, compare=False, repr=False)
     """Results of `find` for recent request heads."""
     members: Memo[object, tuple[weakref.ref[ServedVersion], ...]] = field(
@@ -148,8 +148,8 @@ class ServingTable:
         return self.by_head.keep(head, found) if head.is_small else found
 
     def find(self, name: str, version: str) -> ServedVersion:
-        """Return the version that a request names, with Triton's texts and codes. Raises ServeError: NOT_FOUND or
-        UNAVAILABLE if it is not ready, INVALID_ARGUMENT for a malformed version or an ambiguous name."""
+        """Return the version that a request names, with Triton's texts and codes. Raises ServeError: NOT_FOUND or, if
+        it is not ready, UNAVAILABLE; INVALID_ARGUMENT for a malformed version or an ambiguous name."""
         number = parse_version(version) if version else None
         model = self.models.get(name)
         if model is None:

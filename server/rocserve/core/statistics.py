@@ -1,6 +1,6 @@
 """Counts what one model version does, as the statistics extension of KServe v2 (Triton's) reports it. All durations are
-nanoseconds. Each request of a batch is charged the whole batch's phases. A failure counts in `fail` only. A batch
-counts as one execution however many requests it has."""
+nanoseconds. Each request of a batch is charged the whole batch's phases. A failed request counts in `fail` (and
+`cancel` or `reject`) only. A batch counts as one execution however many requests it has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rocserve.core.latencies import (
 
 _COUNTED_AT_ONCE = 256
 _MOST_PLACES = 1000
-"""Limit of counters: responses are counted by index, from this one on together, because a stream may never end."""
+"""Limit of response counters: each index has one, and indices from the last on share it, as a stream may never end."""
 _FAILURES_KEPT = 20
 _LONGEST_FAILURE = 500
 """Characters."""
@@ -145,15 +145,15 @@ class Execution(NamedTuple):
     request_end: int
     """When the requests are answered."""
     rows: int
-    """Rows of all requests that ran."""
+    """Rows of the batch, padding included; of one request if `is_grouped`."""
     is_grouped: bool = False
     """Each request ran alone, with `rows` rows: each is an execution, with an equal part of the times."""
     padding_rows: int = 0
-    """Padding rows: they count in the batch size, but not as inferences."""
+    """How many of `rows` are padding: these count in the batch size, but not as inferences."""
 
 
 class ModelStatistics:
-    """The counters of one model version. `snapshot` and `totals` may be called on any thread and copy one moment."""
+    """The counters of one model version. `snapshot` and `totals` copy one moment's, on any thread."""
 
     def __init__(self, latencies: LatencyDistributions | None = None) -> None:
         """`latencies`: distributions next to the sums; this object's lock guards them."""
@@ -265,8 +265,8 @@ class ModelStatistics:
                 self._latencies.summarise(CACHE_MISS_SUMMARY, ns, time.monotonic_ns())
 
     def record_response(self, index: int, started_ns: int, made_ns: int, sent_ns: int, failed: bool = False) -> None:
-        """Count a response of a decoupled model, or an error. Times: the model could begin with it (at the request or
-        the previous response), had made it, the client had been sent it."""
+        """Count a response of a decoupled model, or an error. `started_ns`: the previous response, or the batch's
+        start. `made_ns`: the model had made it. `sent_ns`: the client had been sent it."""
         with self._lock:
             place = self._numbers.responses[min(index, _MOST_PLACES - 1)]
             place.compute_infer.add(made_ns - started_ns)
@@ -293,8 +293,8 @@ class ModelStatistics:
             self._numbers.backend_failures += by_backend
 
     def record_refusal(self, error: ServeError, started_ns: int, ended_ns: int) -> None:
-        """Count a request that was not run as failed, and as cancelled (its client had gone) or refused, with a
-        note."""
+        """Count a request that was not run: as failed, and as cancelled (its client had gone) or rejected (with its
+        error)."""
         is_cancelled = error.code is StatusCode.CANCELLED
         with self._lock:
             self._numbers.fail.add(ended_ns - started_ns)

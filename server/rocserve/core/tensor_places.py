@@ -22,7 +22,7 @@ Bounds = list[tuple[int, int]]
 
 
 def aligned(offset: int) -> int:
-    """Return where the next tensor of a slot may begin."""
+    """Return the first multiple of 64 from `offset` on, where the next tensor of a slot may begin."""
     return (offset + ALIGNMENT - 1) & -ALIGNMENT
 
 
@@ -57,7 +57,7 @@ class TensorPlaces:
         self.heads = tuple(heads)
         self._sizes_struct = struct.Struct(f"<{len(heads)}Q")
         self.sizes: list[int] | None = None
-        """None: the sizes differ each time, and so do bounds and end."""
+        """None: the sizes differ between requests, and so do bounds and end."""
         self.bounds: Bounds = []
         self.end = 0
         if all(head.datatype is not DataType.BYTES for head in heads):
@@ -66,7 +66,7 @@ class TensorPlaces:
             self._is_dense = sum(self.sizes) == self.end
 
     def packed(self, data: Sequence[Buffer]) -> Sequence[Buffer] | None:
-        """Return the buffers that fill the first `end` bytes of a slot; None if their sizes are not the heads'."""
+        """Return the buffers that fill the first `end` bytes of a slot; None if their sizes do not fit the heads."""
         if type(data) is PackedTensors or type(data) is PlacedTensors:
             return (data.block,) if data.sizes == self.sizes else None
         if [*map(len, data)] != self.sizes:
@@ -74,7 +74,7 @@ class TensorPlaces:
         return data if self._is_dense else padded(data)
 
     def pieces(self, data: Sequence[Buffer], what: str = "input") -> tuple[Sequence[Buffer], int]:
-        """Return a slot's buffers and their bytes. Raises ServeError (INTERNAL), about a `what`, if bytes do not fit a
+        """Return a slot's buffers and their bytes. Raises ServeError (INTERNAL), naming a `what`, if bytes do not fit a
         shape."""
         packed = self.packed(data)
         if packed is not None:
@@ -88,7 +88,7 @@ class TensorPlaces:
         return pieces, sum(map(len, pieces))
 
     def of(self, table: memoryview) -> tuple[Bounds, int]:
-        """Return where the tensors lie, and where they end. `table`: the beginning of their slot."""
+        """Return where the tensors lie, and where data after them may begin. `table`: the beginning of their slot."""
         if self.sizes is not None:
             return self.bounds, self.end
         return _bounds(self._sizes_struct.unpack_from(table), self._sizes_struct.size)

@@ -51,7 +51,7 @@ class Tensor:
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return an array of `shape`: a view for fixed-size datatypes, an object array of bytes for BYTES."""
         if self.datatype is DataType.BYTES:
-            # First, because a shape may claim more elements than there is memory for.
+            # Counted before the array is created: a shape may claim more elements than there is memory for.
             elements = bytes_elements(self.data, self.element_count, self.name)
             array = np.empty(self.element_count, dtype=np.object_)
             for index, element in enumerate(elements):
@@ -68,7 +68,7 @@ def heads_of(tensors: Iterable[Tensor]) -> tuple[TensorHead, ...]:
 
 
 def can_hold(datatype: DataType, shape: tuple[int, ...], nbytes: int) -> bool:
-    """Return whether a tensor of this shape may have `nbytes` bytes. A BYTES element has at least its length."""
+    """Return whether a tensor of this shape may have `nbytes` bytes. A BYTES element has at least 4, its length."""
     if any(not 0 <= extent <= _LARGEST_EXTENT for extent in shape):
         return False
     count = math.prod(shape)
@@ -76,7 +76,7 @@ def can_hold(datatype: DataType, shape: tuple[int, ...], nbytes: int) -> bool:
 
 
 def tensor_from_numpy(name: str, array: np.ndarray[Any, Any], datatype: DataType | None = None) -> Tensor:
-    """Return a tensor on the array's memory. The array is copied only if it is not C-contiguous or holds strings."""
+    """Return a tensor on the array's memory. BYTES, other dtypes and arrays that are not C-contiguous are copied."""
     datatype = datatype or datatype_of(array)
     if datatype is DataType.BYTES:
         return Tensor(name, datatype, array.shape, encode_bytes_elements(array.ravel()))

@@ -66,7 +66,7 @@ class TraceGroup:
         parent: SpanContext | None = None,
         makes_spans: bool = False,
     ) -> None:
-        """`numbers` numbers all traces. `parent`: the client's span. `makes_spans`: traces also have span ids."""
+        """`numbers`: numbers for all traces. `parent`: the client's span. `makes_spans`: traces also have span ids."""
         self.level = level
         self.parent = parent
         self.makes_spans = makes_spans
@@ -83,7 +83,7 @@ class TraceGroup:
         self.on_done: Callable[[TraceGroup], None] | None = on_done
         """None = already called."""
         self.open_ends = 0
-        """How many calls of `end` are missing."""
+        """How many calls of `end` are still expected."""
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +162,7 @@ class Trace:
         self._group.open_ends += 1
 
     def end(self) -> None:
-        """Record nothing more for the caller. After the last `end` of the whole group, the group is done."""
+        """End one part's records. After the last expected `end` of the whole group, `on_done` gets the group."""
         group = self._group
         group.open_ends -= 1
         if not group.open_ends and group.on_done is not None:

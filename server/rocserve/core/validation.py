@@ -57,7 +57,7 @@ class RequestPlan:
     inputs: tuple[InputPlan, ...]
     """In the order of the request's data."""
     batch_key: tuple[tuple[str, DataType, tuple[int, ...]], ...]
-    """Equal for requests that may share a batch: names, datatypes, shapes without batch dimension and ragged shapes."""
+    """Equal for requests that may share a batch: names, datatypes, shapes (no batch dimension; ragged: none)."""
     outputs: tuple[str, ...]
     """The requested outputs, each once."""
     classifications: Mapping[str, int]
@@ -99,7 +99,7 @@ class RequestPlan:
 
 class RequestValidator:
     """Turns request heads into plans and caches them, because clients repeat their heads. Of several faulty inputs the
-    last is reported, and errors list inputs from the last, as Triton does."""
+    last is reported, and errors list inputs from last to first, as Triton does."""
 
     def __init__(self, config: ModelConfig, sees_requests: bool = False) -> None:
         """`sees_requests`: the model sees single requests, with the client's own parameters."""
@@ -269,7 +269,7 @@ class RequestValidator:
 
 
 def reshape_dims(dims: tuple[int, ...], pattern: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
-    """Return `dims`, which fit `pattern`, in the form of `target`; their variable sizes correspond in order."""
+    """Return `target` with each -1 replaced by the next size of `dims` for which `pattern` has -1."""
     variable = iter(size for size, expected in zip(dims, pattern, strict=True) if expected == -1)
     return tuple(next(variable, size) if size == -1 else size for size in target)
 

@@ -12,7 +12,7 @@ VARINT, FIXED64, LENGTH_DELIMITED, START_GROUP, END_GROUP, FIXED32 = range(6)
 _LONGEST_LENGTH = 5
 """Bytes of a length's varint: messages are smaller than 2 GiB."""
 LONGEST_VARINT = 10
-"""Bytes of any varint: seven bits of 64 each."""
+"""Bytes of the longest varint: 64 bits, seven in each byte."""
 
 
 class WireError(ValueError):
