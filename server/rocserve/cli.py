@@ -1,4 +1,4 @@
-"""The command `rocserve`. Imports only the verb's module: the supervisor stays small, the zygote precedes gRPC."""
+"""The command `rocserve`. Imports only the verb's module: the supervisor stays small, the zygote starts before gRPC."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MOST_LOADED_BYTES = 64 << 20
 @dataclass(frozen=True, slots=True)
 class Handover:
     ports: Mapping[str, int] = field(default_factory=dict)
-    """Port by part of the settings, so that a replacement keeps a port that was chosen freely."""
+    """Part of the settings -> its port, so that a replacement keeps a port that the kernel chose."""
     zygote: int = 0
     """Process id; the zygote's connection is passed as a descriptor."""
     control_groups: str = ""
@@ -44,7 +44,7 @@ class SupervisorLink:
         """How the previous server process ended; "" = this is the first."""
         self.handover = from_json(Handover, start.handover) if start.handover else Handover()
         self._zygote: int | None
-        """Descriptor of its connection."""
+        """Descriptor of the zygote's connection; None until there is a zygote."""
         self._loaded: int
         """File with the names of models that clients have loaded, under explicit control."""
         self._zygote, self._loaded = start.descriptors or (None, os.memfd_create("rocserve:loaded", os.MFD_CLOEXEC))
@@ -66,7 +66,7 @@ class SupervisorLink:
             self.keep_for_next()
 
     def settings(self, settings: ServerSettings) -> ServerSettings:
-        """Adapt the settings for a replacement: same ports, same loaded models, and broken models are no error."""
+        """Adapt the settings for a replacement: same ports and loaded models; broken models do not end it."""
         if not self.previous_end:
             return settings
         parts: dict[str, Any] = {

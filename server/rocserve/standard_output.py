@@ -76,5 +76,5 @@ def _reopened(descriptor: int) -> int:
         try:
             return os.open(f"/proc/self/fd/{descriptor}", flags)
         except OSError:
-            pass  # Another user's, or without a reader.
+            pass  # The pipe is another user's, or has no reader.
     return os.dup(descriptor)

@@ -26,7 +26,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT)
 _MOST_DESCRIPTORS = 4
 _MESSAGE_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS = 0.1
-"""Before a replacement of a server that did not get to serve, or could not be forked; doubles each time."""
+"""Pause before the replacement of a server that did not get to serve, or could not be forked; doubles each time."""
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -53,7 +53,7 @@ class Supervisor:
         os.fchmod(self._parent_pipe, 0o444)
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._serves = False
-        """Whether the running server has left something for the next one."""
+        """Whether the running server has sent a Handover for the next one."""
         self._handover = b""
         self._descriptors: tuple[int, ...] = ()
         self._asked_to_end = 0

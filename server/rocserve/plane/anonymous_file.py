@@ -66,8 +66,8 @@ def map_file(
     offset: int = 0,
     on_unused: Callable[[int, int], None] = unmap,
 ) -> memoryview:
-    """Map a file, or a part, while a view of it exists, and without the descriptor, of which `mmap.mmap` keeps a copy
-    before Python 3.13. `on_unused` gets address and bytes after the last view, and must unmap them."""
+    """Map a file, or a part of it, until the last view is gone. Keeps no descriptor (`mmap.mmap` keeps a copy before
+    Python 3.13). `on_unused` gets address and bytes after the last view, and must unmap them."""
     if size is None:
         size = os.fstat(descriptor).st_size
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if to_write else 0)

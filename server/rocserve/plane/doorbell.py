@@ -39,7 +39,7 @@ class Doorbell:
 
     def __init__(self, name: str) -> None:
         self.sleeps = anonymous_file.create(name, mmap.PAGESIZE)
-        """A page for all processes whose descriptors wake the loop. Its word counts: even = awake, odd = asleep."""
+        """Descriptor of a page for the processes that wake the loop. Its word counts: even = awake, odd = asleep."""
         self._word = anonymous_file.map_file(self.sleeps, to_write=True).cast("Q")
         self._rung = 0
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -85,7 +85,7 @@ class Doorbell:
 
 
 def sleep_word(sleeps: int) -> memoryview:
-    """Map another process's sleep word to read. The descriptor stays the caller's."""
+    """Map another process's sleep word to read. The caller keeps the descriptor."""
     return anonymous_file.map_file(sleeps, to_write=False).cast("Q")[:1]
 
 
@@ -94,7 +94,7 @@ class SocketRinger:
     workers from taking each other's rings, and shows when the other end is closed."""
 
     def __init__(self, sleep_word: memoryview, connection: socket.socket) -> None:
-        """`sleep_word`: the other end's, to read."""
+        """`sleep_word`: the word of the other end, to read."""
         self._word = sleep_word
         self._connection = connection
         self._rung = 0
@@ -117,7 +117,8 @@ class SocketSleeper:
     def __init__(
         self, sleep_word: memoryview, connection: socket.socket, drain: Callable[[socket.socket], bool]
     ) -> None:
-        """`sleep_word`: this end's. `drain`: `drain_rings`, or a function that also takes messages from the socket."""
+        """`sleep_word`: the word of this end. `drain`: `drain_rings`, or a function that also takes messages from the
+        socket."""
         self._word = sleep_word
         self._connection = connection
         self._drain = drain
@@ -126,12 +127,12 @@ class SocketSleeper:
         self._is_rung = False
 
     def sleep(self, seconds: float | None, has_mail: Callable[[], bool]) -> bool:
-        """Sleep until a ring or the timeout, unless there is mail. Returns False if the other end was closed before."""
+        """Sleep until a ring or the timeout, unless there is mail. Returns False if the other end had closed."""
         word = self._word
         word[0] += 1
         fence()
         try:
-            # These are the rings of the previous sleep: handling what it was woken for went first.
+            # The rings of the previous sleep are drained only now: handling what they announced went first.
             is_there = not self._is_rung or self._drain(self._connection)
             if has_mail():
                 return True

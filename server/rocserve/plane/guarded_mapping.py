@@ -1,4 +1,4 @@
-"""Guarded mappings survive a mapped file being cut by another process: the missing part turns into zeros.
+"""Guarded mappings survive when another process shortens the mapped file: zeros replace the missing part.
 
 A thread gets SIGBUS, which ends its process, if it touches a page beyond the end of a mapped file, or a page for which
 the file system has no room. Here a handler replaces that page and the pages behind it by zeros. The thread goes on, and
@@ -59,7 +59,8 @@ class GuardedMapping:
 
 
 class FaultGuard:
-    """Maps files of others and handles SIGBUS: one per process for life, as signal handlers are. Safe on any thread."""
+    """Maps other processes' files and handles SIGBUS: one object per process for life, as signal handlers are. Safe on
+    any thread."""
 
     def __init__(self) -> None:
         self._mappings: dict[int, GuardedMapping] = {}
@@ -122,7 +123,6 @@ class GuardedFile:
 
     @property
     def current_size(self) -> int:
-        """Return the file's current size."""
         return os.fstat(self._descriptor).st_size
 
     def open_for_reading(self) -> int:

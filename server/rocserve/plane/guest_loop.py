@@ -1,7 +1,7 @@
 """GuestLoop runs asyncio's callbacks on the data plane's thread, in the turns of its loop. The asyncio code of HTTP
 connections thus runs on the thread that schedules requests, and no thread has to wake another. The plane's loop sleeps
 for both. It watches the descriptors that asyncio reads and runs their callbacks itself, which saves a turn of asyncio's
-loop per request. It watches the guest's epoll for writable descriptors, and its timers wake it for the guest's."""
+loop per request. It watches the guest's epoll for writable descriptors, and sets a timer for asyncio's next timer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 class GuestLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop in the plane's loop. All calls come on the plane's thread, except `run` and those that asyncio
-    allows on others. Callbacks may run between its turns, when asyncio has no running loop."""
+    """An asyncio loop in the plane's loop. All calls come on the plane's thread, except `run` and calls that asyncio
+    allows on other threads. Callbacks may run between its turns, when asyncio has no running loop."""
 
     _ssock: socket.socket
     """asyncio's own socket, with which other threads wake it."""

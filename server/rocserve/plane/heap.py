@@ -1,6 +1,6 @@
 """A heap holds the tensors of one process: that process writes it, and others map it to read.
 
-A tensor has a place in a heap (offset, bytes), which does not move, and which its owner frees.
+A tensor has a place in a heap (offset, bytes), which does not move, and which the heap's owner frees.
 
 The sizes of slots are powers of two. Each size class has its own part of the file, as long as the heap's limit. The
 offset therefore determines the size class, and slots of one size never use up the room of another. Parts are mapped at
@@ -124,7 +124,7 @@ class _SizeClass:
         self.free: list[int] = []
         self.bare: list[int] = []
         self.fewest_free = 0
-        """Minimum of len(free) since the last round of `trim`, so many slots at the bottom of `free` are unneeded."""
+        """Minimum of len(free) since the last round of `trim`: so many slots at the bottom of `free` are unneeded."""
 
 
 def _class_count(shift: int) -> int:
@@ -242,7 +242,7 @@ class Heap:
             else:
                 os.close(self._descriptor)
         self._descriptor = -1
-        # Slots and views still hold it; this heap must not, because it may wait long for the garbage collector.
+        # Slots and views keep Remains alive; this heap must not: it may wait long for the garbage collector.
         self._remains = NOTHING_LEFT
         self._trimming = None
         self._parts = [_UNMAPPED] * len(self._classes)
@@ -294,7 +294,7 @@ class HeapReader:
         """Takes over a descriptor from `Heap.open_for_reading`. `later`: runs the steps that unmap the file after
         `close` and the last slot and view; None: it is unmapped in one call."""
         self.remains = Remains(later)
-        """The slots that this reader reads hold it."""
+        """Slots and mappings of this reader keep it alive."""
         self._descriptor = descriptor
         self._shift = _shift_of(descriptor, shares)
         self._mask = (1 << self._shift) - 1
@@ -311,7 +311,7 @@ class HeapReader:
         """Callbacks for the reader's end, by arbitrary keys."""
 
     def keep(self, slot: Slot) -> bool:
-        """Return whether a slot may be held for an unlimited time, instead of its owner running out of room. Not for
+        """Return whether a slot may be kept for an unlimited time; False if its owner might run out of room. Not for
         heaps with shares. Called on one thread; slots may die on any."""
         if weakref.ref(slot) in self._kept:
             return True
@@ -357,8 +357,8 @@ class HeapReader:
         return os.dup(self._descriptor)
 
     def close(self, is_last: bool = False) -> None:
-        """Release the file, if still open; views stay valid. `is_last`: the owner of a file of this process has ended,
-        so the file's memory is released with the mappings."""
+        """Release the file, if still open; views stay valid. `is_last`: this process created the file and the heap's
+        owner has ended, so the memory is released with the mappings."""
         if self._descriptor >= 0:
             if is_last:
                 # Without a free descriptor the memory is released with the last mapping, in one call.
@@ -387,13 +387,13 @@ def _shift_of(descriptor: int, shares: int) -> int:
 
 
 SHARES = 64
-"""The owner's share, those of up to 32 front ends, and those of dead front ends whose tensors are still read."""
+"""One share for the owner, 32 for front ends, the rest for dead front ends whose tensors are still read."""
 
 
 class SharedHeap(Heap):
     """A heap whose file has shares: ranges that other processes write as heaps, and that one reader reads through one
-    descriptor. A share is lent until this process's last reference to its HeapShare. This is the lender, who uses the
-    first share. One thread."""
+    descriptor. A share is lent until this process's last reference to its HeapShare. This object is the lender, and
+    uses the first share. Used on one thread."""
 
     def __init__(self, name: str, limit: int, later: Later | None = None) -> None:
         """`limit`: as in Heap, for each share."""

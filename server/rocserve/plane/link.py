@@ -69,8 +69,7 @@ class RingWriter:
         return (self._size - under_way) // ENTRY_BYTES
 
     def post(self, entries: bytes) -> None:
-        """Write whole entries, seen together by the other end. Writers that limit their entries need not ask for
-        `room`."""
+        """Write whole entries, seen together by the other end. Writers with bounded entries need not check `room`."""
         size, start = len(entries), self.posted % self._size
         end = start + size
         if end <= self._size:
@@ -125,7 +124,7 @@ class LinkEnd:
     """One end of a link: its writers, its readers, and the sleep words of threads."""
 
     def __init__(self, own: int, sends: Sequence[int], other: int, takes: Sequence[int]) -> None:
-        """The descriptors of both ends' files stay the caller's. `sends`, `takes`: the entries of each ring."""
+        """`own`, `other`: the files; the caller keeps the descriptors. `sends`, `takes`: the entries of each ring."""
         own_view = anonymous_file.map_file(own, to_write=True)
         other_view = anonymous_file.map_file(other, to_write=False)
         self._own_words, self._other_words = own_view[:_RINGS_AT].cast("Q"), other_view[:_RINGS_AT].cast("Q")

@@ -99,7 +99,7 @@ class TimerQueue:
         self.next_due = self._heap[0].when
 
     def pop_due(self, now: float) -> Callable[[], None] | None:
-        """Remove the earliest timer that is due by `now` and return its callback."""
+        """Remove the earliest timer that is due by `now` and return its callback; None if none is due."""
         heap = self._heap
         found: Callable[[], None] | None = None
         while found is None and heap and (heap[0].callback is None or heap[0].when <= now):
@@ -114,7 +114,7 @@ class TimerQueue:
 Callback = Callable[[], None]
 
 _CPUS_TO_SPARE = 4
-"""With fewer CPUs, polling 60 times takes more from workers and clients than it gains."""
+"""With fewer CPUs, polling as often as 60 times takes more from workers and clients than it gains."""
 
 
 def default_spin(cpus: int) -> int:
@@ -133,7 +133,7 @@ def default_idle_polls(cpus: int) -> int:
 _STEPS_SECONDS = 0.001
 """Limit of long work per turn: 4 MiB are copied by then. A turn after every step would take as long as the step."""
 _SHORTEST_SLEEP_SECONDS = 0.001
-"""For the sake of a source whose descriptor does not show all its work: see `_sleep`."""
+"""Lower bound of a sleep that is limited because a source's descriptor does not show all its work."""
 _TURNS_BETWEEN_READS = 4
 """Under load HTTP connections wait for some milliseconds. Workers' messages come through links and do not wait: their
 sockets only wake the loop, and show when a worker has ended."""
@@ -143,7 +143,7 @@ class Source(Protocol):
     """A thing that the loop polls. All calls come on the loop's thread."""
 
     wake_descriptor: int | None
-    """Readable when there may be work; the loop does not sleep on while it is."""
+    """Readable when there may be work; the loop does not go on sleeping while it is readable."""
 
     @property
     def longest_sleep_seconds(self) -> float:
@@ -151,7 +151,7 @@ class Source(Protocol):
 
     @property
     def idle_polls(self) -> int:
-        """Return after how many empty polls in a row there is no work."""
+        """Return how many polls in a row must find no work before the loop may sleep."""
 
     def poll(self) -> bool:
         """Handle some of the work. Returns whether there was any."""
@@ -235,7 +235,7 @@ class PlaneLoop:
         self._ends[callback] = None
 
     def work_off(self, steps: Iterator[None]) -> None:
-        """Run steps of some milliseconds, some now and then some per turn, alternating with other long work."""
+        """Run steps of some milliseconds: some now, then some per turn, alternating with other long work."""
         until = time.monotonic() + _STEPS_SECONDS
         try:
             next(steps)
@@ -310,7 +310,7 @@ class PlaneLoop:
                 idle_polls = self._idle_polls(idle_polls)
             if empty_turns > idle_polls:
                 self._sleep()
-                # It has just slept: without a wake-up in the meantime, it need not poll again as often.
+                # The loop has just slept: if nothing woke it, it need not poll as often again.
                 empty_turns, idle_polls = 1, self._idle_polls(0)
 
     def _read(self, readable: list[tuple[int, int]]) -> None:

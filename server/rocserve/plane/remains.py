@@ -1,5 +1,5 @@
 """Remains release a shared file in steps: its memory, and this process's mappings of it. Unmapping a tensor of 1 GiB
-takes 40 to 80 ms of CPU time, freeing its pages another 150. If requests wait for the thread meanwhile, it does some
+takes 40 to 80 ms of CPU time, freeing its pages another 150. A thread on which requests wait therefore releases some
 megabytes at a time."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Remains:
             self._descriptor = descriptor
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Note a mapping that has no views any more."""
+        """Unmap a mapping that has no views any more; with `later`, when this object dies."""
         if self._later is None:
             anonymous_file.unmap(address, nbytes)
         else:

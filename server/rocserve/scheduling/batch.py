@@ -222,7 +222,7 @@ class FormedBatch:
     is_first: bool = False
     """The first batch of its instance, which may take far longer than any later one."""
     padding_rows: int = 0
-    """Padding rows of no request, which keep each sequence's row at its slot's position; they are in `dropped`."""
+    """Number of padding rows, which keep each sequence's row at its slot's position; `dropped` has them too."""
     dropped: set[InferRequest] | None = None
     """Requests that were answered while they waited in the worker, and padding rows."""
 

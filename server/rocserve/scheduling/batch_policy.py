@@ -14,16 +14,16 @@ late. Therefore:
 - While a priority level keeps requests waiting for too long, it serves the newest first: adaptive LIFO, of Facebook's
   "Fail at Scale" (Maurer, ACM Queue 13(8), 2015). "Too long" is a number of milliseconds there and in CoDel (Nichols
   and Jacobson, ACM Queue 10(5), 2012; RFC 8289). Here it is half of the time that the oldest request may wait for its
-  instance, because models take from microseconds to minutes; or a request dropped for lack of time since the level was
-  last empty. If the order must be kept, the requests that waited too long are dropped instead, as CoDel drops at the
-  head of the queue, as long as others wait behind them.
+  instance, because models take from microseconds to minutes. A request that was dropped for lack of time since the
+  level was last empty has the same effect. If the order must be kept, the requests that waited too long are dropped
+  instead, as CoDel drops at the head of the queue, as long as others wait behind them.
 - Requests without deadlines keep their order and are never dropped. Under overload they take turns with the others.
 
 Simulated were deadlines of 60 ms, 200 ms and both, single arrivals and bursts of ten, constant and varying compute
-times of 10 ms, with and without batches, at ten times the load. Of the requests that the model could serve, order of
-arrival answered 0 to 59 %, and 0 to 98 % when hopeless requests were dropped; earliest deadline first with hopeless
-requests dropped 0 to 56 %; newest first 95 % and more. At 0.9 times the load, always newest first loses up to 5 %, the
-present rules half of that.
+times of 10 ms, with and without batches, at ten times the model's capacity. Of the requests that the model could serve,
+order of arrival answered 0 to 59 %, and 0 to 98 % when hopeless requests were dropped; earliest deadline first with
+hopeless requests dropped 0 to 56 %; newest first 95 % and more. At 0.9 times the capacity, always newest first loses up
+to 5 %, the present rules half of that.
 
 Concurrency limits (Envoy's adaptive concurrency; DAGOR, Zhou et al., SoCC 2018) bound the queue by the latency of all
 requests and know no deadlines: requests with short deadlines would be lost behind those with long ones.
@@ -73,7 +73,7 @@ class NoBatching:
     """The most rows that are run together; a single request may have more."""
 
     def __init__(self, times: ComputeTimes | None) -> None:
-        """`times`: of the model; None if its requests' inputs cannot be joined, or its outputs cannot be cut apart."""
+        """`times`: the model's; None = no groups, because inputs cannot be joined or outputs cannot be cut apart."""
         self._times = times
 
     def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
@@ -179,7 +179,7 @@ class Triage:
     """Decides instead of the policy while requests with deadlines wait, and drops hopeless ones."""
 
     def __init__(self, queue: RequestQueue, policy: BatchPolicy, times: ComputeTimes, keeps_order: bool) -> None:
-        """`times`: of the model. `keeps_order`: no request may run before an earlier one."""
+        """`times`: the model's. `keeps_order`: no request may run before an earlier request."""
         self.times = times
         self.dropped: list[InferRequest] = []
         """Requests that were dropped for lack of time; the scheduler must answer them."""

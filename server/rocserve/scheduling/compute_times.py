@@ -37,7 +37,7 @@ class ComputeTimes:
         """Smoothed engine time of a batch, and its share for one request."""
         self._windows: dict[int, deque[int]] = {}
         self._estimates: dict[int, float] = {}
-        """By size, in seconds; emptied when new batches change them."""
+        """Size class (log2 of the rows, rounded up) -> seconds; emptied when new batches change the estimates."""
         self._added = 0
         self._last_ns = 0
         self._is_probing = False

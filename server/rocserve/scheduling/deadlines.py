@@ -26,7 +26,7 @@ class Alarm:
         return self._timer is not None
 
     def set(self, when: float, callback: Callable[[], None]) -> None:
-        """`when`: time.monotonic() seconds. The callback may set the alarm again."""
+        """`when`: time.monotonic() seconds; a later time than the set one is ignored. The callback may set it again."""
         if self._timer is not None:
             if self._timer[0] <= when:
                 return

@@ -35,7 +35,7 @@ class _InFlight:
     failed: bool = False
     response_count: int = 0
     responded_ns: int = 0
-    """When the last response came. This and `response_count` are only kept for decoupled models."""
+    """time.monotonic_ns() of the last response. This and `response_count` are only kept for decoupled models."""
     trace: Trace | None = None
     """None once the batch has come back."""
     dropped: bool = False
@@ -53,7 +53,7 @@ class _InFlightBatch:
     """Emptied at the batch's end: a reference cycle would keep the clients' data until a garbage collection."""
     open_count: int = 0
     times: tuple[int, int, int] | None = None
-    """When the inputs were there, the engine ended, and the outputs were there; None until the batch has come back."""
+    """When the worker had the inputs, the engine ended, and the outputs were there; None until the batch comes back."""
 
 
 class InFlightRequests:
@@ -125,7 +125,7 @@ class InFlightRequests:
         return True
 
     def answer(self, batch: FormedBatch, outcome: BatchOutcome) -> bool:
-        """Answer the requests whose answers came with the batch. Returns whether no request of it is left in flight."""
+        """Answer the requests whose answers came with the batch. Returns whether all of the batch have ended."""
         running = self._batches[batch]
         running.times = (outcome.input_end_ns, outcome.output_start_ns, outcome.compute_end_ns)
         times = (batch.compute_start_ns, *running.times)

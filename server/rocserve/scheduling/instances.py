@@ -53,7 +53,7 @@ class LimitedInstance:
 
     @property
     def rank(self) -> int:
-        """The product of executions and priority; the instance with the least is next."""
+        """The product of executions and priority; the instance with the lowest rank is next."""
         return self.executions * self.weight
 
     @property
@@ -68,8 +68,8 @@ class RateLimiter:
     available resources, a mapping that is replaced and never changed."""
 
     def __init__(self, explicit: Sequence[RateLimitResource], call_soon: Callable[[Callable[[], None]], None]) -> None:
-        """`explicit`: the resources there are; empty = what the neediest instance holds. `call_soon`: runs a callback
-        on the data plane's thread."""
+        """`explicit`: the available resources; empty = as many as the neediest instance needs. `call_soon`: runs a
+        callback on the data plane's thread."""
         self._explicit = tuple(explicit)
         self._call_soon = call_soon
         self._registered: dict[object, Sequence[Needs]] = {}
@@ -138,8 +138,8 @@ class RateLimiter:
         return instance.is_granted
 
     def release(self, instance: LimitedInstance, has_run: bool) -> None:
-        """Take back an instance's resources, or its request for them. They are granted again in a later call of the
-        loop, so that this instance may ask in time."""
+        """Take back an instance's resources, or its request for them. They are granted in a later call of the loop, so
+        that this instance can ask again before that."""
         if instance.is_granted:
             for key, count in instance.needs.items():
                 self._allocated[key] -= count
@@ -179,7 +179,7 @@ class InstancePool:
     def __init__(self, times: ComputeTimes, sends_ahead: bool = True) -> None:
         """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
         self.in_flight: dict[Instance, deque[FormedBatch]] = {}
-        """By instance: the first batch is in the engine, further ones were sent ahead."""
+        """Instance -> its batches: the first is in the engine, the others were sent ahead."""
         self._used: set[Instance] = set()
         self._times = times
         self._last_begin_ns = 0
@@ -252,7 +252,7 @@ class InstancePool:
         return any(len(batches) > 1 or (batches and batches[0].is_grouped) for batches in self.in_flight.values())
 
     def waiting(self) -> Iterator[InferRequest]:
-        """Yield the requests, as far as the server can know, without dropped ones. From any thread."""
+        """Yield the requests that wait in workers, as far as the server can know. Safe on any thread."""
         # Copies, each made in one step, because the data plane changes these meanwhile.
         for batches in tuple(self.in_flight.values()):
             for place, batch in enumerate(tuple(batches)):

@@ -1,6 +1,6 @@
-"""Dispatches the calls that models make to other models (Triton's BLS) as clients' requests: validated and queued, to
-ensembles and streams too. As in Triton a model can call itself only while another of its instances is free: an instance
-that waits for an answer cannot compute it."""
+"""Dispatches the calls that models make to other models (Triton's BLS) like clients' requests: calls are validated and
+queued, and may go to ensembles and decoupled models. As in Triton a model can call itself only while another of its
+instances is free: an instance that waits for an answer cannot compute it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def start_call(dispatcher: Dispatcher, call: ModelCall, opened: OpenCall) -> Non
                 tensor = split_into_rows(tensor)
         inputs.append((sent.name, sent.datatype.value, sent.shape))
         data.append(tensor.data)
-    # A call's fields as a client's request has them.
+    # A client's request has these fields as parameters.
     parameters: dict[str, ParameterValue] = dict(call.parameters)
     if call.priority:
         parameters["priority"] = call.priority

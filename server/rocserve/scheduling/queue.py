@@ -130,13 +130,13 @@ class RequestQueue:
         self._default_policy = settings.default_queue_policy
         self._policies = settings.priority_queue_policy if settings.priority_levels else {}
         self._levels: dict[int, Level] = {}
-        """By level number: the levels in which requests wait. The default level stays once it was used."""
+        """Level number -> level in which requests wait. The default level stays once it was used."""
         self._order: list[int] = []
         """The numbers of `_levels`, ascending: the highest priority first."""
         # A model whose configuration sets no timeout honours the request's timeout.
         self._has_queue_policy = settings.default_queue_policy != QueuePolicy() or bool(settings.priority_queue_policy)
         self.has_policies = self._has_queue_policy or bool(settings.priority_levels)
-        """Policies or priority levels may refuse or reorder waiting requests, so none may leave early. If False,
+        """Policies or priority levels may refuse or reorder waiting requests, so none may be sent ahead. If False,
         `admit` changes only requests with a deadline or a timeout."""
         self._nbytes = 0
         self.count = 0
@@ -147,7 +147,7 @@ class RequestQueue:
         return self.count
 
     def admit(self, request: InferRequest, now: float) -> None:
-        """Set a request's level, and its expiry: the client's deadline or the queue's timeout. `now`:
+        """Set a request's level and expiry: the client's deadline or, if earlier, the timeout. `now`:
         time.monotonic()."""
         plan = request.plan
         deadline = request.expires_at = request.deadline
@@ -196,7 +196,7 @@ class RequestQueue:
             self.deadline_count += request.deadline is not None
 
     def take(self, count: int) -> list[InferRequest]:
-        """Remove and return the next `count` requests by priority and arrival, fewer if fewer wait."""
+        """Remove and return the next `count` requests in the order in which they run, fewer if fewer wait."""
         next_requests: list[InferRequest] = []
         # A copy, because the loop may close levels.
         for number in self._order.copy():

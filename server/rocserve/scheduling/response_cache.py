@@ -44,7 +44,7 @@ def copied_response(response: InferResponse) -> CachedResponse:
 
 
 class ResponseCache:
-    """Keeps the responses of all models that were used last. On the data plane's thread; any may read `nbytes`."""
+    """Keeps the last used responses of all models. Used on the data plane's thread; any thread may read `nbytes`."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -77,7 +77,7 @@ class ResponseCache:
 
 
 class CachedAnswers:
-    """Caches the answers of one version. A successor with the same number has its own."""
+    """Caches the answers of one version. A reloaded version with the same number has a separate object."""
 
     def __init__(
         self, cache: ResponseCache, config: ModelConfig, statistics: ModelStatistics, log: logging.Logger
@@ -87,7 +87,7 @@ class CachedAnswers:
         self._statistics = statistics
         self._log = log
         self._is_ensemble = bool(config.ensemble_steps)
-        """An ensemble notes itself that a request's queue time begins."""
+        """An ensemble notes QUEUE_START in traces itself."""
         self._owner = object()
         self._members: tuple[object, ...] | None = None
         self._has_warned = False
@@ -120,7 +120,7 @@ class CachedAnswers:
         return None
 
     def keep(self, owner: object, key: bytes, response: InferResponse, lookup_ns: int) -> None:
-        """Keep the answer to a request that was not in the cache, unless the answers of `owner` were deleted since."""
+        """Keep the answer to a request that was not in the cache, unless the answers of `owner` have been deleted."""
         started_ns = time.monotonic_ns()
         nbytes = sum(map(len, response.data))
         fits = nbytes <= LARGEST_CACHED

@@ -84,6 +84,6 @@ class OrderedResponder(ForwardingResponder):
         ticket.send(lambda: self._responder.send(answer, final), final)
 
     def out_of_order(self) -> Responder:
-        """End the ticket, and return the responder itself, for a request that is refused immediately."""
+        """End the ticket, and return the responder that does not wait, for a request that is refused."""
         self._ticket.end()
         return self._responder

@@ -53,11 +53,11 @@ class SchedulerParts:
     router: SequenceRouter = field(default_factory=SequenceRouter)
     """The versions of the model, because sequences may continue in the versions that this one replaces."""
     initial_states: Mapping[str, bytes] = field(default_factory=dict)
-    """By input name, the contents of the files that states of sequences begin with."""
+    """Input name -> content of the file with which the state of each sequence begins."""
 
 
 class Scheduler(ABC):
-    """Runs the requests of a model version on its instances. Lives on the data plane's thread. The events of a turn of
+    """Runs the requests of a model version on its instances. Used on the data plane's thread. The events of a turn of
     the loop change the queues; at the turn's end all batches start that can run. A subclass decides by its
     `_start_work` which requests run together, and where."""
 
@@ -306,7 +306,7 @@ class Drain:
         """Set when the version is closed, until it has been called."""
 
     def report_if_done(self) -> bool:
-        """Call back if nothing runs any more; return whether it did. Called when nothing may be left."""
+        """Call back if the version is closed and nothing runs any more; return whether this is so."""
         if self.running or self.on_drained is None:
             return False
         on_drained, self.on_drained = self.on_drained, None
@@ -375,7 +375,7 @@ class ModelScheduler(Scheduler):
 
     def _start_work(self) -> None:
         """See Scheduler. A busy instance is sent a batch ahead only if the batch could not grow by waiting. The same
-        holds for an idle instance while another is about to end its batch."""
+        applies to an idle instance while another is about to end its batch."""
         queue, pool = self._queue, self._pool
         while queue.count and not self._is_pump_scheduled:
             idle = pool.idle()
@@ -453,6 +453,6 @@ class ModelScheduler(Scheduler):
         self._refused.append((request, deadline_exceeded() if is_late else unavailable("Request timeout expired")))
 
     def _drop_ahead(self, request: InferRequest) -> bool:
-        """Drop a request that waits in a worker behind others; if it did, the caller must answer the request."""
+        """Drop a request that waits in a worker. Returns whether it was dropped: then the caller must answer it."""
         batch = self._pool.batch_ahead(request)
         return batch is not None and self._answerer.drop(batch, request)

@@ -40,13 +40,13 @@ _METHODS: Mapping[str, Sequence[str]] = {
     ),
 }
 PROTOCOLS: Mapping[str, str] = MappingProxyType({name: key for key, names in _METHODS.items() for name in names})
-"""The protocol of each method of inference.GRPCInferenceService and grpc.health.v1.Health."""
+"""Method of inference.GRPCInferenceService or grpc.health.v1.Health -> protocol, Triton's word for a group of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
     header: str
-    """The name that the flag gives; names of headers are compared without regard to case."""
+    """The header's name, with GRPC_HEADER_PREFIX for gRPC; compared without regard to case."""
     secret: str | SecretFile
 
     @property
@@ -62,7 +62,7 @@ class Restriction:
         return hmac.compare_digest(sent, expected.encode(errors="surrogateescape"))
 
     def admits_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
-        """Return whether a call's metadata has the header. If the header is there twice, the first one counts."""
+        """Return whether a call's metadata has the header with the secret. Of two such headers the first counts."""
         name = self.header.lower()
         return self.admits(next((value for key, value in metadata if key.lower() == name), None))
 
@@ -93,7 +93,7 @@ class SecretFile:
         self._checked_at = time.monotonic()
 
     def value(self) -> str:
-        """Return the secret; if the file cannot be read or is empty, the last one."""
+        """Return the secret; if the file cannot be read or is empty, the previous secret."""
         now = time.monotonic()
         if now - self._checked_at >= _POLL_SECONDS:
             self._checked_at = now

@@ -31,7 +31,7 @@ class _Client:
 
 
 class ClientLimits:
-    """Admits requests by client, each with a token bucket that holds the requests of one second."""
+    """Admits requests by client. Each client has a token bucket for the requests of one second."""
 
     def __init__(
         self, most_in_flight: int, most_per_second: float, clock: Callable[[], float] = time.monotonic

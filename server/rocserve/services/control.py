@@ -61,14 +61,14 @@ def refuse_repository_name(name: str) -> None:
 _NUMBER = re.compile(r"\s*([+-]?)0*([0-9]+)")
 """A number as C++ parses it: any text may follow."""
 _MOST_DIGITS = 11
-"""So many digits are out of range. More are cut, because Python refuses to parse thousands of digits."""
+"""A number of so many digits is out of range. Further digits are cut off: Python refuses to parse thousands."""
 _INT_RANGE = range(-(1 << 31), 1 << 31)
 _TRACE_NUMBERS = {
     "trace_rate": ("rate", 0, (1 << 32) - 1),
     "trace_count": ("count", -1, (1 << 31) - 1),
     "log_frequency": ("log_frequency", 0, (1 << 32) - 1),
 }
-"""By setting: the field of TraceValues, the least value, and the largest."""
+"""Setting -> (field of TraceValues, least value, largest value)."""
 
 
 @dataclass(eq=False)
@@ -82,8 +82,8 @@ class TraceControlService:
         return {"TraceSetting": Method(pb.TraceSettingRequest, self.trace_setting)}
 
     def trace_setting(self, request: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
-        """Change the named settings, then report all. A model's setting without a value becomes that of all models. For
-        all models it becomes the value that the server was started with. Raises ServeError: INVALID_ARGUMENT for a
+        """Change the named settings, then report all. A setting without a value is reset: for one model to the setting
+        of all models, for all models to the value at the server's start. Raises ServeError: INVALID_ARGUMENT for a
         model that is not ready or an invalid value; UNIMPLEMENTED for the trace file."""
         name = request.model_name
         if name:
@@ -109,7 +109,7 @@ class TraceControlService:
 
 
 def _change(settings: Mapping[str, Sequence[str]]) -> dict[str, int | None]:
-    """Return the new values by field. As in Triton, unknown settings and levels are ignored. Raises as
+    """Return field -> new value (None = reset). As in Triton, unknown settings and levels are ignored. Raises as
     `trace_setting`."""
     if "trace_file" in settings:
         raise unimplemented("trace file location can not be updated through network protocol")
@@ -151,7 +151,7 @@ _LOG_SETTINGS = {
     "log_verbose_level": ("verbose", "uint32_param", "int32"),
     "log_format": ("format", "string_param", "string"),
 }
-"""In Triton's order: the field of LogSettings, the field of the message, and the type's name in errors."""
+"""Setting -> (field of LogSettings, field of the message, the type's name in errors), in Triton's order."""
 _FORMATS = ("default", "ISO8601")
 _LARGEST_LEVEL = (1 << 31) - 1
 """To Triton a larger level is a negative int32, which means level 0."""

@@ -1,4 +1,4 @@
-"""Takes the inference requests of all front ends, and records single requests in traces and the log."""
+"""Takes the inference requests of all front ends, and records them in traces and the log if these are switched on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_FOR_DECOUPLED: Mapping[str, str] = MappingProxyType(
         "HTTP": "HTTP end point doesn't support models with decoupled transaction policy",
     }
 )
-"""By the protocol of a request that can have only one response."""
+"""Protocol -> error text for a request that can have only one response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ClientResponder(Responder, Protocol):
     """The client can take only one response."""
 
     def origin(self) -> RequestOrigin:
-        """Return the request's source. Called only for observed or limited requests, as soon as they have come."""
+        """Return the request's source. Called only for observed or limited requests, when they come."""
 
 
 class Inference(Protocol):
@@ -92,7 +92,7 @@ class InferenceService:
         return self._observer.is_on or self._client_limits is not None
 
     def watch_wants(self, callback: Callable[[], object]) -> None:
-        """Set the callback, for any thread, for when `wants_origins` may have changed."""
+        """Set the callback that is called, on any thread, when `wants_origins` may have changed."""
         self._observer.on_switched = callback
 
     def heap_for(self, head: RequestHead) -> SharedHeap | None:
@@ -133,7 +133,7 @@ _RECEIVED = {"GRPC": ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "HTTP": ("HTT
 
 
 class RequestObserver:
-    """Records requests in traces and the log, when these are switched on, which any thread may do."""
+    """Records requests in traces and the log, if these are switched on. Any thread may switch them."""
 
     def __init__(self, tracing: Tracing, tables: ServingTableHolder, log: logging.Logger) -> None:
         self.is_on = False
@@ -275,7 +275,7 @@ class HeaderForwarding:
     """Adds headers to the parameters of requests. Safe on any thread."""
 
     def __init__(self, pattern: str) -> None:
-        """Forward headers whose names `pattern` matches anywhere. Raises re.error if it is no regular expression."""
+        """Forward headers whose names `pattern` matches anywhere. Raises re.error if it is not a regular expression."""
         self._pattern = re.compile(pattern)
         # Plans are remembered by the head's identity, so equal requests must keep one head. The dict's operations are
         # atomic; two threads may each make a new head.

@@ -30,7 +30,7 @@ class EnsemblePlan:
     wanted_from: dict[int, tuple[str, ...]]
     """Needed step -> the member's outputs that a step or the answer reads."""
     reader_counts: dict[str, int]
-    """Ensemble tensor -> how many needed steps, and the answer, read it. When all have, its memory is released."""
+    """Ensemble tensor -> how many needed steps, and the answer, read it. After the last read its memory is released."""
 
 
 class EnsembleGraph:

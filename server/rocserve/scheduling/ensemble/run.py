@@ -139,15 +139,15 @@ class EnsembleRun:
         self._tensors: dict[_Place, _HeldTensor] = {}
         self._readers_left: dict[_Place, int] = {}
         self._iterations: dict[int, int] = {}
-        """By decoupled step, the number of its answers."""
+        """Decoupled step -> number of its answers so far."""
         self._holdings: dict[int, Holding] = {}
-        """By iteration, the memory of members' answers until the ensemble has sent its own."""
+        """Iteration -> memory of members' answers until the ensemble has sent its answer."""
         self._phases = PhaseTotals()
         self._steps_running = 0
         self.ended = False
         """Later answers of steps are dropped."""
         self._answers: dict[int, InferResponse] = {}
-        """By iteration: answers that wait for earlier ones."""
+        """Iteration -> the ensemble's answer, which waits for earlier iterations."""
         self._answer_count = 0
         """Answers that were sent."""
         self._error: ServeError | None = None
@@ -156,7 +156,7 @@ class EnsembleRun:
         self._cancelled = False
         self._is_watched = False
         self.watchers: dict[StepRequest, list[Callable[[], None]]] = {}
-        """By step that has not ended: the callbacks for when the client leaves."""
+        """Step that has not ended -> callbacks for when the client leaves."""
 
     def start(self) -> None:
         self._begun_ns = time.monotonic_ns()
@@ -244,7 +244,7 @@ class EnsembleRun:
         holding = self._holdings.setdefault(iteration, Holding())
         if over is not None and over.last_read_bytes:
             if over.iteration == iteration:
-                # In one call: if other requests could take the released room, none of many might ever end.
+                # In one call: if other requests could take the released room in between, many might all fail.
                 nbytes -= over.last_read_bytes
             elif (read := self._holdings.get(over.iteration)) is not None:
                 memory.release_step(read, over.last_read_bytes)
@@ -489,7 +489,7 @@ def _placed(data: Buffer, places: TensorPlaces, slot: object) -> Sequence[Buffer
     offset = heap.offset_of(data)
     if offset is None or offset % ALIGNMENT or places.sizes != [len(data)]:
         return [data]
-    # In this call: the heap may be released before the block is read.
+    # The view is created now, because the heap may be released before the block is read.
     block = heap.view(offset, places.end)
     return PlacedTensors(lambda *_: block, places.end, places, heap, offset, slot)
 

@@ -108,7 +108,7 @@ class EnsembleVersion:
         EnsembleRun(self, request, responder, started_ns).start()
 
     def _members(self) -> tuple[weakref.ref[ServedVersion], ...]:
-        """Return the versions that the steps would run now, and those of ensembles among them."""
+        """Return the versions that the steps would run now, and the members of ensembles among them."""
         table = self.dispatcher.tables.table
         if (known := table.members.get(self)) is not None:
             return known

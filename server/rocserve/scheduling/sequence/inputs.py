@@ -107,7 +107,7 @@ class SequenceInputs:
     """Makes the model's inputs of requests and padding rows, and keeps the states of sequences."""
 
     def __init__(self, config: ModelConfig, batching: SequenceBatching, initial: Mapping[str, bytes]) -> None:
-        """`initial`: by input name, the contents of the files that states begin with."""
+        """`initial`: input name -> content of the file with which the state begins."""
         self._lead = (1,) if config.max_batch_size > 0 else ()
         self.controls = ControlTensors(batching, config.max_batch_size > 0)
         self.states = batching.states
@@ -146,8 +146,8 @@ class SequenceInputs:
         request.plan = plan
 
     def take_states(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
-        """Replace the states that are among the outputs, or none. Raises ServeError (INTERNAL) if a datatype is
-        wrong."""
+        """Replace the states that are among the outputs; none if it raises ServeError (INTERNAL) for a wrong
+        datatype."""
         found: list[tuple[int, StateValue]] = []
         for tensor in outputs:
             place, datatype = self._places.get(tensor.name, (-1, tensor.datatype))

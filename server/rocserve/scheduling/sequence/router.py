@@ -22,7 +22,7 @@ class SequenceRouter:
         self._open.append(version)
 
     def begin_closing(self, version: SequenceScheduler) -> bool:
-        """Give a version no new sequences. Returns whether another version takes them, which then passes on requests of
+        """Give a version no new sequences. Returns whether another version takes them; it then passes on requests of
         old ones."""
         if version in self._open:
             self._open.remove(version)
@@ -39,7 +39,7 @@ class SequenceRouter:
         return any(version.has_sequences for version in (*self._open, *self._closing))
 
     def find(self, sequence: SequenceId, version: str, exclude: SequenceScheduler) -> SequenceScheduler | None:
-        """Return the other version, not `exclude`, that has a sequence. `version`: the only one allowed; "" = any."""
+        """Return the version other than `exclude` that has a sequence. `version`: the only one allowed; "" = any."""
         others = (other for other in (*self._closing, *self._open) if other is not exclude)
         fitting = (other for other in others if not version or int(version) == other.version)
         return next((other for other in fitting if other.knows(sequence)), None)

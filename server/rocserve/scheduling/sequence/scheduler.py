@@ -59,7 +59,7 @@ class DirectStrategy:
         return min(request.queue_start_ns for request in fronts) + self._delay_ns
 
     def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
-        """Take a batch that is ready, of requests like the oldest. Padding rows have the responder NULL_RESPONDER."""
+        """Take a ready batch: the requests that may join the oldest. Padding rows have the responder NULL_RESPONDER."""
         waiting = self._waiting(instance)
         for slot in waiting:
             self._inputs.begin(slot.queue[0], slot)
@@ -121,7 +121,7 @@ _DEFAULT_IDLE_MICROSECONDS = 1_000_000
 
 
 class SequenceScheduler(Scheduler):
-    """Gives each sequence a slot of an instance, of which the strategy forms batches. See Scheduler."""
+    """Gives each sequence a slot of an instance; the strategy forms batches from the slots. See Scheduler."""
 
     def __init__(self, parts: SchedulerParts) -> None:
         super().__init__(parts, sends_ahead=False)

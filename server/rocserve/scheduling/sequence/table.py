@@ -51,7 +51,7 @@ class SequenceRequest(InferRequest):
     slot: Slot | None = None
     """The slot in which the request runs or has run; None before."""
     states: SequenceStates | None = None
-    """The sequence's states, which its answer changes."""
+    """The sequence's states, which the answer to this request changes."""
     cancelled: bool = False
     answers: SequenceResponder | None = None
     """Takes the states out of the answers. A request that is run again keeps this responder."""
@@ -120,9 +120,9 @@ class SequenceTable:
         self._largest_batch = largest_batch
         self.instances: list[SequenceInstance] = []
         self._places: dict[SequenceId, Place] = {}
-        """The slot or backlog of each sequence that goes on; a sequence leaves with its last request."""
+        """Sequence that goes on -> its slot or backlog; a sequence leaves with its last request."""
         self._ready: list[tuple[int, int, Slot]] = []
-        """Free slots by index: to use the lowest keeps batches short."""
+        """Heap of free slots by index: using the lowest keeps batches short."""
         self._backlog: deque[Backlog] = deque()
         self._last_used: OrderedDict[SequenceId, float] = OrderedDict()
         """time.monotonic() of the last use of each sequence in a slot, the longest unused first."""
@@ -142,7 +142,7 @@ class SequenceTable:
         return not self._places and not self.count
 
     def lost_error(self, sequence: SequenceId) -> ServeError | None:
-        """Return the error for requests of a lost sequence; None if it was not lost, or was forgotten."""
+        """Return the error for requests of a lost sequence; None if it was not lost, or the loss is forgotten."""
         reason = self._lost.get(sequence)
         return None if reason is None else self.lost_sequence_error(sequence, reason)
 
@@ -153,7 +153,7 @@ class SequenceTable:
         )
 
     def place(self, request: SequenceRequest, now: float) -> Slot | None:
-        """Add a request; return its slot, None if its sequence waits for one. Raises QueueFull."""
+        """Add a request; return its slot, None if its sequence waits for a slot. Raises QueueFull."""
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
             raise QueueFull(request.id)
         sequence = request.tag.id
@@ -260,8 +260,8 @@ class SequenceTable:
         heapq.heappush(self._ready, (slot.index, slot.instance.number, slot))
 
     def _next_backlog(self, now: float) -> Backlog:
-        """Remove and return the sequence that gets a slot: the oldest; or the newest with a deadline once the oldest,
-        if it has a deadline, has used half of its time (see Triage)."""
+        """Remove and return the sequence that gets a slot: the newest with a deadline if the oldest has used half of
+        its time (see Triage), otherwise the oldest."""
         first = self._backlog[0].queue[0]
         if first.deadline is None or half_time(first, self._times.of(self._largest_batch)) >= now:
             return self._backlog.popleft()
@@ -316,7 +316,7 @@ class SequenceTable:
         return deadline <= now or not self._times.may_probe(int(now * 1e9))
 
     def cancel(self, request: SequenceRequest, now: float) -> bool:
-        """End the sequence of a request whose client has left: now, or if it has a slot when the request's turn comes.
+        """End the sequence of a request whose client has left: now; if it has a slot, when the request's turn comes.
         Returns False if the request does not wait."""
         place, deadline = request.place, request.deadline
         if isinstance(place, Slot):

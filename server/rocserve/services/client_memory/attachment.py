@@ -49,8 +49,8 @@ class ClientMemory:
 
     def attach(self, request: InferRequest, responder: Responder) -> tuple[Responder, Sequence[Steps[None]]]:
         """Put inputs in regions into the request's data. Returns the responder that must answer the request, which
-        writes outputs to regions, and the steps that copy large inputs, which must run before the dispatch. This and
-        the steps raise ServeError if there is no such model, region or part; then no region is held."""
+        writes outputs to regions, and the steps that copy large inputs, for the dispatcher. This method and the steps
+        raise ServeError if there is no such model, region or part; then no region stays acquired."""
         head = request.head
         config = self._tables.table.find(head.model_name, head.model_version).config
         left = self.most_bytes

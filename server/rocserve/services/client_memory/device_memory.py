@@ -1,6 +1,6 @@
 """Copies from and to GPU memory of clients, in a separate process so that the server's own loads no GPU libraries. The
-process runs one command at a time. Only it imports PyTorch, whose builds for all makers' GPUs open their handles by one
-call."""
+process runs one command at a time. Only that process imports PyTorch, whose builds for all makers' GPUs open handles by
+the same call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.plane import anonymous_file
 
 COPIED_AT_ONCE = 4 << 20
-"""Bytes that are copied in one step: about a millisecond, of which the data plane runs some in each turn."""
+"""Bytes that are copied in one step: about a millisecond. The data plane runs some steps in each turn."""
 _START_SECONDS = 120.0
 """Includes the import of PyTorch, and the start of a GPU's driver."""
 _ANSWER_SECONDS = 5.0
@@ -38,7 +38,7 @@ _GONE = b"/gone"
 
 
 class DeviceProcess:
-    """Sends commands to the process, on any thread."""
+    """Starts the separate process and sends commands to it. Safe on any thread."""
 
     def __init__(self) -> None:
         """Takes seconds. Raises ServeError (UNAVAILABLE) if the process does not start or finds no GPU."""

@@ -78,7 +78,7 @@ class ClientRegion(Region):
             raise
 
     def view(self, offset: int, nbytes: int) -> tuple[memoryview, GuardedMapping]:
-        """Return a part, which must be within bounds, in place, and its mapping for `check_whole` after the access.
+        """Return a view of a part, which must be within bounds, and the mapping, for `check_whole` after the access.
         Both outlive the region. Raises ServeError (INVALID_ARGUMENT) if the client has cut the file."""
         self._check_present(offset + nbytes)
         return self.file.view(self.offset + offset, nbytes), self.file.mapping
@@ -183,7 +183,7 @@ class RegionReference:
 
 def read_reference(tensor: str, parameters: Parameters) -> RegionReference | None:
     """Return the part of a region that holds a tensor; None = the request holds it. Raises ServeError
-    (INVALID_ARGUMENT) if a parameter has the wrong type or its counterpart is missing."""
+    (INVALID_ARGUMENT) if a parameter has the wrong type, or a parameter that goes with it is missing."""
     region = parameters.get(SHARED_REGION)
     if region is None:
         for name in (SHARED_OFFSET, SHARED_BYTE_SIZE):
