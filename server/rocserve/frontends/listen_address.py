@@ -13,7 +13,7 @@ from dataclasses import dataclass
 _SO_ATTACH_FILTER = 26
 _NO_HANDSHAKE_BEGINS = (
     (0x30, 0, 0, 13),  # The flags of a segment's TCP header.
-    (0x54, 0, 0, 0x12),  # Of the flags: SYN and ACK.
+    (0x54, 0, 0, 0x12),  # SYN and ACK of these flags.
     (0x15, 0, 1, 0x02),  # SYN alone: drop the segment,
     (0x06, 0, 0, 0),
     (0x06, 0, 0, 0xFFFFFFFF),  # else accept it whole.
@@ -26,15 +26,15 @@ class ListenAddress:
     protocol: str
     """The protocol served here, such as "metrics"."""
     flags: str
-    """The common part of its flags' names."""
+    """The common part of the flags' names, such as "grpc" in --grpc-port."""
     address: str
     port: int
     """0 = any free port."""
     reuse_port: bool = False
 
     def bind(self) -> socket.socket:
-        """Return a bound socket that does not listen; processes of this user may share its port from then on. Raises
-        OSError, see `refusal`; without `reuse_port` also if another socket has the port."""
+        """Return a bound socket that does not listen; other processes of this user may then share its port. Raises
+        OSError (see `refusal`), without `reuse_port` also if another socket has the port."""
         family, kind, number, _, place = socket.getaddrinfo(
             self.address, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -44,7 +44,7 @@ class ListenAddress:
             if self.reuse_port:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             bound.bind(place)
-            # Linux requires the option of both sockets when a second one binds. This one has bound without it, alone.
+            # When a second socket binds, Linux requires the option of both. Without `reuse_port`, this one bound alone.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         except OSError:
             bound.close()

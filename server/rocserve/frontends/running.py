@@ -67,7 +67,7 @@ class FrontEnds:
 
     def __post_init__(self) -> None:
         self.ports: dict[str, int] = {}
-        """By name of the settings: the ports that are listened on."""
+        """"http", "grpc" or "metrics" -> the port that is listened on."""
         self._metrics: HttpListener | None = None
         self._http: HttpListener | None = None
         self._guest: GuestLoop | None = None
@@ -77,14 +77,14 @@ class FrontEnds:
         self._transport: GrpcServer | None = None
         cpus, asked = usable_cpus(), self._settings.front_ends
         self._count = default_front_ends(cpus) if asked is None else asked
-        """Processes that serve each protocol; 0 = the server's own does."""
+        """Number of processes that serve each protocol; 0 = the server's own process does."""
         self._why_so_many = f"by default with {cpus} CPUs" if asked is None else "as --front-ends says"
         self._processes: dict[str, FrontEndProcesses] = {}
         self._common: FrontEndParts | None = None
         self._routes = MethodRoutes(asyncio.get_running_loop(), self._plane, self._served.memory, self._log)
 
     async def start(self) -> Sequence[Exception]:
-        """Listen on all ports. Returns the reasons why some cannot be served; then all others have been stopped."""
+        """Listen on all ports. Returns the errors of ports that cannot be served; then all others have been closed."""
         starts = (self._start_metrics(), self._start_http(), self._start_grpc())
         # All start together: processes take long to start, and all ports in use are reported.
         outcomes = await asyncio.gather(*starts, return_exceptions=True)
@@ -111,7 +111,7 @@ class FrontEnds:
         return f"`rocserve status --url={_host(grpc)}:{self.ports['grpc']}{tls}`"
 
     def plain_addresses(self) -> Mapping[str, str]:
-        """Return the addresses, for this machine, of those of "http" and "grpc" that need no TLS and no secret."""
+        """Return "http" and "grpc" -> address for clients on this machine, for those that need no TLS and no secret."""
         parts: dict[str, HttpSettings | GrpcSettings] = {"http": self._settings.http, "grpc": self._settings.grpc}
         return {
             name: f"{_host(part)}:{self.ports[name]}"
@@ -128,7 +128,7 @@ class FrontEnds:
             self._processes["HTTP"].begin_exit()
 
     def begin_exit(self) -> None:
-        """End the streams that wait for nothing, because the server has begun to end."""
+        """End health watches and the streams that wait for no answer, because the server has begun to end."""
         self._plane.call_soon(self._health.end)
         if self._handlers is not None:
             self._plane.call_soon(self._handlers.begin_exit)
@@ -153,7 +153,7 @@ class FrontEnds:
                 return_exceptions=True,
             )
         except asyncio.CancelledError:
-            # The thread waits for the grace time unless it is called again without one.
+            # The thread waits for the grace time unless `stop` is called again without a grace time.
             if transport is not None:
                 await asyncio.to_thread(transport.stop, 0.0)
             raise

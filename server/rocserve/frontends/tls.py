@@ -1,4 +1,4 @@
-"""TLS of the ports, from PEM files that are read again when they change: renewing certificates needs no restart."""
+"""Serves TLS with PEM files, and reads them again when they change: renewing certificates needs no restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CertificateFiles:
     chain: Path
     private_key: Path
     root: Path | None
-    """If given, clients must show a certificate that this one vouches for."""
+    """Clients must show a certificate that this one vouches for; None = clients need no certificate."""
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -33,12 +33,12 @@ class CertificateFiles:
 @dataclass(eq=False)
 class CertificateReloader:
     """Reads certificates again when their files change. gRPC calls it from several threads, at each handshake. A
-    renewal replaces several files: until they belong together, the earlier certificates stay in use. Open connections
-    keep theirs."""
+    renewal replaces several files: until the files belong together, the earlier certificates stay in use. Open
+    connections keep their certificates."""
 
     _files: CertificateFiles
     _user: str
-    """Names in the log who serves with the certificates."""
+    """The name of the port in the log, such as "gRPC"."""
     _log: logging.Logger
     context: ssl.SSLContext | None = field(default=None, init=False)
     """TLS for Python with the certificates that `renewed` last returned."""
@@ -86,7 +86,7 @@ class CertificateReloader:
         return [path.read_bytes() for path in self._files.paths]
 
     def checked(self) -> ssl.SSLContext:
-        """Return TLS with the present files. Raises OSError or ValueError if they do not belong together or are no
+        """Return TLS with the present files. Raises OSError or ValueError if they do not belong together or are not
         PEM."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self._files.chain, self._files.private_key, _no_password)
@@ -121,7 +121,7 @@ class RenewedContext(ssl.SSLContext):
 def certificate_files(
     grpc: GrpcSettings, port: GrpcSettings | HttpSettings | MetricsSettings
 ) -> CertificateFiles | None:
-    """Return a port's certificates, which are gRPC's; None = no TLS. Raises ValueError if a file is not given."""
+    """Return a port's files, which are those of gRPC; None = no TLS. Raises ValueError if a file is not given."""
     if not (port.use_ssl or port.use_ssl_mutual):
         return None
     if grpc.server_cert is None or grpc.server_key is None:

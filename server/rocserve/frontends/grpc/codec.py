@@ -68,7 +68,7 @@ class _Layout:
 
     head: RequestHead
     frames: list[tuple[int, bytes]]
-    """The other bytes, and where they begin."""
+    """(Begin, bytes) of each part that is outside of the id and the tensors."""
     id_start: int
     id_end: int
     """0 = the messages have no id."""
@@ -90,9 +90,9 @@ class RequestDecoder:
         # Two threads may both parse a new head; the operations of the dict are atomic.
         self._heads = Memo[bytes, _ParsedHead]()
         self._layouts = Memo[int, _Layout]()
-        """By message length: the layout of the last message whose head was known."""
+        """Message length -> layout of the last message of that length whose head was known."""
         self._sequence_heads = Memo[bytes, tuple[_ParsedHead, SequenceTag]]()
-        """Heads of sequences under way, apart from the other heads because each sequence has its own."""
+        """Heads of running sequences, apart from the other heads because each sequence has a different one."""
 
     def large_contents(self, data: bytes) -> LargeContents | None:
         """Return the contents to decode step by step, for a message of more than DECODED_AT_ONCE bytes; None if
@@ -106,8 +106,8 @@ class RequestDecoder:
     def decode_request(self, data: bytes) -> InferRequest:
         """Decode one request. Its inputs' data are views on `data`, unless `data` is small.
 
-        Raises ServeError (INVALID_ARGUMENT) if the bytes are no ModelInferRequest, or an input's data is missing, given
-        twice or in the wrong field.
+        Raises ServeError (INVALID_ARGUMENT) if the bytes are not a ModelInferRequest, or an input's data is missing,
+        given twice or in the wrong field.
         """
         try:
             layout = self._layouts.get(len(data))
@@ -166,7 +166,7 @@ class RequestDecoder:
         return InferRequest(parsed.head, request_id, _assign(parsed, contents))
 
     def _decode_with_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
-        """Decode a request, and separate its sequence parameters, so that all requests share one head."""
+        """Decode a request, and separate its sequence parameters, so that all sequences share one head."""
         known = self._sequence_heads.get(head_bytes)
         if known is not None:
             return InferRequest(known[0].head, request_id, _assign(known[0], raw), sequence=known[1])
@@ -182,7 +182,7 @@ class RequestDecoder:
         return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
     def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
-        """Raises ValueError if the bytes are no head."""
+        """Raises ValueError if the bytes are not a head."""
         try:
             message = pb.ModelInferRequest.FromString(head_bytes)
         except DecodeError:
@@ -224,9 +224,9 @@ class UnreadRequest:
     _decode_by_protobuf: Callable[[bytes], InferRequest]
 
     def decode(self, admit: Callable[[int], object]) -> Steps[InferRequest]:
-        """Return the request, decoding some elements per step. `admit` takes the bytes to be allocated next. Raises
-        ServeError: INVALID_ARGUMENT if contents are faulty, RESOURCE_EXHAUSTED if memory is short; and what `admit`
-        raises."""
+        """Return the request, decoding some elements per step. `admit` takes the number of bytes to be allocated next.
+        Raises ServeError: INVALID_ARGUMENT if contents are faulty, RESOURCE_EXHAUSTED if memory is short; and what
+        `admit` raises."""
         request, large = self.request, self._large
         cuts = () if large is None else large.cuts
         data = [*request.data]
@@ -256,7 +256,7 @@ def refused_request_id(data: bytes) -> str:
 def _read_head(
     message: pb.ModelInferRequest, has_raw: bool, cut: Mapping[int, str] = MappingProxyType({})
 ) -> _ParsedHead:
-    """`cut`: by input, the field of the contents that have been cut out."""
+    """`cut`: index of an input -> the field of its contents, which have been cut out of the message."""
     model_name = message.model_name
     count = len(message.inputs) + len(message.outputs) + len(message.parameters)
     check_entries(count)
@@ -313,7 +313,7 @@ def _refuse_second_source(input_name: str, model_name: str, shared: bool, has_ra
 
 
 def _assign(parsed: _ParsedHead, raw: Sequence[Buffer]) -> list[Buffer]:
-    """Return the data of each input. Raw entries go to the inputs without other data; there may be too many."""
+    """Return the data of each input. Raw entries go to the inputs without other data; surplus entries are ignored."""
     inputs = parsed.head.inputs
     sources = parsed.sources or (None,) * len(inputs)
     entries = iter(raw)
@@ -391,7 +391,7 @@ class ResponseEncoder:
         return [lead, *chain.from_iterable(zip(prefixes, contents))]  # noqa: B905
 
     def encode_stream_response(self, response: InferResponse, final: bool) -> bytes:
-        """Return a ModelStreamInferResponse that says whether it is the last. Raises ServeError as `parts` does."""
+        """Return a ModelStreamInferResponse. `final`: it is the request's last. Raises ServeError as `parts` does."""
         return b"".join(self.stream_parts(response, final))
 
     def stream_parts(self, response: InferResponse, final: bool) -> list[Buffer]:
@@ -420,7 +420,7 @@ class ResponseEncoder:
         outputs = pb.ModelInferResponse()
         for output in response_head.outputs:
             outputs.outputs.add(name=output.name, datatype=output.datatype.value, shape=output.shape)
-        # Right for all datatypes but BYTES, whose length is compared for each response.
+        # Wrong for BYTES, so `parts` compares the sizes for each response.
         sizes = [math.prod(output.shape) * output.datatype.itemsize for output in response_head.outputs]
         model_fields, output_fields = model.SerializeToString(), outputs.SerializeToString()
         head = _EncodedHead(

@@ -1,4 +1,4 @@
-"""Handles ModelInfer and ModelStreamInfer: makes requests of clients' messages, and messages of their answers."""
+"""Handles ModelInfer and ModelStreamInfer: turns clients' messages into requests, and answers into messages."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class InferenceHandlers:
             self.order.release(unread.request)
 
     def begin_exit(self) -> None:
-        """Let streams end as soon as their requests are answered, and accept no others."""
+        """Let streams end as soon as their requests are answered, and accept no further requests on them."""
         self.is_exiting = True
         for stream in list(self.streams):
             stream.end_if_done()
@@ -239,7 +239,7 @@ class _StreamResponder:
     head: RequestHead | None = field(default=None, init=False)
     request_id: str = field(default="", init=False)
     is_accepted: bool = field(default=False, init=False)
-    """Errors before this are refusals of the request, errors after it are answers of the model."""
+    """While this is False, errors are refusals of the request; afterwards they are answers of the model."""
     _ticket_ended: bool = field(default=False, init=False)
     _callback: Callable[[], None] | None = field(default=None, init=False)
 
@@ -332,7 +332,7 @@ class _StreamResponder:
 
 
 def _nbytes(request: InferRequest) -> int:
-    """Return the bytes of typed contents, which are copies and no views on the message."""
+    """Return the bytes of typed contents, which are copies, not views on the message."""
     return sum(map(len, request.data))
 
 

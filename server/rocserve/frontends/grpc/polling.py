@@ -1,10 +1,10 @@
-"""Polls gRPC's completion queue for the data plane's loop, or lets a thread wait in it; and finds the sockets of gRPC's
-port, which the core does not expose.
+"""Polls gRPC's completion queue for the data plane's loop, or lets a thread wait for its events; and finds the sockets
+of gRPC's port, which the core does not expose.
 
 If GRPC_EXPERIMENTS has -event_engine_listener, gRPC's core reads and writes its sockets on the thread that polls the
 queue, and waits in an epoll itself. The server's epoll is the one that watches the listening socket; the loop sleeps on
-it. Work on the core's own threads (handshakes of connections, readers that had too much to read, timers) ends in the
-queue without a sign; only a poll finds it.
+it. The core's own threads (handshakes of connections, readers that had too much to read, timers) put events into the
+queue without waking the epoll; only a poll finds these events.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _COUNT_AGE_SECONDS = 0.1
 _COUNTED_BYTES = 16 << 10
 """Bytes read of the kernel's list of what an epoll watches: more than _MAX_EPOLL_EVENTS connections take."""
 _LONGEST_SLEEP_SECONDS = 0.05
-"""Until the loop finds what the core's own threads have put into the queue."""
+"""The loop sleeps no longer than this, because events of the core's own threads do not wake it."""
 _LONGEST_IDLE_SLEEP_SECONDS = 1.0
-"""In place of _LONGEST_SLEEP_SECONDS without a connection, when no client waits for it."""
+"""In place of _LONGEST_SLEEP_SECONDS if there is no connection, because then no client waits."""
 _STOP_CHECK_SECONDS = 0.5
 """The waiting thread checks at this interval whether it must stop."""
 _CHECK_SECONDS = 1.0
-"""For the whole check. Processes that share the port get one another's connections at random."""
+"""Limit of the check in `_wakes`, which tries again: another process that shares the port may get the connection."""
 _SHOWN_SECONDS = 0.005
 """More than a connection on loopback takes to appear."""
 _UNTOUCHED_SECONDS = 0.01
@@ -57,7 +57,7 @@ class QueuePolling:
     raises what the queue raises; that event is lost."""
 
     def __init__(self, queue: Any, descriptor: int) -> None:
-        """`descriptor`: of gRPC's epoll, before the first connection."""
+        """`descriptor`: gRPC's epoll. Must be made before the first connection."""
         self.wake_descriptor: int | None = descriptor
         # Called about four times per request, so no function lies between.
         self.next: Callable[[], Event] = partial(queue.poll, 0.0)
@@ -74,7 +74,7 @@ class QueuePolling:
 
     @property
     def idle_polls(self) -> int:
-        """The polls without an event after which there is none. The server's polls try twice for each ready socket."""
+        """Return how many idle polls prove that the queue is empty. Each poll of the server tries two ready sockets."""
         if time.monotonic() - self._counted_at > _COUNT_AGE_SECONDS:
             self._count()
         return min(self._watched, _MAX_EPOLL_EVENTS) // 2 + 1
@@ -170,7 +170,7 @@ def _wakes(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
 
 
 def refuse_handshakes(port: int) -> None:
-    """Stop new handshakes; connections that are made, or nearly, still come. To be called before `stop_listening`."""
+    """Ignore new handshakes; those that have begun still end. Must be called before `stop_listening`."""
     for _, found in _sockets(port):
         if _listens(found):
             begin_no_handshakes(found)

@@ -54,7 +54,7 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import GrpcSettings
 
 MOST_EVENTS = 48
-"""Per turn. They take about 1 ms, after which the loop must handle the workers' answers."""
+"""The most events in one turn. They take about 1 ms, after which the loop must handle the workers' answers."""
 _REQUESTED_TOGETHER = 16
 """Calls that are requested from the core together, after as many have come."""
 OUTSTANDING_REQUESTS = MOST_EVENTS + _REQUESTED_TOGETHER
@@ -64,7 +64,7 @@ LAST_EVENTS_SECONDS = 0.05
 """Events are still handled for this time after the server has shut down, and handshakes under way may take as long."""
 
 AGE_SPREAD = 1.1
-"""gRPC's core ends connections between 0.9 and 1.1 times their age."""
+"""gRPC's core ends connections between 0.9 and 1.1 times the set age."""
 
 
 class GrpcServer:
@@ -91,7 +91,7 @@ class GrpcServer:
         self.log = log
         self.failures = RequestFailures(log)
         self.live: set[ServerCall] = set()
-        """Calls in flight. Removing a call from this set makes an answer the first and only one."""
+        """Calls in flight. An answer removes its call from this set, so that no call gets a second answer."""
         self.sending: dict[ServerUnaryCall | ServerStreamCall, float] = {}
         """Calls with an answer that the client has not read yet, with the time when it was sent (time.monotonic())."""
         self.waiting: WaitingCalls = WaitingCalls(limits.waiting, time.monotonic(), log)
@@ -105,7 +105,7 @@ class GrpcServer:
         self._polling: QueuePolling | WaitingThread
         self._stopping = False
         self._port = 0
-        # While the server shuts down: the time since when all calls have been answered.
+        # While the server shuts down: the time when all calls had been answered.
         self._idle_since: float | None = None
         self._ended = threading.Event()
         self._on_ended: Callable[[], None] = self._ended.set
@@ -158,7 +158,7 @@ class GrpcServer:
             self._ended.wait()
 
     def stop_soon(self, grace_seconds: float, on_ended: Callable[[], None]) -> None:
-        """As `stop`, on the loop's thread and without waiting."""
+        """As `stop`, on the loop's thread and without waiting; `on_ended` is called at the end."""
         self._on_ended = on_ended
         self._continue_closing(self._close())
         self.plane.call_at(time.monotonic() + grace_seconds, self._cancel_all)
@@ -255,7 +255,7 @@ class GrpcServer:
 
     def _shut_down(self) -> None:
         self._stopping = True
-        # Events of cancelled calls may come after the shutdown's, and watchers and streams must get them.
+        # Events of cancelled calls may come after the shutdown's event, and watchers and streams must get them.
         self._server.shutdown(
             self._queue, lambda event: self.plane.call_at(time.monotonic() + LAST_EVENTS_SECONDS, self._end)
         )
@@ -319,7 +319,7 @@ class GrpcServer:
 
 
 def server_credentials(files: CertificateFiles, log: logging.Logger) -> Any:
-    """Return grpc.ServerCredentials that follow the files. Raises OSError if a file cannot be read."""
+    """Return grpc.ServerCredentials that use renewed files. Raises OSError if a file cannot be read."""
     reloader = CertificateReloader(files, "gRPC", log)
 
     def configuration(contents: Sequence[bytes] | None) -> Any:

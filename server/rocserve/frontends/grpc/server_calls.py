@@ -40,7 +40,7 @@ _GONE: list[Callable[[], None]] = []
 _STATUS_TEXT_LIMIT = 2000
 """Bytes. Trailers carry the text percent-encoded (up to three times as long); clients refuse more than 8 KiB."""
 _RETRY_PUSHBACK = "grpc-retry-pushback-ms"
-"""Metadata: the milliseconds that gRPC's own retries wait."""
+"""Name of the metadata with the milliseconds that gRPC's own retries wait."""
 
 
 def _ignore(event: Event) -> None:
@@ -66,8 +66,8 @@ def refuse(event: Event, code: StatusCode, text: str) -> None:
 class ServerCall:
     """The common part of unary calls and streams, and the holder of an answer's memory until it has been sent.
 
-    This object is one of the references that the core counts, so the call may be cancelled at any time, even after the
-    server has been destroyed.
+    This object has a reference that the core counts, so the call may be cancelled at any time, even after the server
+    has been destroyed.
     """
 
     __slots__ = ("_call", "_event", "_transport", "held_bytes")
@@ -166,7 +166,7 @@ class ServerUnaryCall(ServerCall):
     end_waiting = reply_error
 
     def _drop(self) -> None:
-        """Release the request's memory."""
+        """Release the request's memory, unless an answer is being sent."""
         if self not in self._transport.sending:
             self._transport.memory.release(self)
 
@@ -225,7 +225,7 @@ class ServerStreamCall(ServerCall):
         self._backlog: deque[bytes] = deque()
         self._sending = False
         self._sending_bytes = 0
-        """The part of `held_bytes` that is being sent; the rest is the backlog's."""
+        """The part of `held_bytes` that is being sent; the rest is in the backlog."""
         self._metadata_sent = False
         self._status: Any = None
         self._finished = False
@@ -343,7 +343,7 @@ class ServerStreamCall(ServerCall):
             self._start_sending(None, status)
 
     def end_waiting(self, error: ServeError) -> None:
-        """Cancel the stream, and drop what waits to be sent, because the client may not read."""
+        """Cancel the stream, and drop the messages that wait to be sent, because the client may not read."""
         self._call.cancel(int(error.code), _status_text(error.text))
 
     def _start_sending(self, message: bytes | None, status: Any) -> None:

@@ -37,8 +37,8 @@ SERVER_SERVICES = ("", "inference.GRPCInferenceService", "grpc.health.v1.Health"
 
 @dataclass(eq=False)
 class HealthHandlers:
-    """Answers the health service. The service "" is the server. Any other name that is not one of the server's services
-    is a model's. On the data plane's thread."""
+    """Answers the health service: for the server (service "" or a name in SERVER_SERVICES) and for models (any other
+    name). On the data plane's thread."""
 
     _tables: ServingTableHolder
     _readiness: Readiness
@@ -108,7 +108,7 @@ class HealthWatch:
 
 
 class MethodRoutes:
-    """Makes routes of methods, by full names."""
+    """Makes routes for methods. Full name -> route."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, plane: PlaneLoop, memory: RequestMemory, log: logging.Logger
@@ -121,7 +121,7 @@ class MethodRoutes:
         self._running: set[Future[None]] = set()
 
     def open(self, methods: Mapping[str, Method]) -> Mapping[str, Route]:
-        """Return unrestricted routes."""
+        """Return routes that do not check the client."""
         return {full_name(name): self._route(method) for name, method in methods.items()}
 
     def guarded(self, methods: Mapping[str, Method], health: HealthHandlers, access: Access) -> Mapping[str, Route]:
@@ -182,7 +182,7 @@ class MethodRoutes:
         return UnaryRoute(hand_over)
 
     def _direct_route(self, answer: Callable[[Buffer], bytes]) -> UnaryRoute:
-        """Return a handler that answers on the calling thread."""
+        """Return a route whose handler answers on the calling thread."""
 
         def handle(call: UnaryCall) -> None:
             try:

@@ -78,8 +78,8 @@ class UnaryCall(_Call, Protocol):
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
         """Call back once if the client cancels, vanishes, or lets its deadline pass before the call has ended.
 
-        A call takes any number of callbacks. They run in this call if the client is known to be gone. Watching costs
-        one more event, so only calls that have to wait should be watched.
+        A call takes any number of callbacks. If the client is known to be gone, `callback` runs immediately. Watching
+        costs one more event, so only calls that have to wait should be watched.
         """
 
 
@@ -96,7 +96,7 @@ class StreamReceiver(Protocol):
         """
 
     def on_cancel(self) -> None:
-        """The client cancelled, vanished or let its deadline pass before the stream had ended. No call follows."""
+        """The client cancelled, vanished or let its deadline pass before the stream ended. This is the last call."""
 
 
 class StreamCall(_Call, Protocol):
@@ -132,7 +132,7 @@ class StreamRoute:
 
 Route = UnaryRoute | StreamRoute
 Routes = Mapping[str, Route]
-"""By the method's full name, "/package.Service/Method"."""
+"""Full name of a method ("/package.Service/Method") -> route."""
 
 
 def full_name(method: str) -> str:
@@ -141,7 +141,7 @@ def full_name(method: str) -> str:
 
 
 def guarded_routes(routes: Routes, restrictions: Mapping[str, Restriction]) -> Routes:
-    """Return routes by full names, with a check of the metadata before restricted ones. Others cost nothing more."""
+    """Return full name -> route. Restricted routes check the metadata first; the others cost nothing more."""
 
     def guarded(route: Route, restriction: Restriction) -> Route:
         handler: Callable[[Any], Any] = route.handler
@@ -170,13 +170,13 @@ class TransportLimits:
     """The bounds of a transport, in addition to its settings."""
 
     handshake_timeout_ms: int = 10_000
-    """For a new connection's TLS and its first frames of HTTP/2."""
+    """The time for a new connection's TLS and its first frames of HTTP/2."""
     write_timeout_seconds: float = 60.0
-    """The time for a client to read an answer before its call is cancelled; see `write_seconds` for large ones."""
+    """The time for a client to read an answer before its call is cancelled; see `write_seconds` for large answers."""
     max_connections: int | None = None
     """One more connection is closed immediately; None = any number."""
     max_concurrent_calls: int = 20_000
-    """In flight; one more is refused with UNAVAILABLE. Calls that wait for their clients have separate bounds."""
+    """Calls in flight; one more is refused with UNAVAILABLE. Calls that wait for their clients have separate bounds."""
     waiting: WaitingLimits = field(default_factory=WaitingLimits)
     stream_unanswered_limit: int = 1024
     """Unanswered messages of one stream at which the next is not read. Many, because the next message may end the
@@ -196,7 +196,7 @@ class TransportLimits:
         )
 
     def write_seconds(self, nbytes: int) -> float:
-        """Return the time in which the client must read an answer of `nbytes`. gRPC does not report its progress."""
+        """Return the time for a client to read an answer of `nbytes`. gRPC does not report how much has been read."""
         return self.write_timeout_seconds + nbytes / LEAST_READ_BYTES_PER_SECOND
 
 

@@ -138,7 +138,7 @@ def _wrong_count(tensor: Tensor) -> ServeError:
 
 
 def _varints(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return integers as protobuf writes them: a negative integer as the one of 64 bits with the same low bits."""
+    """Return integers as protobuf writes them: negative integers are extended to 64 bits."""
     if numbers.dtype.kind == "b":
         bools: np.ndarray[Any, np.dtype[np.uint8]] = (numbers != 0).view(np.uint8)
         return bools

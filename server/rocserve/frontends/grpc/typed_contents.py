@@ -1,10 +1,10 @@
 """Decodes the typed contents of requests to raw bytes: elements in the field of their datatype. Contents of large
-requests are decoded some elements per step, because protobuf takes a second for 16 million integers, and nobody else
-would be answered in that time.
+requests are decoded some elements per step, because protobuf takes a second for 16 million integers, and no other
+client would be answered in that time.
 
 The large contents are cut out of the message; protobuf parses the rest. Contents may be packed, as clients write them,
-or not packed. Other forms (contents in two pieces or of two datatypes, a thousand unknown fields) raise `Unusual`;
-protobuf then decodes the whole message.
+or not packed. Other forms (contents in two pieces or of two datatypes, a thousand unknown fields) are not cut out, or
+raise `Unusual`; protobuf then decodes the whole message.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _FIELDS_OF_CONTENTS: Mapping[int, tuple[str, int]] = {
     )
     for field in pb.InferTensorContents.DESCRIPTOR.fields
 }
-"""By number: the field's name, and the wire type of an element."""
+"""Field number -> (name, wire type of an element)."""
 _MEMORY_USE = "typed contents"
 """Names the contents in the error if there is no memory for them."""
 _Octets = np.ndarray[Any, np.dtype[np.uint8]]
@@ -130,7 +130,7 @@ class Cut:
 
     index: int
     start: int
-    """Where the input begins in the message."""
+    """Position of the input in the message."""
     field: str
     tag: int | None
     """The tag before each element; None = the elements are packed."""
@@ -138,7 +138,7 @@ class Cut:
 
     def decode(self, datatype: DataType, admit: Callable[[int], object]) -> Steps[Buffer]:
         """Return the elements as raw bytes; integers wider than the datatype keep their low bytes. `admit` takes the
-        bytes to be allocated next. Raises WireError if the contents are faulty, Unusual, and what `admit` raises."""
+        bytes to be allocated next, and may raise errors. Raises WireError if the contents are faulty, and Unusual."""
         if self.field == "bytes_contents":
             return (yield from self._strings(admit))
         dtype = datatype.numpy_dtype

@@ -5,9 +5,9 @@ A unary call waits for its client until its message has come; a stream waits whe
 may hold a part of its next message at any time, so its bytes are counted as long as it is open.
 
 gRPC's core hides how much of a message has come, but the kernel counts the bytes that have come on a connection. Take a
-moment before which no call began that still waits on the connection. The unfinished messages then hold at most the
-bytes that have come since that moment, less the complete messages of calls begun since. The moment moves on when the
-calls that waited at it have ended, so that the bytes of frames, headers and ended calls do not add up. A connection
+moment before all calls that still wait on the connection began. The unfinished messages then hold at most the bytes
+that have come since that moment, less the complete messages of calls begun since. A later moment replaces it when the
+calls that waited then have ended, so that the bytes of frames, headers and ended calls do not add up. A connection
 counts only if one of its calls has waited for a whole check interval. How much each call of a connection holds is not
 known.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 0.5
 CALLS_BETWEEN_CHECKS = 512
-"""New waiting calls: a check of all calls takes as long as some hundred arrivals."""
+"""A check is due after this many new waiting calls: it takes as long as the arrival of some hundred calls."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
 
 
@@ -48,9 +48,9 @@ class WaitingLimits:
     """How long a call may wait while its connection has more than `connection` calls. A burst of large requests takes
     some time to come, and must lose none."""
     total: int = 8192
-    """Waiting calls of all connections, without patience; they take about 110 MB."""
+    """Waiting calls of all connections, however short they have waited; they take about 110 MB."""
     message_seconds: float = 60.0
-    """From the beginning of a unary call until its message has come; 0 = any time. Streams may be opened in advance."""
+    """From the beginning of a unary call until its message has come; 0 = no limit. Streams may be opened in advance."""
 
 
 class WaitingCalls:
@@ -68,8 +68,8 @@ class WaitingCalls:
         self._log = log
         self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
         self.since: dict[ServerCall, float] = {}
-        """The waiting calls in the order of their beginnings, with the time of the check before. Calls add themselves
-        when they begin to wait, and remove themselves."""
+        """Waiting call -> time of the check before it began to wait, in the order of their beginnings. Calls add
+        themselves when they begin to wait, and remove themselves."""
         self.checked_at = now
         self.check_from = CALLS_BETWEEN_CHECKS
         """The number of waiting calls at which the next check is due."""
@@ -128,7 +128,7 @@ class WaitingCalls:
                 self._end(call, error)
 
     def _end_beyond_total(self, connections: Iterable[list[ServerCall]]) -> None:
-        """End the oldest calls of the largest connections, so that one client's calls cost no other client any."""
+        """End the oldest calls of the largest connections, so that one client's calls do not end another client's."""
         excess = len(self.since) - self._limits.total
         if excess <= 0:
             return
@@ -162,7 +162,7 @@ class WaitingCalls:
 
 Peer = tuple[bytes, int]
 ReceivedBytes = Mapping[Peer, Mapping[int, int]]
-"""By peer and by the kernel's number of the socket: one peer may be connected to two addresses of the server."""
+"""Peer -> (the kernel's number of the socket -> bytes): one peer may be connected to two addresses of the server."""
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -248,7 +248,7 @@ def _bytes_received(message: memoryview) -> int | None:
 _SHARE_OF_TIME = 100
 """Asking the kernel may take one part in this many of the time, so many connections are checked less often."""
 _CALL_BYTES = 256
-"""The most that a complete message may have taken in addition to itself: headers, frames, records of TLS."""
+"""The most bytes that a complete message may have taken in addition to its own: headers, frames, records of TLS."""
 _OVERHEAD_SHIFT = 7
 """In addition, a message may have taken 1/128 of its size."""
 _IDLE_BYTES = 64
@@ -261,7 +261,7 @@ class _Count:
 
     since: float
     before: Mapping[int, int]
-    """By socket: the bytes that had come at that moment."""
+    """The kernel's number of a socket -> the bytes that had come at that moment."""
     whole_bytes: int = 0
     """The bytes of complete messages of calls that began later, with their overhead."""
 
@@ -303,13 +303,13 @@ class UnfinishedBytes:
 
     def __post_init__(self) -> None:
         self._earlier: deque[tuple[float, ReceivedBytes]] = deque([(self._next, {})], 2)
-        """At the last two checks. A call that is counted for the first time began after the earlier one."""
+        """(Time, received bytes) of the last two checks. Calls of a new connection began after the earlier check."""
 
     def is_due(self, now: float) -> bool:
         return self._received is not None and now >= self._next
 
     def count_complete(self, peer: str, since: float, nbytes: int) -> None:
-        """Count a complete message of a call that has waited since `since`. The request's own count now holds it."""
+        """Count a complete message of a call that has waited since `since`. The request now counts its bytes itself."""
         connection = self.connections.get(peer)
         if connection is None:
             return
@@ -322,9 +322,9 @@ class UnfinishedBytes:
             self._memory.release_part(connection, taken)
 
     def check(self, now: float, oldest: Mapping[str, float]) -> dict[str, ServeError]:
-        """Count again. The connections that hold least get the memory. Returns, by peer, the errors of those for which
-        none is left; the caller must end all their waiting calls, so that nothing remains to be counted. `oldest`: by
-        peer, since when its first call has waited."""
+        """Count again. The connections with the fewest bytes get memory first. Returns peer -> error for connections
+        that get none; the caller must end all their waiting calls, so that nothing remains to be counted. `oldest`:
+        peer -> time since when its oldest call has waited."""
         try:
             received = self._received() if self._received else {}
         except OSError as error:

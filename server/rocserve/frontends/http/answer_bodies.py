@@ -15,10 +15,10 @@ from rocserve.frontends.http.json_text import element_pieces, json_bytes
 
 
 class AnswerForm(NamedTuple):
-    """Which outputs are binary tensors after the JSON, and which are in it. A tuple, as it is a key of responses."""
+    """Says which outputs are binary tensors after the JSON, and which are in the JSON. A tuple, because it is a key."""
 
     binary: tuple[tuple[str, bool], ...] = ()
-    """For the outputs that the request names."""
+    """(Name, whether binary) of each output that the request names."""
     otherwise_binary: bool = False
     """For the outputs that the request does not name."""
     shared: frozenset[str] = frozenset()
@@ -33,7 +33,7 @@ _MANY_ELEMENTS = 10_000
 
 
 def detached(response: InferResponse) -> InferResponse:
-    """Return the response with memory of its own, because a client may read slowly."""
+    """Return the response with a copy of its data outside the heap, because a client may read slowly."""
     if response.slot is None:
         return response
     return replace(response, data=[bytes(data) for data in response.data], slot=None)
@@ -48,7 +48,7 @@ class AnswerBody(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AnswerLayout:
-    """The common part of the bodies of like responses: all but ids, parameters, elements in JSON and binary tensors."""
+    """The common part of the bodies of many responses: all but ids, parameters, elements in JSON and binary tensors."""
 
     model: bytes
     texts: Sequence[bytes]
@@ -71,9 +71,8 @@ class AnswerLayout:
             fields: dict[str, Any] = {"name": output.name, "datatype": output.datatype.value, "shape": output.shape}
             text += b"," if index else b""
             if output.name in form.shared:
-                text += json_bytes(
-                    fields
-                )  # The output lies in the client's shared memory, at the place that the request names.
+                # The output lies in the client's shared memory, at the place that the request names.
+                text += json_bytes(fields)
             elif binary.get(output.name, form.otherwise_binary):
                 text += json_bytes({**fields, "parameters": {"binary_data_size": size}})
                 behind += [index] if size else []

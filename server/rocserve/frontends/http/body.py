@@ -47,7 +47,7 @@ StatedLength = tuple[str, int]
 
 
 def stated_length(header: str) -> StatedLength:
-    """Raises HttpError if the header is no number."""
+    """Raises HttpError if the header does not begin with a number."""
     found = _INTEGER.match(header)
     if found is None:
         raise HttpError(400, f"Unable to parse {HEADER_LENGTH}, got: {header}")
@@ -129,11 +129,11 @@ def compressed(parts: Sequence[Buffer], encoding: str) -> list[Buffer]:
 
 
 _BODY_SECONDS = 60.0
-"""For a body, in addition to the time granted for the bytes that have come."""
+"""Time for a body, in addition to the time granted for the bytes that have come."""
 _LEAST_BYTES_PER_SECOND = 64 << 10
-"""A client that sends slower than half a megabit per second has only `_BODY_SECONDS`."""
+"""For this many bytes, a body gets one second more, so only a client slower than half a megabit per second is late."""
 _LONG_TO_DECOMPRESS = 1 << 10
-"""Compressed bytes, which may become a thousand times as many."""
+"""From this many compressed bytes on, a thread decompresses them: they may become a thousand times as many."""
 
 
 @dataclass(eq=False)
@@ -145,7 +145,7 @@ class BodyReader:
     """The limit in bytes for JSON, and for the plain form of compressed bodies."""
     _memory: RequestMemory
     body_seconds: float = _BODY_SECONDS
-    """For a body; each 64 KiB that have come grant one second more."""
+    """Time for a body; each 64 KiB that have come grant one second more."""
 
     async def read_compressed(self, request: Request, holder: Holder) -> Buffer:
         """Return the body of an inference request in plain form. Raises ServeError and HttpError as `read` does."""
@@ -159,7 +159,7 @@ class BodyReader:
 
     def json_length(self, stated: StatedLength | None, body_length: int) -> int:
         """Return the bytes of JSON in an inference request's body. A body without JSON is bounded here, but not tensors
-        after JSON. `stated`: by the client; None = all bytes. Raises ServeError if there are too many."""
+        after JSON. `stated`: None = the whole body is JSON. Raises ServeError if there are too many bytes."""
         length, limit = body_length, self.max_input_size
         if stated is not None:
             header, length = stated
@@ -236,7 +236,7 @@ def _json_too_large(length: int, limit: int) -> ServeError:
 
 
 LARGE_JSON = 256 << 10
-"""Bytes; the slowest JSON of this size takes 30 ms."""
+"""More bytes are parsed in a process; the slowest JSON of this size takes 30 ms."""
 _MOST_PROCESSES = 2
 """Each process may take about 30 times the memory of the largest body."""
 _IDLE_SECONDS = 60.0

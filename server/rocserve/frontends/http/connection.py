@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_HEADERS = 128
 _LARGEST_HEAD = 128 << 10
-"""Bytes of a head after its first ones, of a chunk's line, or of a trailer, which the parser keeps."""
+"""Bytes of a head after those that came first, of a chunk's line, or of a trailer: the parser keeps them."""
 _READ_AHEAD = 1 << 20
 """Bytes of a body that are read before anybody asks for them; after that the sender must wait."""
 _BEGUN_PER_ROUND = 16
@@ -37,7 +37,7 @@ _LONGEST_REMEMBERED_HEAD = 1024
 _HEAD_END = b"\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
 _RESET_SECONDS = 0.05
-"""Between two checks whether a client that sends no more has gone."""
+"""Interval of the checks whether a client that sends no more has gone."""
 
 
 class _Refused(Exception):
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
         """Requests after the current one whose heads have come."""
         self.current: Request | None = None
         self._fault: str | None = None
-        """The reason why parsing has stopped. It is answered after the requests before it."""
+        """The reason why parsing has stopped. The client gets it after the answers to the requests before it."""
         self._is_last = False
         """Parsing has stopped, because the client or the server wants no further request on this connection."""
         self._client_ended = False
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _check_reset(self) -> None:
-        """Abort if the client has gone: its system sends a reset, which asyncio does not see as it reads no more."""
+        """Abort if the client has gone. Its system sends a reset, but asyncio no longer reads, and misses it."""
         if self.is_closing:
             return
         if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -375,20 +375,20 @@ class Connection(asyncio.Protocol):
 
     @property
     def awaits_head(self) -> bool:
-        """Return whether a request has begun to come, or the first request is awaited."""
+        """Return whether the connection waits for its first request, or for the rest of a request."""
         return self._head_since is not None and not self.is_closing
 
     @property
     def waits_since(self) -> float | None:
         """Return since when (the loop's time) the connection waits for the client to read or to send a request; None if
-        a request is in progress or the connection is closing."""
+        it waits for neither, or is closing."""
         if self.is_closing:
             return None
         return self._idle_since if self._unread_since is None else self._unread_since
 
     @property
     def body_since(self) -> float | None:
-        """Return since when the connection waits for its request's body; None if it does not, or is closing."""
+        """Return since when the connection waits for its request's body; None if it does not wait, or is closing."""
         return None if self.is_closing or self.current is None or self.current.is_complete else self.begun_at
 
     def is_overdue(self, now: float) -> bool:

@@ -219,7 +219,7 @@ class AnswerStream(HttpResponder):
         self._answers = Holding()
         self._queue: asyncio.Queue[Answer] = asyncio.Queue()
         self._sending_bytes = 0
-        """The answer that is being sent; the other held bytes are waiting."""
+        """The part of the held bytes that is being sent; the rest waits."""
         self._is_closed = False
         self.is_overdue = False
         """The deadline has passed, and the answer reports it."""

@@ -1,5 +1,5 @@
-"""Makes requests of the bodies of infer requests. Binary tensors are views on the body. A body may also consist of its
-model's only input, or be a form of files; names and shapes are then deduced."""
+"""Turns the bodies of infer requests into requests. Binary tensors are views on the body. A body may also consist of
+its model's only input, or be a form of files; names and shapes are then deduced."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class InferText:
     sequence: SequenceTag | None
     form: AnswerForm
     data: list[Buffer | slice]
-    """Of each input: its bytes from the JSON, or where it lies after the JSON."""
+    """For each input: its bytes from the JSON, or where it lies after the JSON."""
 
 
 _PREFIX = request_prefix([""])
@@ -135,17 +135,17 @@ _ELEMENTS = re.compile(rb'"data"\s*:\s*(\[[][\w\s,.+-]*\])')
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RememberedText:
-    """JSON that belongs to many requests: without an id, and with the elements of tensors cut out."""
+    """The common JSON of many requests: without an id, and with the elements of tensors cut out."""
 
     head: RequestHead
     form: AnswerForm
     parts: list[slice]
-    """Where each input lies after the JSON, or _IN_JSON."""
+    """For each input: where it lies after the JSON, or _IN_JSON."""
     binary_length: int
 
 
 class InferRequestReader:
-    """Reads JSON and the tensors after it. Parses all but the elements once, as it repeats. On the event loop."""
+    """Reads JSON and the tensors after it. JSON repeats, so all but the elements is parsed once. On the event loop."""
 
     def __init__(self) -> None:
         self._heads = Memo[_Key, RequestHead]()
@@ -210,8 +210,8 @@ class InferRequestReader:
 
     def read_form(self, body: Buffer, boundary: bytes, config: ModelConfig, model_version: str) -> Steps[InferRequest]:
         """Return the request of a form. In order, each part is an element of the BYTES input with the part's name, or a
-        row of an input of another datatype. If the model has one input and all parts have one name, the name may be
-        any.
+        row of an input of another datatype. If the model has one input and all parts have one name, any name is
+        accepted.
 
         Raises ServeError: INVALID_ARGUMENT if no input has the name, its shape cannot be deduced, or `form_parts`
         raises it; RESOURCE_EXHAUSTED if there is no memory.
@@ -389,7 +389,7 @@ _KIND = "multipart/form-data"
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
 """RFC 2046 allows no longer boundaries."""
 _SEARCHED_AT_ONCE = 1 << 20
-"""Bytes: at most a millisecond."""
+"""Bytes that are searched in one step, which takes at most a millisecond."""
 _LENGTH = struct.Struct("<I")
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _NAME = re.compile(
@@ -398,7 +398,7 @@ _NAME = re.compile(
 
 
 def form_boundary(content_type: str) -> bytes | None:
-    """Return the delimiter between the parts of a form; None if the body is no form. Raises ServeError
+    """Return the boundary between the parts of a form; None if the body is not a form. Raises ServeError
     (INVALID_ARGUMENT) if the header has no boundary."""
     if not content_type.lower().startswith(_KIND):
         return None
@@ -422,7 +422,7 @@ def _joined(contents: Sequence[Buffer], have_lengths: bool) -> Steps[Buffer]:
 
 def form_parts(body: Buffer, boundary: bytes) -> Steps[list[tuple[str, Buffer]]]:
     """Return the names of the parts, and views of their contents. Raises ServeError (INVALID_ARGUMENT) if the body is
-    no form with this boundary, or has too many parts."""
+    not a form with this boundary, or has too many parts."""
     view = memoryview(body)
     # `re`, because on bytes that resemble delimiters `find` takes three times as long, and it does not search views.
     delimiter = re.compile(b"\r\n--" + re.escape(boundary))
@@ -463,7 +463,7 @@ def _broken(why: str) -> ServeError:
 
 
 def _shape(entry: InputConfig, config: ModelConfig, rows: int, size: int) -> tuple[int, ...]:
-    """Deduce an input's shape. `size`: elements of BYTES, else bytes."""
+    """Deduce an input's shape. `size`: the number of elements for BYTES, otherwise of bytes."""
     shape = [rows, *entry.dims] if config.max_batch_size > 0 else list(entry.dims)
     variable = [axis for axis, length in enumerate(shape) if length == -1]
     if len(variable) > 1:

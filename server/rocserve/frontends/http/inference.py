@@ -81,16 +81,16 @@ ENVOY_HEADER = "X-Envoy-Expected-Rq-Timeout-Ms"
 """Envoy sends this to the servers behind it: how long it waits for them."""
 _HEADERS = tuple((name, name.lower()) for name in (OWN_HEADER, ENVOY_HEADER))
 _MOST_DIGITS = 15
-"""Of milliseconds: 30,000 years."""
+"""The most digits of milliseconds: 30,000 years."""
 
 
 def request_timeout(headers: Mapping[str, str], timeout_seconds: float) -> float | None:
     """Return the seconds that a request's client waits from the request's beginning, by its headers and the server's
-    settings; None = without limit. The shortest time counts.
+    settings; None = without limit. The shortest time applies.
 
     `timeout_seconds`: the longest time for any request; 0 = no limit.
 
-    Raises ServeError (INVALID_ARGUMENT) if a header is no number.
+    Raises ServeError (INVALID_ARGUMENT) if a header is not a whole number of milliseconds from 1 on.
     """
     seconds = [timeout_seconds] if timeout_seconds else []
     for name, key in _HEADERS:
@@ -141,7 +141,7 @@ class HttpResponder(ClientResponder):
             self._on_gone()
 
     def cancel(self) -> None:
-        """Note that nobody waits for the answer. Callbacks run later, as the caller may be in the middle of one."""
+        """Note that nobody waits for the answer. Callbacks run later, because a callback may be the caller."""
         self._is_gone = True
         self._parts.inference.plane.call_soon(self._on_gone)
 
@@ -160,7 +160,7 @@ class HttpResponder(ClientResponder):
 
 @dataclass(eq=False)
 class InferHead:
-    """The common part of infer requests with the same head. Read for the first request whose model is known."""
+    """The common part of infer requests with the same head. It is read for the first request whose model is known."""
 
     parts: HttpParts
     _headers: Mapping[str, str]
@@ -172,9 +172,9 @@ class InferHead:
     encoding: str = field(init=False)
     json_length: StatedLength | None = field(init=False)
     limit: int = field(init=False)
-    """Bytes of a body. Without a stated length of JSON, the limit for JSON counts for the whole body."""
+    """Bytes of a body. Without a stated length of JSON, the limit for JSON applies to the whole body."""
     boundary: bytes | None = field(init=False)
-    """The delimiter of a form's parts; None = bodies are no forms."""
+    """The boundary of a form's parts; None = bodies are not forms."""
     answer_encoding: str = field(init=False)
 
     def answer(self, request: Request) -> None:
@@ -301,7 +301,7 @@ class InferCall(HttpResponder):
         """Raises ServeError."""
         request, forwarding = self.request, self._parts.forwarding
         if self._head.json_length is None:
-            # The tensors are copies and no views on the body.
+            # The tensors are copies, not views on the body.
             self._parts.memory.admit(self, sum(map(len, infer_request.data)))
         if forwarding is not None:
             pairs = ((name.decode("latin-1"), value) for name, value in request.head.pairs)

@@ -35,7 +35,7 @@ _FAULTS = {
     "Invalid control character at": "Invalid escape character in string.",
     "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
 }
-"""By the fault that Python's parser reports: the words of Triton's parser."""
+"""Fault in the words of Python's parser -> fault in the words of Triton's parser."""
 
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -124,7 +124,7 @@ UNSIGNED_LIMIT = 1 << 64
 
 
 def find(value: Any, name: str) -> Any:
-    """Return a member; MISSING if it is missing, or if the value is no object."""
+    """Return a member; MISSING if it is missing, or if the value is not an object."""
     return value.get(name, MISSING) if type(value) is dict else MISSING
 
 
@@ -185,7 +185,7 @@ _NUMBERS: Mapping[str, tuple[Any, set[type], str]] = {
     "u": (np.uint64, {int}, "attempt to access JSON non-unsigned-integer as unsigned-integer"),
     "i": (np.int64, {int}, "attempt to access JSON non-signed-integer as signed-integer"),
 }
-"""By numpy's kinds: the dtype that holds all such numbers, their types in JSON, and the error for others."""
+"""numpy's kind -> (dtype for all such numbers, their types in JSON, the error for other types)."""
 _BINARY_ONLY = frozenset({DataType.FP16, DataType.BF16})
 SLICE = 4096
 """Elements whose JSON is written in one step, in which nothing else runs."""

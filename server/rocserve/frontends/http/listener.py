@@ -28,18 +28,18 @@ _ACCEPTED_PER_ROUND = 8
 """Connections accepted in each round of the loop. An excess connection is closed within four rounds, so there may be 32
 too many for a moment: fewer than the descriptors that the server reserves."""
 _ACCEPT_PAUSE_SECONDS = 1.0
-"""After a failure to accept, because no more files may be opened."""
+"""Pause after a failure to accept, for example because no more files may be opened."""
 _ARRIVING_SHARE = 4
 """One in four connections may be arriving, including its TLS handshake. A client thus has time for its handshake even
 if others begin theirs without end, and connections that have had a request keep the rest."""
 _FIRST_REQUEST_SECONDS = 1.0
-"""When the server ends: for the first request of a new connection, and for requests that have begun to come."""
+"""When the server ends: time for the first request of a connection, and for requests that have begun to come."""
 _POLL_SECONDS = 0.02
-"""Between two checks whether such a client or a request in progress remains."""
+"""Interval of the checks whether such a client or a request in progress remains."""
 _CLOSE_SECONDS = 1.0
-"""For connections and tasks to end."""
+"""Time for connections and tasks to end."""
 _WATCH_SECONDS = 1.0
-"""Between two checks for connections whose clients keep them waiting."""
+"""Interval of the checks for connections whose clients keep them waiting."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
 _REMEMBERED_HEADS = 256
 _RESERVED_DESCRIPTORS = 256
@@ -55,9 +55,9 @@ class ConnectionLimits:
     """A connection without a request is closed after this. A little longer than proxies keep their connections, usually
     a minute, so that proxies close first."""
     age_seconds: float = 0.0
-    """The next answer after this is the connection's last; 0 = never."""
+    """The next answer after 0.9 to 1.1 times this is the connection's last; 0 = never."""
     write_seconds: float = 60.0
-    """For a client to read what waits in the connection, which is only a small part of a large answer."""
+    """Time for a client to read what waits in the connection, which is only a small part of a large answer."""
     most: int | None = None
     """Connections at a time. One more closes a connection that waits for its client. None = any number."""
     most_descriptors: int | None = None
@@ -104,7 +104,7 @@ class HttpListener:
         self.tasks: set[asyncio.Task[None]] = set()
         self.closes_after_answers = False
         self.known_heads = Memo[bytes, Head](_REMEMBERED_HEADS)
-        """By the head's bytes. Only heads that keep the connection, with the length of the body."""
+        """Bytes of a head -> head, with the length of the body. Only heads that keep the connection."""
         self._last_lines = b""
         self._last_lines_until = 0.0
         self._is_ending = False

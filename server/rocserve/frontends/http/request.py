@@ -103,7 +103,7 @@ class HttpError(Exception):
 
 
 def error_response(error: ServeError | HttpError, content_type: str = JSON) -> Response:
-    """Return the response for an error. `content_type` is for ServeErrors; an HttpError has its own."""
+    """Return the response for an error. `content_type` is for ServeErrors; an HttpError has its own content type."""
     if isinstance(error, HttpError):
         return Response(
             error.status, json_bytes({"error": error.text}) if error.text else b"", error.content_type, error.headers
@@ -125,7 +125,7 @@ class Head:
     pairs: Sequence[tuple[bytes, bytes]] = ()
     """The headers as they came."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """By names in lower case; of repeated headers, the first."""
+    """Name in lower case -> value; of repeated headers, the first value."""
     is_http10: bool = False
     """HTTP/1.0, which has no chunks."""
     keeps_alive: bool = False
@@ -236,8 +236,8 @@ class Request:
             self._connection.write(_COMMENT)
 
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
-        """Let a task answer. It returns None if it has sent the answer, and is cancelled if the client leaves. A
-        ConnectionError ends the connection; other errors are answered."""
+        """Let a task answer. The coroutine returns None if it has sent the answer, and is cancelled if the client
+        leaves. A ConnectionError ends the connection; other errors are answered."""
         self._task = self._connection.loop.create_task(self._run(answering))
         self._connection.listener.tasks.add(self._task)
         self._task.add_done_callback(self._connection.listener.tasks.discard)

@@ -1,8 +1,8 @@
-"""Routes URLs to inference and to the methods of gRPC, makes messages of JSON bodies, and JSON of the methods'
-responses.
+"""Routes URLs to inference and to the methods of gRPC, turns JSON bodies into messages, and the methods' responses into
+JSON.
 
-The methods are those of `services/methods.py`. A reader of a body completes a message that already has what the URL
-says. Readers raise ServeErrors in Triton's words.
+The methods are those of `services/methods.py`. A reader of a body completes a message that already has the fields of
+the URL. Readers raise ServeErrors in Triton's words.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _LOG_ORDER: dict[str, tuple[str, Callable[[Any], bool | int | str]]] = {
 
 
 def read_trace_settings(message: pb.TraceSettingRequest, body: Buffer) -> None:
-    """Read trace settings. null clears a setting, which gRPC expresses by no values. Unknown settings are ignored."""
+    """Read trace settings. null clears a setting (in gRPC: no values; trace_file: ""). Unknown settings are ignored."""
     given = parse_json(body)
     for name in ("trace_file", "trace_level", *_TRACE_TEXTS):
         entry = find(given, name)
@@ -217,18 +217,18 @@ class Route:
     """Gives a method of gRPC a URL."""
 
     url: str
-    """Parts in brackets are optional. A name in braces is a field of the method's request; `{}` matches anything."""
+    """Parts in brackets are optional. A name in braces is a field of the method's request; `{}` is any segment."""
     method: str
     verbs: frozenset[str] = GET
     to_json: Callable[..., Any] | None = plain_values
-    """Makes a value for JSON of the response, or bytes; None = no body. May raise HttpError as the answer."""
+    """Turns the response into a value for JSON, or into bytes; None = no body. May raise HttpError as the answer."""
     read: Callable[[Any, Buffer], None] | None = None
     """Completes the method's request with a POST's body; None = the URL has everything. Raises ServeError."""
     content_type: str = JSON
-    """Also of errors."""
+    """The content type of answers and of errors."""
 
     def request(self, fields: Mapping[str, str], body: Buffer | None) -> Any:
-        """Return the method's request. `body`: of a POST. Raises ServeError."""
+        """Return the method's request. `body`: the body of a POST; None = another verb. Raises ServeError."""
         message = getattr(pb, f"{self.method}Request")(**fields)
         if self.read is not None and body is not None:
             self.read(message, body)

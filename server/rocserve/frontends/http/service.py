@@ -1,4 +1,4 @@
-"""Serves HTTP by the settings: its listener, the handlers of requests, access checks, and the page at /."""
+"""Serves HTTP as the settings say: its listener, the handlers of requests, access checks, and the page at /."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _EXPOSED = {"Access-Control-Expose-Headers": "Inference-Header-Content-Length", 
 
 
 _TLS_BYTES = 320 << 10
-"""Per HTTP connection with TLS, 256 KiB of it for asyncio's buffer. All together may take as much as requests."""
+"""Memory of a connection with TLS, 256 KiB of it for asyncio's buffer. All of them may take as much as requests."""
 _LEAST_TLS_CONNECTIONS = 64
-"""Even if memory is short."""
+"""The least number of connections with TLS, even if memory is short."""
 
 
 class HttpService:
@@ -104,8 +104,8 @@ class HttpService:
     def _guarded(
         self, head: Head, methods: Sequence[str], answer: Callable[[], Callable[[Request], None]]
     ) -> Callable[[Request], None]:
-        """Return the handler that `answer` makes, if the head may call these methods. If one of their secrets may be
-        renewed, each request is checked again. Raises HttpError if the head may not."""
+        """Return the handler that `answer` makes, if the head may call these methods. If a method's secret may be
+        renewed, each request is checked again. Raises HttpError if the head may not call a method."""
         wanted = [self._access.restrictions[method] for method in methods if method in self._access.restrictions]
         _check_admitted(head, wanted)
         given = answer()
@@ -187,17 +187,17 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 _MOST_STREAMS = 64
-"""Per process. Without a bound, open streams could take all connections. The page works without streams, too."""
+"""Open streams of one process. Unbounded, they could take all connections. The page works without streams, too."""
 
 
 class PagePart(NamedTuple):
     answer: Callable[[Request], None]
     shows: tuple[str, ...] = ()
-    """The methods whose answers are part of it. Clients that may not call them may not get it."""
+    """The methods whose answers are in this part. Clients that may not call all of them may not get the part."""
 
 
 class Page:
-    """Serves the page at /. `parts` has, by path, its files, the overview of models, and the stream of events."""
+    """Serves the page at /. `parts`: path -> a file, the overview of models, or the stream of events."""
 
     def __init__(self, methods: Mapping[str, Method]) -> None:
         self._methods = methods
@@ -254,7 +254,7 @@ class Page:
 async def start_http(
     settings: ServerSettings, where: ListenAddress, parts: HttpParts, log: logging.Logger
 ) -> tuple[HttpListener, int]:
-    """Return the listener and its port. Raises OSError if it cannot listen, or a certificate cannot be used."""
+    """Start the listener, and return its port too. Raises OSError if it cannot listen, or cannot use a certificate."""
     http = settings.http
     service = HttpService(parts, Access.of(settings, http, log), log)
     tls = tls_context(settings.grpc, http, "HTTP", log)

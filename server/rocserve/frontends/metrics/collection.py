@@ -1,5 +1,5 @@
-"""Collects a server's metrics when they are read: of model versions, with Triton's names and more, the machine's
-gauges, and the server's own."""
+"""Collects metrics when they are read: of model versions (with Triton's names, and further ones), the machine's gauges,
+and the server's own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rocserve.settings import MetricsSettings
 Source = Callable[[], Iterable[MetricFamily]]
 
 _NO_LABEL = re.compile(r"[^a-zA-Z0-9_]")
-"""Characters that a label's name may not have: with one, Prometheus would reject all metrics."""
+"""Characters that a label's name may not have: because of one such name, Prometheus would reject all metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class VersionReading:
 _CACHED = "in microseconds (includes cached requests)"
 _UNCACHED = "in microseconds (does not include cached requests)"
 
-# By metric: the path of the value in a reading, and the help text. Nanoseconds are shown as microseconds.
+# Metric -> (path of the value in a VersionReading, help text). Nanoseconds are shown as microseconds.
 _COUNTERS = {
     "nv_inference_request_success": (
         "numbers.success.count",
@@ -113,7 +113,7 @@ _HISTOGRAMS = {
 
 
 def model_families(readings: Sequence[VersionReading], with_latency_counters: bool) -> Iterable[MetricFamily]:
-    """Yield the metrics of all versions. `with_latency_counters`: sums of latencies and the response cache's too."""
+    """Yield the metrics of all versions. `with_latency_counters`: also sums of latencies, and the cache's counters."""
     yield from _families(_COUNTERS, readings)
     if with_latency_counters:
         yield from _families(_LATENCY_COUNTERS, readings)
@@ -169,8 +169,8 @@ def server_families(
     options: LatencyOptions,
     other_sources: Sequence[Source] = (),
 ) -> Iterable[MetricFamily]:
-    """Yield the metrics of ready versions, if they load on demand after their first request, and of the server's events
-    since its start. `other_sources`: such as models' own metrics. Safe on any thread."""
+    """Yield the metrics of ready versions and of the server's events since its start. A version that loads on demand is
+    included after its first request. `other_sources`: for example models' own metrics. Safe on any thread."""
     readings: list[VersionReading] = []
     for model in tables.table.all_models:
         for version in model.versions.values():
@@ -211,7 +211,7 @@ def assemble_metrics(
     other_sources: Sequence[Source],
     log: logging.Logger,
 ) -> Source:
-    """Return the source of all metrics. `other_sources`: in addition to the machine's gauges."""
+    """Return the source of all metrics. `other_sources` come in addition to the machine's gauges."""
     gauges: list[Callable[[], Sequence[MetricFamily]]] = []
     if settings.allow and settings.gpu:
         gauges.append(GpuGauges(log).families)
@@ -251,7 +251,7 @@ class ProcessorGauges:
         ]
 
     def _ticks(self) -> tuple[int, int]:
-        """Return the idle ticks, and all."""
+        """Return the idle ticks and all ticks since the system's start."""
         first = (self._proc / "stat").read_text().partition("\n")[0]
         # user nice system idle iowait irq softirq steal; user and nice include guests.
         ticks = [int(word) for word in first.split()[1:9]]

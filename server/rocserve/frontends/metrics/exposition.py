@@ -30,7 +30,7 @@ class MetricFamily:
 
 
 def exposition(families: Iterable[MetricFamily]) -> str:
-    """Return the families' text. A family without samples has its head too."""
+    """Return the families' text. A family without samples also has its HELP and TYPE lines."""
     return "".join(line for family in families for line in _lines(family))
 
 

@@ -2,7 +2,7 @@
 link. Both ends use this module to lay out tensors and texts, to post entries (later if a ring is full), and to return
 places that have been read.
 
-Tensors and texts lie in the sender's heap. A (place) holds the sizes (u64 each) of its contents, then the contents,
+Tensors and texts lie in the sender's heap. A place holds the sizes (u64 each) of its contents, then the contents,
 each at a multiple of 64. With the flag PACKED it holds only tensors, whose sizes follow from their head. A token names
 a request until its last answer. A number names a call until its end.
 
@@ -18,7 +18,7 @@ From the front end, on the ring REQUESTS:
 - UNUSED: number = a heap that the server has ENDED, and into which the front end puts nothing more.
 - REFUSED: count = a status code; a = place, b = bytes: two texts, the error's and the request's id. The front end could
   not make a request of a message, and has answered the client.
-- CALL: number = the call's; a = place, b = bytes, c = three contents: the method's full name, the metadata and the
+- CALL: number = the call; a = place, b = bytes, c = three contents: the method's full name, the metadata and the
   client's address in JSON, and the client's message. For every method but inference.
 - CALL_LEFT: number = a call whose client has gone.
 - LISTENING: the front end serves clients. NOT_LISTENING: the front end cannot listen, and ends; count = the system's
@@ -47,12 +47,12 @@ From the server, on the ring ANSWERS:
   there.
 - ENDED: number = a heap into which nothing more may be put.
 - ORIGINS: with FINAL, requests must come with their origin from now on; without FINAL, they need not.
-- CALL_MESSAGE, CALL_REPLY, CALL_END: number = a call's; a = place, b = bytes: a message of a stream, the reply of a
+- CALL_MESSAGE, CALL_REPLY, CALL_END: number = a call; a = place, b = bytes: a message of a stream, the reply of a
   unary call, or the text of a call's end, with count = a status code.
 - EXIT: the server ends, and clients must hear of it.
 - STOP: number = milliseconds in which to answer calls in flight; the front end refuses new ones, then ends.
 
-The (place) of a request is an offset in the front end's own heap, or in its share of a version's heap (`SharedHeap` in
+The place of a request is an offset in the front end's own heap, or in its share of a version's heap (`SharedHeap` in
 `plane/heap.py`), whose number is then in the upper 16 bits.
 
 On both sides' ring RETURNS:
@@ -100,11 +100,11 @@ ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED, OUTPUTS, OUTPUTS_E
 CALL_MESSAGE, CALL_REPLY, CALL_END, STOP, ANSWERS_TOGETHER = range(26, 31)
 
 HEAP_SHIFT = 48
-"""Bits of a place above this one are the number of its heap."""
+"""Bits of a place from this one on are the number of its heap."""
 MOST_HEAPS = (1 << 64 - HEAP_SHIFT) - 2
 HELD_OUTPUTS, AWAITED_OUTPUTS = (number << HEAP_SHIFT for number in (MOST_HEAPS, MOST_HEAPS + 1))
-"""In place of a heap's number, above the number of outputs in another heap. AWAITED_OUTPUTS are large: a model may wait
-for their memory."""
+"""These replace a heap's number in the numbers that `hold` returns for outputs in other heaps. AWAITED_OUTPUTS are
+large: a model may wait for their memory."""
 
 MOST_TOGETHER = (1 << 16) - 1
 """The most requests in one ANSWERS_TOGETHER."""
@@ -114,8 +114,8 @@ FINAL, NONE, ERROR, REFUSAL, FULL = 1, 2, 4, 8, 16
 PACKED, KEPT, PLACED = 32, 64, 128
 
 REMEMBERED_HEADS = 1024
-"""The sender refers only to its last heads of a kind, this many; the receiver keeps twice as many. Numbers are never
-reused."""
+"""Number of heads of a kind: the sender refers only to its last ones, the receiver keeps twice as many. Numbers are
+never reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,11 @@ class AnswerHead:
 
 def input_places(head: RequestHead) -> TensorPlaces | None:
     """Return where the inputs of requests with this head lie, if they have as many bytes as their shapes say. Returns
-    None if the head does not say the sizes."""
+    None if a datatype does not exist."""
     try:
         return TensorPlaces([TensorHead(each.name, DataType(each.datatype), each.shape) for each in head.inputs])
     except ValueError:
-        return None  # A datatype does not exist.
+        return None
 
 
 def write_head(head: RequestHead) -> bytes:
@@ -157,9 +157,9 @@ def read_head(text: bytes) -> RequestHead:
 
 
 _RETRY_SECONDS = 0.001
-"""Until the next attempt after a ring was full."""
+"""Pause before the next attempt to post after a ring was full."""
 _REMEMBERED_TABLES = 1024
-"""Clients often send the same sizes."""
+"""Tables of sizes that `read` remembers, because clients often send the same sizes."""
 _PAGE_BYTES = 64 << 10
 LARGEST_SHARED = _PAGE_BYTES // 8
 """Bytes up to which contents share a page, because a copy costs less than a separate slot."""
@@ -173,11 +173,11 @@ class FrontLinkEnd:
     """Posts entries for one end of a link, the front end's or the server's. On the plane's thread."""
 
     def __init__(self, link: LinkEnd, heap: Heap, plane: PlaneLoop) -> None:
-        """`heap`: the end's own."""
+        """`heap`: the heap of this end."""
         self._messages, self._returns = link.writers[ANSWERS], link.writers[RETURNS]
         self.returned = link.readers[RETURNS]
         self.heaps = {0: heap}
-        """By number: the end's own heap, and its shares of other heaps."""
+        """Number -> heap. 0 is this end's own heap; the others are its shares of other heaps."""
         self._plane = plane
         self._queue: deque[bytes] = deque()
         self.to_return: list[int] = []
@@ -187,7 +187,7 @@ class FrontLinkEnd:
         the plane's must wake the plane after the call, because it may be asleep."""
         self._trimmer = HeapTrimmer(plane)
         self._slots: dict[int, object] = {}
-        """By place: what the other end may still read."""
+        """Place -> slot that the other end may still read."""
         self._held_numbers = itertools.count()
         self._turn_places: list[int] = []
         """The places among `_slots` that the other end reads only while it handles the entries of this turn."""
@@ -247,7 +247,7 @@ class FrontLinkEnd:
         return number
 
     def place_in_turn(self, pieces: Iterable[Buffer], nbytes: int) -> int:
-        """As `place`, for contents that the other end reads while it handles this turn. Small ones share a slot."""
+        """As `place`, for contents that the other end reads while it handles this turn. Small contents share a slot."""
         if nbytes > LARGEST_SHARED:
             place = self.place(pieces, nbytes)
             self._turn_places.append(place)
@@ -315,19 +315,19 @@ def numbers(count: int) -> Struct:
 
 
 def framed(contents: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-    """Return what lies at the place of these contents, their sizes (u64 each) and the contents, and its bytes."""
+    """Return the pieces to write at a place, the sizes (u64 each) and the contents, and the number of their bytes."""
     pieces = padded([numbers(len(contents)).pack(*map(len, contents)), *contents])
     return pieces, sum(map(len, pieces))
 
 
 def read(view: memoryview, count: int) -> list[Buffer]:
-    """Return the contents of a place, of which there are `count`."""
+    """Return the `count` contents of a place."""
     return [view[begin:end] for begin, end in _bounds(bytes(view[: 8 * count]))]
 
 
 @lru_cache(_REMEMBERED_TABLES)
 def _bounds(table: bytes) -> list[tuple[int, int]]:
-    """Return where each of the contents behind this table of sizes begins and ends."""
+    """Return (begin, end) of each content after this table of sizes."""
     sizes = numbers(len(table) // 8).unpack(table)
     offsets, _ = lay_out(sizes, len(table))
     return [(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)]

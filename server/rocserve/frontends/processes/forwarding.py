@@ -32,7 +32,7 @@ from rocserve.workers.entries import ENTRY
 from rocserve.workers.messages import status_code
 
 _LARGEST_NUMBER = (1 << 32) - 1
-"""An entry holds no larger number; after it numbers begin again at 1."""
+"""An entry has no room for a larger number; the next call gets the number 1 again."""
 _HANDLED_METHODS = frozenset({"ModelInfer", "ModelStreamInfer"})
 _STREAM_METHODS = frozenset({"Watch"})
 """Streams for which clients send one message."""

@@ -42,9 +42,9 @@ from rocserve.workers.entries import ENTRY, RETURN, write_details
 from rocserve.workers.messages import status_code
 
 _RINGS_PER_READ = 4096
-"""Bytes; each rings once."""
+"""The most rings that one read of the socket takes; each ring is a byte."""
 _LATEST_SECONDS = 1 << 34
-"""500 years. A later deadline counts as none, because an entry could not hold it."""
+"""500 years. A later deadline becomes none, because an entry could not hold it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,18 +99,18 @@ class RemoteInference:
         self._received_files: deque[int] = deque()
         """Descriptors of heaps that have come through the socket, and whose entries have not come yet."""
         self._output_heaps: dict[int, HeapReader] = {}
-        """The workers' heaps, by number."""
+        """Number -> a worker's heap."""
         self._copies = Counter[int]()
-        """By heap: how many requests are being copied into it."""
+        """Heap number -> requests that are being copied into the heap."""
         self._ending_heaps: set[int] = set()
-        """Heaps among them that the server has ended, and that get no further requests."""
+        """Numbers of these heaps that the server has ended, and that get no further requests."""
         self._order = SequenceOrder()
         """The order of sequences while one of their requests is being copied."""
         self._sent_heads = 0
         self._answer_heads: dict[int, tuple[AnswerHead, TensorPlaces, bool]] = {}
-        """By number: a head, where its outputs lie, and whether only one answer uses the head."""
+        """Number -> (head, where its outputs lie, whether only one answer uses the head)."""
         self._in_flight: dict[int, tuple[ClientResponder, str]] = {}
-        """By token: who waits for the answer, and the request's id."""
+        """Token -> (the responder that waits for the answer, the request's id)."""
         self._free_tokens: list[int] = []
         self._next_token = 0
         self._sends_origins = False

@@ -30,7 +30,7 @@ from rocserve.services.methods import Method
 from rocserve.settings import ServerSettings
 
 _LARGE_BODY_PROCESSES = 1
-"""The other front ends have as many."""
+"""Only one, because every front end has its own."""
 
 
 class HttpFrontEnd:
@@ -59,7 +59,7 @@ class HttpFrontEnd:
 
 
 def remote_methods(forwarding: Forwarding, loop: asyncio.AbstractEventLoop) -> Mapping[str, Method]:
-    """Return methods that the server answers, for clients that may call them. Calls continue if their client leaves."""
+    """Return methods that the server answers. The caller checks clients' access. Calls outlive their client."""
 
     def method(name: str, response: type[Message]) -> Method:
         async def ask(request: bytes) -> Message:

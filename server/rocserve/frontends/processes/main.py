@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The whole process group may get these signals (Ctrl-C, systemd). The server decides when its front ends end."""
 _CHECK_SECONDS = 1.0
-"""Between two checks whether freed memory can go back to the system."""
+"""Interval of the checks whether freed memory can go back to the system."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -104,7 +104,7 @@ class ServerLink:
         self.edition = anonymous_file.map_file(edition_file, to_write=False).cast("Q")
         os.close(edition_file)
         self._listening: GrpcFrontEnd | HttpFrontEnd | None = None
-        """None until it listens."""
+        """None until the front end listens."""
         self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self.inference = RemoteInference(link, plane, paths, log, self._on_message, lambda: os._exit(0))

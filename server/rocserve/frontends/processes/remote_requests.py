@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class RemoteResponder(LinkedResponder):
-    """Answers a front end's request. The front end gets the request's slot back when nobody holds this any more."""
+    """Answers a front end's request. The front end gets the request's slot back when this object is freed."""
 
     _callbacks: list[Callable[[], None]] | None = None
     _has_left = False
     held_bytes = 0
     is_accepted = False
-    """Errors before this are refusals of the request, errors after it are answers of the model."""
+    """While this is False, errors are refusals of the request; afterwards they are answers of the model."""
 
     def __init__(self, link: FrontLink, token: int, flags: int, place: int, origin: Buffer) -> None:
         self.link: FrontLink = link
@@ -91,7 +91,7 @@ class ForwardedCall:
     peer: str
     metadata: Metadata
     message: Buffer
-    """Lies at the place, which the front end gets back when nobody holds this call any more."""
+    """Lies at `_place`, which the front end gets back when this object is freed."""
     receiver: StreamReceiver | None = None
     """None unless the call is a stream."""
     deadline: float | None = None

@@ -62,7 +62,7 @@ class FrontLink:
     _on_listening: Callable[[int, str], object]
     """Takes 0 and "" if the front end listens, else the system's error number and the reason why it cannot."""
     _on_gone: Callable[[str], object]
-    """Called once, when the front end has closed its end or has sent what cannot be read."""
+    """Called once, with the reason: the front end has closed its end, or has sent an entry that cannot be read."""
     _log: logging.Logger
     wake_descriptor: int | None = field(default=None, init=False)
     longest_sleep_seconds = math.inf
@@ -96,9 +96,9 @@ class FrontLink:
         self._calls: dict[int, ForwardedCall] = {}
         self._heads: dict[int, _Head] = {}
         self._shares: dict[int, HeapShare] = {}
-        """By the numbers that the front end knows the heaps by."""
+        """The front end's number of a heap -> share of the heap."""
         self._output_heaps: dict[HeapReader, int] = {}
-        """The numbers of the output heaps that the front end reads."""
+        """Output heap that the front end reads -> number."""
         self._heap_numbers = itertools.count(1)
         self._details = NO_DETAILS
         self._origin = b""
@@ -116,7 +116,7 @@ class FrontLink:
 
     def _on_readable(self) -> None:
         if not self._is_attached:
-            # The front end's first message says where it notes that it sleeps.
+            # The front end's first message brings the descriptor of the page where it says that it sleeps.
             data, descriptors = receive_with_descriptors(self._connection, len(entries.ATTACH), 1, socket.MSG_DONTWAIT)
             if data and descriptors:
                 self._end.ring = SocketRinger(sleep_word(descriptors[0]), self._connection).ring

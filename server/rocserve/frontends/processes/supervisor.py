@@ -34,9 +34,9 @@ from rocserve.services.inference import InferenceService
 from rocserve.workers.worker_output import WorkerOutput
 
 _START_SECONDS = 60.0
-"""Until a front end listens: half a second, and many times that on a busy machine."""
+"""Time limit for front ends to listen. It takes half a second, and many times that on a busy machine."""
 _HEALTHY_SECONDS = 2.0
-"""If a front end has served for this long, its death does not count as a repetition."""
+"""If a front end has served for this long, its death does not lengthen the pause before the restart."""
 _RESTARTS = RetryPolicy(first_seconds=0.1, longest_seconds=5.0)
 _LONGEST_GRACE_MS = (1 << 32) - 1
 """49 days: the number must fit into an entry."""
@@ -49,7 +49,7 @@ _IMMEDIATE_END_SECONDS = 1.0
 _BOOTSTRAP = Path(workers.__file__).with_name("bootstrap.py")
 """Not `python -m`, which would search for modules in the server's working folder."""
 _REAP_SECONDS = 0.01
-"""Between two checks whether a process that has closed its sockets has ended."""
+"""Interval of the checks whether a process that has closed its sockets has ended."""
 _CLOSED_SECONDS = 0.5
 """A process that has closed its sockets is killed if it runs for longer than this."""
 
@@ -68,7 +68,7 @@ class FrontEndParts:
     tables: Sequence[int]
     """Descriptors of the serving table's edition and of the table of memory use, see main.py."""
     heads: Memo[bytes, RequestHead] = field(default_factory=Memo)
-    """By the bytes of a head: its object. All front ends share it, because plans are remembered by the object."""
+    """Bytes of a head -> its object. All front ends share this, because plans are remembered by the object."""
 
 
 class FrontEndProcess:
@@ -130,7 +130,7 @@ class FrontEndProcess:
         parts.plane.call_soon(self._link.open)
         self.send_wants_origins()
         self.ended = loop.create_task(self._reap())
-        """How the process has ended."""
+        """Returns how the process has ended."""
 
     def post(self, kind: int, number: int = 0, flags: int = 0) -> None:
         """Post an entry without contents."""
@@ -197,7 +197,7 @@ class FrontEndProcesses:
     _has_started: bool = field(default=False, init=False)
 
     async def start(self) -> int:
-        """Wait until all listen, and return their port. Raises OSError or RuntimeError if one cannot; none is left."""
+        """Return the port when all processes listen. Raises OSError or RuntimeError if one cannot; none remains."""
         try:
             self._reservation = self.address.bind()
         except OSError as error:
