@@ -36,7 +36,7 @@ class LoadParameters:
     config: str | None = None
     """A ModelConfig as JSON; None = the configuration in the repository."""
     files: Mapping[PurePosixPath, bytes] = field(default_factory=dict)
-    """By path in the model's folder. If there are any, no file of the repository is used."""
+    """Path in the model's folder -> content. If there are any files, no file of the repository is used."""
 
 
 def parse_load_parameters(name: str, parameters: Mapping[str, bool | int | str | bytes]) -> LoadParameters:
@@ -88,8 +88,8 @@ class PrivateFolder:
         self.folder.mkdir()
 
     def open_to_workers(self) -> None:
-        """Let workers of another user read the files, whatever the umask; other processes lack the name. Raises
-        OSError."""
+        """Let workers of another user read the files, whatever the umask. Other processes cannot find the folder,
+        because its parent cannot be listed. Raises OSError."""
         self.folder.parent.chmod(0o711)
         for folder, _, files in os.walk(self.folder):
             Path(folder).chmod(0o755)
@@ -106,7 +106,7 @@ class ModelContent:
     wanted: frozenset[int]
     """Versions that the version policy selects."""
     shared_key: str
-    """Digest of all that every version depends on: folder, other files, configuration without version policy."""
+    """Digest of what all versions depend on: folder, files outside versions, configuration without version policy."""
     private_folder: PrivateFolder | None = None
     """Where the files lie if not in a repository; exists as long as this content."""
 
@@ -115,7 +115,7 @@ class ModelContent:
         return qualified(self.scan.namespace, self.definition.name)
 
     def key(self, version: int) -> str:
-        """Return a version's key; equal keys load the same."""
+        """Return a version's key; loads with equal keys load the same files and configuration."""
         return f"{self.shared_key} {version} {self.scan.versions[version].fingerprint}"
 
 
@@ -170,8 +170,8 @@ class ContentReader:
         return contents
 
     def define(self, written: WrittenConfig, name: str, file: Path | None, root: Path) -> tuple[ModelContent, ...]:
-        """Define a model outside of the repositories by its configuration and its file in `root`; None for an ensemble.
-        Raises ServeError if the configuration is wrong."""
+        """Define a model outside of the repositories by its configuration and its `file` in `root` (None for an
+        ensemble). Raises ServeError if the configuration is wrong."""
         version = PurePosixPath("1")
         scan, private = self._write(name, {version: None} if file is None else {version / file.name: file}, root)
         reading = FolderReading(private.folder, self.registry, name, repository=root)

@@ -52,14 +52,14 @@ class Debounce(Generic[_Name]):
         return frozenset(changed)
 
     def accept(self, name: _Name, fingerprint: Hashable | None) -> None:
-        """Count this fingerprint as settled immediately."""
+        """Make this fingerprint the settled one immediately."""
         self._candidates.pop(name, None)
         self._settled.pop(name, None)
         if fingerprint is not None:
             self._settled[name] = fingerprint
 
     def reopen(self, name: _Name) -> None:
-        """Count the next settled state as a change, even if it equals the previous one."""
+        """Report the next settled state as a change, even if it equals the previous one."""
         self._settled[name] = object()
 
     def due(self) -> float | None:

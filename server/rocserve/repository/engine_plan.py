@@ -25,8 +25,8 @@ _LONGEST_WARNING = 300
 """Characters shown in the index; the log and the metadata have the whole text."""
 
 SMALL_MODEL_BYTES = 4 << 20
-"""A copy of a model of this size takes less memory than a worker. Its engine is so fast that threads of one process
-mostly wait for the interpreter's lock: four threads answered a quarter of one thread's requests."""
+"""Models up to this size get a process per instance, not threads: a copy of the model takes less memory than the
+process, and threads mostly wait for the interpreter's lock (four answered a quarter of one thread's requests)."""
 
 
 Places = Sequence[tuple[InstanceKind, Sequence[int]]]
@@ -42,9 +42,9 @@ def plan_workers(
     On the CPU a group is one worker with `count` threads if the engine is thread-safe and the model not small, else
     `count` workers. On GPUs it is `count` workers for each of its `gpus`, or for all present GPUs. A group of KIND_AUTO
     uses GPUs only if the engine's choice allows it. A group of KIND_MODEL is `count` workers with all GPUs each if the
-    engine supports it, else it is treated as KIND_AUTO. Raises ServeError (INVALID_ARGUMENT) if there are too many
-    instances, or if a group asks for a GPU that the engine cannot use. The CPU replaces a GPU only if the group says
-    KIND_AUTO or KIND_CPU, or the parameter `engine` is "auto".
+    engine supports it, else it is treated as KIND_AUTO. KIND_GPU gets the CPU only if the parameter `engine` is "auto".
+    Raises ServeError (INVALID_ARGUMENT) if all groups are passive, there are too many instances, or a GPU cannot be
+    used.
     """
     plans: list[WorkerPlan] = []
     places: list[tuple[InstanceKind, Sequence[int]]] = []
@@ -139,7 +139,7 @@ class EnginePlan:
     model_bytes: int
     places: Places = ()
     replaces: str = ""
-    """The engine that was planned first and failed; "" = this is the first one."""
+    """The engine that was planned first and failed; "" = `engine` is the first one."""
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -184,8 +184,8 @@ class EngineFailed(ServeError):
 async def load_on_engine(
     order: LoadOrder, machine: Machine, load: Callable[[EnginePlan], Awaitable[_Loaded]], log: logging.Logger
 ) -> _Loaded:
-    """Load on the planned engine, and on its fallback if it fails. `load` raises EngineFailed with the engine's error.
-    Raises ServeError from `plan_engine` or `load`, or the engine's failure with the reason for no fallback."""
+    """Load on the planned engine, and on the next fallback if it fails. `load` raises EngineFailed with the engine's
+    error. Raises ServeError from `plan_engine` or `load`, or the engine's failure with the reason for no fallback."""
     definition = order.definition
     plan = await asyncio.to_thread(plan_engine, definition, order.folder, machine)
     before = ""

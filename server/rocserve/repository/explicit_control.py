@@ -52,7 +52,7 @@ class ExplicitControl:
         self._names = table.names
         self._remotes = remotes
         self._locks: WeakValueDictionary[ModelKey, asyncio.Lock] = WeakValueDictionary()
-        """By the folders' keys. A lock is held while its folder's models load."""
+        """Folder's key -> lock, which is held while the folder's models load."""
 
     async def load_at_start(self, names: Iterable[str]) -> dict[str, str]:
         """Load these models; "*" = all that exist. Returns the reason for each model that was not found."""
@@ -152,7 +152,7 @@ class ExplicitControl:
             if lacking and await self._remotes.take({self._names.bare(member) for member in lacking}):
                 scan = await self._context.scanner.run()
             for each in level:
-                # With namespaces the members' names in every repository, as in Triton.
+                # With namespaces a member's name is looked up in every repository, as in Triton.
                 found = (key for member in readings[each].members for key in self._keys(self._names.bare(member), scan))
                 members[each] = {key for key in found if not self._is_serving(key)}
             new = sorted(set().union(*(members[each] for each in level)) - tried)

@@ -69,7 +69,7 @@ class HotReload:
         self._queue: deque[_FolderReading] = deque()
         self._readers: set[asyncio.Task[None]] = set()
         self._blocked: dict[_FolderReading, ModelKey] = {}
-        """Folders that define a model of a taken name, with that name."""
+        """Folder with a model whose name another folder has -> the model's key."""
         self._unsubscribe = table.subscribe(self._retry_blocked)
 
     async def run(self) -> None:

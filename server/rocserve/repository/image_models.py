@@ -29,7 +29,7 @@ class _ImageModelSet:
     content: ModelContent | None = None
     models: tuple[GeneratedModel, ...] = ()
     blocked_by: ModelKey | None = None
-    """Key of another folder's model with one of the names. That folder may define more models and outlive it."""
+    """Key of another folder's model with one of the names; that folder may go on without this model."""
     task: asyncio.Task[None] | None = None
 
 

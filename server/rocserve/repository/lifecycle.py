@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class BackgroundTasks:
-    """Runs tasks next to their starter and logs their failures."""
+    """Runs tasks in the background and logs their failures."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -87,7 +87,7 @@ class LifecycleContext:
 
     async def check_unchanged(self, scan: ModelScan, version: int) -> None:
         """Check after a load that the files are still the scanned ones. In polling mode changed files are loaded again
-        after they have settled. Raises: FilesChanged."""
+        after they have settled. Raises FilesChanged."""
         changed = await self.scanner.changed_file(scan, version)
         if changed is None:
             return

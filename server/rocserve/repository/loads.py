@@ -33,7 +33,7 @@ class LoadedVersion(ServedVersion, Protocol):
         worker killed by signal 9"); "" = nothing."""
 
     def follow_members(self, is_decoupled: bool) -> None:
-        """Of an ensemble: note whether a member makes it decoupled. Called on the loop, before the publication."""
+        """Note whether a member makes this ensemble decoupled. Called on the loop, before the publication."""
 
     async def unload(self) -> None:
         """Refuse new requests, finish queued and running ones, then end the workers."""
@@ -64,8 +64,8 @@ if the version cannot be served; its text is the reason in the repository index.
 
 
 class FilesChanged(ServeError):
-    """A version's files changed during its load. `is_followed`: the server loads new files itself. `file`: changed
-    last; "" = unknown."""
+    """A version's files changed during its load. `is_followed`: the server loads new files itself. `file`: the file
+    that changed last; "" = unknown."""
 
     def __init__(self, is_followed: bool, file: str = "") -> None:
         which = f" ('{printable_name(file)}' last)" if file else ""
@@ -80,7 +80,7 @@ class LoadSlots:
     """Bounds how many models load at the same time. Loads that take long or fail repeatedly do not block the others."""
 
     def __init__(self, count: int, patience_seconds: float) -> None:
-        """`patience_seconds`: after this time a load lets the next one begin next to it."""
+        """`patience_seconds`: after this time a load passes its slot on to the next one."""
         self._free = count
         self._first_loads: deque[asyncio.Future[None]] = deque()
         self._retries: deque[asyncio.Future[None]] = deque()

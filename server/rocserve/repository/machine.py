@@ -21,9 +21,9 @@ _NODE = "numa-node"
 _HIGHEST_CORE = (1 << 16) - 1
 """Higher than any core's number that Linux supports."""
 _INSTANCES_A_CPU = 8
-"""Bound of the instances: computing instances need one CPU each, waiting instances may share one."""
+"""Instances of a model for each CPU: computing instances need one CPU each, waiting instances may share one."""
 _INSTANCES_A_GPU = 64
-"""Bound of the instances: each is a process with a GPU context of hundreds of MB."""
+"""Instances of a model for each GPU: each is a process with a GPU context of hundreds of MB."""
 
 
 class ThisMachine:

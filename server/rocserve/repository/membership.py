@@ -54,7 +54,7 @@ def reachable(keys: Iterable[ModelKey], next_keys: Callable[[ModelKey], Iterable
 
 
 def outermost(members: Mapping[ModelKey, Iterable[ModelKey]]) -> tuple[ModelKey, ...]:
-    """Return the models that are no member of another one; all of them if each is (a circle)."""
+    """Return the models that are not members of another one; all models if each is a member (a circle)."""
     inner = {member for each in members.values() for member in each}
     return tuple(key for key in members if key not in inner) or tuple(members)
 

@@ -89,8 +89,8 @@ class ManagedModel:
 
     @property
     def lacks_files(self) -> bool:
-        """Whether the model waits for its files: it has never had a version, or it is an ensemble that lacks only such
-        members. Waiting is no failure."""
+        """Whether the model waits for its files: it has never had a version, or it is an ensemble whose missing members
+        all wait for their files. Waiting is not a failure."""
         content = self.content
         if content is None or self._is_rejected or self._versions:
             return False
@@ -207,7 +207,7 @@ class ManagedModel:
         ]
 
     def is_ready(self) -> bool:
-        """Whether all that clients rely on is served. A failed newer content or new model makes nothing unready."""
+        """Whether all that clients rely on is served. A failure of newer content or of a new model does not count."""
         if self.lacks_files or self.is_optional:
             return True
         versions = [version for version in self.versions if not version.is_unloaded]
@@ -230,7 +230,7 @@ class ManagedModel:
         return not self.problem_text() and all(version.state is VersionState.READY for version in versions)
 
     def failure_text(self) -> str:
-        """Return why nothing of the model is served; "" if a version serves or no failure is known."""
+        """Return why nothing of the model is served; "" if a version serves, or none is known, or `lacks_files`."""
         if self.is_serving or self.lacks_files:
             return ""
         texts = [f"version {version.number}: {version.reason}" for version in self.versions if version.failure]
@@ -306,7 +306,8 @@ class ManagedModel:
             self._versions[number].want(content)
 
     def _retire_unwanted(self, content: ModelContent) -> None:
-        """Retire unwanted versions when all wanted ones serve; versions without a folder when any wanted one serves."""
+        """Retire unwanted versions when all wanted ones serve `content`; versions without a folder when any wanted one
+        serves or none is wanted. A wanted version's first load delays both."""
         wanted = [self._versions[number] for number in content.wanted if number in self._versions]
         serving = [version for version in wanted if version.served is not None]
         replaced = [version for version in serving if version.serves(content)]

@@ -69,7 +69,6 @@ class ModelRepository:
         await self._remotes.open()
         mode = self._settings.control_mode
         if mode is ControlMode.POLL:
-            # A second scan settles the folders that were too young at the first.
             self._context.retry.enabled = not self._settings.ends_on_failure
             await self._context.watch.renew()
             if self._settings.remotes:
@@ -77,6 +76,7 @@ class ModelRepository:
                 self._start_scanning()
                 await self._remotes.start(None)
             await self._hot_reload.scan()
+            # A second scan settles the folders that were too young at the first scan.
             if self._context.debounce.unsettled:
                 await asyncio.sleep(self._settings.settle_seconds + _TIMER_SLACK_SECONDS)
                 await self._hot_reload.scan()
@@ -104,7 +104,7 @@ class ModelRepository:
         self._table.publish(*self._table.models)
 
     def begin_stop(self) -> None:
-        """Accept no new work and cancel all loads, which may take an hour. Served models go on."""
+        """Accept no new work and cancel all loads, because a load may take an hour. Served models go on."""
         self._is_stopping = True
         if self._scan_task is not None:
             self._scan_task.cancel()
@@ -113,7 +113,7 @@ class ModelRepository:
         self._table.close()
 
     async def stop(self) -> None:
-        """Unload all models with a drain, ensembles first because their requests still need the members."""
+        """Drain and unload all models, ensembles first because their requests still need the members."""
         self.begin_stop()
         if self._scan_task is not None:
             await asyncio.wait([self._scan_task])
@@ -153,8 +153,8 @@ class ModelRepository:
             raise
 
     async def unload(self, name: str, unload_dependents: bool) -> None:
-        """Take a model out of service immediately and unload it in the background; only under explicit control. Unknown
-        names are accepted. Raises ServeError (UNAVAILABLE) in another mode."""
+        """Take a model out of service immediately and unload it in the background; only under explicit control, but
+        endpoints in any mode. Unknown names are accepted. Raises ServeError (UNAVAILABLE) in another mode."""
         if self.endpoints.has(name):
             await self.endpoints.unload(name)
             return
@@ -214,7 +214,7 @@ class ModelRepository:
                 self._log.error("model '%s' failed to load: %s", name, text)
 
     def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back on the loop's thread when readiness may have changed. The returned function ends it."""
+        """Call back on the loop's thread when readiness may have changed, until the returned function is called."""
         return self._table.subscribe(lambda _: callback())
 
     def scan_soon(self) -> None:
@@ -255,7 +255,7 @@ class ModelRepository:
 
 
 def outcomes(rows: Iterable[IndexEntry]) -> dict[tuple[str, str], bool]:
-    """Return whether each model is served, by name and namespace, from index rows. Unwanted models are left out."""
+    """Return (name, namespace) -> whether the model is served, from index rows. Unwanted models are left out."""
     rows = list(rows)
     served = {(row.name, row.namespace) for row in rows if row.state == VersionState.READY.value}
     wanted = {(row.name, row.namespace) for row in rows if row.reason not in ("", UNLOADED)}

@@ -46,8 +46,8 @@ class RetryPolicy:
     enabled: bool = True
 
     def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
-        """Return the seconds until the next try after failed ones; None = no retry. Never less than the last try took:
-        a load that fails after an hour of compiling must not compile all the time."""
+        """Return the seconds until the next try after `attempts` failures; None = no retry. Never less than the last
+        try took: a load that fails after an hour of compiling must not compile all the time."""
         if not self.enabled:
             return None
         pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
@@ -61,7 +61,7 @@ class RetryPolicy:
         took_seconds: float = 0.0,
         can_pass: bool = True,
     ) -> Failure:
-        """Record a failure. Attempts count while the content stays the same. `can_pass`: a later try may succeed."""
+        """Record a failure. Attempts add up while the content stays the same. `can_pass`: a later try may succeed."""
         attempts = previous.attempts + 1 if previous is not None and previous.content_key == content_key else 1
         pause = self.pause(attempts, took_seconds) if can_pass else None
         return Failure(error, content_key, attempts, None if pause is None else time.monotonic() + pause)

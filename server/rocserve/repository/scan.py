@@ -36,7 +36,7 @@ class FileMark(NamedTuple):
     """The state of a file at one moment. A tuple for speed, because a scan creates one for each file of all models."""
 
     path: str
-    """Relative to the scanned folder, with "/"; a folder's path ends in "/"."""
+    """Path relative to the scanned folder, separated by "/"; a folder's path ends in "/"."""
     size: int
     mtime_ns: int
     inode: int
@@ -233,15 +233,15 @@ class ModelScan:
 def scan_model(
     model: ModelScan, allowed: tuple[Path, ...], most_entries: int, model_filenames: tuple[str, ...] = ()
 ) -> ModelScan:
-    """Scan the folder of `model`, which says where it is. Blocks on the disk. `allowed`: resolved folders that links
-    may lead into. `most_entries`: bound of the files and folders in it. `model_filenames`: file names of all backends,
-    for advice on misplaced files."""
+    """Scan `model.folder`. Blocks on the disk. `allowed`: resolved folders that links may lead into. `most_entries`:
+    bound of the files and folders in it. `model_filenames`: file names of all backends, for advice on misplaced
+    files."""
     folder, flat = model.folder, model.flat
     parts: dict[str | int, list[FileMark]] = defaultdict(list)
     paths = set()
     ignored = set()
-    # A redirected standard output of this process is skipped: loading the model writes to it, and that is no change of
-    # the model.
+    # If this process writes its standard output or error to a file in the folder, that file is skipped: loading the
+    # model writes to it, which does not change the model.
     outputs = {}
     for number in (1, 2):
         with contextlib.suppress(OSError):

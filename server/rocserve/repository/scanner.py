@@ -38,7 +38,7 @@ class RepositoryScan:
     """The state of all repositories at one moment."""
 
     models: dict[ModelKey, ModelScan]
-    """By the folder's key, which is its name without namespaces."""
+    """Folder's key -> its scan; without namespaces the key is the folder's name."""
     unreadable: dict[Path, str]
     """Repositories that are missing or cannot be read, with the reason. `models` keeps their last known models."""
 
@@ -61,7 +61,7 @@ class RepositoryScanner:
         self._model_filenames = tuple(name for backend in registry.backends for name in backend.model_filenames)
         self._is_model_filename = re.compile("|".join(map(translate, self._model_filenames))).match
         self._seen: dict[Path, dict[str, ModelScan]] = {root: {} for root in self.roots}
-        """By the entry's name in the repository."""
+        """Repository -> (name of an entry in it -> scan)."""
         self._devices: dict[Path, int] = {}
         self._made_ns = time.time_ns() - int(_CLOCK_SECONDS * 1e9)
 
@@ -128,8 +128,8 @@ class RepositoryScanner:
 
     def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:
         """Return the previous scans of folders that need no new one. Folders with links are scanned again because they
-        may change without a notification. Young folders are, because notifications miss files that are written into a
-        new folder. Older folders were complete in the first scan."""
+        may change without a notification. Folders that changed after the server's start and in the last minute are,
+        because notifications miss files that are written into a new folder."""
         young_ns = max(time.time_ns() - int(_YOUNG_SECONDS * 1e9), self._made_ns)
         names = {path.name for path in changed if path.parent == root}
         return {
@@ -231,7 +231,7 @@ def _merge(repositories: Iterable[Iterable[ModelScan]]) -> dict[ModelKey, ModelS
         first = models.setdefault(scan.key, scan)
         one = numbers.setdefault(scan.key, number)
         if first is not scan and not _is_misnamed(scan):
-            # Clients must not learn the folders' paths; the repositories' numbers tell the folders apart.
+            # Clients do not see the folders' paths; the repositories' numbers still tell the folders apart.
             reason = (
                 f"model appears in two or more repositories: '{scan.name}' is in '{first.folder}' (--model-repository"
                 f" no. {one}) and '{scan.folder}' (no. {number}); keep one"

@@ -180,7 +180,7 @@ class ModelTable:
             self._own(content.model, folder).apply(content, retries_failed=retries_failed)
 
     def reject(self, folder: ModelKey, problem: Failure, name: ModelKey | None = None) -> None:
-        """Note that a folder's content cannot be used; served models stay. `name`: the key of the model, if another."""
+        """Note that a folder's content cannot be used; served models stay. `name`: the model's key, if another."""
         name = name or folder
         self.context.log.error("failed to read model folder '%s': %s", name, problem.text)
         models = self.models_of(folder)
@@ -314,7 +314,8 @@ class ModelTable:
         return any(model is not None and model.has_running_loads for model in found)
 
     def _review_ensembles(self, changed: Collection[ModelKey]) -> Collection[ModelKey]:
-        """Compare the ensembles of changed members with their members, inner ensembles first. Returns their keys."""
+        """Compare changed ensembles, and ensembles of changed members, with their members, inner first. Returns their
+        keys."""
         configs = {key: model.config for key, model in self._ensembles.items() if model.config is not None}
         members = {key: members_of(config) for key, config in configs.items()}
         # Names are compared, because with namespaces a member's key may now mean another model of its name.

@@ -41,7 +41,7 @@ class VersionState(enum.Enum):
 UNLOADED = "unloaded"
 """Triton's reason for a version that was unloaded on purpose."""
 _SUSPICIOUS_DISCARDS = 3
-"""Discarded loads in a row, by changes of one file, after which it is no longer plausible that somebody copies."""
+"""Discarded loads in a row, by changes of one file, after which it is implausible that somebody still copies it."""
 _WAITS_FOR_SLOT = "waits until another model has been loaded"
 _STATUS_NAMES = {
     StatusCode.INVALID_ARGUMENT: "Invalid argument",
@@ -100,7 +100,7 @@ class ManagedVersion:
         self._served_content: ModelContent | None = None
         self._load: _Load | None = None
         self._reported_warnings: dict[str, set[str]] = {}
-        """The warnings that loads of the last content have logged, by its key."""
+        """Key of the last content -> the warnings that its loads have logged."""
         self._outdated_scan: ModelScan | None = None
         """The scan whose files changed while they were loaded. The version waits for a newer scan."""
         self.last_discard: FilesChanged | None = None
@@ -124,7 +124,7 @@ class ManagedVersion:
 
     @property
     def waits_for_files(self) -> bool:
-        """Whether its files changed during the load, so that only a newer content can be loaded."""
+        """Whether the version's files changed during the load, so that only a newer content can be loaded."""
         return self._outdated_scan is not None
 
     @property
@@ -220,7 +220,7 @@ class ManagedVersion:
             load.task = self._context.background.start(self._run(load, content), f"load of {self.name} {self.number}")
 
     def reject(self, problem: ServeError | None) -> None:
-        """Note that the current content cannot be used; the served version stays. None: it is the served one."""
+        """Note that the current content cannot be used; the served version stays. `problem`: None = it is served."""
         self.stop_loading()
         self.failure = None
         self._note_newer_problem(problem)
@@ -414,7 +414,7 @@ class ManagedVersion:
 def lost_interface(served: ModelConfig, new: ModelConfig, has_lost_batch_size: bool) -> str:
     """Return what the new configuration lacks and does not replace; "" = nothing. `new` has been completed from the
     model. `has_lost_batch_size`: max_batch_size was written for the served version and is not written now; the written
-    value counts because a completed one may fall by itself, for example with free memory."""
+    value counts because a completed value may fall by itself, for example with less free memory."""
     parts = [
         *_lost_tensors("input", served.inputs, new.inputs),
         *_lost_tensors("output", served.outputs, new.outputs),

@@ -91,7 +91,7 @@ class WorkerVersionLoader:
         return ensemble
 
     async def _load_on(self, order: LoadOrder, plan: EnginePlan) -> LoadedVersion:
-        """Load a version on one engine. Raises EngineFailed with the engine's error; ServeError if none can help."""
+        """Load a version on one engine. Raises EngineFailed with its error; ServeError if no engine can help."""
         started = time.monotonic()
         definition, version = order.definition, order.version
         assert definition.backend is not None, "an ensemble has no workers"
@@ -163,7 +163,7 @@ class WorkerVersionLoader:
         return replace(definition, config=config), statistics, answers
 
     def _warn_once(self, order: LoadOrder, text: str) -> None:
-        """Log a warning that holds until the model changes once, because a version may be loaded often."""
+        """Log a warning only once for each content, because a version may be loaded often."""
         if text not in order.reported_warnings:
             order.reported_warnings.add(text)
             self.log.getChild("config").warning("%s", text)
@@ -227,7 +227,7 @@ class LoadedEnsemble(EnsembleVersion):
         self.config = replace(self.config, decoupled=is_decoupled)
 
     async def unload(self) -> None:
-        # An ensemble has no workers, and its members limit their requests' times.
+        # No time limit: an ensemble has no workers, and its members limit their requests' times.
         await drained(self.plane, self.close, 0.0)
         if self.answers is not None:
             self.plane.call_soon(self.answers.close)
@@ -267,7 +267,7 @@ _FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000
 async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: PlaneLoop) -> None:
     """Run each sample of `model_warmup`, one after the other, without counting it in the ensemble's statistics. For
     members with sequences each run is a sequence of one request. `folder`: the model's folder with the samples' files.
-    Raises ServeError of the first sample that failed."""
+    Raises ServeError with the first sample that failed."""
     config, number = ensemble.config, ensemble.version
     has_text_ids = _has_text_ids(config, ensemble.dispatcher.tables.table)
     for identity, (name, batch) in enumerate(warm_up_samples(config, folder), _FIRST_SEQUENCE):

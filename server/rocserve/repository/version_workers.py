@@ -53,12 +53,12 @@ class VersionWorkers(WorkerGroupEvents):
     calls a scheduler from the loop's side, because schedulers live on the data plane's thread."""
 
     def __init__(self, order: LoadOrder, plan: EnginePlan, loader: WorkerVersionLoader) -> None:
-        """`loader` holds what all versions are loaded with. Raises ServeError: as `worker_group`, and INVALID_ARGUMENT
-        if the rate limiter's resources can never suffice for an instance."""
+        """`loader`: what the loads of all versions share. Raises ServeError: as `worker_group`, and INVALID_ARGUMENT if
+        the rate limiter's resources can never suffice for an instance."""
         self._order = order
         self._plan = plan
         self.properties: Mapping[str, str] = plan.properties
-        """The engine's own statements override the plan's."""
+        """Properties that the engine reports override the plan's."""
         self._start_call = functools.partial(start_call, loader.dispatcher)
         self._has_called = False
         self._metrics = OwnedMetrics(loader.custom_metrics, order.name, loader.log)
@@ -230,7 +230,7 @@ def worker_group(
 ) -> WorkerGroup:
     """Create the workers of a version without starting them. `start_call`: runs calls of the model, if its backend may
     call. Raises ServeError (INVALID_ARGUMENT) if the model's file is missing, its interpreter cannot run it, a bound is
-    no number, or the model cannot join its shared worker."""
+    not a number, or the model cannot join its shared worker."""
     definition = order.definition
     backend = definition.backend
     assert backend is not None, "an ensemble has no workers"

@@ -51,7 +51,7 @@ class RepositoryWatch(FileSystemEventHandler):
         """The system's limit of watches is reached, so some folders may be unwatched."""
         self._failures: set[str] = set()
         self._lock = threading.Lock()
-        """Held by the thread that renews or closes the watches. It runs on if its caller is cancelled."""
+        """Held by the thread that renews or closes the watches. That thread runs on if its caller is cancelled."""
         self._is_closed = False
 
     async def renew(self) -> None:

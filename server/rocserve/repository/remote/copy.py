@@ -66,8 +66,8 @@ class UnitCopy:
             yield
 
     def read(self) -> None:
-        """Read the record, and complete a killed server's change. Called with the lock, or before other servers run. A
-        file that was changed since is no longer the object's, unless its content is the same."""
+        """Read the record, and complete a killed server's change. Called with the lock, except by `open_copy`. A file
+        that has changed in the copy is left out of `kept` unless its content is the same."""
         with contextlib.suppress(FileNotFoundError):
             self._apply(json.loads(self._pending.read_bytes()))
         self.kept = {key: kept for key, kept in self._recorded().items() if self._is_whole(key, kept)}
@@ -150,12 +150,12 @@ def _write(file: Path, content: Mapping[str, object]) -> None:
 
 
 _FREE_SHARE = 10
-"""A tenth of the disk stays free by default: with less Kubernetes begins to evict."""
+"""A tenth of the disk stays free by default: with less, Kubernetes begins to evict pods."""
 _IN_USE = "in-use"
 
 
 def mark_used(home: Path) -> BinaryIO:
-    """Keep a repository's copy until the returned file is closed. Blocks while another server removes the copy."""
+    """Keep a repository's copy until the returned file is closed. Blocks while another server removes that copy."""
     mark = home / _IN_USE
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -180,7 +180,8 @@ class CopyRoom:
         """Bytes of the last count plus the reserved bytes since; None = not counted yet."""
 
     def make(self, needed: int, what: str) -> None:
-        """Reserve room. Unused copies are removed if necessary, least recently used first. Raises StoreError."""
+        """Reserve room, or only check it if there is no limit. Removes the oldest unused copies for it. Raises
+        StoreError."""
         if not self._lack(needed):
             return
         unused = self._unused()
@@ -195,7 +196,7 @@ class CopyRoom:
             )
 
     def _lack(self, needed: int) -> str:
-        """Return why there is not enough room; "" = the room is reserved."""
+        """Return why there is not enough room; "" = there is, and with a limit it is reserved."""
         if self._limit_bytes is None:
             disk = shutil.disk_usage(self._folder)
             lacks = disk.free - needed < disk.total // _FREE_SHARE

@@ -26,7 +26,7 @@ CHUNK_BYTES = 8 << 20
 _REQUESTS = 8
 """Requests of a repository at the same time, so at most 64 MiB of parts are in memory."""
 _CLIENT: Mapping[str, Any] = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "1d", "allow_http": True}
-"""A request may take long as long as data keeps coming."""
+"""A request may take up to a day, as long as data keeps coming."""
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 """Within one scan; the next scan tries again."""
 
@@ -144,7 +144,7 @@ async def with_store_errors(place: RemotePlace, expected: str, asked: Awaitable[
         raise StoreError(
             f"expected names that are paths, came: {_error_text(error)}; rename or remove that object"
         ) from None
-    # The last three come from malformed responses.
+    # ValueError, LookupError and TypeError come from malformed responses.
     except (BaseError, OSError, ValueError, LookupError, TypeError) as error:
         words = _error_text(error)
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or re.search(
@@ -179,7 +179,7 @@ def store_options(place: RemotePlace, environment: Mapping[str, str]) -> Options
     ]
     given: Any = form()
     if path := environment.get(_FILE):
-        # In Triton's file the longest name that begins the URL applies.
+        # In Triton's file the entry with the longest name that begins the URL applies.
         try:
             entries = json.loads(Path(path).read_text()).get(place.kind.value, {})
             names = [name for name in entries if place.url.startswith(name)]
@@ -208,7 +208,7 @@ def _s3(place: RemotePlace, given: Any, environment: Mapping[str, str]) -> Optio
 
 
 def _profile(name: str, environment: Mapping[str, str]) -> Options:
-    """Return the keys and the region of a profile, as `aws configure` writes them."""
+    """Return the keys, the region and the endpoint of a profile, as `aws configure` writes them."""
     home = Path(environment.get("HOME", "/"))
     credentials = environment.get("AWS_SHARED_CREDENTIALS_FILE", home / ".aws/credentials")
     config = environment.get("AWS_CONFIG_FILE", home / ".aws/config")

@@ -1,4 +1,4 @@
-"""Objects of a remote repository: their models, and the interface of a store."""
+"""Objects of a remote repository, the units that they form, and the interface of a store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RemoteObject:
     tag: str
     """Changes with the content: an etag, a generation or a digest."""
     changed: float = 0.0
-    """By the store's clock, in seconds since the epoch; 0 = unknown."""
+    """Time of the last change by the store's clock, in seconds since the epoch; 0 = unknown."""
 
 
 Fingerprint = tuple[tuple[str, int, str], ...]
@@ -58,7 +58,7 @@ class Unit:
 
 def arrange(objects: Iterable[RemoteObject]) -> dict[str, Unit]:
     """Sort the objects of a listing into units by name. Temporary names are left out as on a disk, except empty files,
-    which keep the version folder of an ensemble."""
+    because such a file may keep the version folder of an ensemble."""
     meant = []
     for each in objects:
         *above, last = ("" if part == ".." else part for part in each.key.split("/"))
@@ -118,7 +118,7 @@ class Source(abc.ABC):
 
 
 async def run_all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Return the results of all, or raise the first error, which cancels the others."""
+    """Run the work concurrently. Returns all results, or cancels the rest at the first error and raises it."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]

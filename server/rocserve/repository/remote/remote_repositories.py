@@ -44,7 +44,7 @@ _OLD_SECONDS = 60.0
 """Objects unchanged for this long before the start are not being uploaded. Clocks that are set differ by less."""
 _PROGRESS_SECONDS = 10.0
 _END_SECONDS = 1.0
-"""Then the thread is abandoned; the file that it writes has a temporary name."""
+"""Seconds until the thread is abandoned; the file that it writes has a temporary name."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _Progress:
 
 
 class RemoteRepository:
-    """Keeps the copy of one remote repository current. All calls but the properties are made on the thread's loop."""
+    """Keeps the copy of one remote repository current. Only `has_copy` and `notes` may be called outside the thread."""
 
     def __init__(
         self, place: RemotePlace, source: Source, settle_seconds: float, room: CopyRoom, log: logging.Logger
@@ -92,7 +92,7 @@ class RemoteRepository:
         return waiting | taking | self._problems.copy()
 
     def open_copy(self) -> None:
-        """Find the earlier copies. Raises OSError."""
+        """Read the copies that earlier servers left. Raises OSError."""
         make_folder(self.place.root, READABLE)
         self._copies.clear()
         for name in recorded_units(self.place.home):
@@ -107,8 +107,8 @@ class RemoteRepository:
         if units is None or not takes:
             return
         ended = time.monotonic()
-        # This compares the store's clock with ours. If either is wrong, young objects wait, or half an upload is copied
-        # and later the whole.
+        # This compares the store's clock with ours. If either is wrong, old objects wait as if they were young, or half
+        # an upload is copied and later the whole.
         old = time.time() - _OLD_SECONDS
         self._debounce.observe(
             began,
@@ -129,7 +129,7 @@ class RemoteRepository:
             await self.scan(takes=True)
 
     async def take(self, names: Collection[str] | None) -> None:
-        """Copy the present state of these units, or of all. Units that cannot be fetched keep their copies."""
+        """Copy the present state of these units (None = all). Units that cannot be fetched keep their copies."""
         for _ in range(_ATTEMPTS):
             # Only a full listing shows objects that lie in no folder.
             is_whole = names is None or not self.known or WHOLE in self.known
@@ -274,7 +274,7 @@ class RemoteRepositories:
             await self._run_in_thread(self._open_all())
 
     async def start(self, names: Collection[str] | None) -> None:
-        """Copy the models of these names (None = all), then follow the stores. No names: nothing waits for a store."""
+        """Copy the models of these names (None = all), then follow the stores. Empty: without waiting for a store."""
         if self._loop is not None:
             await self._run_in_thread(self._start(names))
 
@@ -294,7 +294,7 @@ class RemoteRepositories:
             file.close()
 
     def lacking(self) -> dict[str, str]:
-        """Return the repositories without a listing or a copy, with the reason."""
+        """Return the repositories with neither a listing nor a copy, with the reason."""
         never = {
             each.place.url: each.failure for each in self._repositories if each.known is None and not each.has_copy
         }

@@ -1,4 +1,4 @@
-"""A lazy version is loaded by its first request. Requests wait for the load, and statistics outlive it."""
+"""A lazy version is loaded by its first request. Requests wait for the load; statistics go on after an unload."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LazyVersion(Tenant):
         self.load = load
         self.on_change = on_change
         self.failure: Failure | None = None
-        """Of the last load; the next one waits for its retry time."""
+        """Failure of the last load; the next load waits for its retry time."""
         self.progress = ""
         self.is_retired = False
         """Never loaded again: its files have changed since the registration, or it is being unloaded."""
@@ -189,7 +189,7 @@ class LazyVersion(Tenant):
 
     @property
     def was_asked(self) -> bool:
-        """Whether the version has statistics."""
+        """Whether the version has statistics: it was loaded or has refused a request."""
         return self._statistics is not None
 
     @property
@@ -198,13 +198,13 @@ class LazyVersion(Tenant):
 
     @property
     def inputs(self) -> SharedHeap | None:
-        """Where workers read the inputs of requests."""
+        """The heap in which workers read inputs; None while the version is not loaded."""
         loaded = self._loaded
         return loaded.inputs if isinstance(loaded, ScheduledVersion) else None
 
     @property
     def statistics(self) -> ModelStatistics:
-        """Over all loads."""
+        """Statistics over all loads."""
         return self._statistics or ModelStatistics()
 
     @property

@@ -41,7 +41,7 @@ _FILES_CHANGED = (
 _PATIENCE_SECONDS = 10.0
 """After this time a load lets the next one begin."""
 _RESCAN_SECONDS = 0.01
-"""While a version waits for room, because the end of a request is not reported."""
+"""Pause between checks while a version waits for room, because nothing reports the end of a request."""
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class ResidentModels:
         return idle_unload_seconds(definition.config.parameters) < math.inf or bool(self._limits)
 
     def registers(self, content: ModelContent) -> bool:
-        """Whether a version need not be loaded now: it is not pinned, and its configuration has all its tensors."""
+        """Whether a version can wait for a request: it may be unloaded, is not pinned, and has inputs and outputs."""
         message = content.definition.message
         # The load reports a wrong parameter.
         with contextlib.suppress(ServeError):
@@ -142,7 +142,7 @@ class ResidentModels:
             await asyncio.shield(load_future)
 
     def note_newer_problem(self, version: LazyVersion, problem: ServeError | None) -> None:
-        """Note why the newer content cannot be used; None = it can. Requests then need not wait for it."""
+        """Note why the newer content cannot be used; None = it can. Requests do not wait for unusable content."""
         version.newer_problem = problem
         if version.is_retired and problem is not None:
             version.failure = Failure(problem)
@@ -165,7 +165,7 @@ class ResidentModels:
         loaded = await self._on_plane(version.close)
         if loaded is not None:
             await loaded.unload()
-        # The version may have begun to make room.
+        # An unload for other versions may have begun.
         await _end_of(version.task)
         self._versions.discard(version)
         self._room.remove(version)
@@ -199,7 +199,7 @@ class ResidentModels:
             self._run_moves()
 
     def _run_moves(self) -> None:
-        """Start the loads, unloads and refusals that are due, now and from time to time."""
+        """Start the loads, unloads and refusals that are due, and schedule the next call."""
         now = time.monotonic()
         moves = self._room.moves(now)
         idle, again = self._room.idle(now)

@@ -2,7 +2,7 @@
 
 Versions wait for room in a queue, first come, first served, so that small models never overtake a large one forever. To
 make room, the least popular idle version is unloaded. Popularity counts requests; a request counts half after each
-half-life. A version that cannot fit even if all others left is refused immediately.
+half-life. A version that does not fit next to the pinned ones is refused as soon as it is first in the queue.
 
 Times are seconds of any steady clock.
 """
@@ -20,7 +20,7 @@ _HALF_LIFE_SECONDS = 300.0
 """Long enough that a burst on many rare models does not evict models that are used all day."""
 
 MODELS = "loaded versions"
-"""The bound on the number of loaded versions is a place next to the host's and the GPUs' memory."""
+"""Key of the bound on the number of loaded versions, next to the keys of the host's and the GPUs' memory."""
 
 
 class Stage(enum.Enum):
@@ -36,7 +36,7 @@ class Tenant:
     """A registered version and its use of room. The data plane's thread counts requests; the loop does the rest."""
 
     needs: Mapping[str, int]
-    """Bytes by place; an estimate until the first load."""
+    """Memory of the host or of a GPU -> bytes; an estimate until the first load."""
     is_pinned: bool = False
     """Never unloaded for room or idleness."""
     idle_seconds: float = math.inf
@@ -44,7 +44,7 @@ class Tenant:
     stage: Stage = Stage.UNLOADED
     used_at: float = 0.0
     held_until: float = 0.0
-    """Its sequences may continue until then."""
+    """Time until which the version's sequences may continue."""
     in_flight: int = 0
     """Requests that wait, run, or are being answered."""
     popularity: float = -math.inf
@@ -80,7 +80,7 @@ class Room(Generic[AnyTenant]):
     """Accounts for all tenants. Its owner loads and unloads them and reports the results."""
 
     def __init__(self, limits: Mapping[str, int]) -> None:
-        """`limits`: by place, and for MODELS; a missing place is unlimited."""
+        """`limits`: memory -> bytes, and MODELS -> versions; a missing key is unlimited."""
         self._limits = limits
         self._queue: deque[AnyTenant] = deque()
         self._tenants: dict[AnyTenant, None] = {}
@@ -103,7 +103,7 @@ class Room(Generic[AnyTenant]):
             tenant.stage = Stage.UNLOADED
 
     def loaded(self, tenant: AnyTenant, needs: Mapping[str, int]) -> None:
-        """Note that the tenant is loaded, or stays so because it got a request, and what it needs."""
+        """Note that the tenant is loaded, or stays loaded because it got a request, and what it needs."""
         tenant.stage, tenant.needs = Stage.LOADED, needs
 
     def remove(self, tenant: AnyTenant) -> None:
@@ -113,7 +113,7 @@ class Room(Generic[AnyTenant]):
         tenant.stage = Stage.UNLOADED
 
     def moves(self, now: float) -> Moves[AnyTenant]:
-        """Return the moves for waiting tenants, and for places where needs exceed the limit."""
+        """Return the moves for waiting tenants, and unloads if needs exceed a limit."""
         moves: Moves[AnyTenant] = Moves()
         while self._queue:
             first = self._queue[0]
