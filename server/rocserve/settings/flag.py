@@ -28,7 +28,7 @@ class Kind:
     """Raises ValueError with the expected and the actual value."""
     choices: tuple[str, ...] = ()
     alone: str | None = None
-    """The value of a flag without one; None = the flag needs a value."""
+    """The value that the flag without a value has; None = the flag needs a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,13 @@ class Flag:
     kind: Kind
     help: str
     name: str = ""
-    """Without dashes. "" = the field's name, with dashes and "-secs" instead of "_seconds", after the part's prefix."""
+    """Name without leading dashes; "" = prefix of the part and name of the field, with "-secs" for "_seconds"."""
     repeatable: bool = False
     aliases: tuple[str, ...] = ()
     group: str = ""
     """Heading in the help; "" = the dataclass's group."""
     others: tuple[Flag, ...] = ()
-    """More flags of the same field; the last flag on the command line counts."""
+    """More flags that set the same field, in the order of the command line."""
     make: Callable[[Any], Any] | None = None
     """Converts the read value, or all values of a repeatable flag, to the field's value. Raises ValueError."""
     is_positional: bool = False
@@ -92,7 +92,7 @@ def boolean(text: str) -> bool:
 
 
 LARGEST_INT32 = (1 << 31) - 1
-"""Largest number of gRPC's core."""
+"""Largest number that gRPC's core accepts."""
 
 
 def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int | None = None) -> Kind:
@@ -184,13 +184,13 @@ POSITIVE = number("N", 1)
 MESSAGE_BYTES = number("N", 1, most=LARGEST_INT32)
 SECONDS = number("SECONDS", 0, float)
 SECONDS_IN_INT32_MS = number("SECONDS", 0, float, LARGEST_INT32 // 1000)
-"""Becomes a 32-bit number of milliseconds: at most three weeks."""
+"""Becomes a 32-bit number of milliseconds: at most 24 days."""
 POSITIVE_SECONDS = number("SECONDS", 0.001, float)
 MILLISECONDS = number("MS", 0, most=LARGEST_INT32)
 POSITIVE_MILLISECONDS = number("MS", 1, most=LARGEST_INT32)
 FILE = Kind("FILE", Path)
 FILE_OR_NONE = Kind("FILE", lambda text: Path(text) if text else None)
-"""Empty = None, because charts write omitted values so."""
+"""Empty = None, because charts write an omitted value as an empty one."""
 FOLDER = Kind("DIR", Path)
 # Path.expanduser fails for users that the machine does not know; this keeps the "~".
 ABSOLUTE_FOLDER = Kind("DIR", lambda text: str(Path(os.path.expanduser(text)).absolute()))  # noqa: PTH111

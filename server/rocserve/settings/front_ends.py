@@ -54,7 +54,7 @@ class RestrictedProtocols:
     header: str
     value: str = ""
     file: Path | None = None
-    """Holds the value instead of `value`; may change while the server runs."""
+    """File with the header's value, instead of `value`; may change while the server runs."""
 
 
 def restricted_protocols(text: str) -> RestrictedProtocols:

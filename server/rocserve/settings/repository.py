@@ -88,7 +88,7 @@ class SingleModel:
 
 @dataclass(frozen=True, slots=True)
 class ResidencySettings:
-    """Limits of loaded models. Without a limit all models are loaded."""
+    """Limits of loaded models. Without a limit, requests load only models that set the parameter idle_unload_secs."""
 
     max_loaded_models: int | None = flag(
         None,

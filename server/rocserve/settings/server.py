@@ -128,7 +128,7 @@ def cache_bytes(values: Sequence[tuple[str, str, str]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """The server's settings of engines. Plain text and numbers only, because it is sent to workers."""
+    """The server's settings of engines. Plain text and numbers only, because these settings are sent to workers."""
 
     cache_directory: str = flag(
         "",

@@ -31,7 +31,7 @@ class EngineTimes:
     speed: float
     """This engine's throughput divided by the first engine's; 0 = unknown."""
     difference: Difference | None
-    """From the first engine's outputs, the worst of each figure; None = nothing was compared."""
+    """Difference of the outputs from the first engine's, the worst of each figure; None = nothing was compared."""
     failure: str = ""
 
 

@@ -256,7 +256,7 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
 
 def check_output(output: str, recipes: Sequence[ProgramRecipe]) -> None:
     """Check the name of the output file. Raises ServeError (INVALID_ARGUMENT) if several programs would go into one
-    file, if the name does not end in .mxr (it may be the model's own file), or if its folder does not exist."""
+    file, if the name does not end in .mxr (it might be the model file's name), or if its folder does not exist."""
     if not output:
         return
     if Path(output).suffix != ".mxr":

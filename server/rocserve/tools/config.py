@@ -125,7 +125,7 @@ def run(options: ConfigOptions, registry: BackendRegistry | None = None, describ
         complete_definition(definition, signature, strict=strict)
         for definition, signature in zip(definitions, signatures, strict=True)
     ]
-    # A chain's members are in its own folder, so it can be checked; those of other ensembles are elsewhere.
+    # The members of a chain are in its own folder, so they can be checked; members of other ensembles are elsewhere.
     if len(complete) > 1:
         members = {ModelKey(definition.name): definition.config for definition in complete}
         for definition in complete:

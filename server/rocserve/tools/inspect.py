@@ -54,13 +54,13 @@ class Kernel:
 class Copies:
     count: int
     bytes: int
-    """In one run."""
+    """Bytes copied in one run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramSummary:
     operators: tuple[OperatorCount, ...]
-    """Executed in one run, the most frequent first. A fused kernel counts under its own name."""
+    """Operators executed in one run, the most frequent first. A fused kernel is counted under its own name."""
     instructions: int
     kernels: tuple[Kernel, ...]
     constant_bytes: int
@@ -127,7 +127,7 @@ class ProgramFacts:
     compile_seconds: float | None
     """None = the user supplied the compiled program."""
     before: ProgramSummary | None
-    """The program before compilation; None for a .mxr file, which holds only the compiled one."""
+    """The program before compilation; None for a .mxr file, which has only the compiled program."""
     after: ProgramSummary
     before_text: str
     after_text: str
@@ -146,7 +146,7 @@ class Inspection:
     """Weights in the model's file; None for a .mxr file."""
     mxr: MxrFile | None = None
     refusal: str = ""
-    """Why a server here would refuse the .mxr file, and the remedy; "" = it would load it, unless that crashes."""
+    """Why a server here would refuse the .mxr file, and the remedy; "" = it would not, unless MIGraphX crashes."""
 
 
 def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:

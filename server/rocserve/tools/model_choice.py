@@ -176,7 +176,7 @@ def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
 
 def read_folder(folder: Path, registry: BackendRegistry, config_name: str, *, strict: bool = False) -> FolderReading:
     """Return a reading of the model's folder; nothing of its configuration is read yet. Raises ServeError if the folder
-    is a model repository or if no model can have its name."""
+    is a model repository, or if a model cannot have the folder's name."""
     folder = folder.resolve()
     if (name := printable_name(folder.name)) != folder.name:
         raise invalid_argument(UNPRINTABLE.format(name))

@@ -25,7 +25,7 @@ UNWRAPPED_WIDTH = 10_000
 
 
 def console_on(file: IO[str] | None = None) -> Console:
-    """Return a console for `file` (None = standard output); if it is no terminal, without colours and wrapping."""
+    """Return a console for `file` (None = standard output); without colours and wrapping if it is not a terminal."""
     console = Console(file=file)
     if console.is_terminal:
         return console

@@ -35,7 +35,8 @@ _STATE_STYLES = {"READY": "green", "LOADING": "yellow", "UNLOADING": "yellow", "
 _ENGINE_PROPERTIES = ("engine", "target", "precision")
 """Properties that together name the engine of a model: "migraphx gpu fp16", "onnxruntime"."""
 _MEANS: Mapping[str, tuple[int, Callable[[ModelStatistics], tuple[float, int]]]] = {
-    # Decimals, and a function that returns a total and its divisor. Milliseconds, of successful requests.
+    # Column -> (decimals, function that returns a total and its divisor). Times are milliseconds of successful
+    # requests.
     "batch": (2, lambda stats: (stats.inference_count, stats.execution_count)),
     "total ms": (3, lambda stats: (stats.success.ns / 1e6, stats.success.count)),
     "queue ms": (3, lambda stats: (stats.queue.ns / 1e6, stats.queue.count)),
@@ -59,7 +60,7 @@ class StatusRow:
     state: str
     reason: str
     figures: Mapping[str, str | Text]
-    """By column; an unknown figure is absent."""
+    """Column -> figure; an unknown figure is absent."""
 
 
 class StatusPoll:
@@ -69,8 +70,8 @@ class StatusPoll:
         self._client = client
         self._counts: dict[tuple[str, str], int] = {}
         self._engines: dict[tuple[str, str, bool], str] = {}
-        """By name, version and whether the index gives a reason: a READY version that loads on its first request has
-        one until it is loaded, and only then an engine."""
+        """(Name, version, whether the index gives a reason) -> engine. A version that loads on its first request is
+        READY with a reason until it is loaded, and only then has an engine."""
         self._polled_at: float | None = None
 
     def rows(self, now: float) -> list[StatusRow]:
@@ -93,7 +94,8 @@ class StatusPoll:
                 try:
                     properties = self._client.model_metadata(*key[:2], timeout=_CALL_TIMEOUT_S).properties
                 except RocserveError:
-                    # The version or the server has just gone; the next poll shows which. Others might wait as long.
+                    # The version or the server has just gone; the next poll shows which. Other calls might wait as
+                    # long.
                     break
                 self._engines[key] = " ".join(properties[name] for name in _ENGINE_PROPERTIES if name in properties)
         elapsed = None if self._polled_at is None else now - self._polled_at

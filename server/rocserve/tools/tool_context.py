@@ -32,7 +32,7 @@ from rocserve.jobs.runner import JobRunner
 from rocserve.tools.model_choice import ToolModel
 
 _LIBRARY_SECONDS = 120.0
-"""Seconds. The first load of ROCm after a boot may take long."""
+"""Limit of the library's load; the first load of ROCm after a boot may take long."""
 
 
 def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Target]:

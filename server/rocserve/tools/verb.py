@@ -36,7 +36,7 @@ class Verb:
 
 
 def guarded(verb: str, subject: str, run: Callable[[], int | None]) -> int:
-    """Call `run` and return its exit status; print an expected error as one line about `subject`, if not ""."""
+    """Call `run` and return its exit status; print an expected error as one line, which names any `subject`."""
     about = f"{subject}: " if subject else ""
     try:
         return run() or 0

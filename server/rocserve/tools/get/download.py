@@ -72,8 +72,8 @@ CATALOGUE = {
         ),
     ),
 }
-"""The files by model name. Sizes and digests are from the ONNX Model Zoo's index of large files. In July 2025 the zoo
-moved the files to its copies."""
+"""The files by model name. Sizes and digests of ONNX files are from the ONNX Model Zoo's index of large files. In July
+2025 the zoo moved the files to its copies at Hugging Face."""
 
 
 _BLOCK_BYTES = 1 << 18
@@ -131,7 +131,7 @@ class DownloadProgress(Progress):
 
 @contextmanager
 def opened_part(path: Path) -> Iterator[BufferedRandom]:
-    """Open the partial file at its end, for this process alone. It keeps what an earlier download left. Raises GetError
+    """Open the partial file at its end, for this process alone, with the bytes of an earlier download. Raises GetError
     if another process writes the file, or if it cannot be written, for example because the disk is full."""
     size = 0
     try:
@@ -167,9 +167,9 @@ def keep_as(target: Path, path: Path, part: BufferedRandom) -> None:
 def download(
     file: RemoteFile, target: Path, path: Path, progress: DownloadProgress, patience: Patience | None = None
 ) -> None:
-    """Download the file to `target`, whole or not at all. It grows at `path`, which must be on the same file system.
-    Raises GetError if no address gives the right bytes, if the disk is too full, or if another process writes the file.
-    The good bytes stay at `path` for the next run."""
+    """Download the file to `target`, whole or not at all. The partial file is `path`, on the same file system. Raises
+    GetError if no address gives the right bytes, if the disk is too full, or if another process writes the file. The
+    good bytes stay at `path` for the next run."""
     with opened_part(path) as part:
         try:
             wanted, free = file.size - part.tell(), shutil.disk_usage(path.parent).free
@@ -264,7 +264,8 @@ class _Download:
             raise Interrupted(f"the answer is not HTTP ({type(error).__name__}: {error})") from None
 
     def _check_head(self, response: http.client.HTTPResponse) -> None:
-        """Check that the body is the rest of the file, or empty the partial file. Raises SourceFailed."""
+        """Check that the body is the rest of the file; if it is all of it, empty the partial file. Raises
+        SourceFailed."""
         length = response.headers.get("Content-Length", "")
         first, total = 0, int(length) if length.isdigit() else None
         if response.status == _PARTIAL_CONTENT:

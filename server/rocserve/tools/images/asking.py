@@ -29,8 +29,8 @@ from rocserve_client import (
 CONNECT_TIMEOUT_S = 5.0
 _CONCURRENT_REQUESTS = 8
 _LARGEST_IMAGE = 1 << 30
-"""Bytes of an uncompressed image with 16 bits per level and as many pixels as a pipeline accepts by default. The limit
-is needed because a file may be endless."""
+"""Bytes of an uncompressed image with 16 bits per channel and as many pixels as a pipeline accepts by default. The
+limit is needed because a file may be endless."""
 _PIECE = 1 << 20
 _LONGEST_ON_ONE_LINE = 30
 Found = TypeVar("Found")

@@ -131,8 +131,8 @@ class DetectOptions:
 
 def run(options: DetectOptions) -> int:
     """Print the objects in each image and, if a folder is given, draw them. Return the exit status. Raises UsageError
-    if the folder cannot be created or Pillow is missing, ServeError if no server answers or the model is not served or
-    no detector."""
+    if the folder cannot be created or Pillow is missing; ServeError if no server answers, or the model is not served or
+    not a detector."""
     if options.out is not None:
         try:
             options.out.mkdir(parents=True, exist_ok=True)

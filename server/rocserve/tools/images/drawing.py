@@ -17,9 +17,9 @@ _HUE_STEP = 0.618034
 """Fraction of the colour circle (the golden section) between two classes: neighbouring classes get distant hues."""
 
 _LEGIBLE_SIDE = 160
-"""Pixels that a label and its score need. A smaller picture is enlarged to this size, ..."""
+"""Pixels that a label and its score need. A picture with a shorter side is enlarged."""
 _LONGEST_SIDE = 4096
-"""... but never beyond this one."""
+"""No side is enlarged beyond this number of pixels."""
 
 
 def class_colour(class_index: int) -> tuple[int, int, int]:
@@ -28,14 +28,14 @@ def class_colour(class_index: int) -> tuple[int, int, int]:
 
 
 def read_picture(path: Path) -> Image.Image:
-    """Read a file as RGB with 8 bits per level. The EXIF orientation is ignored, because the model ignores it too.
+    """Read a file as RGB with 8 bits per channel. The EXIF orientation is ignored, because the model ignores it too.
     Raises OSError if the file cannot be read, Image.DecompressionBombError if it has more pixels than Pillow opens."""
     with warnings.catch_warnings():
         # The server has checked the size against its limits and decoded the image.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         picture = Image.open(path)
     with picture:
-        if picture.mode.startswith("I;16"):  # Pillow would clip 16-bit levels at 255.
+        if picture.mode.startswith("I;16"):  # Pillow would clip 16-bit channels at 255.
             return Image.fromarray((np.asarray(picture) // 257).astype(np.uint8)).convert("RGB")
         return picture.convert("RGB")
 

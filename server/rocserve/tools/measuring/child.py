@@ -186,8 +186,8 @@ def measure(run: Run, order: Measure) -> Measured:
 
 @lru_cache(maxsize=1)
 def _inputs(inputs: tuple[MeasuredInput, ...], data_file: str) -> Mapping[str, Array]:
-    """Load the inputs: an .npz file lacks those that no output depends on; "" = random ones. The warm-up fills the
-    cache, so that they are ready when the measurement begins."""
+    """Return the inputs. `data_file`: an .npz file, which may lack inputs that no output depends on; "" = random
+    inputs. They are cached: the warm-up loads them, so that they are ready when the measurement begins."""
     if not data_file:
         return random_inputs(inputs)
     with np.load(data_file, allow_pickle=False) as file:

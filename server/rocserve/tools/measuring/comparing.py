@@ -60,7 +60,7 @@ def difference(results: Sequence[Array], references: Sequence[Array]) -> Differe
         cosine = float("nan")
     else:
         cosine = float(np.dot(actual, expected)) / norms if norms else 0.0
-    # Equal infinities and NaNs are no difference. A NaN or infinity on one side only is an infinite one.
+    # Equal infinities and NaNs are no difference. A NaN or infinity on one side only is an infinite difference.
     same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
         distance = np.where(same, 0.0, np.abs(actual - expected))
@@ -86,7 +86,7 @@ def worst(differences: Sequence[Difference]) -> Difference:
 Inputs = Mapping[int, tuple[MeasuredInput, ...]]
 """Inputs by batch size; 0 = the model does not batch."""
 RANDOM_SAMPLE = ""
-"""Replaces a file name: random inputs, the same for each engine."""
+"""Stands for a file name: random inputs, the same for each engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Candidate:
     title: str = ""
     """Prefix of error texts; "" = the name."""
     shares_a_process: bool = False
-    """Whether several instances are threads of one process. Otherwise each instance has a process, as in a server."""
+    """Whether all instances are threads of one process, not a process each. A server does the same."""
 
     def process(self) -> MeasuringProcess:
         return MeasuringProcess(self.title or self.name, self.python, self.environment)
@@ -114,7 +114,7 @@ class Compared:
     latency: LatencySummary | None = None
     """None = the candidate could not run."""
     differences: tuple[Difference, ...] = ()
-    """Of each output from the first candidate's, over all samples; empty = one of them could not run."""
+    """Difference of each output from the first candidate's; empty = this or the first candidate could not run."""
     failure: str = ""
 
 

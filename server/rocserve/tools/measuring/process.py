@@ -61,12 +61,12 @@ class MeasuredInput:
     datatype: str
     """numpy's name, such as float32. bf16 and fp8 are passed as unsigned integers with the same bits."""
     shape: tuple[int, ...]
-    """With the batch dimension."""
+    """Shape with the batch dimension."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Orders runs until `repeats` runs are done and `seconds` have passed."""
+    """Orders runs: each thread runs until its `repeats` runs are done and `seconds` have passed."""
 
     inputs: tuple[MeasuredInput, ...]
     data_file: str = ""
@@ -235,8 +235,8 @@ class Timing:
 def time_interleaved(
     processes: Mapping[str, MeasuringProcess], orders: Mapping[str, Measure], timing: Timing
 ) -> dict[str, list[float]]:
-    """Run the orders in rounds, every second round reversed, and return the latencies in seconds. Raises ServeError if
-    a run failed."""
+    """Run the orders in rounds, each second round from the last process to the first, and return the latencies in
+    seconds. Raises ServeError if a run failed."""
     for name, order in orders.items():
         if timing.warm_up:
             processes[name].measure(replace(order, repeats=timing.warm_up, seconds=0.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 UNTRAINED = "rocserve untrained"
 
 _HEAD_BYTES = 256
-"""Fields are written in the order of their numbers, and the producer is the second, so it is near the beginning."""
+"""Bytes read from a file's beginning: fields are written in the order of their numbers, and the producer is field 2."""
 
 
 def is_untrained(model_file: Path) -> bool:

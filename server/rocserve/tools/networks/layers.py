@@ -79,7 +79,7 @@ _ERRORS_ONLY = 3
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Holds the wanted mean and standard deviation of each channel of a layer; one number holds for all channels."""
+    """Holds the wanted mean and standard deviation of each channel of a layer; one number applies to all channels."""
 
     mean: Floats | float
     deviation: Floats | float

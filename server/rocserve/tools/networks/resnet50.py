@@ -14,7 +14,7 @@ CLASSES = 1000
 OPSET = 12
 _MEAN = np.array([0.485, 0.456, 0.406], dtype=np.float32)
 _DEVIATION = np.array([0.229, 0.224, 0.225], dtype=np.float32)
-"""Of ImageNet's levels, RGB, 0..1. The published preprocessing subtracts the mean and divides by the deviation."""
+"""Mean and deviation of ImageNet's pixels, RGB, 0..1, which the published preprocessing subtracts and divides by."""
 
 _STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 """Number of blocks, and channels inside them. A block's output has four times as many channels."""

@@ -33,8 +33,8 @@ _BOX_CENTRE = (0.0, 1.0)
 _BOX_SIZE = (0.0, 0.35)
 _OBJECTNESS = (-3.7, 1.2)
 _CLASS = (-2.0, 1.5)
-"""Mean and deviation of the heads' raw values. Box sizes stay near the anchors'. Of the 10,647 predictions for an image
-some dozens, not thousands, have a score above 0.25."""
+"""Mean and deviation of the heads' raw values. Boxes stay near their anchors' sizes. Of the 10,647 predictions for an
+image some dozens, not thousands, have a score above 0.25."""
 
 
 def build() -> onnx.ModelProto:

@@ -81,7 +81,7 @@ def quantise_trained(program: ExportedProgram, train: Train) -> GraphModule:
 
 
 def _quantizer(*, is_qat: bool) -> Any:
-    """Return Inductor's quantiser for x86. ONNX also has operators for its pairs of quantising and dequantising."""
+    """Return Inductor's quantiser for x86. ONNX has operators for its pairs of quantising and dequantising too."""
     return X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config(is_qat=is_qat))
 
 
@@ -135,7 +135,7 @@ def export_again(module: GraphModule, original: ExportedProgram, run: Mapping[st
     _drop_replaced_weights(module)
     program = exported_program(original, lambda *args, **kwargs: (args, kwargs))
     if program.signature.batches:
-        # An export with one row would be fixed to one row. Two rows, because the file stores the example.
+        # An export with one row would be fixed to one row. No more than two rows, because the file stores the example.
         run = {name: np.resize(array, (2, *array.shape[1:])) for name, array in run.items()}
     args, kwargs = program.call(_tensors(program, run))
     rows = {0: Dim.DYNAMIC(min=1, max=program.signature.most_rows)} if program.signature.batches else {}

@@ -100,7 +100,7 @@ def run(options: QuantiseOptions) -> None:
         assert options.train is not None, "the command line sees to it"
         module = methods.quantise_trained(exported, methods.training_function(options.train))
     quantised = methods.export_again(module, exported, runs[0])
-    # A dynamically quantised layer is no layer any more. Other quantised layers dequantise their weights.
+    # `layers` does not find dynamically quantised layers. Other quantised layers dequantise their weights.
     weighted = methods.layers(quantised.graph)
     left = [node for node in weighted if "dequantize" not in str(getattr(node.args[1], "target", ""))]
     done = count - len(left)

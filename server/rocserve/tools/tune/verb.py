@@ -39,7 +39,7 @@ class Measurement:
     """0 = the model does not batch, and a run is one request."""
     instances: int
     latency: LatencySummary
-    """Of a batch, while all instances run."""
+    """Latency of a batch while all instances run."""
     throughput: float
     """Rows per second of all instances together."""
 
@@ -64,8 +64,8 @@ def recommend(measurements: Sequence[Measurement], latency_budget_ms: float | No
 
 
 def knee(measurements: Sequence[Measurement]) -> Measurement:
-    """Return the measurement whose share of the best throughput most exceeds its share of the best one's latency. In a
-    plot it is the point furthest from the line through the origin and the fastest setting."""
+    """Return the measurement whose share of the highest throughput exceeds its share of that setting's latency the
+    most: in a plot, the point highest above the line from the origin to the setting with the highest throughput."""
     end = max(measurements, key=lambda one: (one.throughput, -one.latency.p95))
     return max(measurements, key=lambda one: one.throughput / end.throughput - one.latency.p95 / end.latency.p95)
 
