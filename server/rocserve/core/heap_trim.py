@@ -23,7 +23,7 @@ free in 12,500 places the first trim takes 31 ms, a repetition 7 ms."""
 
 @dataclass(eq=False)
 class HeapTrim:
-    """Decides when to trim. Only one thread at a time may call `check` and `trim`."""
+    """Decides when to trim. Only one thread at a time may call `check` and run `steps`."""
 
     _use: Callable[[], int]
     """Returns the bytes that requests and answers hold."""

@@ -33,7 +33,7 @@ DEFAULT_BUCKETS: Mapping[str, tuple[float, ...]] = {
     QUEUE_HISTOGRAM: _LATENCY_BUCKETS,
     BATCH_SIZE_HISTOGRAM: (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
 }
-"""Upper bounds by metric; a model's model_metrics may set others."""
+"""Metric -> upper bounds of its buckets; a model's model_metrics may set others."""
 
 _DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 

@@ -83,7 +83,7 @@ def table_bytes(processes: int) -> int:
 
 
 class RequestMemory:
-    """Counts and limits memory. Safe on any thread, because the event loop handles the bodies of HTTP messages."""
+    """Counts and limits memory. Safe on any thread, because slow methods end on the event loop."""
 
     def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes

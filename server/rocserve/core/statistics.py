@@ -124,9 +124,9 @@ class StatisticsSnapshot(StatisticsTotals):
     """All counters, also by batch size and by response index."""
 
     batches: dict[int, BatchStatistics] = field(default_factory=lambda: defaultdict(BatchStatistics))
-    """By batch size, ascending."""
+    """Batch size -> counters of its executions; ascending in a snapshot's copy."""
     responses: dict[int, ResponseStatistics] = field(default_factory=lambda: defaultdict(ResponseStatistics))
-    """For decoupled models, by the response's index among the responses to its request."""
+    """Index of a response among the responses to its request -> counters; only for decoupled models."""
 
 
 class Execution(NamedTuple):

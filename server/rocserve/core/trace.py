@@ -74,7 +74,7 @@ class TraceGroup:
         self.span_id = random_id(64) if makes_spans else 0
         """Id of the span around the whole request."""
         self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
-        """Add this to a monotonic time to get the wall clock's."""
+        """Add this to a monotonic time to get the time of the wall clock."""
         self.records: list[Trace] = []
         """The client's own request first."""
         self.front_end: list[Moment] = []

@@ -33,7 +33,7 @@ class InputPlan:
     name: str
     datatype: DataType
     shape: tuple[int, ...]
-    """As the model sees it: with the batch dimension, reshaped."""
+    """The shape as the model sees it: with the batch dimension, reshaped."""
     element_count: int
     nbytes: int
     """The length that the data must have; -1 for BYTES, whose elements are counted instead."""

@@ -33,7 +33,7 @@ class GuestLoop(asyncio.SelectorEventLoop):
         """time.monotonic() seconds of the timer that wakes the plane's loop for the guest."""
         self._timer: TimerHandle | None = None
         self._readers: dict[int, asyncio.Handle] = {}
-        """By descriptor."""
+        """Descriptor -> handle of the callback that reads it."""
         selector = _Selector(self._end_turn)
         self._descriptor = selector.fileno()
         super().__init__(selector)

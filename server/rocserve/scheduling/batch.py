@@ -38,7 +38,7 @@ class AnswerLink(Protocol):
     """Sends the answers to several requests of a batch to another process, as one message."""
 
     def answer_together(self, head: ResponseHead, slot: Slot, nbytes: int, places: list[int]) -> bool:
-        """Send requests their only answers, which share one head. `slot`: holds their batch's outputs, `nbytes` in all.
+        """Send requests their only answers, which share one head. `slot`: has their batch's outputs, `nbytes` in all.
         `places`: per request its token, then the begin of each output in the slot. Returns False, with nothing sent, if
         the other process cannot read the slot."""
 

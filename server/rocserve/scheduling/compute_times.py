@@ -20,7 +20,7 @@ _QUANTILE = 0.9
 _BATCHES_PER_ESTIMATE = 4
 """Batches after which an estimate from a full window is computed again, because sorting costs a microsecond."""
 _LEAST_BATCHES = 2
-"""Batches of a size below which there is no estimate: the first may have been a warm-up."""
+"""Number of batches of a size from which an estimate is made: the first may have been a warm-up."""
 _PROBE_PERIOD_NS = 100_000_000
 """Time without a batch after which a request runs against the estimate: ten probes a second soon show that a model has
 become faster, and cost almost nothing if it has not."""

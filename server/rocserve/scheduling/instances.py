@@ -63,7 +63,7 @@ class LimitedInstance:
 
 class RateLimiter:
     """Limits which instances run, as Triton's mode execution_count does. Each instance holds its resources while it
-    runs. The waiting instance with the least rank is next, and all others wait until there are resources for it. Models
+    runs. The waiting instance with the lowest rank is next; all others wait until there are resources for it. Models
     are registered by the thread that loads them, instances ask on the data plane's thread: both share only the
     available resources, a mapping that is replaced and never changed."""
 

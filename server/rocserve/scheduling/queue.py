@@ -66,7 +66,7 @@ class Level:
             (self.overtakable if request.may_be_overtaken else self.waiting).appendleft(request)
 
     def take(self, count: int, next_requests: list[InferRequest]) -> None:
-        """Move requests to `next_requests` in the order in which they run, until it holds `count`."""
+        """Move requests to `next_requests` in the order in which they run, until it has `count`."""
         waiting, overtakable = self.waiting, self.overtakable
         while overtakable and len(next_requests) < count:
             if not waiting:
@@ -140,7 +140,7 @@ class RequestQueue:
         `admit` changes only requests with a deadline or a timeout."""
         self._nbytes = 0
         self.count = 0
-        """As `len`, but without a call."""
+        """The same as `len(self)`, but without a call."""
         self.deadline_count = 0
 
     def __len__(self) -> int:

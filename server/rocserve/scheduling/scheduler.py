@@ -1,4 +1,4 @@
-"""Schedules requests of model versions on instances: the base of schedulers, and that of models without sequences."""
+"""Schedules requests of model versions on instances: the base class, and the scheduler of models without sequences."""
 
 from __future__ import annotations
 

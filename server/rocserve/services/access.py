@@ -123,8 +123,8 @@ _READ_ONLY = {"RepositoryIndex", "ModelList", "SystemSharedMemoryStatus", "CudaS
 ADMIN_METHODS = _CHANGES_SETTINGS | ({*_METHODS["model-repository"], *_METHODS["shared-memory"]} - _READ_ONLY)
 
 FORWARDING_HEADERS = frozenset({"forwarded", "x-forwarded-for", "x-real-ip", "via", "origin"})
-"""In lower case. A call with one comes from a proxy that speaks for another client, or from a browser (`Origin`), whose
-pages come from anywhere and may send anything to the browser's machine."""
+"""Header names in lower case. A call with one of them comes from a proxy that speaks for another client, or from a
+browser (`Origin`), whose pages come from anywhere and may send anything to the browser's machine."""
 
 _LOOPBACK = frozenset({ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")})
 """Not all of 127.0.0.0/8, because service meshes deliver requests of other machines from 127.0.0.6."""
@@ -158,7 +158,7 @@ class Access:
     """Decides which clients may call which methods of one front end."""
 
     restrictions: Mapping[str, Restriction]
-    """By method, only of methods that need a secret header."""
+    """Method -> restriction, only for methods that need a secret header."""
     addresses: AdminAddresses | None
     """The sources of admin calls; None = this machine, and for `protected` methods any source."""
     protected: Collection[str]

@@ -62,7 +62,7 @@ EXTENSIONS = (
 
 @dataclass(eq=False)
 class QueryService:
-    """Answers each method on any thread. Raises ServeError with Triton's codes and texts."""
+    """Answers slow methods on the event loop, others on any thread. Raises ServeError with Triton's codes and texts."""
 
     _tables: ServingTableHolder
     _repository: ModelRepository

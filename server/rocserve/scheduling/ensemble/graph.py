@@ -121,7 +121,7 @@ def find_member(step: EnsembleStep, served: Mapping[str, ServedModel]) -> Served
 
 
 def labels_of(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:
-    """Return an output's labels; an ensemble without labels has those of the member that makes the output."""
+    """Return an output's labels; without own labels, the labels of the member that makes the output."""
     own = next((entry.labels for entry in config.outputs if entry.name == output), ())
     if own or depth > _DEEPEST:
         return own

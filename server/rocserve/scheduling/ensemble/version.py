@@ -76,7 +76,7 @@ class EnsembleVersion:
         self.outputs = {output.name: output for output in config.outputs}
         limit = config.ensemble_max_inflight_requests
         self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []
-        """By step; empty = no limit."""
+        """One limit for each step; empty = no limit."""
         self._validator = RequestValidator(config)
         self.on_request: Callable[[EnsembleVersion], None] | None = None
         """Called before each request is run, because members may have to be loaded."""

@@ -115,7 +115,7 @@ class RegionResponder(EndingResponder):
         in_place: Sequence[PartInPlace],
         config: ModelConfig,
     ) -> None:
-        """`parts`: by output; released before the last answer, after which clients may unregister their regions.
+        """`parts`: output -> part; released before the last answer, after which clients may unregister their regions.
         `in_place`: the parts that the model reads in place."""
         super().__init__(responder, partial(memory.release, parts))
         self._parts = parts

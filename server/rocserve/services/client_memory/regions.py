@@ -214,9 +214,9 @@ RegionKind = TypeVar("RegionKind", ClientRegion, DeviceRegion)
 
 @dataclass(eq=False)
 class ClientRegions:
-    """Keeps the regions of all clients. Safe on any thread, because HTTP registers regions on the event loop. Texts and
-    codes are Triton's: "CUDA" is memory on any maker's GPU, "system" a file. A region to which a request writes stays
-    until the request has done so, even if unregistered; until then its name is in use."""
+    """Keeps the regions of all clients. Safe on any thread: the event loop registers GPU memory. Texts and codes are
+    Triton's: "CUDA" is memory on any maker's GPU, "system" a file. A region to which a request writes stays until the
+    request has done so, even if unregistered; until then its name is in use."""
 
     _guard: FaultGuard
     allowed: bool = True
