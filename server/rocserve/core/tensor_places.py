@@ -15,7 +15,7 @@ ALIGNMENT = 64
 """Bytes. Tensors begin at multiples of it, for the engines' vector instructions."""
 
 _GAPS = tuple(map(bytes, range(ALIGNMENT)))
-"""Zero bytes to fill a gap, by its size."""
+"""Size of a gap -> zero bytes that fill it."""
 
 Bounds = list[tuple[int, int]]
 """The start and the end of each tensor."""

@@ -387,7 +387,7 @@ def _shift_of(descriptor: int, shares: int) -> int:
 
 
 SHARES = 64
-"""One share for the owner, 32 for front ends, the rest for dead front ends whose tensors are still read."""
+"""One for the owner, one per front end (by default at most 32), the rest for dead ones whose tensors are still read."""
 
 
 class SharedHeap(Heap):

@@ -43,7 +43,7 @@ class RequestOrigin:
     protocol: str
     """"GRPC" or "HTTP"."""
     received_ns: tuple[int, int]
-    """time.monotonic_ns() when the first bytes of the request came, and when all were there."""
+    """time.monotonic_ns() when the request's first bytes came, and when all were there; over gRPC both are the same."""
     headers: Mapping[str, str]
     """The request's headers, names in lower case. Of a header that came twice one value is kept."""
     address: str
@@ -282,7 +282,7 @@ class HeaderForwarding:
         self._heads = Memo[tuple[RequestHead, _Pairs], RequestHead]()
 
     def forward(self, head: RequestHead, headers: Iterable[tuple[str, str | bytes]]) -> RequestHead:
-        """Return the head with headers as parameters, which replace those of the same name. Raises ServeError
+        """Return the head with headers as parameters, which replace parameters of the same name. Raises ServeError
         (INVALID_ARGUMENT) if a header's name is reserved."""
         search = self._pattern.search
         pairs = tuple(
