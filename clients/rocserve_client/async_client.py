@@ -45,9 +45,9 @@ class AsyncClient(BaseClient):
         headers: Headers = None,
         **options: Unpack[RequestOptions],
     ) -> InferResult:
-        """Run a model. Without `outputs`, the model returns all of its outputs; `options` are those of RequestOptions.
+        """Run a model. Without `outputs`, the model returns all of its outputs. `options`: see RequestOptions.
 
-        A model with one input takes an array without a name; one more call then asks the server for the name.
+        If the model has one input, `inputs` may be its array alone; one more call then asks the server for the name.
         """
         self._connection.check_request(options)
         if not isinstance(inputs, Mapping):

@@ -165,8 +165,8 @@ class Connection:
             )
 
     def metadata(self, headers: Headers) -> tuple[tuple[str, str | bytes], ...]:
-        """Return the headers of one call; they replace headers of the connection. gRPC takes names in lower case only.
-        Raises InvalidArgument if gRPC does not take a header."""
+        """Return the headers of the connection and of one call, which wins if names are equal. gRPC takes names in
+        lower case only. Raises InvalidArgument if gRPC does not take a header."""
         merged = {**self.headers, **(headers or {})}
         for name, value in merged.items():
             _check_header(name, value)

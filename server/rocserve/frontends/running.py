@@ -29,8 +29,7 @@ from rocserve.services.queries import Readiness
 from rocserve.settings import GrpcSettings, HttpSettings, ServerSettings, default_front_ends
 
 if TYPE_CHECKING:
-    # A server with gRPC alone does not import HTTP's modules; one whose front ends are processes does not import
-    # gRPC's.
+    # A server with gRPC alone does not import HTTP's modules. A server with front end processes does not import gRPC's.
     from rocserve.frontends.grpc.inference import InferenceHandlers
     from rocserve.frontends.grpc.server import GrpcServer
     from rocserve.frontends.http.listener import HttpListener
@@ -111,7 +110,7 @@ class FrontEnds:
         return f"`rocserve status --url={_host(grpc)}:{self.ports['grpc']}{tls}`"
 
     def plain_addresses(self) -> Mapping[str, str]:
-        """Return "http" and "grpc" -> address for clients on this machine, for those that need no TLS and no secret."""
+        """Return "http" and "grpc" -> address on this machine, for protocols that need no TLS and no secret."""
         parts: dict[str, HttpSettings | GrpcSettings] = {"http": self._settings.http, "grpc": self._settings.grpc}
         return {
             name: f"{_host(part)}:{self.ports[name]}"

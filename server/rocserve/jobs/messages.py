@@ -35,7 +35,7 @@ class JobError(ServeError):
 class JobOrder:
     context: str
     job: str
-    """As JSON."""
+    """The job as JSON."""
     low_priority: bool
 
 
@@ -45,7 +45,7 @@ class JobReply:
 
     phase: str | None = None
     result: str | None = None
-    """As JSON."""
+    """The result as JSON."""
     failure: str | None = None
     code: int = 0
     """The failure's StatusCode."""

@@ -51,7 +51,7 @@ class Allowance:
 
 
 _SECONDS_BETWEEN_TRACEBACKS = 10.0
-"""Per line of code, because clients can repeat a request as fast as they like."""
+"""For each line of code. Limited, because clients can repeat a request as fast as they like."""
 
 
 class RequestFailures:

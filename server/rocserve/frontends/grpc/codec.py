@@ -87,7 +87,7 @@ class RequestDecoder:
     """Decodes requests and remembers their heads. Safe on any thread."""
 
     def __init__(self) -> None:
-        # Two threads may both parse a new head; the operations of the dict are atomic.
+        # Two threads may both parse a new head; the operations of Memo are atomic.
         self._heads = Memo[bytes, _ParsedHead]()
         self._layouts = Memo[int, _Layout]()
         """Message length -> layout of the last message of that length whose head was known."""
@@ -343,9 +343,9 @@ class _EncodedHead:
     alone: bytes
     """`model` and `outputs`, for responses without id and parameters."""
     sizes: list[int]
-    """The bytes that each output should have."""
+    """The bytes of each output by its shape; wrong for BYTES."""
     prefixes: list[bytes]
-    """The tag and the length before each output of that size."""
+    """The tag and the length before each output, if the output has as many bytes as `sizes` says."""
 
 
 def join_large(parts: Sequence[Buffer]) -> Steps[bytes]:
@@ -368,7 +368,7 @@ class ResponseEncoder:
     """Encodes responses and remembers their heads. Safe on any thread."""
 
     def __init__(self) -> None:
-        # Two threads may both build a new head; the operations of the dict are atomic.
+        # Two threads may both build a new head; the operations of Memo are atomic.
         self._heads = Memo[ResponseHead, _EncodedHead]()
         self._finality = {final: _parameters({_FINAL_RESPONSE: final}) for final in (False, True)}
 

@@ -139,7 +139,7 @@ class WaitingThread:
 
 
 def find_epoll(port: int) -> int | None:
-    """Return the epoll in which gRPC's core waits for connections to the port; None if it waits on its own threads."""
+    """Return the epoll in which gRPC's core waits for connections to the port; None if the core waits on threads."""
     if _POLLING_EXPERIMENT not in os.environ.get("GRPC_EXPERIMENTS", "").split(","):
         return None
     for entry in Path("/proc/self/fd").iterdir():
@@ -170,7 +170,7 @@ def _wakes(epoll: int, family: socket.AddressFamily, address: Any) -> bool:
 
 
 def refuse_handshakes(port: int) -> None:
-    """Ignore new handshakes; those that have begun still end. Must be called before `stop_listening`."""
+    """Ignore new handshakes; those that have begun are completed. Must be called before `stop_listening`."""
     for _, found in _sockets(port):
         if _listens(found):
             begin_no_handshakes(found)

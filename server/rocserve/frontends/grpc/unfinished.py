@@ -5,9 +5,9 @@ A unary call waits for its client until its message has come; a stream waits whe
 may hold a part of its next message at any time, so its bytes are counted as long as it is open.
 
 gRPC's core hides how much of a message has come, but the kernel counts the bytes that have come on a connection. Take a
-moment before all calls that still wait on the connection began. The unfinished messages then hold at most the bytes
-that have come since that moment, less the complete messages of calls begun since. A later moment replaces it when the
-calls that waited then have ended, so that the bytes of frames, headers and ended calls do not add up. A connection
+moment at which no call that still waits on the connection had begun. The unfinished messages then hold at most the
+bytes that have come since that moment, less the complete messages of calls begun since. A later moment replaces it when
+the calls that waited then have ended, so that the bytes of frames, headers and ended calls do not add up. A connection
 counts only if one of its calls has waited for a whole check interval. How much each call of a connection holds is not
 known.
 """
@@ -54,8 +54,7 @@ class WaitingLimits:
 
 
 class WaitingCalls:
-    """Keeps the waiting calls; times are time.monotonic() seconds. For one thread, but calls of streams may add
-    themselves to `since` from any thread."""
+    """Keeps the waiting calls; times are time.monotonic() seconds. On the loop's thread."""
 
     def __init__(self, limits: WaitingLimits, now: float, log: logging.Logger) -> None:
         self.unfinished: UnfinishedBytes | None = None
@@ -99,7 +98,6 @@ class WaitingCalls:
             if not call.is_stream:
                 self._end(call, late)
         connections: dict[str, list[ServerCall]] = {}
-        # Copied in one step, because other threads may add calls.
         for call in list(self.since):
             connections.setdefault(call.peer, []).append(call)
         limit, latest = self._limits.connection, now - self._limits.patience_seconds
@@ -181,7 +179,7 @@ _ATTRIBUTE = struct.Struct("=HH")
 _COUNT = struct.Struct("=Q")
 _IPV4_IN_IPV6 = bytes(10) + b"\xff\xff"
 _NETLINK_TIMEOUT_SECONDS = 1.0
-"""The timeout; the kernel answers immediately."""
+"""A safeguard: the kernel answers immediately."""
 _LARGEST_NETLINK_MESSAGE = 1 << 16
 """More than the kernel sends in one message."""
 

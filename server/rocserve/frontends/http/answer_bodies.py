@@ -20,7 +20,7 @@ class AnswerForm(NamedTuple):
     binary: tuple[tuple[str, bool], ...] = ()
     """(Name, whether binary) of each output that the request names."""
     otherwise_binary: bool = False
-    """For the outputs that the request does not name."""
+    """Whether the outputs that the request does not name are binary."""
     shared: frozenset[str] = frozenset()
     """Outputs in the client's shared memory, of which the response has only the heads."""
 
@@ -29,7 +29,7 @@ BINARY_ONLY = AnswerForm(otherwise_binary=True)
 JSON_ONLY = AnswerForm()
 
 _MANY_ELEMENTS = 10_000
-"""From here on, writing elements as JSON takes milliseconds."""
+"""With more elements, writing JSON takes milliseconds."""
 
 
 def detached(response: InferResponse) -> InferResponse:
@@ -41,9 +41,9 @@ def detached(response: InferResponse) -> InferResponse:
 
 class AnswerBody(NamedTuple):
     json: list[bytes]
-    """In pieces, because the JSON of millions of elements must not be joined."""
+    """Pieces, because the JSON of millions of elements must not be joined."""
     tensors: list[Buffer]
-    """The binary tensors after the JSON, in the response's own memory."""
+    """The binary tensors after the JSON. They lie in the response's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class AnswerLayout:
 
 
 class AnswerLayouts:
-    """Remembers layouts, because most responses of a model have the same one."""
+    """Remembers layouts, because most responses of a model have the same layout."""
 
     def __init__(self) -> None:
         self._known = Memo[tuple[ResponseHead, AnswerForm, tuple[int, ...]], AnswerLayout]()

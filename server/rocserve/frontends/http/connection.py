@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Note that the client sends no more. If it may still wait for answers to complete requests, the connection
-        stays open. In HTTP/1.0 nothing can be sent to find out, and with TLS asyncio keeps no connection open."""
+        stays open, except in HTTP/1.0, where nothing tests whether it has gone, and with TLS, because of asyncio."""
         incoming, self._incoming = self._incoming, None
         if incoming is not None and incoming in self._waiting:
             self._waiting.remove(incoming)

@@ -32,7 +32,7 @@ from rocserve.plane.guest_loop import worked_off
 from rocserve.services.inference import Inference
 
 NESTED = "parameters"
-"""The members of this member count as members of the object itself."""
+"""The members of this member are treated as members of the object itself."""
 
 NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number"
@@ -43,7 +43,7 @@ NOT_ONE_RESPONSE = (
 def read_generate(
     max_batch_size: int, inputs: Sequence[InputConfig], model_name: str, model_version: str, body: Buffer
 ) -> InferRequest:
-    """Make a request of a body, for a model with these inputs: members named as inputs are tensors, all others
+    """Turn a body into a request for a model with these inputs: members named as inputs are tensors, all others
     parameters. Raises ServeError with Triton's codes and words."""
     entries = {entry.name: entry for entry in inputs}
     given: list[InputHead] = []
@@ -81,7 +81,7 @@ def read_generate(
 
 
 def _shape(entry: InputConfig, batches: bool, count: int) -> tuple[int, ...]:
-    """Return a shape for `count` elements: fixed dimensions are filled, the last variable one takes the rest."""
+    """Return a shape for `count` elements. Of the variable dimensions, the last takes the rest, the others become 1."""
     does_not_fit = f"The schema can not convert input '{entry.name}' to tensor with proper shape"
     shape = [-1, *entry.dims] if batches else list(entry.dims)
     for size in shape:

@@ -57,8 +57,8 @@ _Kind = TypeVar("_Kind")
 
 
 def plain_parameter(name: str, value: Any) -> ParameterValue:
-    """Return the value of a parameter that the server only passes on. Raises ServeError: INVALID_ARGUMENT if it is
-    neither a number nor a text nor a boolean, INTERNAL if it has no form in UTF-8 or in 64 bits."""
+    """Return the value of a parameter that the server only passes on. Raises ServeError: INVALID_ARGUMENT if it is not
+    a number, text or boolean, INTERNAL if it has no form in UTF-8 or in 64 bits."""
     checked_text(name)
     kind = type(value)
     if kind is int:

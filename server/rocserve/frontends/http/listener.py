@@ -61,7 +61,7 @@ class ConnectionLimits:
     most: int | None = None
     """Connections at a time. One more closes a connection that waits for its client. None = any number."""
     most_descriptors: int | None = None
-    """A connection with a higher descriptor is one too many: the server needs some, for example for workers."""
+    """A connection with a higher descriptor is one too many: the server needs the others, for example for workers."""
 
 
 async def _bind(loop: asyncio.AbstractEventLoop, where: ListenAddress) -> list[socket.socket]:
@@ -83,7 +83,7 @@ async def _bind(loop: asyncio.AbstractEventLoop, where: ListenAddress) -> list[s
 
 
 class HttpListener:
-    """Listens for connections. A connection counts from the moment it is accepted. On the event loop."""
+    """Listens for connections. A connection is included in all limits as soon as it is accepted. On the event loop."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Front ends in processes of their own: their link to the server, and their supervision."""
+"""Front ends in separate processes: their link to the server, and their supervision."""

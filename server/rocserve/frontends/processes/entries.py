@@ -92,8 +92,8 @@ HEAP_BYTES = 1 << 32
 ATTACH = b"F"
 """Sent through the socket, together with descriptors."""
 DESCRIPTORS = 5
-"""With the server's first ATTACH: the front end's file of the link and the server's, the front end's heap and the
-server's, and the page where the server says that it sleeps."""
+"""With the server's first ATTACH: the link's files of the front end and of the server, the heaps of the front end and
+of the server, and the page where the server says that it sleeps."""
 
 HEAD, REQUEST, LEFT, REFUSED, DETAILS, UNUSED, CALL, CALL_LEFT, LISTENING, NOT_LISTENING = range(1, 11)
 ANSWER_HEAD, ANSWER, MANY, WATCH, ORIGINS, EXIT, LENT, ENDED, OUTPUTS, OUTPUTS_ENDED = range(16, 26)

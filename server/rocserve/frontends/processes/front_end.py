@@ -1,4 +1,4 @@
-"""Serves a front end's end of its link: sends requests to the server, and gives answers to their clients."""
+"""Serves a front end's end of its link: sends requests to the server, and gives the answers to the clients."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Head:
     number: int
     places: TensorPlaces | None
     heap_number: int = 0
-    """The heap for their inputs; 0 = the front end's own."""
+    """The heap for their inputs; 0 = the front end's heap."""
 
 
 @dataclass(eq=False)

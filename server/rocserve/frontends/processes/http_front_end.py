@@ -30,7 +30,7 @@ from rocserve.services.methods import Method
 from rocserve.settings import ServerSettings
 
 _LARGE_BODY_PROCESSES = 1
-"""Only one, because every front end has its own."""
+"""Fewer than in a server without front end processes, because every front end has this many."""
 
 
 class HttpFrontEnd:

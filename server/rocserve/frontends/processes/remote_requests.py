@@ -41,7 +41,7 @@ class RemoteResponder(LinkedResponder):
         self.link.give_back(self._place)
 
     def origin(self) -> RequestOrigin:
-        """Return the request's origin; an empty one if the request came before the server asked for origins."""
+        """Return the request's origin, without headers and address if the front end did not know that it is wanted."""
         if not self._origin:
             now_ns = time.monotonic_ns()
             return RequestOrigin(self.link.protocol, (now_ns, now_ns), {}, "")

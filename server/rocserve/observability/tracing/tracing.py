@@ -64,7 +64,7 @@ class SpanOptions:
 class TraceOptions:
     mode: str = "triton"
     file: str = ""
-    """For the mode triton; "" = nothing is traced."""
+    """The trace file of the mode triton; "" = nothing is traced."""
     values: TraceValues = field(default_factory=TraceValues)
     spans: SpanOptions = field(default_factory=SpanOptions)
     shown: tuple[tuple[str, str], ...] = ()
