@@ -326,7 +326,7 @@ class FolderCache:
         return self.place / f".{name}{suffix}"
 
     def _open(self, name: str) -> CachedFolder | None:
-        """Open a folder with a shared lock and mark it as used now; None if it is missing. Raises _DamagedError."""
+        """Open a folder with a shared lock, and mark it as used; None if missing or locked. Raises _DamagedError."""
         folder = self.place / name
         try:
             with ExitStack() as stack:

@@ -320,8 +320,8 @@ class JobRunner:
         remedy: str = "",
         report: Callable[[str], None] | None = None,
     ) -> Result:
-        """Run a job and return its result. `timeout_seconds`: 0 = none; its error names `limit_name`, which operators
-        can raise, or `remedy`. `environment` is added to this process's environment. Raises JobError."""
+        """Run a job and return its result. `timeout_seconds`: 0 = none; its error suggests to raise the limit
+        `limit_name`, or `remedy`. `environment` is added to this process's environment. Raises JobError."""
         watch = JobWatch(job.title, report or self.report, self._log, self._engine.name)
         failed = f"{job.title} failed while"
         with self._start(job, low_priority, environment) as process:

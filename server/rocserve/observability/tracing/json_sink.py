@@ -108,8 +108,8 @@ def _write_all(file: FileIO, data: bytes) -> None:
 
 class JsonSink:
     """Writes traces to JSON files (a TraceSink). For a TraceSetting without a count, it appends traces to one file as
-    they come, or writes a file per `log_frequency` traces. With a count, it also writes a file after the last trace, as
-    Triton does. If the disk is full or the folder is missing, traces are lost, and an error is logged."""
+    they come, or writes a file per `log_frequency` traces. With a count, it writes only such files, the last one after
+    the last trace, as Triton does. If the disk is full or the folder is missing, traces are lost; the log says so."""
 
     def __init__(self, path: str, log: logging.Logger) -> None:
         self._path = path
