@@ -34,7 +34,7 @@ class Dispatcher:
 
     def dispatch(self, request: InferRequest, responder: Responder, copying: Sequence[Steps[None]] = ()) -> None:
         """Schedule a request; all errors go to the responder. First `copying` copies its inputs, and BYTES elements are
-        counted if there may be many, one step per turn; the requests of a sequence stay in order."""
+        counted if there may be many, in steps between other work. Requests of a sequence stay in order."""
         head = request.head
         if not (copying or head.has_strings or self._order.held):
             # The same as _hand_over, but without the call, because every request comes through here.

@@ -101,7 +101,7 @@ class KeptMemory:
         self.give_back(lambda: False)
 
     def give_back(self, is_wanted: Callable[[], bool]) -> None:
-        """Give free memory back until `is_wanted` returns True. Safe on any thread; of two calls one does nothing."""
+        """Give free memory back until `is_wanted` returns True. Safe on any thread; of simultaneous calls one works."""
         # Reading /proc fails without a free descriptor. The next call may succeed.
         with suppress(OSError):
             if private_bytes() - self._trimmed_bytes < WORTH_BYTES or not self._lock.acquire(blocking=False):

@@ -14,8 +14,8 @@ _NO_PATH = r"\s'\"`,;:()\[\]{}<>|"
 
 
 class PrivatePaths:
-    """Hides paths in error texts. A file in a folder that clients know keeps its path there. Any other path that starts
-    with an entry of this machine's root directory becomes "..." and the file's name."""
+    """Hides paths in error texts. A file in a folder that clients know keeps its path within it. Any other path that
+    starts with an entry of this machine's root directory becomes "..." and the file's name."""
 
     def __init__(self, known: Iterable[Path] = ()) -> None:
         """`known`: the model repositories, and folders with files that clients may name."""

@@ -144,7 +144,7 @@ class PlacedTensors(PackedTensors):
     ) -> None:
         """`view` returns memory by offset and length. `heap` is compared by identity. While `kept` lives, the memory is
         not reused. Raises ValueError if `nbytes` is wrong, or the tensors need a table of sizes."""
-        # Written out instead of calling super(), because one is created for every request of a front end as a process,
+        # Written out instead of calling super(), because one is created for every request of a front end process,
         # where only the workers look at the memory.
         if places.sizes is None or nbytes != places.end:
             raise _not_packed(nbytes)

@@ -143,7 +143,7 @@ class Heap:
     @classmethod
     def of_file(cls, descriptor: int, share: int = 0, shares: int = 1, later: Later | None = None) -> Heap:
         """Create a heap in a file of another process (`create_file`). Takes over the descriptor. `later`: runs the
-        steps that unmap the file; its memory is the other process's to release."""
+        steps that unmap the file; the other process releases its memory."""
         heap = cls.__new__(cls)
         heap._own(descriptor, share, shares, later, False)
         return heap
@@ -271,7 +271,7 @@ class Slot:
 
 
 def call_all(callbacks: dict[object, Callable[[], None]]) -> None:
-    """Call and remove each. A callback may remove itself or others."""
+    """Call and remove each callback. A callback may remove itself or others."""
     while callbacks:
         callbacks.popitem()[1]()
 

@@ -259,7 +259,7 @@ class InstancePool:
                 yield from _waiting_of(batch, place)
 
     def batch_ahead(self, request: InferRequest) -> FormedBatch | None:
-        """Return the batch with which a request was sent ahead and waits in a worker; None if it does not."""
+        """Return the batch with which a request waits in a worker, sent ahead; None if it does not wait there."""
         for batches in self.in_flight.values():
             for place, batch in enumerate(batches):
                 if any(waiting is request for waiting in _waiting_of(batch, place)):

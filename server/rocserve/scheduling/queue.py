@@ -27,7 +27,7 @@ class Level:
         self.overtakable: deque[InferRequest] = deque()
         """Requests with a deadline, which newer ones may overtake, in order of arrival."""
         self.delayed: deque[InferRequest] = deque()
-        """Requests that timed out under the action DELAY; they run after all others."""
+        """Requests that timed out under the action DELAY; they run after all others of the level."""
         self.newest_first = False
         """`overtakable` is served from its newest request, in turns with `waiting`."""
         self.has_dropped = False

@@ -115,11 +115,11 @@ class _HeldTensor:
     tensor: Tensor | None
     """None = the client, or the member, gave none."""
     sequence: SequenceTag | None
-    """The sequence of the requests that read it."""
+    """The sequence of the requests that read the tensor."""
     counted_bytes: int = 0
     """Bytes counted for this iteration in the memory for requests; 0 for the ensemble's own inputs."""
     slot: object = None
-    """While it is kept, the data and all that References refer to stay unchanged."""
+    """While the slot is kept, the data and the memory that References refer to stay unchanged."""
 
 
 _Place = tuple[str, int]
@@ -191,7 +191,7 @@ class EnsembleRun:
             self._count_memory(iteration, sum(len(tensor.data) for tensor in outputs), request if is_last else None)
             sequence = request.sequence
             if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
-                # A model may move its successors to a separate sequence.
+                # A model may give the steps behind it a separate sequence.
                 sequence, _ = take_sequence(response.parameters)
             for tensor in outputs:
                 name, data, slot = step.output_map[tensor.name], tensor.data, response.slot
@@ -351,7 +351,7 @@ class EnsembleRun:
         return frozenset(staying)
 
     def _release(self, place: _Place) -> int:
-        """Count down a tensor's readers. Returns its counted bytes if none is left, else 0."""
+        """Count down a tensor's readers. Returns its counted bytes if no reader is left, else 0."""
         self._readers_left[place] -= 1
         if self._readers_left[place]:
             return 0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SequenceRouter:
-    """Keeps the versions of one model with sequences."""
+    """Keeps the schedulers of all versions of a model with sequences."""
 
     def __init__(self) -> None:
         self._open: list[SequenceScheduler] = []

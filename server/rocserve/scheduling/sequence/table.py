@@ -61,7 +61,7 @@ class SequenceRequest(InferRequest):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Holds one sequence at a time on an instance."""
+    """A slot of an instance, for one sequence at a time; not a slot of a heap."""
 
     instance: SequenceInstance
     index: int

@@ -19,7 +19,7 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.plane import anonymous_file
 
 COPIED_AT_ONCE = 4 << 20
-"""Bytes that are copied in one step: about a millisecond. The data plane runs some steps in each turn."""
+"""Bytes that are copied in one step: about a millisecond. The data plane runs one or two steps in each turn."""
 _START_SECONDS = 120.0
 """Includes the import of PyTorch, and the start of a GPU's driver."""
 _ANSWER_SECONDS = 5.0
