@@ -159,7 +159,7 @@ def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) ->
 
 
 _STAGE = "_stage"
-"""Ends the name of the worker's own model if its endpoint is in a chain."""
+"""Ends the name of the worker's own model if its endpoint has a `next`."""
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from rocserve.core.requests import Signature, TensorSpec
 from rocserve.protocol.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 _CPU_INSTANCES = 2
-"""Triton's default count of a KIND_CPU group, for engines whose instances share the CPUs well."""
+"""Triton's default count of a KIND_CPU group, for thread-safe engines only."""
 
 _SEQUENCE_IDLE_MICROSECONDS = 1_000_000
 

@@ -137,7 +137,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 def settings_from(arguments: argparse.Namespace) -> ServerSettings:
     """Convert parsed arguments to settings. Raises FlagError if a flag's part is unsupported, flags contradict each
-    other, or a required flag is missing."""
+    other, or a required flag or a named file is missing."""
     try:
         settings = _settings(arguments)
         single = _single_model(settings)

@@ -51,7 +51,7 @@ class HeadGeometry:
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     score: float
-    """A box must exceed it: probability of object times class; from version 8 on, of the class."""
+    """Bound that a box's score must exceed: probability of object times class; from version 8 on, of the class."""
     iou: float
     """If two boxes of one class overlap (intersection over union) by more, the box with the lower score is dropped."""
     max_boxes: int

@@ -88,8 +88,8 @@ class PrivateFolder:
         self.folder.mkdir()
 
     def open_to_workers(self) -> None:
-        """Let workers of another user read the files, whatever the umask. Other processes cannot find the folder,
-        because its parent cannot be listed. Raises OSError."""
+        """Let workers of another user read the files, whatever the umask. Other users cannot list the parent
+        folder, so they need the model's name. Raises OSError."""
         self.folder.parent.chmod(0o711)
         for folder, _, files in os.walk(self.folder):
             Path(folder).chmod(0o755)

@@ -36,7 +36,7 @@ _FULL_SCAN_CPU_SHARE = 0.005
 idle server of 10,000 models uses 1.3 % of a CPU without full scans, and must stay below 2 %."""
 _PAUSE_AFTER_ERROR_SECONDS = 1.0
 _OLD_SECONDS = 2.0
-"""Nobody copies files that had not changed for this long before the server started."""
+"""Files that had not changed for this long before the server started are complete: they count in the first scan."""
 _SCANS_WHILE_UNSETTLED = 5
 """Scans of an unsettled folder within the settle time."""
 _READERS = 4
@@ -69,7 +69,7 @@ class HotReload:
         self._queue: deque[_FolderReading] = deque()
         self._readers: set[asyncio.Task[None]] = set()
         self._blocked: dict[_FolderReading, ModelKey] = {}
-        """Folder with a model whose name another folder has -> the model's key."""
+        """Reading of a folder with a model whose name another folder has -> the model's key."""
         self._unsubscribe = table.subscribe(self._retry_blocked)
 
     async def run(self) -> None:

@@ -25,7 +25,7 @@ class _ImageModelSet:
     """The image models of one model."""
 
     config: ModelConfig | None = None
-    """The served configuration that they are made for."""
+    """The served configuration that the image models are made for."""
     content: ModelContent | None = None
     models: tuple[GeneratedModel, ...] = ()
     blocked_by: ModelKey | None = None

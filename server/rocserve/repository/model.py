@@ -230,7 +230,7 @@ class ManagedModel:
         return not self.problem_text() and all(version.state is VersionState.READY for version in versions)
 
     def failure_text(self) -> str:
-        """Return why nothing of the model is served; "" if a version serves, or none is known, or `lacks_files`."""
+        """Return why nothing of the model is served; "" if a version serves or nothing has failed."""
         if self.is_serving or self.lacks_files:
             return ""
         texts = [f"version {version.number}: {version.reason}" for version in self.versions if version.failure]

@@ -193,7 +193,7 @@ class ModelScan:
     advice: tuple[str, ...] = field(default=(), compare=False)
     """Warnings about files that are not served because of their location, with the commands that repair it."""
     ignored: tuple[str, ...] = ()
-    """Folders that are no versions only because of a leading zero or too many digits."""
+    """Folders that would be versions without a leading zero or with fewer digits."""
     changed_ns: int = field(default=0, compare=False)
     """Last change of any file, in nanoseconds since the epoch."""
     changed: str = field(default="", compare=False)

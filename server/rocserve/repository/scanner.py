@@ -128,7 +128,7 @@ class RepositoryScanner:
 
     def _kept(self, root: Path, changed: Collection[Path]) -> dict[str, ModelScan]:
         """Return the previous scans of folders that need no new one. Folders with links are scanned again because they
-        may change without a notification. Folders that changed after the server's start and in the last minute are,
+        may change without a notification; folders that changed in the last minute, and not before the server's start,
         because notifications miss files that are written into a new folder."""
         young_ns = max(time.time_ns() - int(_YOUNG_SECONDS * 1e9), self._made_ns)
         names = {path.name for path in changed if path.parent == root}

@@ -65,8 +65,8 @@ class RepositoryEvents:
         self._wake()
 
     async def after(self, number: int, seconds: float) -> Sequence[RepositoryEvent]:
-        """Return the events after event `number`, waiting up to `seconds` for one. A number that has not been reached
-        is another server's: all events are returned."""
+        """Return the events after event `number`, waiting up to `seconds` for one. Returns all events if the number has
+        not been reached, because it comes from another server."""
         number = 0 if number > self._number else number
         if number == self._number and not self.has_ended:
             try:

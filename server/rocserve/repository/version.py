@@ -86,7 +86,7 @@ class ManagedVersion:
     """Loads, serves and retires one version. All calls are made on the loop's thread; properties are thread-safe."""
 
     def __init__(self, model: ManagedModel, number: int, *, is_added_later: bool) -> None:
-        """`is_added_later`: it appeared while the model or server was ready, so its failure makes nothing unready."""
+        """`is_added_later`: it appeared while the model or server was ready, so the server stays ready if it fails."""
         self.name = model.name
         self.number = number
         self.is_added_later = is_added_later

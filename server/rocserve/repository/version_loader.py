@@ -207,7 +207,7 @@ class LoadedModelVersion(ScheduledVersion):
 
 @dataclass(eq=False, kw_only=True)
 class LoadedEnsemble(EnsembleVersion):
-    """An ensemble without state of its own: the repository checks its members."""
+    """A stateless ensemble: the repository checks its members."""
 
     plane: PlaneLoop
     available: ClassVar[bool] = True

@@ -360,7 +360,7 @@ _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
 
 
 def model_interpreter(definition: ModelDefinition) -> str:
-    """Return the model's interpreter; "" = the server's. Raises ServeError (INVALID_ARGUMENT) if it is no Python."""
+    """Return the model's interpreter; "" = the server's. Raises ServeError (INVALID_ARGUMENT) if it cannot run."""
     written = definition.config.parameters.get(_INTERPRETER_PARAMETER, "")
     if not written or definition.backend is None or not definition.backend.answers_requests:
         return ""

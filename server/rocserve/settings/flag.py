@@ -55,7 +55,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A field that is a dataclass with flags of its own."""
+    """A field that is a dataclass whose fields declare flags."""
 
     group: str = ""
     """Heading in the help; "" = among the other options."""
@@ -115,7 +115,7 @@ def number(shown: str, least: float, of: Callable[[str], Any] = int, most: int |
 
 def text(shown: str) -> Kind:
     def read(text: str) -> str:
-        # Bytes that are no UTF-8 arrive as surrogates, which no message can hold.
+        # Bytes that are not UTF-8 arrive as surrogates, which no message can hold.
         if encodable(text) != text:
             raise ValueError(f"expected text in UTF-8, got {text!r}")
         return text

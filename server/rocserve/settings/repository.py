@@ -190,7 +190,7 @@ class RepositorySettings:
     """The models that the predecessor had loaded under explicit control, loaded instead of `load_models`; None = no
     predecessor. With residency `load_models` stay pinned in any case."""
     may_lack_models: bool = False
-    """Models that are missing at the start are no failure."""
+    """Models that are missing at the start are not a failure."""
     ends_on_failure: bool = False
     """The server ends if a model fails at the start, so failed first loads are not retried."""
     long_load_seconds: float = 10.0

@@ -43,7 +43,7 @@ class CopiedFile:
 
 
 class UnitCopy:
-    """Reads and changes the copy of one unit. Blocks on the disk, except `locked`."""
+    """Reads and changes the copy of one unit. Blocks on the disk. Only the wait for the lock is async."""
 
     def __init__(self, home: Path, root: Path, name: str) -> None:
         self._root = root
@@ -79,7 +79,7 @@ class UnitCopy:
         return self._incoming / hashlib.sha256(f"{item.key}\0{item.size}\0{item.tag}".encode()).hexdigest()[:32]
 
     def place(self, fetched: Iterable[RemoteObject], gone: Iterable[str]) -> None:
-        """Move the files of fetched objects into the copy and remove others, all or nothing."""
+        """Move the files of fetched objects into the copy and remove the `gone` ones, all or nothing."""
         files = {item: self.incoming(item) for item in fetched}
         kept = {
             item.key: asdict(CopiedFile(item.size, item.tag, file_digest(file), file.stat().st_mtime_ns))

@@ -28,7 +28,7 @@ _REQUESTS = 8
 _CLIENT: Mapping[str, Any] = {"connect_timeout": "5s", "read_timeout": "20s", "timeout": "1d", "allow_http": True}
 """A request may take up to a day, as long as data keeps coming."""
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
-"""Within one scan; the next scan tries again."""
+"""Retries within one scan; the next scan tries again."""
 
 _ADVICE = {
     StoreKind.S3: "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE or the machine's role",

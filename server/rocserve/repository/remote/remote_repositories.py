@@ -37,7 +37,7 @@ from rocserve.repository.remote.web_sources import ArchiveSource, HubSource
 from rocserve.repository.version import VersionState
 from rocserve.settings import ControlMode, RepositorySettings
 
-_UNITS_AT_ONCE = 8
+_CONCURRENT_UNITS = 8
 _ATTEMPTS = 5
 """Attempts of a listing whose objects change meanwhile."""
 _OLD_SECONDS = 60.0
@@ -72,7 +72,7 @@ class RemoteRepository:
         self._log = log
         self._settle_seconds = settle_seconds
         self._debounce = Debounce[str](settle_seconds)
-        self._units = asyncio.Semaphore(_UNITS_AT_ONCE)
+        self._units = asyncio.Semaphore(_CONCURRENT_UNITS)
         self._problems: dict[str, str] = {}
         self._progress: dict[str, _Progress] = {}
         self.known: frozenset[str] | None = None

@@ -174,7 +174,7 @@ class ArchiveSource(Source):
                 # Read to the end, which holds the checksums of gzip and similar formats.
                 while archive.fileobj is not None and archive.fileobj.read(CHUNK_BYTES):
                     pass
-        # Decompressors raise errors of their own for damage.
+        # Decompressors raise their own errors if the archive is damaged.
         except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError, OSError) as error:
             raise StoreError(f"expected a tar in '{self._name}', came: {error}; make it again") from None
         finally:

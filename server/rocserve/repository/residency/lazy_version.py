@@ -50,7 +50,7 @@ class LazyVersion(Tenant):
         self.name = definition.name
         self.version = number
         self.config: ModelConfig = definition.config
-        """As the last load completed it."""
+        """The configuration as the last load completed it; as registered before the first load."""
         self.config_message = definition.serialized
         self.load = load
         self.on_change = on_change

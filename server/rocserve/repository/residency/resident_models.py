@@ -115,7 +115,7 @@ class ResidentModels:
         needs = Counter({_HOST: 0})
         file_bytes = content.scan.versions[number].total_bytes
         assert definition.backend is not None, "an ensemble is not registered"
-        # As plan_workers plans for the backend's first engine.
+        # The same rule as in plan_workers, for the backend's first engine.
         has_threads = definition.backend.engines[0].thread_safe and file_bytes > SMALL_MODEL_BYTES
         for group in definition.config.instance_groups:
             gpus = () if group.kind is InstanceKind.CPU else group.gpus or Host().gpus
@@ -149,7 +149,7 @@ class ResidentModels:
             self._refuse_waiting(version)
 
     def load_members(self, ensemble: EnsembleVersion) -> None:
-        """Load all members of an ensemble, at the same time. On the data plane's thread."""
+        """Load all members of an ensemble, at the same time. Called on the data plane's thread."""
         for member in self._members(ensemble):
             if isinstance(member, LazyVersion):
                 member.want()

@@ -48,8 +48,8 @@ class Tenant:
     in_flight: int = 0
     """Requests that wait, run, or are being answered."""
     popularity: float = -math.inf
-    """Base-2 logarithm of the weighted requests. A request's weight doubles with each half-life of the clock, so
-    earlier weights never need an update."""
+    """Base-2 logarithm of the sum of the requests' weights. The weight of a new request doubles with each half-life of
+    the clock, so earlier weights never need an update."""
 
     def note_use(self, now: float) -> None:
         added = now / _HALF_LIFE_SECONDS
@@ -161,7 +161,7 @@ class Room(Generic[AnyTenant]):
         return going
 
     def _exceeded_places(self, tenants: Sequence[AnyTenant]) -> set[str]:
-        # A leaving version serves no more, so it does not count; its memory still does.
+        # A version that is being unloaded serves no requests, so only its memory is counted.
         taken = Counter({MODELS: sum(tenant.stage is not Stage.UNLOADING for tenant in tenants)})
         for tenant in tenants:
             taken.update(tenant.needs)

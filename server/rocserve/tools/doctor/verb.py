@@ -115,7 +115,7 @@ class EngineExamination:
 
 
 def target_fault(target: Target, fault: str) -> Finding:
-    """Return the finding on a target that does not load. MIGraphX's message tells whether it is absent or broken."""
+    """Return the finding on a target that does not load. MIGraphX's message tells if it is absent or broken."""
     own_library = f"libmigraphx_{target.value}.so"
     name = _target_name(target)
     if fault.partition(own_library)[2].startswith(": cannot open shared object file"):

@@ -1,1 +1,1 @@
-"""Runs bare engines in processes of their own and times them: for `bench`, `tune` and `compile --compare`."""
+"""Runs bare engines in separate processes and times them: for `bench`, `tune` and `compile --compare`."""

@@ -42,7 +42,7 @@ class Difference:
 
 
 def difference(results: Sequence[Array], references: Sequence[Array]) -> Difference:
-    """Return the difference. Both sides have the same number of arrays, and each pair has one shape. The first
+    """Return the difference. Both sides have the same number of arrays, and each pair has the same shape. The first
     dimension counts rows."""
     sides = [
         [one.astype(np.float64).reshape(one.shape[0] if one.ndim > 1 else 1, -1) for one in side]
