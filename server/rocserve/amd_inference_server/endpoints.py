@@ -133,7 +133,7 @@ def chain_config(name: str, first: PlainConfig, following: PlainConfig) -> Writt
 def find_worker_file(candidates: Sequence[str], settings: RepositorySettings) -> tuple[Path, Path]:
     """Return the first candidate that exists, and the allowed folder that it is in, both resolved. Links may lead
     anywhere within the allowed folders. Relative paths are within a repository. Reads the disk. Raises ServeError:
-    PERMISSION_DENIED if an earlier candidate is in no allowed folder; NOT_FOUND if none exists."""
+    PERMISSION_DENIED if the search meets a candidate in no allowed folder; NOT_FOUND if none exists."""
     folders = [folder.resolve() for folder in (*settings.roots, *settings.worker_load_folders)]
     # An absolute candidate replaces the root.
     paths = [root.absolute() / candidate for candidate in candidates for root in settings.roots]

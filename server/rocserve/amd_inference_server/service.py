@@ -76,6 +76,6 @@ class AmdInferenceServerService:
         return pb.HasHardwareResponse(found=0 < count >= request.num)
 
     def _known_name(self, name: str) -> str:
-        """Return the name, or its lower case if no model has it, because that server ignores the case of names."""
+        """Return the name, or its lower case if no model has it, because that server converts names to lower case."""
         known = {entry.name for entry in self._repository.index(ready_only=False)}
         return name if name in known else name.lower()

@@ -30,7 +30,7 @@ class SingleItems:
         """Client's head -> (the model's head, whether the answer must lack the batch dimension)."""
 
     def take(self, request: InferRequest, responder: Responder) -> tuple[InferRequest, Responder]:
-        """Return a new request as the model expects it, and its responder; the original may go to another version."""
+        """Return the request as the model expects it, and its responder. The original stays for another version."""
         head, data = request.head, request.data
         known = self._heads.get(head)
         if known is None:

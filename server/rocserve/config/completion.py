@@ -54,8 +54,8 @@ def normalise(message: ModelConfig, backend: BackendSpec | None) -> None:
 
 
 def autofill(message: ModelConfig, signature: Signature, default_max_batch_size: int) -> tuple[str, ...]:
-    """Complete missing inputs or outputs from the model, and in that case also max_batch_size and dynamic batching.
-    Returns warnings. Raises ServeError (INVALID_ARGUMENT) if max_batch_size is set and the model cannot batch."""
+    """Complete missing inputs or outputs from the model, and then also max_batch_size and dynamic batching. Returns
+    warnings. Raises ServeError (INVALID_ARGUMENT) if the model cannot batch or leaves a batch output open."""
     if message.input and message.output:
         return ()
     warnings: tuple[str, ...] = ()
@@ -82,8 +82,8 @@ def autofill(message: ModelConfig, signature: Signature, default_max_batch_size:
 
 def fill_from_model(message: ModelConfig, signature: Signature) -> None:
     """Complete from a model that answers requests. Triton's Python models do so in `auto_complete_config`: they see the
-    configuration, then add tensors, set max_batch_size, and ask for a dynamic batcher or the decoupled policy. The
-    model's values override the configuration's."""
+    configuration, then add tensors, set max_batch_size, and ask for a dynamic batcher or the decoupled policy. Only
+    max_batch_size and the decoupled policy override the configuration's values."""
     if signature.max_batch_size is not None:
         message.max_batch_size = signature.max_batch_size
     if signature.dynamic_batching and message.WhichOneof("scheduling_choice") is None:

@@ -113,8 +113,8 @@ class _Tensor:
 
 def check_ensemble(config: PlainConfig, members: Mapping[ModelKey, PlainConfig | None]) -> bool:
     """Check a complete ensemble against its complete members. Returns whether the ensemble is decoupled because a
-    member is. `members`: by the steps' keys; None or missing = not available. Raises ServeError (INVALID_ARGUMENT) with
-    the first fault, in Triton's words."""
+    member is. `members`: key of a step's member -> configuration; None or missing = not available. Raises ServeError
+    (INVALID_ARGUMENT) with the first fault, in Triton's words."""
     missing = sorted({step.model_name for step in config.ensemble_steps if members.get(step.member) is None})
     if missing:
         raise invalid_argument(

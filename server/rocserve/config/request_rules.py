@@ -137,8 +137,9 @@ class ConfigRequest:
     """The request sends files, which replace the model's folder."""
 
     def apply_rules(self, message: ModelConfig, backend: BackendSpec | None) -> None:
-        """Refuse fields that the request may not set, and write the repository's values into them. `message`: the
-        request's configuration. `backend`: the request's choice; None for an ensemble. Raises RequestRefused."""
+        """Refuse settings that the request may not make, and write the repository's values of such fields into
+        `message`, which is the request's. `backend`: the request's choice; None for an ensemble. Raises
+        RequestRefused."""
         is_data = backend is None or backend.models_are_data
         if backend is not None and not is_data and (self.brings_files or backend.name != self.own_backend):
             why = "not from files in a request" if self.brings_files else "where the model is one of that backend"

@@ -19,8 +19,8 @@ _VARIABLE = -1
 
 
 def check_signature(message: ModelConfig, signature: Signature) -> tuple[str, ...]:
-    """Compare configuration and model, and return warnings. Raises ServeError (INVALID_ARGUMENT) if a tensor is unknown
-    to the model, missing, or of another datatype or shape."""
+    """Compare configuration and model, and return warnings. Raises ServeError: INVALID_ARGUMENT if a tensor is unknown
+    to the model, missing, or of another datatype or shape; INTERNAL if a sequence control is unknown to the model."""
     _check_inputs_complete(message, signature)
     inputs = {spec.name: spec for spec in signature.inputs}
     outputs = {spec.name: spec for spec in signature.outputs}

@@ -45,7 +45,7 @@ def check_model_config(message: ModelConfig) -> None:
 
 
 def check_readable(message: ModelConfig) -> None:
-    """Check the name and the scheduling, without which a configuration is rejected. Raises ServeError
+    """Check the name, scheduling and metrics, without which a configuration is rejected. Raises ServeError
     (INVALID_ARGUMENT) with the first fault."""
     for fault in _unreadable(message):
         raise invalid_argument(fault)

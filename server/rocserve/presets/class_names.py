@@ -11,7 +11,7 @@ import numpy as np
 
 
 def class_names_of(args: dict[str, str], output_name: str) -> np.ndarray[Any, Any]:
-    """Return the names in an output's label file. `args`: as `initialize` gets them. Raises ValueError without file."""
+    """Return the names in an output's label file. `args`: as in `initialize`. Raises ValueError if no file is named."""
     outputs = json.loads(args["model_config"])["output"]
     filename = next((output.get("label_filename") for output in outputs if output["name"] == output_name), None)
     if not filename:

@@ -329,7 +329,7 @@ class ManagedVersion:
     def _check_interface(self, loaded: LoadedVersion, content: ModelContent) -> None:
         """Refuse the new version if only the configuration changed and lost something that clients use. The file may
         have been cut short; a deliberate change of the interface comes with new model files. Ensembles have no other
-        files, so they are not checked. Raises: InterfaceLost."""
+        files, so they are not checked. Raises InterfaceLost."""
         served, before = self.served, self._served_content
         if served is None or before is None or content.definition.is_ensemble:
             return

@@ -267,7 +267,7 @@ _FIRST_SEQUENCE = 0xFFFF_FFFF_0000_0000
 async def warm_up_ensemble(ensemble: EnsembleVersion, folder: Path, plane: PlaneLoop) -> None:
     """Run each sample of `model_warmup`, one after the other, without counting it in the ensemble's statistics. For
     members with sequences each run is a sequence of one request. `folder`: the model's folder with the samples' files.
-    Raises ServeError with the first sample that failed."""
+    Raises ServeError at the first sample that fails."""
     config, number = ensemble.config, ensemble.version
     has_text_ids = _has_text_ids(config, ensemble.dispatcher.tables.table)
     for identity, (name, batch) in enumerate(warm_up_samples(config, folder), _FIRST_SEQUENCE):
