@@ -103,7 +103,7 @@ class Candidate:
     title: str = ""
     """Prefix of error texts; "" = the name."""
     shares_a_process: bool = False
-    """Whether all instances are threads of one process, not a process each. A server does the same."""
+    """Whether all instances are threads of one process, as in a server if the files have more than 4 MiB."""
 
     def process(self) -> MeasuringProcess:
         return MeasuringProcess(self.title or self.name, self.python, self.environment)
