@@ -54,8 +54,6 @@ Files = Mapping[PurePosixPath, bytes]
 
 @dataclass(frozen=True, slots=True)
 class GeneratedModel:
-    """A generated model: its name and its folder's files."""
-
     name: str
     files: Files
 

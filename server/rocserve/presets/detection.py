@@ -66,8 +66,6 @@ class TritonPythonModel:
 
 
 class Parameters:
-    """Reads the parameters in config.pbtxt."""
-
     def __init__(self, entries: dict[str, dict[str, str]]) -> None:
         self.texts = {key: entry["string_value"] for key, entry in entries.items()}
 

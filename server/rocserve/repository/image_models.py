@@ -22,8 +22,6 @@ from rocserve.repository.table import ModelTable, NameTaken
 
 @dataclass(slots=True, eq=False)
 class _ImageModelSet:
-    """The image models of one model."""
-
     config: ModelConfig | None = None
     """The served configuration that the image models are made for."""
     content: ModelContent | None = None

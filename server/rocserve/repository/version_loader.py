@@ -171,8 +171,6 @@ class WorkerVersionLoader:
 
 @dataclass(eq=False, kw_only=True)
 class LoadedModelVersion(ScheduledVersion):
-    """A version with workers."""
-
     workers: VersionWorkers
     load_seconds: float
 

@@ -151,7 +151,6 @@ def opened_part(path: Path) -> Iterator[BufferedRandom]:
 
 
 def clear(part: BufferedRandom) -> None:
-    """Empty the partial file."""
     part.seek(0)
     part.truncate()
 
