@@ -134,7 +134,7 @@ def _generated(message: ModelConfig, files: Mapping[str, str]) -> GeneratedModel
 def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
     """Return the model's image input. Raises ServeError."""
     entry = config.inputs[0] if len(config.inputs) == 1 else None
-    dims = () if entry is None else _of_one(config, entry.dims)
+    dims = () if entry is None else _dims_of_one_image(config, entry.dims)
     places = [place for place in (0, 2) if len(dims) == 3 and dims[place] == 3]
     if entry is None or not places or entry.datatype not in _DATATYPES:
         raise _unfit(
@@ -146,7 +146,7 @@ def _read_input(config: PlainConfig, preset: _Preset) -> _Input:
     return _Input(entry.name, entry.datatype, height, width, is_nchw)
 
 
-def _of_one(config: PlainConfig, dims: tuple[int, ...]) -> tuple[int, ...]:
+def _dims_of_one_image(config: PlainConfig, dims: tuple[int, ...]) -> tuple[int, ...]:
     """Return the dims for one image: a model that does not batch may have a leading dimension for the batch."""
     return dims[1:] if not config.max_batch_size and dims[:1] in ((1,), (-1,)) else dims
 
@@ -208,7 +208,7 @@ def _ensemble(config: PlainConfig, entry: _Input, post: _Postprocess) -> ModelCo
 
 
 def _classifier(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
-    classes = [side for output in config.outputs for side in _of_one(config, output.dims) if side != 1]
+    classes = [side for output in config.outputs for side in _dims_of_one_image(config, output.dims) if side != 1]
     if len(config.outputs) != 1 or len(classes) != 1 or classes[0] < 0 or not _gives_numbers(config):
         raise _unfit(config, "one output of scores, one for each class")
     names = _labels(config, labels, classes[0])
@@ -223,7 +223,7 @@ def _classifier(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> 
 
 
 def _yolov4(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
-    heads = [_of_one(config, output.dims) for output in config.outputs]
+    heads = [_dims_of_one_image(config, output.dims) for output in config.outputs]
     values = {dims[-1] for dims in heads}
     is_fit = all(
         len(dims) == 4 and dims[2] == 3 and {dims[0], entry.height // stride} <= {-1, entry.height // stride}
@@ -238,7 +238,7 @@ def _yolov4(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Pos
 
 
 def _yolov8(config: PlainConfig, entry: _Input, labels: tuple[str, ...]) -> _Postprocess:
-    dims = _of_one(config, config.outputs[0].dims) if len(config.outputs) == 1 else ()
+    dims = _dims_of_one_image(config, config.outputs[0].dims) if len(config.outputs) == 1 else ()
     if len(dims) != 2 or dims[0] <= 4 or not _gives_numbers(config):
         raise _unfit(config, "one output of boxes, [4 + classes, boxes]")
     parameters = {"input_size": f"{entry.height}, {entry.width}", **_YOLOV8}

@@ -19,7 +19,7 @@ from rocserve.core.model_config import VersionPolicy
 from rocserve.core.printable import printable
 from rocserve.protocol.model_config_pb2 import ModelConfig
 
-_BESIDE = ("config.pbtxt", "labels.txt")
+_FILES_OF_EACH_MODEL = ("config.pbtxt", "labels.txt")
 _HIGHEST = 2**63 - 1
 _GET_WITH = "get_with"
 """Parameter with the command that fetches a model's missing files."""
@@ -59,7 +59,7 @@ class FlatModel:
         """Whether a file of the folder is the model's. In the model's own folder all are; else the model's file, files
         named after it (`resnet.onnx.data`, `resnet.onnx_data`, `resnet.bin` for `resnet.onnx`), labels and
         configuration."""
-        if not self.is_alone or name in _BESIDE:
+        if not self.is_alone or name in _FILES_OF_EACH_MODEL:
             return True
         return name.startswith((self.file, f"{PurePath(self.file).stem}."))
 

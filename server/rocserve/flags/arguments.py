@@ -32,8 +32,8 @@ class FieldFlag:
         """The help with the default appended, if there is one and the help does not state it."""
         default, text = self.default, self.flag.help
         is_needed = self.flag.is_positional or self.flag.required
-        is_told = is_needed or self.flag.kind is SWITCH or "(default" in text
-        if is_told or default in (None, "", ()):
+        omits_default = is_needed or self.flag.kind is SWITCH or "(default" in text
+        if omits_default or default in (None, "", ()):
             return text
         value = default.value if isinstance(default, enum.Enum) else default
         shown = f"{value:g}" if isinstance(value, float) else str(value)

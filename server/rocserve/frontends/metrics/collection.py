@@ -174,7 +174,7 @@ def server_families(
     readings: list[VersionReading] = []
     for model in tables.table.all_models:
         for version in model.versions.values():
-            if not isinstance(version, LazyVersion) or version.was_asked:
+            if not isinstance(version, LazyVersion) or version.has_statistics:
                 namespace = {"namespace": model.namespace} if model.namespace else {}
                 tags = {f"_{_NO_LABEL.sub('_', name)}": text for name, text in version.config.metric_tags.items()}
                 labels = {"model": version.name, "version": str(version.version), **namespace, **tags}

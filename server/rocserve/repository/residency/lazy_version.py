@@ -188,8 +188,8 @@ class LazyVersion(Tenant):
         return self._loaded is not None
 
     @property
-    def was_asked(self) -> bool:
-        """Whether the version has statistics: it was loaded or has refused a request."""
+    def has_statistics(self) -> bool:
+        """Whether the version was loaded, or has refused a request."""
         return self._statistics is not None
 
     @property

@@ -103,15 +103,15 @@ def _upsampled_join(layers: Layers, name: str, coarse: str, fine: str, channels:
         coordinate_transformation_mode="half_pixel",
     )
     joined = layers.concatenation(f"{name}_joined", _leaky(layers, f"{name}_side", fine, channels, 1), large)
-    return _five(layers, name, joined, channels)
+    return _five_convolutions(layers, name, joined, channels)
 
 
 def _downsampled_join(layers: Layers, name: str, fine: str, coarse: str, channels: int) -> str:
     small = _leaky(layers, f"{name}_small", fine, channels, 3, stride=2)
-    return _five(layers, name, layers.concatenation(f"{name}_joined", small, coarse), channels)
+    return _five_convolutions(layers, name, layers.concatenation(f"{name}_joined", small, coarse), channels)
 
 
-def _five(layers: Layers, name: str, source: str, channels: int) -> str:
+def _five_convolutions(layers: Layers, name: str, source: str, channels: int) -> str:
     wide = 2 * channels
     return _leaky_run(layers, name, source, ((channels, 1), (wide, 3), (channels, 1), (wide, 3), (channels, 1)))
 
