@@ -42,7 +42,7 @@ class Flag:
     group: str = ""
     """Heading in the help; "" = the dataclass's group."""
     others: tuple[Flag, ...] = ()
-    """More flags that set the same field, in the order of the command line."""
+    """More flags of the same field. If they are repeatable, the values stay in the order of the command line."""
     make: Callable[[Any], Any] | None = None
     """Converts the read value, or all values of a repeatable flag, to the field's value. Raises ValueError."""
     is_positional: bool = False
