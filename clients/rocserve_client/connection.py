@@ -167,10 +167,11 @@ class Connection:
     def metadata(self, headers: Headers) -> tuple[tuple[str, str | bytes], ...]:
         """Return the headers of the connection and of one call, which wins if names are equal. gRPC takes names in
         lower case only. Raises InvalidArgument if gRPC does not take a header."""
-        merged = {**self.headers, **(headers or {})}
-        for name, value in merged.items():
+        merged: dict[str, str | bytes] = {}
+        for name, value in (*self.headers.items(), *(headers or {}).items()):
             _check_header(name, value)
-        return tuple((name.lower(), value) for name, value in merged.items())
+            merged[name.lower()] = value
+        return tuple(merged.items())
 
 
 class BaseClient:

@@ -80,9 +80,9 @@ def run_server(
     log: ServerLog,
 ) -> int:
     """Serve until a signal, and return the process's exit status. `command`: the flags from which the settings come."""
-    # The soft limit of open files is 1024 on nearly all systems, for programs that use select(), and an instance of a
-    # model takes up to 17. The zygote runs already: its workers keep the original limit, because they need few files
-    # and their engines may use select().
+    # The soft limit of open files is 1024 on nearly all systems, for programs that use select(), and each instance of a
+    # model and each connection takes some. The zygote runs already: its workers keep the original limit, because they
+    # need few files and their engines may use select().
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

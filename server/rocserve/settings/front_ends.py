@@ -119,7 +119,9 @@ class HttpSettings:
     port: int = flag(8000, PORT, "the port to listen on; 0 = any free one")
     reuse_port: bool = flag(False, BOOLEAN, "let several servers share the port", name="reuse-http-port")
     thread_count: int = flag(8, POSITIVE, "without effect (tritonserver's): one event loop serves HTTP")
-    max_input_size: int = flag(64 << 20, POSITIVE, "largest body of a request in bytes, after decompression")
+    max_input_size: int = flag(
+        64 << 20, POSITIVE, "largest JSON, form or compressed body in bytes, also after decompression"
+    )
     request_timeout_seconds: float = flag(
         0.0, SECONDS, "how long an inference request may take, even if its client sets no deadline; 0 = no limit"
     )

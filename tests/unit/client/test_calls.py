@@ -35,6 +35,7 @@ from rocserve_client import (
     Unavailable,
     errors,
 )
+from rocserve_client.connection import Connection
 from rocserve_client.messages import decode_infer_response, encode_infer_request
 
 ONE = {"A": np.zeros(1, np.float32)}
@@ -186,6 +187,11 @@ def test_headers_that_grpc_does_not_take(call: Any, loopback: Any, name: str, va
     assert "cret" not in caught.value.text
     with pytest.raises(InvalidArgument), Client(loopback.address, headers={name: value}) as client:
         client.stream()
+
+
+def test_a_header_is_sent_once_whatever_the_case_of_its_name() -> None:
+    connection = Connection("localhost:8001", headers={"X-Key": "client", "a": "kept"})
+    assert connection.metadata({"x-key": "call"}) == (("x-key", "call"), ("a", "kept"))
 
 
 def test_headers_of_the_client_and_of_the_call(call: Any, loopback: Any) -> None:

@@ -47,7 +47,6 @@ class UnitCopy:
 
     def __init__(self, home: Path, root: Path, name: str) -> None:
         self._root = root
-        self._name = name
         file = quote(name, safe="") or _WHOLE_FILE
         self._record = home / _RECORDS / f"{file}.json"
         self._pending = home / _RECORDS / f"{file}.pending"
@@ -65,11 +64,18 @@ class UnitCopy:
             self.read()
             yield
 
-    def read(self) -> None:
-        """Read the record, and complete a killed server's change. Called with the lock, except by `open_copy`. A file
-        that has changed in the copy is left out of `kept` unless its content is the same."""
-        with contextlib.suppress(FileNotFoundError):
-            self._apply(json.loads(self._pending.read_bytes()))
+    def open(self) -> None:
+        """Read the record at the server's start. A killed server's change is completed, unless another server holds the
+        lock: that one does it, or makes a change of its own."""
+        with self._lock.open("ab") as file:
+            self.read(completes=lock_file(file, shared=False))
+
+    def read(self, completes: bool = True) -> None:
+        """Read the record, and complete a killed server's change, which needs the lock. A file that has changed in the
+        copy is left out of `kept` unless its content is the same."""
+        if completes:
+            with contextlib.suppress(FileNotFoundError):
+                self._apply(json.loads(self._pending.read_bytes()))
         self.kept = {key: kept for key, kept in self._recorded().items() if self._is_whole(key, kept)}
         self.fingerprint = tuple(sorted((key, kept.size, kept.tag) for key, kept in self.kept.items()))
 

@@ -97,7 +97,7 @@ class RemoteRepository:
         self._copies.clear()
         for name in recorded_units(self.place.home):
             copy = self._copies[name] = UnitCopy(self.place.home, self.place.root, name)
-            copy.read()
+            copy.open()
             self._debounce.accept(name, copy.fingerprint)
 
     async def scan(self, *, takes: bool) -> None:

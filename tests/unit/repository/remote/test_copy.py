@@ -97,6 +97,26 @@ def test_a_server_killed_while_it_places_leaves_nothing_half_done(home: Path, mo
     assert files(home) == {"m/a": "new", "m/b": "new"}
 
 
+def test_a_server_that_starts_leaves_a_change_to_the_server_that_makes_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(copy_of(home), a="old")
+    copy = copy_of(home)
+    # The change is recorded, but no file has been moved yet.
+    monkeypatch.setattr(UnitCopy, "read", _die)
+    with pytest.raises(KeyboardInterrupt):
+        put(copy, a="new")
+    monkeypatch.undo()
+    starting = UnitCopy(home, home / "models", "m")
+    with (home / "records/m.lock").open("ab") as lock:
+        assert lock_file(lock, shared=False)
+        starting.open()
+        assert files(home) == {"m/a": "old"}
+        assert starting.fingerprint == (("m/a", 3, "old"),)
+    starting.open()
+    assert files(home) == {"m/a": "new"}
+
+
 def test_a_damaged_file_is_no_longer_counted(home: Path) -> None:
     put(copy_of(home), a="good", b="good")
     (home / "models/m/a").write_text("evil")
@@ -119,6 +139,10 @@ async def test_one_server_at_a_time_changes_a_copy(home: Path) -> None:
         assert not waiting.done()
         put(first, a="1")
     assert await waiting == ["m/a"]
+
+
+def _die(_: UnitCopy) -> None:
+    raise KeyboardInterrupt
 
 
 async def _keys(copy: UnitCopy) -> list[str]:
