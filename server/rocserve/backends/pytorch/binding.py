@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r".*__(\d{1,6})")
 """Triton's INPUT__0 and OUTPUT__0, with any word before the underscores."""
 
 Trial = Callable[[Sequence[Tensor]], Any]
-"""Runs the program on inputs in its order, and returns its result. Raises ServeError if the run fails."""
+"""Runs the program on inputs in the program's order, and returns the result. Raises ServeError if the run fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class BoundProgram:
     samples: tuple[tuple[int, ...], ...]
     """For each input a shape that the program takes, with one row if the program batches."""
     outputs: Mapping[str, int]
-    """By name, the position in the program's result."""
+    """Output name -> position in the program's result."""
 
     def zeros(self, rows: int) -> list[Tensor]:
-        """Make inputs in the program's order. Raises ServeError (UNAVAILABLE) if memory does not suffice."""
+        """Make zeros or empty strings for each input. Raises ServeError (UNAVAILABLE) if memory does not suffice."""
         tensors = []
         for spec, shape in zip(self.inputs, self.samples, strict=True):
             if self.signature.supports_batching:
@@ -108,7 +108,8 @@ def bind(program: Program, config: ModelConfig, trial: Trial) -> BoundProgram:
 
 
 def given_names(tensors: Sequence[ProgramTensor], configured: Sequence[str], by_position: bool = False) -> list[str]:
-    """Return the tensors' names in the program's order: the configuration's if they match, else the program's."""
+    """Return the tensors' names in the program's order: configured names replace the program's if each matches a
+    different tensor. Otherwise `by_position` matches them in order."""
     names = [tensor.names[0] for tensor in tensors]
     by_name = {alias: index for index, tensor in enumerate(tensors) for alias in tensor.names}
     # A first name takes precedence over another tensor's alias.
@@ -132,12 +133,12 @@ def _spec(name: str, tensor: ProgramTensor) -> TensorSpec:
 
 
 def _model_shape(entry: InputConfig | OutputConfig, batches: bool) -> tuple[int, ...]:
-    """Return the shape of the tensor that the model itself gets."""
+    """Return the shape of an input or output as the model itself sees it; -1 = the batch, or a size that varies."""
     return (-1, *entry.model_dims) if batches else entry.model_dims
 
 
 def _sample(shape: tuple[int, ...], known: tuple[int, ...], batches: bool) -> tuple[int, ...]:
-    """Replace varying sizes by the known sizes, and unknown sizes by 1."""
+    """Replace varying sizes by the known sizes, and the batch and unknown sizes by 1."""
     sizes = [theirs if own == -1 else own for own, theirs in zip(shape, known, strict=True)]
     if batches:
         sizes[0] = 1
@@ -145,8 +146,9 @@ def _sample(shape: tuple[int, ...], known: tuple[int, ...], batches: bool) -> tu
 
 
 def _outputs_of_trial(bound: BoundProgram, config: ModelConfig, trial: Trial) -> tuple[ProgramTensor, ...]:
-    """Return the outputs of a run with zeros. A size varies if a second run with larger inputs gives another size, or
-    if the configuration says so."""
+    """Return the outputs of a run with zeros; if the run fails, the configured outputs. A size varies if it is 0, or if
+    a second run with larger inputs gives another size. Raises ServeError (INVALID_ARGUMENT) if the run fails and no
+    outputs are configured, or if an output does not have the batch's rows."""
     batches = bound.signature.supports_batching
     try:
         result = trial(bound.zeros(1))
@@ -187,7 +189,7 @@ def _outputs_of_trial(bound: BoundProgram, config: ModelConfig, trial: Trial) ->
         if batches:
             shape = (-1, *shape[1:])
         if index < len(others) and len(others[index]) == len(shape):
-            # A size of 0 varies, too: many a detector finds nothing in zeros.
+            # A size of 0 counts as varying, because many detectors find nothing in zeros.
             shape = tuple(size if size == other > 0 else -1 for size, other in zip(shape, others[index], strict=True))
         found.append(ProgramTensor(names, datatype, shape))
     return tuple(found)
@@ -199,7 +201,7 @@ def _shape_of(output: Any) -> tuple[int, ...]:
 
 
 def _with_open_sizes(spec: TensorSpec, entry: OutputConfig | None, batches: bool) -> TensorSpec:
-    """Set the sizes of a tried output to -1 if the configuration has -1 there."""
+    """Set the sizes of an output that a trial found to -1 if the configuration has -1 there."""
     declared = () if entry is None else _model_shape(entry, batches)
     if len(declared) != len(spec.shape):
         return spec

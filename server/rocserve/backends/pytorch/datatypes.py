@@ -51,8 +51,8 @@ def to_torch(tensor: Tensor, copies: bool) -> Any:
 
 
 def from_torch(name: str, value: Any) -> np.ndarray[Any, Any] | Tensor:
-    """Return an output for the protocol, on its own memory if that is the CPU's. Raises ServeError (INTERNAL) if the
-    output is neither a dense tensor nor a list of strings."""
+    """Return an output for the protocol, without a copy if it is on the CPU. Raises ServeError (INTERNAL) if the output
+    is neither a dense tensor nor a list of strings."""
     if isinstance(value, list):
         return np.array([bytes_of_text(text) for text in value], np.object_)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.dtype not in _OURS:

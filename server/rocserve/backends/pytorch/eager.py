@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 def load(model: ModelSource) -> LoadedModel:
     """Load a model; `parameters` describes its parameters. Raises ServeError (INVALID_ARGUMENT) if the file or the
-    configuration is wrong, ServeError (UNAVAILABLE) if the GPU does not exist."""
+    configuration is wrong, ServeError (UNAVAILABLE) as `set_up` and `open_package`."""
     kind = file_kind(model.model_file)
     options, device = set_up(model)
     properties = {"program": kind.value}
@@ -49,8 +49,8 @@ def load(model: ModelSource) -> LoadedModel:
 
 
 def set_up(model: ModelSource) -> tuple[RunOptions, torch.device]:
-    """Configure PyTorch in this process by the model's parameters, and return the device. Raises ServeError
-    (INVALID_ARGUMENT) for a wrong parameter, ServeError (UNAVAILABLE) if the GPU does not exist."""
+    """Configure PyTorch in this process by the model's parameters, and return the device. Raises ServeError:
+    INVALID_ARGUMENT for a wrong parameter, UNAVAILABLE if PyTorch finds no GPU and `engine` is not auto."""
     options = run_options(model.config)
     # Inputs are read in place, in memory that only the server writes. Inputs that a program writes to are copied.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -55,10 +55,11 @@ _INSTALL = (
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     """Choose by the parameter `engine`: auto (also the default), eager, inductor, migraphx or migraphx-onnx. Auto is
-    migraphx, with eager as the fallback, if an AMD GPU and all that migraphx needs are available; else eager, with the
-    CPU as the fallback. A model of KIND_MODEL, whose parts stay on the devices that its file names, gets eager without
-    a fallback. Raises ServeError (INVALID_ARGUMENT) for another engine, ServeError (UNAVAILABLE) if PyTorch is not
-    installed, or if the configuration names a MIGraphX engine and MIGraphX is not installed."""
+    inductor if TORCH_COMPILE_OPTIONAL_PARAMETERS asks for it; else migraphx, with eager as the fallback, if an AMD GPU,
+    all that migraphx needs and perhaps a program of torch.export are there; else eager. Eager and inductor fall back to
+    the CPU as `_with_cpu_fallback` says. A model of KIND_MODEL, whose parts stay on the devices that its file names,
+    gets eager or inductor without a fallback. Raises ServeError (INVALID_ARGUMENT) for a wrong parameter, ServeError
+    (UNAVAILABLE) if PyTorch is not installed, or if the engine is migraphx-onnx and MIGraphX cannot be used."""
     wanted = read_choice(config, "engine", "auto", _NAMES)
     if not machine.is_installed("torch"):
         raise unavailable(f"model '{config.name}' needs PyTorch, which is not installed; {_INSTALL}")

@@ -1,9 +1,9 @@
 """Runs batches on a GPU at fixed sizes, with pinned memory for inputs and outputs, and a captured graph per size.
 
 A graph replays all kernels of a program in one call, on memory at fixed addresses: a batch is copied into the input of
-the next larger size, and the surplus rows of the results are dropped. Several batches may be in flight, each with a
-separate stream and memory: while one batch is computed, the next is copied in, and the results of the previous one are
-copied out.
+the smallest size that fits, and the surplus rows of the results are dropped. Several batches may be in flight, each
+with a separate stream and memory: while one batch is computed, the next is copied in, and the results of the previous
+one are copied out.
 """
 
 from __future__ import annotations
@@ -74,14 +74,14 @@ class _Size:
     """Pinned host memory."""
     staged_outputs: Sequence[Any]
     memory: Mapping[str, memoryview]
-    """The memory of the staged inputs."""
+    """Input name -> memory of its staged input."""
 
 
 class SizedExecution:
     """An Execution at fixed batch sizes, concurrent with the model's other executions. For one thread."""
 
     def __init__(self, model: SizedModel, computed: Any) -> None:
-        """`computed`: the event after each computation of the model, whose memory the next computation reuses."""
+        """`computed`: ends each computation of the model; the next one reuses the memory, and waits for it."""
         self.by_size: dict[int, _Size] = {}
         self._model = model
         self._computed = computed
@@ -93,7 +93,7 @@ class SizedExecution:
         self._outputs: list[Any] = []
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        """Return memory for a batch, which need not be copied then."""
+        """Return pinned memory, by input name, which saves a copy; empty = the batch is above the largest size."""
         size = next((size for size in self.by_size if size >= rows), None)
         return {} if size is None else self.by_size[size].memory
 

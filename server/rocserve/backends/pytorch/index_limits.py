@@ -21,7 +21,7 @@ Limits = tuple[int, ...]
 """The least and the largest value; empty = unknown."""
 
 _EMBEDDINGS = {"aten::embedding": (0, 1), "aten::_embedding_bag": (0, 1), "aten::embedding_bag": (0, 1)}
-"""The positions of the indexed tensor (along its first dimension) and of the index."""
+"""Operator -> positions of its arguments: the tensor that is indexed along its first dimension, and the index."""
 _INDEX_ALONG_DIMENSION = ("aten::index_select", "aten::gather", "aten::index_add", "aten::index_copy", "aten::scatter",
           "aten::scatter_add")  # fmt: skip
 """Operators called with a tensor, a dimension and an index."""
@@ -97,7 +97,7 @@ def _indexed_tensors(node: Any) -> list[tuple[Any, int, Any, bool]]:
 
 
 def _index_input(index: Any) -> str | None:
-    """Return the input that holds the index's values; None = they are computed."""
+    """Return the name of the input that holds the index's values; None = the values are computed."""
     while isinstance(index, torch.fx.Node):
         value = index.meta.get("val")
         if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.int32):

@@ -76,9 +76,9 @@ def load(model: ModelSource) -> LoadedModel:
 
 
 def _layout(model: str, tensor: ProgramTensor) -> Callable[[Any], Any] | None:
-    """Return the function that gives an input the memory layout for which Inductor compiled, the example's; None =
-    requests have that layout. Raises ServeError (INVALID_ARGUMENT) if the example's values had gaps between them or
-    shared memory."""
+    """Return the function that gives an input the memory layout of the export's example, for which Inductor compiled;
+    None = requests have that layout. Raises ServeError (INVALID_ARGUMENT) if the example's values had gaps between them
+    or shared memory."""
     if not tensor.strides:
         return None
     order = sorted(range(len(tensor.strides)), key=lambda dimension: (-tensor.strides[dimension], dimension))

@@ -1,4 +1,4 @@
-"""Serves a PyTorch program under the configuration's tensor names, as its parameters say."""
+"""Serves a PyTorch program with the tensor names and the parameters of the model configuration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WARM_UPS = 3
 def fixed_batch_sizes(config: ModelConfig, bound: BoundProgram) -> Sequence[int]:
     """Return the sizes at which batches run on a GPU: the parameter `batch_sizes`, else 1, 2, 4 ... and the largest
     batch. Empty if the program does not batch, or another dimension varies. Raises ServeError (INVALID_ARGUMENT) if the
-    parameter is no list of sizes."""
+    parameter is not a list of sizes."""
     signature = bound.signature
     if not signature.supports_batching or any(-1 in spec.shape[1:] for spec in bound.inputs):
         return ()
@@ -61,7 +61,7 @@ def _free_gpu_cache() -> None:
 
 
 class TorchModel:
-    """Serves one instance of a program; a SizedModel of its sized executions. One thread at a time."""
+    """Serves one instance of a program, and is the SizedModel of its own executions. For one thread at a time."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class TorchModel:
         return self._bound.signature
 
     def _bound_batches(self, memory_bytes: int) -> None:
-        """Set the signature's max_batch_size to the rows that fit into memory."""
+        """Lower the signature's max_batch_size to the rows that fit into memory."""
         with suppress(ServeError):
             rows = rows_that_fit(lambda rows: self._call(self._bound.zeros(rows)), 1, memory_bytes)
             least = min((each for each in (rows, self.signature.max_batch_size) if each is not None), default=None)
@@ -117,8 +117,8 @@ class TorchModel:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
     def _use_fixed_sizes(self, captures: bool, source: ModelSource) -> None:
-        """Make batches run at fixed sizes, if the program has any. A program that cannot be captured runs operator by
-        operator. Raises ServeError (INVALID_ARGUMENT) if the parameter is no list of sizes."""
+        """Make batches run at the sizes of `fixed_batch_sizes`, if there are any. A program that cannot be captured
+        runs operator by operator. Raises as `fixed_batch_sizes`; if not `captures`, also as `sized_executions`."""
         sizes = fixed_batch_sizes(self._config, self._bound)
         if not sizes:
             return
@@ -139,7 +139,7 @@ class TorchModel:
             source.report("")
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run the samples; without samples, zeros in the example's sizes. A program that fails on zeros is no error."""
+        """Run the samples; without samples, run zeros in the example's sizes. A program may fail on zeros."""
         if not samples:
             try:
                 zeros = {tensor.name: tensor for tensor in self._bound.zeros(1)}
@@ -152,8 +152,8 @@ class TorchModel:
                 raise failure
 
     def execute(self, batch: Batch) -> BatchResult:
-        """Run a batch. Raises ServeError: INVALID_ARGUMENT if the program's own checks refuse the inputs, UNAVAILABLE
-        if memory does not suffice, else INTERNAL with PyTorch's text."""
+        """Run a batch. Raises ServeError: INVALID_ARGUMENT if `inputs_of` or the program's own checks refuse the
+        inputs, UNAVAILABLE if memory does not suffice, else INTERNAL with PyTorch's text."""
         execution = self.executions[0]
         if not isinstance(execution, SequentialExecution):
             execution.start(batch)
@@ -171,8 +171,8 @@ class TorchModel:
         return self.batch_result(outputs, batch, failures)
 
     def inputs_of(self, batch: Batch) -> tuple[list[Tensor], Mapping[int, ServeError]]:
-        """Return inputs in the program's order with valid values, and the errors of requests with invalid values.
-        Raises ServeError (INVALID_ARGUMENT) if the batch's only request has a value out of range."""
+        """Return inputs in the program's order, invalid values replaced, and the errors of requests with invalid
+        values. Raises ServeError (INVALID_ARGUMENT) if the batch's only request has a value out of range."""
         failures, inputs = within_limits(batch, self._limits) if self._limits else ({}, batch.inputs)
         if failures and len(batch.request_sizes) == 1:
             raise failures[0]
@@ -201,7 +201,7 @@ class TorchModel:
         _free_gpu_cache()
 
     def _call(self, inputs: Sequence[Tensor]) -> Any:
-        """Run the program on inputs in its order. Raises ServeError if the run fails."""
+        """Run the program on inputs in the program's order. Raises ServeError if the run fails."""
         with self.errors(), self.mode(), torch.jit.optimized_execution(self._options.optimised_execution):
             written = self.program.signature.overwritten
             values = [self.value(tensor, index in written) for index, tensor in enumerate(inputs)]

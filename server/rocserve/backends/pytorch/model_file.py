@@ -35,7 +35,7 @@ class FileKind(enum.Enum):
 
 def file_kind(path: Path) -> FileKind:
     """Return a file's kind from its content, not its name; compares each part of the file with its checksum. Raises
-    ServeError (INVALID_ARGUMENT) if the file is of another kind or damaged."""
+    ServeError (INVALID_ARGUMENT) if the file is of another kind, damaged, or unsafe to unpack."""
     try:
         with zipfile.ZipFile(path) as archive:
             kind = _kind_of(archive.namelist(), path.name)
@@ -56,7 +56,7 @@ def engine_in_errors(model: ModelSource, engine: str) -> tuple[bool, str]:
 
 
 def require_exported(model: ModelSource, engine: str) -> None:
-    """Raises ServeError (INVALID_ARGUMENT) if the file is no program of torch.export, all that this engine takes."""
+    """Require a program of torch.export, all that this engine takes. Raises ServeError (INVALID_ARGUMENT)."""
     kind = file_kind(model.model_file)
     if kind is not FileKind.EXPORTED:
         is_named, asks = engine_in_errors(model, engine)
@@ -92,8 +92,8 @@ def most_unpacked(path: Path) -> int:
 
 
 def _require_contained(members: Sequence[zipfile.ZipInfo], path: Path) -> None:
-    """Raises ServeError (INVALID_ARGUMENT) if the archive has a member that PyTorch does not write, or is too large
-    unpacked. PyTorch unpacks a package's members under their names, even outside of its folder."""
+    """Raises ServeError (INVALID_ARGUMENT) if the archive has a member that PyTorch does not write, or unpacks to more
+    than `most_unpacked`. PyTorch unpacks a package's members under their names, even outside of its folder."""
     names = Counter(member.filename for member in members)
     for member in members:
         name = printable(member.filename)

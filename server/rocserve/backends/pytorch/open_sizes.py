@@ -12,14 +12,14 @@ from typing import Any
 from rocserve.core.errors import invalid_argument
 
 UNBOUNDED = 1 << 31
-"""torch.export gives a size without an upper bound a larger one."""
+"""torch.export gives a size without an upper bound at least this one."""
 LEAST_TRIED = 2
-"""torch.export's lower bound of a size that it has not tried with 0 and 1, which work."""
+"""torch.export's lower bound of a size for which it has not tried 0 and 1; both work."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSize:
-    """A varying size: `factor` times a number, plus `offset`."""
+    """A varying size: `factor` times a number, plus `offset`. `least` and `most` bound the number; None = no limit."""
 
     number: str
     """The number's name. All sizes of the program with this name have the same number."""
@@ -30,7 +30,7 @@ class OpenSize:
 
 
 def open_size(size: Any, bounds: Mapping[Any, Any]) -> OpenSize | None:
-    """Describe a size of PyTorch's. `bounds`: of its symbols. None = fixed, or no linear function of one number."""
+    """Describe PyTorch's size. `bounds`: symbol -> range. None = fixed, or not linear and growing in one number."""
     if isinstance(size, int) or len(size.node.expr.free_symbols) != 1:
         return None
     expression = size.node.expr
@@ -52,7 +52,7 @@ def check_sizes(
     made: str = "exported",
 ) -> None:
     """Check the inputs' sizes, like the program itself does: Inductor's compiled code would read beyond the inputs'
-    ends. `names`: of the inputs. `sizes`: for each dimension of each input how it varies. `conditions`: further
+    ends. `names`: the inputs' names. `sizes`: for each dimension of each input how it varies. `conditions`: further
     conditions of the sizes. `made`: the verb for how the program got its bounds. Raises ServeError (INVALID_ARGUMENT)
     if sizes do not agree, or exceed the bounds of the program."""
     numbers: dict[str, tuple[int, str]] = {}

@@ -28,21 +28,21 @@ _CPU = "cpu"
 _PACKAGE_DEVICE = "AOTI_DEVICE_KEY"
 """Key in a package's metadata: the kind of device that the package was compiled for."""
 _PACKAGE_MODEL, _PACKAGE_RUNNERS = "model", 1
-"""The model's name in a package of aoti_compile_and_package, and the number of its concurrent calls."""
+"""The model's name in a package of aoti_compile_and_package, and the number of concurrent calls."""
 _INSTRUCTION_SETS = {
     "AVX2": "_is_avx2_supported",
     "AVX512": "_is_avx512_supported",
     "AVX512_VNNI": "_is_vnni_supported",
     "AMX_TILE": "_is_amx_tile_supported",
 }
-"""The functions of torch.cpu that tell whether this processor has an instruction set, by PyTorch's name for the set."""
+"""PyTorch's name of an instruction set -> the function of torch.cpu that tells whether this processor has it."""
 
 
 def open_package(path: Path, device: torch.device | None, checks: bool = True) -> Program:
     """Open a package of AOTInductor. `device`: None = the first device of the kind that the package was compiled for;
     inputs are moved there. `checks`: whether inputs are compared with the package's source. Raises ServeError
-    (INVALID_ARGUMENT) if PyTorch cannot load the package or the package lacks its source, ServeError (UNAVAILABLE) if
-    it is compiled for another kind of device."""
+    (INVALID_ARGUMENT) if PyTorch cannot load the package, or if inputs shall be checked and the source is missing,
+    ServeError (UNAVAILABLE) if the package is compiled for another kind of device."""
     index = -1 if device is None or device.index is None else device.index
     try:
         if (device is None or device.type != _CPU) and torch.cuda.is_available():

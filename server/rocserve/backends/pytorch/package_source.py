@@ -31,7 +31,7 @@ from rocserve.core.requests import TensorSpec
 
 _FOLDER = "data/aotinductor/model/"
 _ENTRY = "::run_impl("
-"""Part of the one source file that takes the inputs."""
+"""Text that only the source file which takes the inputs contains."""
 _LARGEST_SOURCE = 1 << 28
 # Statements of the source that name an input, and check its datatype, sizes and strides.
 _INPUT = re.compile(r"\bauto (\w+) = std::move\(inputs\[(\d+)\]\);")
@@ -48,7 +48,7 @@ _C_TO_PYTHON = ((re.compile(r"\b(\d+)L+\b"), r"\1"), (re.compile(r"static_cast<i
 """Parts of a C++ expression, and their form in Python."""
 
 NumbersByDimension = Mapping[tuple[str, int], int]
-"""Numbers by input and dimension."""
+"""(Input name, dimension) -> number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PackageInput:
 class PackageSource:
     inputs: tuple[PackageInput, ...]
     size_equations: Mapping[tuple[int, int], SizeCondition]
-    """By input and dimension, the equation that gives a size from the other inputs' sizes."""
+    """(Input position, dimension) -> the equation that gives this size from other sizes."""
 
     @property
     def most_rows(self) -> int | None:
@@ -135,7 +135,7 @@ class PackageSource:
         check_sizes(names, sizes, self.size_equations.values(), values, "compiled")
 
     def _require_known(self, specs: Sequence[TensorSpec], batches: bool) -> None:
-        """Raises ServeError (INVALID_ARGUMENT) if a request could have sizes that do not agree."""
+        """Raises ServeError (INVALID_ARGUMENT) if sizes may vary that the source does not relate to others."""
         unknown: list[tuple[int, int]] = []
         varying: list[tuple[int, int]] = []
         for position, tensor in enumerate(self.inputs):
@@ -236,13 +236,13 @@ def _split(expressions: str) -> list[str]:
 
 
 def _open_size(number: str, key: tuple[str, int], least: NumbersByDimension, most: NumbersByDimension) -> OpenSize:
-    """Make an open size. `key`: the input and dimension whose bounds the source checks."""
+    """Make an open size. `number`: its name. `key`: the input and dimension whose bounds the source checks."""
     lower, upper = least.get(key, 0), most.get(key, UNBOUNDED)
     return OpenSize(number, 1, 0, lower if lower > LEAST_TRIED else 0, upper if upper < UNBOUNDED else None)
 
 
 def _is_contiguous(sizes: Sequence[int | OpenSize | None], strides: Mapping[int, int]) -> bool:
-    """Return whether the layout is contiguous, as far as `strides`, the fixed ones, tell."""
+    """Return whether the layout is contiguous. `strides`: those that are fixed, by dimension."""
     for dimension, stride in strides.items():
         inner_sizes = [size for size in sizes[dimension + 1 :] if isinstance(size, int)]
         are_fixed = len(inner_sizes) == len(sizes) - dimension - 1

@@ -1,4 +1,4 @@
-"""Reads the parameters of how PyTorch runs a model: Triton's, by their names, and rocserve's own."""
+"""Reads the parameters for how PyTorch runs a model: Triton's under Triton's names, and rocserve's own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunOptions:
     """0 = not set."""
     cleans_cache: bool
     script_switches: Mapping[str, bool]
-    """The switches of TorchScript's executor that are set, by parameter."""
+    """Parameter -> value, for the switches of TorchScript's executor that the configuration sets."""
 
 
 def run_options(config: ModelConfig) -> RunOptions:
@@ -78,7 +78,7 @@ class TorchCompileOptions:
 
 
 def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
-    """Read the parameter. Raises ServeError (INVALID_ARGUMENT) if it is wrong, or names a compiler but Inductor."""
+    """Read the parameter. Raises ServeError (INVALID_ARGUMENT) if it is wrong, or the compiler is not Inductor."""
     text = config.parameters.get(TORCH_COMPILE, "").strip()
     if not text:
         return TorchCompileOptions()
@@ -103,7 +103,7 @@ def torch_compile_options(config: ModelConfig) -> TorchCompileOptions:
 
 
 def _threads(config: ModelConfig, *names: str) -> int:
-    """Return the first parameter that is set; 0 = none is."""
+    """Return the first of these parameters that is above 0; 0 = there is none."""
     return next((count for name in names if (count := read_integer(config, name, 0, 0, MOST_THREADS))), 0)
 
 

@@ -24,7 +24,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.requests import TensorSpec
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""By the parameter `precision`. fp32 is missing because it keeps the file's precision."""
+"""Parameter `precision` -> datatype of the weights. fp32 is missing because it keeps the file's precision."""
 _PRECISIONS = {
     **{dtype: name for name, dtype in DTYPES.items()},
     torch.float32: "fp32",
@@ -32,10 +32,10 @@ _PRECISIONS = {
     torch.int8: "int8",
     torch.uint8: "uint8",
 }
-"""By datatype of weights. Integers of other sizes are missing because they are counts or indices."""
+"""Datatype of weights -> name in `precision`. Other integers are missing because they are counts or indices."""
 _CPU = torch.device("cpu")
 _TENSOR = "Tensor"
-"""TorchScript's name of the type."""
+"""TorchScript's name of the tensor type."""
 _TENSORS_ONLY_VARIABLE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Makes PyTorch read a program's pickles only as tensors, without a fallback to pickles that call functions."""
 
@@ -51,13 +51,13 @@ class ProgramTensor:
     shape: tuple[int, ...] | None = None
     """-1 = the size varies; None = the file does not say."""
     sample: tuple[int, ...] = ()
-    """A shape that the program takes; empty = the file does not say the shape."""
+    """A shape that the program takes; empty = a scalar, or the file does not say the shape."""
     open_sizes: tuple[OpenSize | None, ...] = ()
-    """For each dimension of an input; None = fixed, or dependent on several numbers."""
+    """How each dimension of an input varies; None = the size is fixed, or not a linear function of one number."""
     limits: Limits = ()
     """The limits of an input that the program uses as an index."""
     strides: tuple[int, ...] = ()
-    """The memory layout of an input's `sample` during the export; empty = contiguous, like a request's."""
+    """The memory layout of an input's `sample` during the export; empty = contiguous, like a request's tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,15 @@ class ProgramSignature:
     outputs: tuple[ProgramTensor, ...] | None
     """None = only a run shows them."""
     batches: bool = False
-    """Whether the first dimension of all inputs and outputs is one common number that may vary."""
+    """Whether all inputs and outputs have one common first dimension that may vary, from 1 on."""
     most_rows: int | None = None
     """None = no limit."""
     by_position: bool = False
-    """Whether unknown names in the configuration are matched by their order."""
+    """Whether configured names are matched by their order if a name is unknown or names repeat a tensor."""
     overwritten: frozenset[int] = frozenset()
     """The positions of the inputs that the program may write to."""
     conditions: tuple[str, ...] = ()
-    """Further conditions of its inputs' sizes, in addition to `open_sizes`, in SizeCondition's form."""
+    """Conditions of the inputs' sizes in addition to `open_sizes`, in SizeCondition's form."""
     precision: str = ""
     """The weights' datatypes, e.g. "fp32" or "int8, fp32"; "" = the file does not say."""
 
@@ -90,13 +90,13 @@ class ProgramSignature:
 @dataclass(frozen=True, slots=True)
 class Program:
     call: Callable[[Sequence[Any]], Any]
-    """Takes all inputs, each a tensor or a list of str; returns one of these, or tuples, lists and dicts of them."""
+    """Takes all inputs: tensors and lists of str. Returns one or more of these, also in tuples, lists and dicts."""
     signature: ProgramSignature
     devices: tuple[str, ...] = ()
-    """The devices of its parts, if the parts stay on the devices that the file names."""
+    """The devices of the program's parts, for KIND_MODEL; empty = not determined."""
     check: Callable[[Sequence[TensorSpec], bool], None] | None = None
-    """Checks inputs in the program's order; True = their first dimension is the batch. Raises ServeError
-    (INVALID_ARGUMENT) if the program does not take them. None = the program checks its inputs itself."""
+    """Checks the inputs' specs, in the program's order; True = their first dimension is the batch. Raises ServeError
+    (INVALID_ARGUMENT) if the program does not take such inputs. None = only runs check their inputs."""
 
 
 def outputs_of(result: Any) -> list[Any]:
@@ -118,7 +118,8 @@ def output_names(result: Any, kind: type | tuple[type, ...] = (torch.Tensor, lis
 
 
 def in_precision(program: Program, dtype: torch.dtype) -> Program:
-    """Return the program with weights of `dtype` and inputs and outputs of the original datatypes."""
+    """Wrap a program with weights of `dtype`: inputs and outputs keep the file's datatypes. Outputs of which the file
+    says none are FP32 instead of `dtype`."""
     known = program.signature.outputs or ()
     output_dtypes = [torch_dtype(tensor.datatype) for tensor in known if tensor.datatype is not None]
 
@@ -155,7 +156,7 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
 
 
 def devices_of(exported: Any) -> set[str]:
-    """Return the devices of a torch.export program's parts and inputs."""
+    """Return the devices of all tensors in a torch.export program."""
     tensors = [*exported.state_dict.values(), *exported.constants.values()]
     tensors += [node.meta.get("val") for node in exported.graph.nodes]
     return {str(tensor.device) for tensor in tensors if isinstance(tensor, torch.Tensor)}
@@ -178,9 +179,9 @@ def open_on_own_devices(path: Path, dtype: torch.dtype | None) -> Program:
 def open_exported(
     exported: Any, dtype: torch.dtype | None = None, compiled: Callable[[Any], Callable[..., Any]] | None = None
 ) -> Program:
-    """Open a program of torch.export. `dtype`: of the weights and the computation; None = the file's. `compiled`
-    replaces the program's module by another callable. Raises ServeError like `exported_program`, and ServeError
-    (INVALID_ARGUMENT) if PyTorch cannot make a module of the program."""
+    """Open a program of torch.export. `dtype`: the datatype of weights and computation; None = the file's. `compiled`
+    makes the callable that runs instead of the program's module. Raises ServeError like `exported_program`, and
+    ServeError (INVALID_ARGUMENT) if PyTorch cannot make a module of the program."""
     try:
         module = exported.module()
     except Exception as error:
@@ -192,8 +193,9 @@ def open_exported(
 
 
 def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping[str, Any] | None = None) -> Program:
-    """Return the program with its signature. `module` runs it, with the exported program's arguments. `weights`: the
-    module's; None = the file's. Raises ServeError (INVALID_ARGUMENT) if one of its tensors cannot be served."""
+    """Return the program with its signature. `module` runs it, with the exported program's arguments. `weights`: to
+    tell the precision; None = the file's. Raises ServeError (INVALID_ARGUMENT) if an input or output cannot be
+    served."""
     in_spec = exported.call_spec.in_spec
     values = _values(exported)
     constants: list[Any] = []
@@ -241,8 +243,8 @@ def exported_program(exported: Any, module: Callable[..., Any], weights: Mapping
 
 
 def remove_non_tensor_results(exported: Any) -> None:
-    """Remove results that are no tensors; the remaining results are then a tuple. Otherwise compilers and exporters
-    would put a size among the output tensors."""
+    """Remove results that are not tensors, e.g. sizes, which compilers and exporters would put among the output
+    tensors. The remaining results become a tuple."""
     output, signature = exported.graph.output_node(), exported.graph_signature
     kept = [
         (value, spec)
@@ -256,8 +258,8 @@ def remove_non_tensor_results(exported: Any) -> None:
 
 
 def size_conditions(exported: Any) -> tuple[str, ...]:
-    """Return the conditions of a torch.export program's input sizes, in addition to `open_sizes`. The program checks
-    them itself, but code compiled from it does not. Raises ServeError (INVALID_ARGUMENT) if a condition is not
+    """Return the conditions of a torch.export program's input sizes, in addition to `open_sizes`. The program itself
+    checks them, but code compiled from the program does not. Raises ServeError (INVALID_ARGUMENT) if a condition is not
     understood."""
     conditions = []
     guards = getattr(exported, "_guards_code", ())  # PyTorch 2.8 has no guards.
@@ -300,9 +302,9 @@ def _guarded_paths(exported: Any) -> Iterator[tuple[str, int]]:
 
 def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | None, keys: Sequence[str]) -> Program:
     """Open a TorchScript program. `device`: None = each part stays on the device that the file names, and inputs are on
-    the CPU. `dtype`: of the weights and the computation; None = the file's. `keys`: the configuration's input names,
-    for a `forward` that takes a dict or has optional inputs. Raises ServeError (INVALID_ARGUMENT) if PyTorch cannot
-    read the file, or the program takes anything but tensors and strings."""
+    the CPU. `dtype`: the datatype of weights and computation; None = the file's. `keys`: the configuration's input
+    names, for a `forward` that takes a dict or has optional inputs. Raises ServeError (INVALID_ARGUMENT) if PyTorch
+    cannot read the file, or the program takes anything but tensors and strings."""
     try:
         module = torch.jit.load(path, map_location=device)
         if hasattr(module, "training"):  # A frozen module has no modes.
@@ -345,14 +347,14 @@ def open_script(path: Path, device: torch.device | None, dtype: torch.dtype | No
 def without_shapes(
     inputs: Sequence[tuple[str, ...]], precision: str = "", by_position: bool = False
 ) -> ProgramSignature:
-    """Make the signature for a file without datatypes and shapes. The program may write to any of its inputs."""
+    """Make the signature for a file that says no datatypes and shapes, nor which inputs the program overwrites."""
     tensors = tuple(map(ProgramTensor, inputs))
     overwritten = frozenset(range(len(tensors)))
     return ProgramSignature(tensors, None, by_position=by_position, overwritten=overwritten, precision=precision)
 
 
 def _precision_of(weights: Mapping[str, Any]) -> str:
-    """Return the weights' datatypes, the one with the most bytes first."""
+    """Return the weights' datatypes, the datatype with the most bytes first."""
     sizes: Counter[str] = Counter()
     for tensor in weights.values():
         if isinstance(tensor, torch.Tensor) and tensor.dtype in _PRECISIONS:
@@ -372,7 +374,7 @@ def _path_text(path: Sequence[Any]) -> str:
 
 
 def _values(exported: Any) -> dict[str, Any]:
-    """Return inputs and outputs by the names of the graph's nodes, as tensors without data."""
+    """Return the graph's inputs, weights and outputs by node name, as tensors without data."""
     (results,) = exported.graph.output_node().args
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     nodes += [node for node in results if isinstance(node, torch.fx.Node)]
@@ -391,7 +393,7 @@ def _tensor(kind: str, names: tuple[str, ...], value: Any) -> ProgramTensor:
 
 
 def _example_size(size: Any) -> int:
-    """Return the example's size in the export."""
+    """Return the size that the export's example had; 1 = unknown."""
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else 1

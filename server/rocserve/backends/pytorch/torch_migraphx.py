@@ -71,7 +71,7 @@ _REVISION = "2"
 Shapes = tuple[tuple[int, ...], ...]
 """The shapes of all inputs, in the program's order."""
 Compiler = Callable[[Any, Sequence[Any]], Any]
-"""A compiler of PyTorch's: takes a graph and its inputs, and returns the callable that replaces the graph."""
+"""Compiles for torch.compile: takes a graph and its inputs, and returns the callable that replaces the graph."""
 
 
 def load(model: ModelSource) -> LoadedModel:
@@ -96,7 +96,7 @@ def load(model: ModelSource) -> LoadedModel:
     bound = bind(open_exported(exported), model.config, _no_trial)
     shapes = shapes_to_lower(bound, fixed_batch_sizes(model.config, bound))
     folder = lowered_folder(model, options.precision, device, shapes)
-    # Imported after the child process: the first import builds the C++ part, which has a time limit there.
+    # Import only now: the first import builds the C++ part, and a time limit applies to that in the child process.
     import_lowering()
     lowered = {each: folder / _file(index) for index, each in enumerate(shapes)}
     program = open_lowered(exported, options.precision, lowered)
@@ -123,12 +123,12 @@ def import_lowering() -> None:
 
 
 def shapes_to_lower(bound: BoundProgram, sizes: Sequence[int]) -> tuple[Shapes, ...]:
-    """Return the shapes to lower before the first request: one per batch size, else the program's own or example's."""
+    """Return the shapes to lower before the first request: those of each batch size; without sizes, the samples."""
     return tuple((*((size, *shape[1:]) for shape in bound.samples),) for size in sizes) or (bound.samples,)
 
 
 def lowered_folder(model: ModelSource, precision: str, device: torch.device, shapes: tuple[Shapes, ...]) -> Path:
-    """Return the folder with a file for each of the shapes, named by its position."""
+    """Return the folder with a lowered program for each of `shapes`, by position. Raises as `written_folder`."""
 
     def job(folder: Path) -> LoweringJob:
         return LoweringJob(model.name, str(model.model_file), str(folder), str(device), precision, shapes)
@@ -141,10 +141,10 @@ def lowered_folder(model: ModelSource, precision: str, device: torch.device, sha
 
 
 def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], saves: bool = False) -> Program:
-    """Open a program that runs lowered. Shapes that are not in `lowered` are lowered when a request first has them; of
-    these the `MOST_SIZES` most recently used are kept. `lowered`: the files by shapes. `saves`: whether the files are
-    written instead of read. If the results for shapes that are not in `lowered` differ too much from PyTorch's, each
-    call with these shapes raises ServeError (UNAVAILABLE)."""
+    """Open a program that runs lowered, separately for each set of shapes. Shapes that are not in `lowered` are lowered
+    when a request first has them; the `MOST_SIZES` most recently used of these are kept. `lowered`: the files by
+    shapes. `saves`: whether the files are written instead of read. If the results for shapes not in `lowered` differ
+    too much from PyTorch's, each call with them raises ServeError (UNAVAILABLE)."""
     options: Mapping[str, Any] = {precision: True} if precision in DTYPES else {}
 
     def compiled(module: Any) -> Callable[..., Any]:
@@ -161,7 +161,7 @@ def open_lowered(exported: Any, precision: str, lowered: Mapping[Shapes, Path], 
             code_objects[shapes] = forward.__code__.replace()
             function = FunctionType(code_objects[shapes], forward.__globals__, argdefs=forward.__defaults__)
             function.__kwdefaults__ = forward.__kwdefaults__
-            # fullgraph leaves out the module's own checks of inputs, which are no graph: a file holds one whole graph.
+            # fullgraph, because a file holds one whole graph; it leaves out the module's own checks of inputs.
             run: Callable[..., Any] = torch.compile(
                 MethodType(function, module), backend=compiler, fullgraph=True, dynamic=False
             )
@@ -208,8 +208,8 @@ def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
             if hasattr(child, "input_mgx_shapes"):
                 setattr(result, name, LaidOut(child))
         if saved is not None:
-            # Like torch_migraphx's option save_compiled, but without the tracer: without constants to fold, the loaded
-            # module would be traced with it, and it looks into MIGraphX's programs.
+            # Like torch_migraphx's option save_compiled, but without the tracer. If there are no constants to fold,
+            # PyTorch would trace the loaded module with that tracer, which looks into MIGraphX's programs.
             result._tracer_cls = None
             torch.save(result, saved, pickle_protocol=4)
         return result
@@ -218,8 +218,8 @@ def _lowering(options: Mapping[str, Any], saved: Path | None) -> Compiler:
 
 
 class LaidOut(torch.nn.Module):  # type: ignore[misc]
-    """Wraps a MIGraphX program, and gives inputs the memory layout that it was compiled for. torch_migraphx passes only
-    addresses and ignores strides, which differ if another program has made the inputs."""
+    """Wraps a MIGraphX program, and gives inputs the memory layout that the program was compiled for. torch_migraphx
+    passes only addresses and ignores strides, which differ if another program has made the inputs."""
 
     def __init__(self, program: Any) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ class LoweringJob:
         return f"lowering model '{self.model_name}' with torch_migraphx"
 
     def perform(self, report: Report) -> Written:
-        """Lower the program. Raises ServeError if that fails, or if the lowered program gives other numbers."""
+        """Lower the program. Raises ServeError if that fails, or if results differ too much from PyTorch's."""
         report("importing torch_migraphx")
         import_lowering()
         report("reading the program")
@@ -286,7 +286,7 @@ class LoweringJob:
 
 
 def trial_inputs(tensors: Sequence[ProgramTensor], shapes: Shapes, device: torch.device) -> list[Any]:
-    """Make random floats, and zeros for integers because they may be indices."""
+    """Make inputs: random floats, and zeros for all other datatypes, because integers may be indices."""
     chance = torch.Generator().manual_seed(1)
     values = []
     for tensor, shape in zip(tensors, shapes, strict=True):
@@ -298,8 +298,8 @@ def trial_inputs(tensors: Sequence[ProgramTensor], shapes: Shapes, device: torch
 
 
 def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection[str]) -> None:
-    """Compare outputs. Labels and other integers are not compared, because rounding may change them. Raises ServeError
-    (UNAVAILABLE) if numbers differ by more than rounding explains."""
+    """Compare outputs. Integers are not compared, because rounding may change labels; nor are outputs for which PyTorch
+    gives infinities or NaN. Raises ServeError (UNAVAILABLE) if numbers differ by more than rounding explains."""
     limit = max(_TOLERANCES.get(precision, _TOLERANCES["fp32"]) for precision in precisions)
     for index, (lowered_values, original_values) in enumerate(zip(found, expected, strict=True)):
         if not original_values.is_floating_point() or not original_values.isfinite().all():
@@ -314,7 +314,7 @@ def _check(found: Sequence[Any], expected: Sequence[Any], precisions: Collection
 
 
 def relative_error(found: Any, expected: Any) -> float:
-    """Return the relative distance between two tensors; NaN = one of them holds a NaN."""
+    """Return the distance between two tensors, relative to `expected`; NaN = one of them holds a NaN."""
     length = expected.double().norm()
     return float((found.double() - expected.double()).norm() / length.clamp(min=_NEARLY_ZERO))
 
