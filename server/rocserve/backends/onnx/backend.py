@@ -1,7 +1,7 @@
 """Loads and runs ONNX models with ONNX Runtime in a worker.
 
-A session runs plainly, into given memory, with BF16 tensors, or at fixed batch sizes. All of them are safe on several
-threads.
+A batch runs in one of four ways: plainly, into given memory, with BF16 tensors, or at fixed batch sizes. Each way is
+safe on several threads.
 """
 
 from __future__ import annotations
@@ -53,14 +53,15 @@ from rocserve.core.tensors import Tensor, octets, tensor_from_numpy
 
 _LOG = logging.getLogger(__name__)
 _BATCH_SIZE_PARAMETERS = frozenset({"batch", "batch_sizes", "pad_batch"})
-"""Parameters that models at fixed batch sizes use, too."""
+"""MIGraphX's parameters that ONNX Runtime also follows if it runs a model at fixed batch sizes."""
 Array = np.ndarray[Any, Any]
 
 Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
-"""Takes the names of the wanted outputs and all inputs; returns those outputs. BF16 tensors are uint16 bits."""
+"""Takes the names of the wanted outputs and all inputs; returns the wanted outputs. BF16 tensors are uint16 arrays of
+their bits."""
 
 _PLACED_FROM = 256 << 10
-"""From this size of a batch's outputs on, binding their addresses is faster than copying them."""
+"""Bytes; from this size on, letting the engine write a batch's outputs to their place is faster than copying them."""
 _ONNX_BFLOAT16 = 16
 """TensorProto.DataType.BFLOAT16 in onnx.proto."""
 
@@ -99,7 +100,7 @@ def is_on_cpu(session: Any) -> bool:
 
 
 class InPlaceRun:
-    """Runs a session whose outputs go into a batch's room, instead of memory that the engine allocates."""
+    """Runs a session whose outputs go into `Batch.room`, instead of memory that the engine allocates."""
 
     def __init__(self, session: Any, signature: Signature, batching: bool) -> None:
         """`batching`: whether the first dimension of outputs is the batch."""
@@ -109,7 +110,7 @@ class InPlaceRun:
         self._row_bytes = sum(math.prod(self._shapes[spec.name]) * spec.datatype.itemsize for spec in signature.outputs)
 
     def fits(self, batch: Batch) -> bool:
-        """Return whether the batch has room for all wanted outputs, and they are large."""
+        """Return whether the outputs are large, and the batch has room of the right shapes for all wanted outputs."""
         if sum(batch.request_sizes) * self._row_bytes < _PLACED_FROM:
             return False
         room = batch.room
@@ -161,11 +162,12 @@ class SizedRun:
 
 
 def load(model: ModelSource) -> LoadedModel:
-    """Load a model. Parameters: those of `providers` and `session_options`; if a provider compiles each shape, also
-    `batch_sizes`, `batch` and `pad_batch`. Raises ServeError (INVALID_ARGUMENT) if the file or the configuration is
-    wrong, ServeError (UNAVAILABLE) if the execution provider is missing or does not start."""
+    """Load a model. Parameters: those of `providers` and `session_options`; on a GPU, or if a provider compiles each
+    shape, also `batch_sizes`, `batch` and `pad_batch`. Raises ServeError (INVALID_ARGUMENT) if the file or the
+    configuration is wrong, ServeError (UNAVAILABLE) if the execution provider is missing or does not start."""
     plan = plan_providers(model, onnxruntime.get_available_providers())
-    # Parameters of MIGraphX without effect here are logged. Models at fixed batch sizes use those for sizes.
+    # Parameters of MIGraphX without effect here are logged. The parameters for batch sizes have an effect if the sizes
+    # are fixed.
     names = PARAMETERS | {"target"}
     if plan.compiling is not None or plan.on_gpu:
         names -= _BATCH_SIZE_PARAMETERS
@@ -252,8 +254,8 @@ def _load(model: ModelSource, plan: ProviderPlan) -> OnnxModel:
 
 def load_fixed_shapes(model: ModelSource, opener: SessionOpener, provider: Provider) -> OnnxModel:
     """Open a session per batch size before the first request, for a provider that compiles each shape. Such a provider
-    keeps one program per session, and compiles again for every other shape. Varying dimensions with a name are fixed
-    when the session is opened, which compiles it; else the warm-up compiles it. Raises ServeError like `load`."""
+    keeps one program per session, and compiles again for every other shape. If all varying dimensions have names,
+    opening the session fixes their sizes and compiles; else the warm-up compiles. Raises ServeError like `load`."""
     session = opener.open_for_signature()
     signature = session_signature(session, model.config)
     inputs = {node.name: tuple(node.shape) for node in session.get_inputs()}
@@ -303,7 +305,7 @@ class OnnxModel:
     _config: ModelConfig
     properties: Mapping[str, str]
     _sizes: Sequence[int] = ()
-    """The batch sizes of its sessions, each of which is warmed up; empty = any."""
+    """The fixed batch sizes, each of which is warmed up; empty = the session takes any size."""
     _in_place: InPlaceRun | None = None
     """Writes large outputs in place; None = not possible."""
     executions: Sequence[Execution] = field(default=(), init=False)
@@ -323,9 +325,9 @@ class OnnxModel:
                 _LOG.info("model '%s': its memory suffices for batches of %d rows", self._config.name, rows)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run the samples. Without samples, and at each fixed batch size, run zeros first, with 1 for each varying
-        dimension. A model that fails on zeros is no error."""
-        # Warm-up batches go the way of served batches.
+        """Run zeros at each fixed batch size (one row if there are neither sizes nor samples), then the samples. Open
+        dimensions of zeros have the configuration's size, else 1. A failure on zeros is only logged."""
+        # Warm-up batches run like served batches, through the first execution.
         execution, *_ = model_executions(self)
         if self._sizes or not samples:
             try:
@@ -339,8 +341,8 @@ class OnnxModel:
             execution.result()
 
     def execute(self, batch: Batch) -> BatchResult:
-        """Run a batch. Raises ServeError with ONNX Runtime's text: INVALID_ARGUMENT if it blames the inputs, else
-        INTERNAL."""
+        """Run a batch. Raises ServeError with ONNX Runtime's text: INVALID_ARGUMENT if ONNX Runtime blames the inputs,
+        else INTERNAL."""
         inputs: Mapping[str, Array] = batch.arrays if not self._takes_text else {}
         if self._takes_text:
             inputs = {
@@ -420,8 +422,8 @@ def fixed_dimensions(
     inputs: Mapping[str, Sequence[Any]], config: ModelConfig, provider: str, batch_size: int
 ) -> Mapping[str, int]:
     """Return sizes for the named dimensions, from the configuration and the batch size (0 = none). A dimension in
-    `inputs` is a number, a name, or None if it varies without a name. Raises ServeError (INVALID_ARGUMENT) if the
-    configuration leaves a dimension open."""
+    `inputs` is a number, a name, or None if it varies without a name. A name that would get two sizes is left out.
+    Raises ServeError (INVALID_ARGUMENT) if the configuration leaves a varying dimension open."""
     declared = {entry.name: entry.model_dims for entry in config.inputs}
     batch = (batch_size,) if batch_size else ()
     sizes: dict[str, int] = {}
@@ -451,7 +453,7 @@ _DATATYPES = {
 
 def session_signature(session: Any, config: ModelConfig) -> Signature:
     """Return the session's signature, with the configuration's dims for tensors without a shape in the model. Raises
-    ServeError (INVALID_ARGUMENT) if an input or output is no tensor, or has no KServe datatype."""
+    ServeError (INVALID_ARGUMENT) if an input or output is not a tensor, or has no KServe datatype."""
     inputs = tuple(_specs("input", session.get_inputs(), config.inputs, config.max_batch_size))
     outputs = tuple(_specs("output", session.get_outputs(), config.outputs, config.max_batch_size))
     batching = bool(inputs) and all(spec.shape[:1] == (-1,) for spec in (*inputs, *outputs))

@@ -29,10 +29,10 @@ _NAMES = ("", "auto", "cpu", ONNXRUNTIME.name, MIGRAPHX.name)
 
 def choose_engine(config: ModelConfig, machine: Machine) -> EngineChoice:
     """Choose by the parameter `engine`: auto (also the default), migraphx, onnxruntime, or cpu (ONNX Runtime on the
-    CPU). A parameter `target` asks for MIGraphX. A model that asks for a GPU never gets a CPU through this choice: if
-    the engine cannot use the GPU, its instances are refused (repository/engine_plan.py). Raises ServeError
-    (INVALID_ARGUMENT) for another engine or a wrong parameter, ServeError (UNAVAILABLE) if the configuration says
-    "migraphx" and MIGraphX is not installed, or target "gpu" and the target is not available."""
+    CPU). A parameter `target` asks for MIGraphX. This choice never moves a model from a GPU to the CPU: if the engine
+    cannot use the GPU, the instances are refused (repository/engine_plan.py). Raises ServeError (INVALID_ARGUMENT) for
+    an unknown engine, a wrong parameter, or a model that "migraphx" cannot run; ServeError (UNAVAILABLE) if `engine` is
+    "migraphx" and MIGraphX is not installed, or `target` is "gpu" without `engine` and MIGraphX or a GPU is missing."""
     wanted = read_choice(config, "engine", "", _NAMES)
     if wanted in ("cpu", ONNXRUNTIME.name):
         return EngineChoice(ONNXRUNTIME, "parameter 'engine' says so")

@@ -29,7 +29,7 @@ _KEY = b"location"
 @dataclass(frozen=True, slots=True)
 class ExternalWeights:
     files: Mapping[str, Path] = field(default_factory=dict)
-    """By the names in the model; empty = all weights are in the model file."""
+    """File name in the model -> path; empty = all weights are in the model file."""
     in_memory: bool = True
     """Whether ONNX Runtime takes the files' contents from memory."""
 
@@ -39,8 +39,8 @@ NO_WEIGHTS = ExternalWeights()
 
 def find_external_weights(model: ModelSource) -> ExternalWeights:
     """Return the weight files, after checking that each exists, is long enough and lies within the model's folder. An
-    unreadable model file has none, and the engine reports the error. Raises ServeError (INVALID_ARGUMENT) if a weight
-    file fails a check."""
+    unreadable model file gives NO_WEIGHTS, because the engine reports its error. Raises ServeError (INVALID_ARGUMENT)
+    if a weight file fails a check."""
     path = model.model_file
     try:
         with _mapped(path) as content:
@@ -48,7 +48,7 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
                 return NO_WEIGHTS
     except (OSError, ValueError):
         return NO_WEIGHTS  # The file is unreadable, or has become empty since it was checked. ONNX Runtime reports it.
-    # Importing the library takes longer than loading a small model, so only models that need it import it.
+    # Importing onnx takes longer than loading a small model, so it is imported only if there may be external weights.
     import onnx
 
     from rocserve.backends.migraphx.model_files.onnx_graph import ExternalFiles, parts_of
@@ -79,9 +79,9 @@ def find_external_weights(model: ModelSource) -> ExternalWeights:
 
 @contextmanager
 def stable_weights(model_file: Path, weights: ExternalWeights, options: Any) -> Iterator[Path]:
-    """Yield the model file for a session with these onnxruntime.SessionOptions, whose weights nobody overwrites. The
-    weights come from memory, or from copies that are deleted afterwards (mapped pages remain). Raises OSError if a file
-    cannot be read, ServeError (UNAVAILABLE) if a file cannot be copied."""
+    """Yield the path of a model file whose weights nobody overwrites, for a session with these
+    onnxruntime.SessionOptions. The weights come from memory, or from copies that are deleted afterwards (mapped pages
+    remain). Raises OSError if a file cannot be read, ServeError (UNAVAILABLE) if a file cannot be copied."""
     with ExitStack() as opened:
         if weights.files and weights.in_memory:
             contents = [opened.enter_context(_mapped(path)) for path in weights.files.values()]

@@ -59,7 +59,7 @@ _DEFAULT_SESSION_ENTRIES = {
     "session.force_spinning_stop": "1",
 }
 _LEVELS_OF_GRAPH = {-1: "basic", 1: "extended", 2: "disable"}
-"""Optimisation levels of Triton's ONNX Runtime backend by `optimization.graph.level`; "all" for other values."""
+"""`optimization.graph.level` -> optimisation level, as in Triton's ONNX Runtime backend; other values -> "all"."""
 _OPTIMIZATION_LEVELS = {
     "disable": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
@@ -151,8 +151,8 @@ class SessionOpener:
     def open(self, dimensions: Mapping[str, int] | None = None) -> Any:
         """Open an onnxruntime.InferenceSession, with sizes for named dimensions. Raises ServeError (INVALID_ARGUMENT)
         if a parameter is wrong or ONNX Runtime cannot load the file, ServeError (UNAVAILABLE) if a provider did not
-        start."""
-        # In a shared process, other models run at the same time.
+        start, or a GPU's provider runs none of the operators."""
+        # In a shared process other models run at the same time, so each session gets one thread by default.
         model = self._model
         options = self._options(usable_cpus() if model.shares_process else model.instance_count)
         for name, size in (dimensions or {}).items():
@@ -172,7 +172,7 @@ class SessionOpener:
         finally:
             written = capture.end(start)
         if session is None:
-            # Raises the model's own fault, if it has one.
+            # This call raises if the model itself is at fault.
             self.open_for_signature()
             reasons = [failure, *(line for line in error_lines(written) if line not in failure)]
             name = self._model.model_file.name
@@ -183,7 +183,7 @@ class SessionOpener:
                 no_reason = f"it says no reason; is all there that {provider.kind.package} needs?"
                 why = "; ".join(error_lines(written)) or no_reason
                 raise unavailable(f"ONNX Runtime's {provider.kind.provider} did not start: {why}")
-        # The providers' other output goes to the log.
+        # What the providers wrote to standard error goes to the log.
         os.write(2, written.encode())
         self._check_assignment(session)
         return session
@@ -215,7 +215,8 @@ class SessionOpener:
         return session
 
     def _options(self, instance_count: int) -> Any:
-        """Add custom operators to the options. Raises ServeError (INVALID_ARGUMENT) if an operator library is wrong."""
+        """Make the session options, with the model's custom operators. Raises ServeError (INVALID_ARGUMENT) if a
+        parameter or an operator library is wrong."""
         options = session_options(self._model.config, instance_count)
         folder = self._model.model_folder
         for name in self._model.config.operator_libraries:
@@ -272,15 +273,15 @@ _TAKE_STREAMS = (CUDA, ROCM)
 _STREAM = "user_compute_stream"
 _LEAVES_UNSYNCHRONISED = "disable_synchronize_execution_providers"
 _DEVICE_TYPE = "cuda"
-"""ONNX Runtime's name for GPU memory, with every provider."""
+"""ONNX Runtime's name for GPU memory; all its providers for GPUs use it."""
 _UNBOUND = (DataType.BYTES, DataType.BF16)
-"""Datatypes whose memory cannot be bound through a numpy type."""
+"""Datatypes without a numpy type by which ONNX Runtime could bind their memory."""
 BATCHES_ON_GPU = 2
 """Concurrent batches per instance: one is gathered while another runs."""
 
 
 class DeviceStream:
-    """Holds a stream of PyTorch's on the instance's GPU for the model's sessions. ONNX Runtime computes on a given
+    """Holds a PyTorch stream on the instance's GPU for the model's sessions. ONNX Runtime can compute on a given
     stream; PyTorch provides streams, memory and graphs. So batches run like those of the pytorch backend: at fixed
     sizes, from pinned memory, through captured graphs, two in flight, with tensors that may stay on the GPU."""
 
@@ -290,7 +291,7 @@ class DeviceStream:
 
         if not torch.cuda.is_available():
             raise RuntimeError(f"PyTorch {torch.__version__} finds no GPU here that it can use")
-        # A worker that sees only one GPU sees it as its first.
+        # A worker that sees only one GPU sees it as number 0.
         self.device = torch.device("cuda", 0 if torch.cuda.device_count() == 1 else model.device or 0)
         torch.cuda.set_device(self.device)
         self.stream = torch.cuda.Stream(self.device)
@@ -304,7 +305,8 @@ class DeviceStream:
 
 
 def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None:
-    """Open a stream; None = no batch dimension, a provider without streams, or no PyTorch for the GPU."""
+    """Open a stream; None = the model has no batch dimension, a provider takes no stream, or PyTorch cannot use the
+    GPU."""
     batches = model.config.max_batch_size > 0 or model.config.has_open_batch
     takes = all(provider.kind in _TAKE_STREAMS for provider in plan.providers if provider.kind.on_gpu)
     if not (plan.on_gpu and batches and takes) or importlib.util.find_spec("torch") is None:
@@ -320,7 +322,7 @@ def device_executions(
     model: ModelSource, device: DeviceStream, sessions: Mapping[int, Any], signature: Signature
 ) -> tuple[Sequence[Execution], Mapping[str, str]]:
     """Return executions over the sessions of each batch size, and facts for the model's metadata. No executions = the
-    sessions run only without PyTorch. Sessions that cannot be captured run operator by operator."""
+    sessions cannot run in PyTorch's memory. Sessions that cannot be captured run operator by operator."""
     tensors = (*signature.inputs, *signature.outputs)
     if any(spec.datatype in _UNBOUND or -1 in spec.shape[1:] for spec in tensors):
         return (), {}
@@ -369,8 +371,8 @@ class _DeviceSessions:
         self._options.add_run_config_entry(_LEAVES_UNSYNCHRONISED, "1")
 
     def call(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the outputs of tensors with as many rows as one of the sessions takes. The outputs hold values when
-        the current stream gets there."""
+        """Run the session for the inputs' number of rows. The returned outputs have their values when the current
+        stream has done the work that is queued in it now."""
         import torch
 
         from rocserve.backends.pytorch.datatypes import torch_dtype

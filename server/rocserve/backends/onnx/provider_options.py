@@ -17,7 +17,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import ExecutionAccelerator, ModelConfig
 
 Reader = Callable[[str], str]
-"""Converts a configuration's text to the provider's. Raises ValueError with the expected form."""
+"""Converts a configuration's text to the provider's text. Raises ValueError with the expected form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def one_of(choices: Mapping[str, str]) -> Reader:
 
 
 def numbered(*names: str) -> Reader:
-    """Accept one of the names, or its number."""
+    """Accept one of the names, or its number, counted from 0."""
     return one_of({**{str(number): name for number, name in enumerate(names)}, **{name: name for name in names}})
 
 
@@ -210,8 +210,9 @@ _SERVER_PARAMETERS = (
 
 
 def provider_options(options: Mapping[str, str], model: str, model_folder: Path) -> Mapping[str, str]:
-    """Return the provider's own options for the accelerator's parameters. Raises ServeError (INVALID_ARGUMENT) if a
-    reduced precision lacks its calibration table, or is given twice and differently."""
+    """Return the provider's own options for the accelerator's parameters. Raises ServeError (INVALID_ARGUMENT) if FP8
+    or INT8 lacks its calibration table, the table is not a file in the model's folder, or two precisions contradict
+    each other."""
     given = {
         _PROVIDER_NAMES.get(name, name): value for name, value in options.items() if name not in _SERVER_PARAMETERS
     }
@@ -243,7 +244,8 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
 
 def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], largest: int) -> tuple[int, ...]:
     """Return the batch sizes to compile before the first request: those of `parameters`, else the accelerator's, else
-    1, 2, 4 ... `largest`; none if `largest` is 0. Raises ServeError (INVALID_ARGUMENT) like `wanted_batch_sizes`."""
+    1, 2, 4 ... `largest`, at most `migraphx_max_dynamic_batch` (4 if neither it nor max_batch_size is set); none if
+    `largest` is 0. Raises ServeError (INVALID_ARGUMENT) like `wanted_batch_sizes`."""
     wanted = wanted_batch_sizes(config.parameters, largest, config.name)
     if not wanted and largest:
         wanted = wanted_batch_sizes(options, largest, config.name, "the execution accelerator's")
@@ -256,5 +258,6 @@ def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], larges
 
 
 def pads_with_first_row(config: ModelConfig, options: Mapping[str, str]) -> bool:
-    """Raises ServeError (INVALID_ARGUMENT) if the parameter is no switch."""
+    """Return parameter `pad_batch`, else the accelerator's. Raises ServeError (INVALID_ARGUMENT) if it is not a
+    switch."""
     return read_switch(config, "pad_batch", options.get("pad_batch", "1") == "1")

@@ -1,8 +1,8 @@
 """Chooses the execution providers of ONNX Runtime that a model runs on.
 
 The providers that `optimization { execution_accelerators }` names come first. Without any, the instance gets the best
-provider that the installed ONNX Runtime offers: for MIGraphX, ROCm or CUDA on a GPU; OpenVINO's, else ONNX Runtime's
-own, on the CPU. The CPU replaces a GPU only if the parameter `engine` says "auto", and the log says so.
+provider of the installed ONNX Runtime: on a GPU MIGraphX's, ROCm's or CUDA's; on the CPU OpenVINO's, else ONNX
+Runtime's own. The CPU replaces a GPU only if the parameter `engine` is "auto", and the log says so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rocserve.core.model_config import ExecutionAccelerator, InstanceKind
 _LOG = logging.getLogger(__name__)
 
 KINDS = (MIGRAPHX_PROVIDER, ROCM, CUDA, OPENVINO)
-"""In order of preference."""
+"""The supported providers, preferred first."""
 
 _TRITON_CUDA_PARAMETERS = (
     "cudnn_conv_algo_search",
@@ -47,7 +47,7 @@ _TRITON_CUDA_PARAMETERS = (
     "arena_extend_strategy",
     "do_copy_in_default_stream",
 )
-"""Triton's ONNX Runtime backend also takes these from `parameters`."""
+"""Options of CUDA's provider that the model's `parameters` may hold, too, as in Triton's ONNX Runtime backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class ProviderPlan:
-    """The providers of a model's sessions, which take precedence over ONNX Runtime's own CPU provider."""
+    """Lists the providers of a model's sessions, which take precedence over ONNX Runtime's own CPU provider."""
 
     providers: tuple[Provider, ...]
     """Empty = only the CPU provider."""
@@ -89,8 +89,8 @@ class ProviderPlan:
 
 def plan_providers(model: ModelSource, available: Sequence[str]) -> ProviderPlan:
     """Choose one instance's providers among the `available` ones. Parameter `engine`: auto, onnxruntime, cpu (only the
-    CPU provider). Raises ServeError (INVALID_ARGUMENT) for a wrong accelerator, parameter or engine, ServeError
-    (UNAVAILABLE) if a provider is not available."""
+    CPU's providers). Raises ServeError (INVALID_ARGUMENT) for a wrong accelerator, parameter or engine, ServeError
+    (UNAVAILABLE) if a provider is not available and `engine` is not auto."""
     engine = read_choice(model.config, "engine", "", ("", "auto", "cpu", "onnxruntime"))
     on_gpu = model.instance_kind is InstanceKind.GPU
     if engine == "cpu" and on_gpu:
@@ -216,7 +216,7 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
         folder = cache_folder / f"{provider.kind.accelerator}-{digest[:_NAME_DIGITS]}"
         try:
             make_private(folder)
-            with suppress(OSError):  # A read-only cache keeps no order of use.
+            with suppress(OSError):  # In a read-only cache the time of the last use cannot be set.
                 os.utime(folder)
         except OSError as error:
             raise unavailable(
