@@ -1,5 +1,5 @@
 """Detects workers that do not answer, by comparing what each instance has in flight at two checks. Neither the worker
-nor a request pays anything for it."""
+nor a request spends time on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORTEST_POLL_SECONDS = 0.05
 """Bounds the loop's load, however short a limit a model asks for."""
 _CHECKS_WITHIN_LIMIT = 5
 _REPORTED_AFTER_SECONDS = 10.0
-"""A silence is reported after this time, or after half of the shortest limit if that is less."""
+"""Seconds until the repository index shows a silence, or half of the shortest limit if that is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class Silence:
         self.seconds = 0.0
 
     def check(self, pending_answers: PendingAnswers, process: ProcessState, seconds_since_last: float) -> None:
-        # While a model waits for another, no answer is due, unless its process is stopped: it could not use the answer.
+        # While a model waits for another model, no answer is due, unless its process is stopped and cannot use the
+        # answer.
         waits = pending_answers.open_calls > 0 and not process.is_stopped
         is_due = (pending_answers.batch or pending_answers.open_requests) and not waits and not process.is_traced
         is_unchanged = self._last == (pending_answers, process)
@@ -91,7 +92,7 @@ class AnswerWatch:
     limits: InitVar[TimeLimits]
     _process_state: Callable[[], ProcessState]
     _on_silence: Callable[[Sequence[float]], None]
-    """Called with the seconds of silence of each instance that is reported, whenever they change."""
+    """Called with the seconds of silence of all instances that are reported, whenever the seconds change."""
     _on_hang: Callable[[str], None]
     """Called once, with the reason why the worker must be ended."""
 
@@ -110,12 +111,13 @@ class AnswerWatch:
         self._report([])
 
     def _next_check(self) -> asyncio.TimerHandle:
-        # Every worker is checked at the same moments, so that the loop wakes once for all of them.
+        # Workers with equal limits are checked at the same moments, so that the loop wakes once for all of them.
         return self._loop.call_at((self._loop.time() // self._pause + 1) * self._pause, self._check)
 
     def _check(self) -> None:
         now = self._loop.time()
-        # If the server itself was stopped, workers may have answered, and the server has not read the answers yet.
+        # If the server itself was stopped for a while, workers may have answered, but the server has not read the
+        # answers yet. So the time counts as two pauses at most.
         passed = min(now - self._checked_at, 2 * self._pause)
         self._checked_at = now
         self._timer = self._next_check()

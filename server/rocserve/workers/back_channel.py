@@ -41,14 +41,14 @@ class BackChannel:
         self._is_server_gone = False
         self._requests: dict[int, BatchedResponder] = {}
         self._early_cancellations: dict[int, bool] = {}
-        """Requests that were cancelled before `open_request`, and some that had already ended."""
+        """Numbers of requests that were cancelled before `open_request`, and of some that had already ended."""
 
     def start(self) -> None:
         self._reader = threading.Thread(target=self._read, name="back channel", daemon=True)
         self._reader.start()
 
     def stop(self) -> None:
-        """End after the server is gone: open requests count as cancelled, and calls get no more answers."""
+        """End after the server is gone: open requests become cancelled, open calls end with the error UNAVAILABLE."""
         for responder in list(self._requests.values()):
             responder.is_cancelled = True
         self._reader.join()
@@ -97,7 +97,7 @@ class BackChannel:
                     if (responder := self._requests.get(a)) is not None:
                         responder.is_cancelled = True
             is_open = sleeper.sleep(None, end.back.has_mail)
-        # Set before the calls are dropped, because `call` registers a call before it reads the mark.
+        # Set before the calls are dropped, because `call` first registers a call and then reads `_is_server_gone`.
         self._is_server_gone = True
         self._drop_calls()
 
@@ -117,7 +117,7 @@ class BackChannel:
         if on_answer is not None:
             self._deliver(on_answer, answer, final)
         if answer is not None and answer is not RESCHEDULED:
-            # Returned only now, because the model has copied by now what the references lead to.
+            # Returned only now, because `on_answer` has read the tensors that the references lead to.
             self._end.post(entries.return_entries([place]))
 
     def _deliver(self, on_answer: OnAnswer, answer: Result | None, final: bool) -> None:
@@ -166,7 +166,7 @@ class BatchedResponder:
             return True
 
     def batch_answer(self, answer: Result | None) -> Answer | None:
-        """Return the part of `execute`'s answer that goes with the batch; None = separate messages answer it."""
+        """Return `execute`'s answer to the request if it goes with the batch; None = messages answer the request."""
         if answer is None:
             return None
         if answer is not RESCHEDULED and self.claim():

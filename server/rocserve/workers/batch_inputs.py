@@ -26,10 +26,10 @@ _REMEMBERED = 256
 """Entries of each memo."""
 _READ_IN_FILES = frozenset((DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64))
 """Datatypes of inputs that a model may read in a client's file, although the client may change them meanwhile. Engines
-use no value of these types as an index after checking it."""
+never check a value of these types and then use it as an index."""
 
 _Gathered = tuple[Batch, Sequence[memoryview]]
-"""A batch of a number of requests of one form, and for each input the memory that the requests' data is copied to."""
+"""A batch of requests of one form, and for each input the memory that the requests' data is copied to."""
 
 
 def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -> list[memoryview]:
@@ -44,7 +44,8 @@ def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -
 
 
 class BatchGatherer:
-    """Makes the batches of one lane, which reuse one memory. Batches of the same shapes are the same Batch object."""
+    """Makes the batches of one lane (model_service.BatchLane), which reuse one memory. Gathered batches with the same
+    form and number of requests are the same Batch object."""
 
     def __init__(
         self,
@@ -80,8 +81,8 @@ class BatchGatherer:
             and form.places.end > COPIED_SOONER
             and not self._engine_memory(form.layout.rows)
         ):
-            # Small inputs come in many places, so a copy costs less than a Batch for each place. An output that shares
-            # this memory is copied before the next batch is gathered.
+            # Small inputs lie in many places, so a copy costs less than a Batch for each place. An output that shares
+            # the gathered inputs' memory is copied before the next batch is gathered.
             return self._batch_in_place(requests[0])
         if gathered is None:
             gathered = self._gathered.keep(key, self._new_gathered(form, len(requests)))

@@ -24,21 +24,21 @@ from rocserve.workers.results import BatchOutcome
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
-    """A batch that a worker has, or will have."""
+    """A batch that was posted to a worker, or waits to be posted."""
 
     id: int
     entry: bytes
     sizes: tuple[int, ...]
     on_outcome: Callable[[BatchOutcome], None]
     slot: Slot
-    """Holds the batch's table and inputs; the heap gets it back when this object is deleted."""
+    """The slot of the batch's table and inputs; it goes back to the heap when this object is deleted."""
     placed: Sequence[PlacedTensors]
-    """Inputs that lie elsewhere in the heap, in clients' files, or in another worker's heap."""
+    """Inputs elsewhere in the heap, in clients' files or in other workers' heaps, kept until the batch is done."""
     view: memoryview
     large: Sequence[tuple[int, Buffer]]
     """Parts that must still be copied into the slot, with their offsets."""
     posted: int = 0
-    """The work ring's count of posted entries after this batch; 0 = not posted yet."""
+    """The work ring's `posted`, in bytes, after this batch's entry; 0 = not posted yet."""
     sent_ns: int = field(default_factory=time.monotonic_ns)
 
 
@@ -46,14 +46,14 @@ class BatchWriter:
     """Writes the batches of one instance. On one thread."""
 
     def __init__(self, inputs: SharedHeap, files: PassedFiles | None) -> None:
-        """`files`: None = the worker may read no clients' files."""
+        """`files`: None = the worker may read no clients' files and no other workers' heaps."""
         self._inputs = inputs
         self._files = files
         self._forms: dict[RequestForm, int] = {}
         """Layout numbers of the request forms that the worker knows."""
         self._texts = Memo[bytes, int](entries.REMEMBERED_LAYOUTS)
-        """Numbers of the last layouts sent, by text. Batches of one form are gathered faster, so forms may share a
-        layout."""
+        """Numbers of the last layouts sent, by their JSON. Forms of equal JSON share a number, because the worker
+        gathers requests of one layout faster."""
         self._numbers = itertools.count()
         self._batch_ids = itertools.count(1)
 

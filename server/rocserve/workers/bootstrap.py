@@ -1,6 +1,6 @@
-"""Starts a module of rocserve in any Python: `python bootstrap.py MODULE ARGUMENT...` calls its `main(arguments)`. It
-gives a model's own interpreter rocserve, by its path, and none of the server's other packages (no PYTHONPATH, no
-site-packages). It runs before rocserve can be imported, and Pythons that are too old can read it and say so."""
+"""Starts a module of rocserve in any Python: `python bootstrap.py MODULE ARGUMENT...` calls its `main(arguments)`. A
+model's own interpreter gets rocserve by its path, and none of the server's other packages (no PYTHONPATH, no
+site-packages). This file runs before rocserve can be imported; a Python that is too old can parse it and says so."""
 
 import gc
 import importlib

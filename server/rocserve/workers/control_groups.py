@@ -1,6 +1,6 @@
-"""Bounds workers by cgroups (version 2), if the server's own cgroup is delegated to it. A cgroup that passes memory and
-tasks on to children may hold no process, so the server moves into a child cgroup first. Each worker with a bound gets
-another child, enters it before its program begins, and all its processes belong to it."""
+"""Bounds workers by cgroups (version 2), if the server's own cgroup is delegated to it. A cgroup that bounds memory and
+tasks of its children must contain no process, so the server moves into a child cgroup first. Each worker with a bound
+gets another child cgroup and enters it before its program begins. All processes that the worker starts stay in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 _CONTROLLERS = frozenset({"memory", "pids"})
 _DELEGATION_MARKS = ("trusted.delegate", "user.delegate")
-"""Attributes by which systemd marks a delegated cgroup. Permissions show nothing: root may write all files."""
+"""Attributes by which systemd marks a delegated cgroup. File permissions do not show it: root may write all files."""
 _PROCESSES, _KILL, _CHILDREN = "cgroup.procs", "cgroup.kill", "cgroup.subtree_control"
 _SERVER_GROUP = "server"
 _SELF = "0"
@@ -38,7 +38,7 @@ class ControlGroup:
             # "oom_kill" alone may also come from a limit of a cgroup above, which does not raise "oom" here.
             if events.get("oom") and (events.get("oom_kill") or events.get("oom_group_kill")):
                 return f"memory limit of {self.memory_bytes} bytes exceeded"
-        # Before Linux 6.11, limits of cgroups above count here too.
+        # Before Linux 6.11, pids.events includes refusals by the limits of cgroups above.
         if self.tasks and self.was_refused_tasks() and _number(self.folder / "pids.current") >= self.tasks:
             return f"limit of {self.tasks} tasks exceeded"
         return ""
@@ -47,7 +47,7 @@ class ControlGroup:
         return bool(self.tasks and _counts(self.folder / "pids.events").get("max"))
 
     def kill(self) -> None:
-        """Kill all its processes, even those in other sessions."""
+        """Kill all processes of the cgroup, even those in other sessions."""
         with suppress(OSError):
             _write(self.folder / _KILL, "1")
 
@@ -68,7 +68,7 @@ class ControlGroups:
 
     def create(self, memory_bytes: int, tasks: int) -> ControlGroup:
         """Make an empty cgroup with these bounds; 0 = no bound. Raises OSError if the kernel refuses."""
-        # The process id distinguishes these cgroups from those that a killed server has left.
+        # The process id distinguishes these cgroups from cgroups that a killed server has left.
         folder = self.folder / f"worker-{os.getpid()}-{next(self._numbers)}"
         folder.mkdir()
         try:

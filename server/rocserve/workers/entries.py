@@ -2,8 +2,8 @@
 heap.
 
 An entry is: kind, flags (u8 each), count (u16), number (u32), and three numbers a, b, c (u64 each) that depend on the
-kind. Tensors and texts lie in slots of the sender's heap. A place is a slot's offset in the heap. All of a batch lies
-in one slot: a table of entries first, then the data. A start is an offset in that slot.
+kind. Tensors and texts lie in slots of the sender's heap. A place is a slot's offset in the heap. A batch has one slot:
+a table of entries first, then all data that is not PLACED or IN_FILE. A start is an offset in that slot.
 
 Tensors of one layout lie as core.tensor_places defines. They are followed by details, as many bytes as the entry says:
 the part of the message that is not in tensors. An entry that names tensors has: number = their layout, a = their
@@ -25,7 +25,7 @@ From the server, on the ring WORK:
 - BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. Flag GROUPED: the requests travel
   together and run one by one. The server keeps the slot until the batch is DONE.
 - REQUEST: of layout number; a = its number; b = start of its inputs; c = bytes of its details (RequestDetails), and in
-  the upper half their start. Flag PLACED: b is a place in the heap that the server keeps too. Flag IN_FILE: b is an
+  the upper half their start. Flag PLACED: b is another place in the heap, kept as long. Flag IN_FILE: b is an
   offset in a client's file or another worker's heap, which has the number a (`passed_files.py`).
 - FORGET: number = a file that no further request uses.
 
@@ -57,10 +57,10 @@ from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import SequenceId
 
 ATTACH = struct.Struct("<I")
-"""Opens an instance's socket: how often the worker polls for a batch before it sleeps. Descriptors come with it: the
-worker's ring, the server's ring, the worker's heap, the heap of the version's inputs, the page in which the server
-notes that it sleeps, and, if the model sees each request separately, the back channel's socket. Then both sockets are
-doorbells."""
+"""An instance's first message: how often the worker polls for a batch before it sleeps. Descriptors come with it: the
+files of the worker's ring and of the server's rings, the worker's heap, the heap of the version's inputs, the page in
+which the server notes that it sleeps, and, if the model sees each request separately, the back channel's socket. From
+then on both sockets are doorbells."""
 
 ENTRY = struct.Struct("<BBHIQQQ")
 """Kind, flags, count, number, a, b, c."""
@@ -69,7 +69,7 @@ PADDING_ENTRY = bytes(ENTRY.size)
 
 WORK, BACK, RETURNS = range(3)
 SERVER_RINGS = (128, 1024, 1024)
-"""Entries of each ring; few batches are in flight at a time."""
+"""Entries of each ring. WORK is short, because few batches are in flight at a time."""
 WORKER_RINGS = (1024,)
 
 BATCH, LAYOUT, REQUEST, RESPONSE, CANCELLED, RETURN, FORGET = range(1, 8)
@@ -80,13 +80,13 @@ IN_FILE = 2
 FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32
 
 LONGEST_TEXT_BYTES = 1 << 20
-"""Of a layout or of details: short enough to be parsed between two requests."""
+"""Bound for a layout or details: so many bytes can be parsed between two requests."""
 LARGEST_REMEMBERED_LAYOUT = 32 << 10
-"""Bytes of a layout in a table of requests. A larger one, such as of thousands of parameters, is kept for its batch
-only."""
+"""Bytes of a layout in a table of requests. A larger layout, such as with thousands of parameters, is kept for its
+batch only."""
 REMEMBERED_LAYOUTS = 256
-"""Layouts that a sender may refer to: its last ones. The receiver keeps twice as many, because one thread may post
-while another defines layouts. Numbers are not reused."""
+"""Number of layouts, the last ones sent, that a sender may refer to. The receiver keeps twice as many, because one
+thread may post while another defines layouts. Numbers are not reused."""
 
 
 def returned_places(entries: bytes) -> Iterator[int]:
@@ -107,9 +107,9 @@ _START = struct.Struct("<QBII")
 
 class RequestDetails(NamedTuple):
     """The part of a request that is neither layout nor inputs, for a model that sees each request separately. It
-    follows the inputs, little-endian: the number of the sequence (u64), its flags (u8), the lengths of the request's id
-    and of the sequence's text id (u32 each), these texts and the trace context, in UTF-8. Empty if all have their
-    defaults. A tuple is the fastest type to make for each request."""
+    follows the inputs, little-endian: the number of the sequence (u64), the sequence's flags (u8), the lengths of the
+    request's id and of the sequence's text id (u32 each), these two texts and the trace context, in UTF-8. No bytes if
+    all fields have their defaults. A NamedTuple, because it is the fastest type to make for each request."""
 
     request_id: str = ""
     correlation_id: SequenceId = 0

@@ -33,7 +33,7 @@ from rocserve.workers.process import WorkerProcess, WorkerSession
 _Result = TypeVar("_Result")
 
 _MEASURE = re.compile(r"[0-9][0-9.:]* ?(?:%|(?:ms|s|min|h|[KMGT]?i?B)\b)")
-"""Times, percentages and sizes."""
+"""Times, percentages and sizes in a report of progress."""
 _BURST_LINES = 100
 _LINES_A_SECOND = 10
 """Bounds lines of progress in the log; an engine has a handful of phases."""
@@ -106,9 +106,9 @@ class WorkerGroup:
         limits: TimeLimits = NO_TIME_LIMITS,
         content: str = "",
     ) -> None:
-        """`options`: a worker on a GPU is never forked, and may also use its devices. `start_call`: runs the model's
-        calls, on the data plane's thread; only for a backend that answers requests. `content`: digest of the loaded
-        files; "" = the workers are not kept for the next server."""
+        """`options`: for workers on the CPU; a worker on a GPU is never forked, and may also use the GPU's devices.
+        `start_call`: runs the model's calls, on the data plane's thread; only for a backend that answers requests.
+        `content`: digest of the loaded files; "" = the workers are not kept for the next server."""
         self.events = events
         self.launcher = launcher
         self.mail = mail
@@ -140,7 +140,7 @@ class WorkerGroup:
 
     @property
     def models_of_workers(self) -> Mapping[int, int]:
-        """Number of models in each worker, by process id, without processes that have ended."""
+        """Number of models in each worker process that still runs, by process id."""
         processes = (worker.process for worker in self._workers)
         return {process.pid: len(process.sessions) for process in processes if process.sessions}
 
@@ -158,7 +158,7 @@ class WorkerGroup:
     async def stop(self, grace_seconds: float, reason: str = "") -> None:
         """End all workers after their batches, or after `grace_seconds`. `reason`: the error of requests lost then."""
         await asyncio.gather(*(supervisor.stop(grace_seconds, reason) for supervisor in self._supervisors))
-        # The supervisors and the group refer to each other. Without these references no garbage collection is needed.
+        # The supervisors and the group refer to each other, which only a garbage collection would resolve.
         self._supervisors.clear()
         self.events, self.start_call = WorkerGroupEvents(), None
         self.mail.close_heap(self.inputs)
@@ -210,7 +210,7 @@ class WorkerGroup:
         )
 
     def _progress_line(self) -> str:
-        """Return one line for all workers; those that do the same share a part of it."""
+        """Return one line for all workers; workers that report the same text share a part of the line."""
         by_text: dict[str, list[int]] = {}
         for index, text in sorted(self._progress.items()):
             if text:
@@ -230,8 +230,8 @@ _TAKE_OVER_SECONDS = 10.0
 
 
 class LoadLimit:
-    """Bounds the time in which a worker loads and warms up its model. Time in which the engine reports that it compiles
-    is not counted, because compiling has separate limits."""
+    """Bounds the time in which a worker loads and warms up its model. Time in which the engine reports progress is not
+    counted, because engines report compiling, which has separate limits."""
 
     def __init__(self, seconds: float) -> None:
         """`seconds`: 0 = no limit."""
@@ -277,7 +277,7 @@ class WorkerSupervisor:
         has_gpus = plan.device is not None or plan.kind is InstanceKind.MODEL
         self._options = options.on_gpus(plan.device) if has_gpus else options
         self._key = ""
-        """Equal for workers that have loaded the same in the same way; "" = the worker is not kept."""
+        """Equal for workers that have loaded the same files with the same settings; "" = the worker is not kept."""
         if group.content:
             parts = (to_json(self._load), to_json(self._options), group.content.encode())
             self._key = hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
@@ -289,7 +289,7 @@ class WorkerSupervisor:
         self._supervision: asyncio.Task[None] | None = None
 
     async def load(self) -> Signature:
-        """Load the model in a new worker, or in one to take over. Cleans up on failure. Raises ServeError."""
+        """Load the model in a new worker, or in one of the previous server. Cleans up on failure. Raises ServeError."""
         try:
             async with asyncio.timeout(_TAKE_OVER_SECONDS):
                 is_held = self._key and not self._options.shared_worker

@@ -35,11 +35,11 @@ from rocserve.workers.passed_files import PassedFiles
 from rocserve.workers.results import BatchOutcome, ResultReader
 
 HEAP_BYTES = 1 << 32
-"""For slots of one size, in an instance's heap and in a version's heap. gRPC messages take at most half of it."""
+"""Bytes for each size class of slots, in an instance's and in a version's heap. gRPC messages take at most half."""
 _RETURNED_TOGETHER = 15
 """Places of slots smaller than a page that are returned together: five full messages."""
 _MOST_UNRETURNED = 1 << 16
-"""Places that a worker may leave in the ring of returned places, which it empties whenever it needs memory."""
+"""Places that may wait for room in the ring of returned places. A worker empties the ring whenever it needs memory."""
 
 
 class WorkerGone(ServeError):
@@ -58,15 +58,15 @@ class Instance:
     inputs: SharedHeap
     """The version's heap, which its workers map for reading."""
     _on_broken: Callable[[Instance, str], None]
-    """Called at most once, if the worker closes its socket or sends invalid messages. The owner then ends the worker
-    and calls `end`."""
+    """Called at most once, if the worker closes its socket, sends invalid messages or reads none. The owner then ends
+    the worker and calls `end`."""
     _log: logging.Logger
     start_call: InitVar[CallStarter | None] = None
     """Runs the model's calls; None unless the model sees each request separately."""
     device: int | None = None
     """The GPU's number; None = CPU."""
     rate_limiter: InstanceRateLimiter = NO_LIMITS
-    """The resources that the instance holds while it runs."""
+    """The resources that the instance needs while it runs a batch."""
 
     def __post_init__(self, start_call: CallStarter | None) -> None:
         self.plane = self._mail.plane
@@ -75,12 +75,12 @@ class Instance:
         """Batches that the engine may run at the same time; further ones wait in the worker."""
         self._gone_text = f"the worker of model '{self._model_name}' has ended"
         self._sent: dict[int, SentBatch] = {}
-        """In the order of sending, which is also the order of running."""
+        """By id, in the order of sending, which is also the order of running."""
         self._unposted: deque[SentBatch] = deque()
-        """Batches that wait for the copy of their inputs, or behind such a batch, whose layouts they may use."""
+        """Batches that wait for the copy of their inputs, or behind such a batch, because they may use its layouts."""
         self._places_to_return: list[int] = []
         self.requests: InstanceRequests | None = None
-        """Only if the model sees each request separately."""
+        """None unless the model sees each request separately."""
         self._files_to_forget: deque[int] = deque()
         self._attach(start_call)
         self._files = PassedFiles(self._socket, self._file_gone)
@@ -142,7 +142,8 @@ class Instance:
 
     def execute(self, is_grouped: bool, members: Sequence[Member], on_outcome: Callable[[BatchOutcome], None]) -> None:
         """Write a batch's inputs where the worker reads them, and start the batch. `is_grouped`: its requests run one
-        by one. Raises WorkerGone if the worker has ended and nothing ran, and as BatchWriter.write."""
+        by one. Raises WorkerGone if the instance takes no batches any more, ServeError (UNAVAILABLE) if the worker does
+        not read its batches, and as BatchWriter.write."""
         has_room = self.room(self._work) > len(self._unposted)
         if self.closed:
             raise WorkerGone(self._gone_text)
@@ -250,7 +251,7 @@ class Instance:
         self.call_guarded(batch.on_outcome, outcome)
 
     def slot(self, place: int) -> Slot:
-        """Return a slot of the worker's heap, which is returned to the worker when this object is deleted."""
+        """Return a slot of the worker's heap, which goes back to the worker when the Slot object is deleted."""
         return Slot(self.return_place, place, self._reader, self._reader.remains)
 
     def call_guarded(self, callback: Callable[..., None], *arguments: object) -> None:
@@ -263,17 +264,17 @@ class Instance:
     # Returns of slots
 
     def return_place(self, place: int) -> None:
-        """Return a slot to the worker after it was read. Small slots are returned together, as the worker has more."""
+        """Return a slot to the worker after it was read. Small slots are returned in groups: the worker has others."""
         self._places_to_return.append(place)
         if place >= self._reader.pages_from or len(self._places_to_return) >= _RETURNED_TOGETHER:
-            # Posted at the end of this poll.
+            # Posted at the end of a poll.
             self._mail.returning[self] = None
 
     def post_returned_places(self) -> None:
         if self._places_to_return and not self.has_ended:
             count = min(self.room(self._returns), -(-len(self._places_to_return) // 3))
             self._returns.post(entries.return_entries(self._places_to_return[: 3 * count]))
-            # The worker reads these before it posts more, and the rest follows then.
+            # If the ring had too little room, a later call posts the rest.
             del self._places_to_return[: 3 * count]
 
     # Called by the AnswerWatch, from any thread
@@ -288,7 +289,7 @@ class Instance:
     # The end
 
     def break_off(self, reason: str) -> None:
-        """Stop talking to a worker that sends invalid messages, or reads none."""
+        """Stop talking to a worker that sends invalid messages, reads none, or has closed its socket."""
         self.closed = self.has_ended = True
         if self._stop_listening():
             self._on_broken(self, reason)
@@ -306,9 +307,9 @@ class Instance:
         self.closed = True
 
     def end(self, error: ServeError) -> None:
-        """Finish after the worker has ended. Answered batches are reported as usual. Batches that were in the engine,
-        and open requests, fail with `error`; later batches fail with WorkerGone; calls are cancelled. Memory is freed
-        as outcomes are released."""
+        """Finish after the worker has ended. Batches that it has answered are reported as usual. Batches that were in
+        the engine, and open requests, fail with `error`; later batches fail with WorkerGone; calls are cancelled.
+        Memory is freed as outcomes are released."""
         self.take_mail()
         self._stop_listening()
         self.closed = self.has_ended = True
@@ -324,7 +325,7 @@ class Instance:
             was_inside = place < self.batches_at_once and batch.posted and self._work.is_taken(batch.posted)
             reason = error if was_inside else WorkerGone(self._gone_text)
             self.call_guarded(batch.on_outcome, BatchOutcome(reason, (now, now, now)))
-        # The requests refer to the instance and would keep it until a garbage collection.
+        # The object `requests` refers to the instance and would keep it until a garbage collection.
         requests, self.requests = self.requests, None
         if requests is not None:
             requests.end(error)

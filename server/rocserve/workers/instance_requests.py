@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rocserve.workers.instance import Instance
 
 STALL_SECONDS = 60.0
-"""A worker that reads nothing for this long is broken: its model never releases Python's lock."""
+"""A worker that reads nothing for this long is broken: its model never releases the GIL."""
 MOST_WAITING = 16384
 """Messages that may wait until a worker reads them, in addition to one cancellation for each open request."""
 MOST_CALLS = 4096
@@ -38,7 +38,7 @@ _RETRY_SECONDS = 0.002
 """Delay after the ring was full."""
 
 OnAnswer = Callable[[Result | None, bool], None]
-"""Takes a response, an error, None (no further response) or RESCHEDULED, and whether it is the last."""
+"""Takes a response, an error, None (no further response) or RESCHEDULED, and whether this answer is the last."""
 
 
 class RequestLost(ServeError):
@@ -51,7 +51,7 @@ class InstanceRequests:
     def __init__(
         self, instance: Instance, start_call: CallStarter, writer: RingWriter, ring: Callable[[], None]
     ) -> None:
-        """`writer`: of the ring to the worker. `ring`: wakes the ring's reader."""
+        """`writer`: posts to the worker. `ring`: wakes the ring's reader."""
         self._instance = instance
         self._start_call = start_call
         self._writer = writer
@@ -64,7 +64,7 @@ class InstanceRequests:
         self.messages = 0
         self._sender = TensorSender(self._allocate, self._send)
         self._unread: dict[int, object] = {}
-        """By place, what must stay until the worker has read it: slots, and what references in them lead to."""
+        """What must stay until the worker has read a slot, by place: the slot, and the tensors that it refers to."""
         self._waiting: deque[bytes] = deque()
         self._waiting_since = 0.0
         self._retry: TimerHandle | None = None
@@ -190,7 +190,7 @@ class InstanceRequests:
         for opened in calls.values():
             self._instance.call_guarded(opened.cancelled)
         self._unread.clear()
-        # The sender refers to these requests and would keep them until a garbage collection.
+        # The sender refers to this object and would keep it until a garbage collection.
         del self._sender
 
 
@@ -231,7 +231,7 @@ class OpenCall:
             self.slot = None
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:
-        """See Responder. Called when the worker has ended."""
+        """See Responder. The callback runs when the worker has ended."""
         if self._is_cancelled:
             callback()
         else:
@@ -245,4 +245,4 @@ class OpenCall:
 
 
 CallStarter = Callable[[ModelCall, OpenCall], None]
-"""Starts a model's call, which is answered now or later. Never blocks (rocserve.scheduling.model_calls)."""
+"""Starts a model's call, whose answer comes now or later. Never blocks (rocserve.scheduling.model_calls)."""

@@ -25,7 +25,7 @@ _LARGEST_ID = (1 << 32) - 2
 """The largest user or group id: the next number means "do not change" (setresuid(2))."""
 _GPU_DEVICES = ("/dev/kfd", "/dev/dri")
 _MOST_OPEN_FILES = 65_536
-"""Bound for one worker: far more than engines and data loaders need, far less than the kernel has."""
+"""Bound for one worker: far more than engines and data loaders need, far less than the kernel allows."""
 
 # fmt: off
 _PASSED_ON = frozenset(
@@ -84,7 +84,7 @@ class Confinement:
 def worker_environment(
     environment: Mapping[str, str], settings: WorkerSettings, model_name: str = ""
 ) -> Mapping[str, str]:
-    """Return the variables for all workers and the zygote; with a name, those for only this model's workers."""
+    """Return the variables for all workers and the zygote; with a name, the additional ones for the model's workers."""
     passed_on = {name for model, name in settings.environment if model == model_name}
     if not model_name:
         passed_on |= {name for name in environment if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)}
@@ -103,7 +103,8 @@ def candidates(settings: WorkerSettings) -> tuple[Identity, ...]:
             raise ValueError(f"only a server that runs as root can start workers as user '{name}'")
         return ()
     root = Identity("root", _ROOT, os.getegid(), tuple(os.getgroups()))
-    # Models whose files only their owner may read were always served to root with its capabilities, and must still be.
+    # A server that runs as root has always served models whose files only their owner may read, and must still do so.
+    # That needs root's capabilities.
     as_root = (root, replace(root, keeps_capabilities=True))
     if name in (KEEP_USER, "root", str(_ROOT)):
         return as_root
@@ -123,7 +124,7 @@ def find_user(text: str) -> Identity:
     except KeyError:
         if not user.isdecimal() or int(user) > _LARGEST_ID:
             raise ValueError(f"there is no user '{user}'") from None
-        # In containers, users need not be in any file.
+        # In containers, a user need not be in /etc/passwd.
         entry = pwd.struct_passwd((user, "x", int(user), int(user), "", "", ""))
     gid = entry.pw_gid
     if group:
@@ -160,13 +161,13 @@ def _gpu_files() -> Iterator[Path]:
 def choose(
     confinement: Confinement, readable: Sequence[str], writable: Sequence[str], program: Sequence[str]
 ) -> tuple[Identity | None, str]:
-    """Return the first candidate that may do what the model needs; None = no choice. If it is not the preferred one,
-    also return in words who it is and why. `readable`: files, and folders with all contents, to read. `writable`:
-    devices, and folders, which may be missing. `program`: files and folders to read, without contents. Raises
-    PermissionError if no candidate may."""
+    """Return the first candidate that may do what the model needs; None = there are no candidates. If it is not the
+    preferred candidate, also return its name and why, as text. `readable`: files, and folders with all contents, to
+    read. `writable`: devices, and folders, which may be missing. `program`: files and folders to read, without
+    contents. Raises PermissionError if no candidate may."""
     if not confinement.candidates:
         return None, ""
-    # Listed as root, who sees all files.
+    # Listed as root, because root sees all files.
     needs = [_need(path, os.R_OK) for path in map(Path, program) if path.exists()]
     for path in map(Path, readable):
         entries = [Path(folder, name) for folder, folders, files in os.walk(path) for name in (*folders, *files)]
@@ -208,7 +209,7 @@ def _need(path: Path, mode: int) -> tuple[Path, int]:
 
 @contextmanager
 def _acting_as(identity: Identity) -> Iterator[None]:
-    """Check access rights as this user meanwhile. Only for root, in a process with one thread."""
+    """Make access checks apply to this user inside the block. Only for root, in a process with one thread."""
     groups, (effective, permitted) = os.getgroups(), _capabilities()
     try:
         if identity.uid == _ROOT:
@@ -248,8 +249,8 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     keeps = identity is not None and identity.keeps_capabilities
     if not keeps:
-        # Later programs cannot get the capabilities back. Dropping them needs a capability itself; a process without it
-        # could get some back only through programs of root.
+        # Programs that are started later cannot get the capabilities back. Dropping them needs a capability itself; a
+        # process without that one could get some back only through programs of root.
         for number in range(_MOST_CAPABILITIES):
             if _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
                 break
@@ -264,7 +265,7 @@ def confine(identity: Identity | None, confinement: Confinement) -> None:
         _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         _set_capabilities(0, 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    # The change of user has made /proc/self root's, but the worker must still write its name there.
+    # The change of user has made root the owner of /proc/self, but the worker must still write its name there.
     _prctl(_PR_SET_DUMPABLE, 1)
 
 

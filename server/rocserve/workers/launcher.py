@@ -42,7 +42,7 @@ _FULL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ZygoteProcess:
-    """A zygote, as the server sees it that started it or that took it over."""
+    """A zygote that this server has started or taken over."""
 
     pid: int
     connection: socket.socket
@@ -51,7 +51,7 @@ class ZygoteProcess:
 
     @classmethod
     def start(cls, preload: Sequence[str], parent_pipe: int, environment: Mapping[str, str]) -> ZygoteProcess:
-        """Start a zygote, which imports the installed ones of these modules and ends when the pipe breaks."""
+        """Start a zygote, which imports those of the modules that are installed, and ends when the pipe breaks."""
         connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         with other:
@@ -103,7 +103,7 @@ class WorkerLauncher:
     parent_pipe: InitVar[int | None] = None
     """Zygote and workers end when it breaks; None = a new pipe."""
     zygote: ZygoteProcess | None = None
-    """At first the previous server's."""
+    """The running zygote, at first the previous server's; None = the next launch starts one."""
     on_zygote: Callable[[ZygoteProcess], None] = lambda zygote: None
     """Called with each zygote that is started."""
 
@@ -124,11 +124,11 @@ class WorkerLauncher:
         self._attached = False
         self._launches: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
         self._takes_replies = self.zygote is None
-        """Replies are for this server; until then they are for the previous one."""
+        """Whether replies are for this server; before the zygote's NewServer they are for the previous server."""
         self._may_take_over = self.zygote is not None
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}
-        """The last process of each group of models that share one."""
+        """The latest process of each group of models that share a process, by the group's name."""
         self._starting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
@@ -146,9 +146,9 @@ class WorkerLauncher:
     async def launch(
         self, options: messages.LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
     ) -> WorkerSession:
-        """Open a session with these instances, in a new process, or in its group's, which may come from the previous
-        server. The output goes to `log`. `key`: see WorkerSession.open. Raises ServeError (INTERNAL) if the process
-        cannot be started, OSError if no descriptor or no cgroup is free."""
+        """Open a session with these instances in a new process or, if models share it, in the group's process, which
+        may come from the previous server. The output goes to `log`. `key`: see WorkerSession.open. Raises ServeError
+        (INTERNAL) if the process cannot be started, OSError if no descriptor or no cgroup is free."""
         name = options.shared_worker
         async with self._starting[name] if name else nullcontext():
             process = self._shared.get(name)
@@ -310,7 +310,7 @@ class WorkerLauncher:
                 self._attached = True
                 asyncio.get_running_loop().add_reader(connection, self._on_readable, connection)
             try:
-                # A zygote that stands still must not block the loop.
+                # A zygote that reads nothing must not block the loop.
                 connection.send(message, socket.MSG_DONTWAIT)
                 return
             except BlockingIOError:
@@ -366,7 +366,7 @@ class WorkerLauncher:
                 answer.set_exception(internal(reply.reason))
                 return
             if len(descriptors) > 1:
-                # Added immediately, because the next message may report its exit.
+                # Added immediately, because the next message may report the worker's exit.
                 answer.set_result(self._add(reply, descriptors, options, log))
                 return
             answer.set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
@@ -392,7 +392,7 @@ class WorkerLauncher:
         for answer, *_ in asked:
             if not answer.done():
                 answer.set_exception(ConnectionResetError("the zygote has ended"))
-        # Workers that the zygote held have noticed its end, and end too.
+        # Workers that the zygote kept from the previous server have noticed its end, and end too.
         self.end_left_workers()
         workers, self._workers = self._workers, {}
         for worker in workers.values():

@@ -27,7 +27,7 @@ _MOST_COMMAS = 1 << 15
 """Commas in a layout's JSON, enough for the most tensors that a model may have, with 29 dimensions each. Parsing so
 many takes a tenth of a second, in which the server does nothing else."""
 _MOST_DIMENSIONS = 64
-"""Of one tensor; numpy supports no more."""
+"""Bound for one tensor: numpy supports no more."""
 
 
 class Layout:
@@ -40,11 +40,11 @@ class Layout:
         if self.text.count(b",") > _MOST_COMMAS:
             raise internal(f"{len(heads)} tensors with all their sizes are more than can be sent")
         self.number = -entries.REMEMBERED_LAYOUTS
-        """The number by which the layout was last sent."""
+        """The number by which the layout was last sent; negative = never."""
 
 
 class TensorSender:
-    """Sends tensors from one end. From any thread."""
+    """Sends the tensors and responses of one end. Safe on any thread."""
 
     def __init__(self, allocate: Callable[[int], tuple[int, memoryview]], post: Callable[[bytes], None]) -> None:
         """`allocate`: returns place and memory of a slot of that size, which the other end returns after reading."""
@@ -77,8 +77,8 @@ class TensorSender:
 
     def put(self, tensors: Sequence[Tensor], details: bytes) -> tuple[int, int, int]:
         """Write tensors to a slot; return their layout's number, the place, and the bytes of the details. Raises
-        ServeError: INTERNAL if the details are too long or a tensor's bytes do not fit its shape; or if no slot is
-        free."""
+        ServeError: INTERNAL if the details are too long or a tensor's bytes do not fit its shape, another code if no
+        slot is free."""
         checked(details)
         layout = self.of(tensors)
         pieces, nbytes = layout.places.pieces([each.data for each in tensors], "tensor")
@@ -94,7 +94,7 @@ class TensorSender:
         return place
 
     def response(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> bytes:
-        """Make a RESPONSE entry. `references`: how many of the first tensors are some. Raises ServeError as `put`."""
+        """Make a RESPONSE entry. `references`: how many of the first tensors are references. Raises as `put`."""
         flags = entries.FINAL if final else 0
         code = layout = place = nbytes = 0
         if answer is None:
@@ -186,7 +186,7 @@ def checked(text: bytes) -> bytes:
 
 
 def text_length(nbytes: int) -> int:
-    """Return the length. Raises ValueError if it is longer than any text may be."""
+    """Check a text's length and return it. Raises ValueError if no text may be so long."""
     if nbytes > entries.LONGEST_TEXT_BYTES:
         raise ValueError(f"a text of {nbytes} bytes, expected at most {entries.LONGEST_TEXT_BYTES}")
     return nbytes

@@ -145,9 +145,9 @@ class Session:
         self._is_shared = kind != messages.ALONE
         self._has_lost_server = False
         self._awaits_server = False
-        """Also, work in flight has been dropped."""
+        """Whether the session, which has dropped its work in flight, waits for the next server."""
         self._next_sockets: SimpleQueue[Sequence[socket.socket]] = SimpleQueue()
-        """The sockets of the next server; empty = no server wants the model."""
+        """The sockets that the next server passes; an empty sequence = no server wants the model."""
         self._control = ControlSocket(sockets[0])
         self._instances = sockets[1:]
         self._service: ModelService | None = None
@@ -220,7 +220,7 @@ class Session:
         return True
 
     def renew(self, kind: bytes, sockets: Sequence[socket.socket]) -> bool:
-        """Go on as the session of this kind that a new server opens, unless it is another. On the main thread."""
+        """Use the sockets if a new server opens this session (same `kind`); else return False. On the main thread."""
         if not self._awaits_server or kind != self._kind:
             return False
         self._has_lost_server = self._awaits_server = False
@@ -234,7 +234,7 @@ class Session:
             self._next_sockets.put(())
 
     def _wait_for_server(self, service: ModelService, loaded: messages.Loaded) -> None:
-        """Serve the next server's sockets, after the usual messages. Raises EOFError or OSError."""
+        """Wait for the next server, answer its Load and WarmUp, and use its sockets. Raises EOFError or OSError."""
         if self._is_shared:
             self._awaits_server = True
             sockets = self._next_sockets.get()
@@ -273,7 +273,7 @@ class Session:
             and isinstance(error.filename, str)
             and Path(error.filename).is_relative_to(load.model_folder)
         ):
-            # A file that vanishes during the load is no fault of the engine's code.
+            # A file that vanishes during the load is not a fault of the engine's code.
             error = invalid_argument(f"{error.filename} cannot be read: {error.strerror}")
         if isinstance(error, ServeError):
             # The server logs the reason. The traceback of the exception that caused the error is logged here.

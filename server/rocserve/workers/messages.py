@@ -28,7 +28,7 @@ END_LEFT: the previous server's sessions that were not taken over must end."""
 LONGEST_RECEPTION = 64
 """Bytes."""
 MOST_SOCKETS = 253
-"""Of a session: Linux passes no more descriptors in one message."""
+"""Bound for one session: Linux passes no more descriptors in one message."""
 LONGEST_TEXT = 8192
 """Characters of one text in a message: an error, or a fault in a received message."""
 FRAME_LENGTH = struct.Struct("<I")
@@ -80,11 +80,11 @@ class Load:
 class Loaded:
     signature: Signature
     properties: Mapping[str, str] = field(default_factory=dict)
-    """How the engine runs the model; shown in its metadata."""
+    """How the engine runs the model; shown in the model's metadata."""
     batches_at_once: int = 1
     """Batches that an instance may have in its engine at the same time."""
     was_kept: bool = False
-    """The model has been loaded since an earlier server."""
+    """The model was loaded for an earlier server, and kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Reports what the engine is doing. Comes at any time after Load; after Loaded, about work in the background."""
+    """Reports what the engine is doing. Comes at any time after Load; after Loaded, it reports background work."""
 
     text: str
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class LaunchOptions:
     """Folders and devices that the worker writes to."""
     model_name: str = ""
     shared_worker: str = ""
-    """The group of models in one process, started by the options of the first; "" = the process has one model."""
+    """The group of models in the process, which starts with the first model's options; "" = it has one model."""
     bounds: Mapping[str, int] = field(default_factory=dict)
     """The model's own bounds, by fields of WorkerSettings. All other bounds come from the settings."""
 
@@ -180,7 +180,7 @@ class Spawned:
     user_problem: str = ""
     """Why the worker does not run as the preferred user; "" = it does."""
     control_group: str = ""
-    """Folder; "" = the worker has none."""
+    """The cgroup's folder; "" = the worker has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +201,13 @@ class Keep:
 
     pid: int
     key: str
-    """Equal for workers that have loaded the same in the same way. For a shared process, the name of the group."""
+    """Equal for workers that loaded the same files with the same settings. For a shared process, the group's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewServer:
-    """Another server is here. The zygote echoes it after its last reply to the previous one, and ends unkept
-    workers."""
+    """Another server is here. The zygote ends unkept workers, and echoes the message after its last reply to the
+    previous server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Serves a model in a worker: loads it, warms it up and runs its batches, one after another (the worker's loop)."""
+"""Serves a model in a worker: loads it, warms it up and runs its batches (the worker's loop)."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class ModelService(ABC):
 
     @contextmanager
     def _running_instance(self) -> Iterator[None]:
-        """Run an instance until the server closes the connection or stops it. Any other exception ends the process."""
+        """Let ServerGone, raised if the server has left, end the instance. Any other exception ends the process."""
         try:
             yield
         except ServerGone:
@@ -126,7 +126,7 @@ class ModelService(ABC):
 
 
 def batch_error(error: BaseException, log: logging.Logger) -> ServeError:
-    """Return the error of a failed batch. sys.exit() in a model also fails its batch only, not the worker."""
+    """Return the error of a failed batch. If a model calls sys.exit(), only its batch fails, not the worker."""
     if isinstance(error, ServeError):
         return error
     log.error("the model failed to run a batch", exc_info=error)
@@ -189,7 +189,7 @@ class TensorExecutor:
     def run(self) -> None:
         """Run batches until the server closes the connection or the link's `stop`. Raises ServerGone."""
         try:
-            # With one lane, each batch is answered right after it has started.
+            # With one lane, each batch is finished right after its start.
             run_started = self._finish_done_batches if len(self._free) > 1 else None
             for batch in self._end.batches(run_started):
                 if batch.is_grouped:
@@ -267,8 +267,8 @@ class BatchLane:
         return self._error is not None or self._execution.is_done
 
     def finish(self, engine_free_ns: int) -> int:
-        """Wait for the batch and send its result. Returns when the engine ended it (time.monotonic_ns()).
-        `engine_free_ns`: when the engine ended the batch before."""
+        """Wait for the batch and send its result. Returns time.monotonic_ns() when the engine ended this batch;
+        `engine_free_ns`: when it ended the previous batch."""
         writer, end = self._writer, self._end
         input_end = output_start = max(self._input_end, engine_free_ns)
         try:
@@ -288,7 +288,7 @@ class BatchLane:
         return output_start
 
     def run_one(self, request: ReceivedRequest, results: list[OutgoingResult]) -> Sequence[object]:
-        """Add the result of one request of a group. Returns the objects to keep (see BatchResult)."""
+        """Run one request of a group and add its result. Returns the objects to keep (see BatchResult)."""
         batch = self._gatherer.batch([request])
         batch.room = NO_ROOM
         self._execution.start(batch)
@@ -334,7 +334,8 @@ class RequestService(ModelService):
                 for inputs, responder in zip(split_sample(batch), responders, strict=True)
             ]
             with _naming_samples([name]):
-                # The last answer to each request counts. RESCHEDULED is a success, because the sample has run.
+                # A sample fails if its answer, or any of its responses, is an error. RESCHEDULED is a success, because
+                # it has run.
                 for answer, responder in zip(self.model.execute(requests), responders, strict=True):
                     last = answer if answer is not None else responder.ended.result()
                     if isinstance(last, ServeError):
@@ -414,7 +415,7 @@ class RequestService(ModelService):
         )
 
     def _run_grouped(self, request: ModelRequest) -> Result | None:
-        """Run one request of a group. The answer is copied, as the model may reuse its memory for the next one."""
+        """Run one request of a group, and copy its answer: the model may reuse the memory for the next request."""
         (answer,) = self._run([request])
         if isinstance(answer, ModelResponse):
             return replace(answer, outputs=[tensor.copied() for tensor in answer.outputs])
@@ -459,7 +460,7 @@ class _SampleResponder:
     def send(self, answer: Answer | None, final: bool) -> None:
         if self.ended.done():
             raise RuntimeError("the final response to this request has been sent before")
-        # An error counts, at whatever position among the responses.
+        # An error stays the answer, even if further responses follow.
         if not isinstance(self._answer, ServeError):
             self._answer = answer
         if final:

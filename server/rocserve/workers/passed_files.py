@@ -21,7 +21,7 @@ _MOST_FILES = 256
 _RECEIVE_BYTES = 4096
 """Most bytes of one receive: rings of one byte each, and a size."""
 _MOST_RESIDENT_BYTES = 256 << 20
-"""Bytes of clients' files that may count as an instance's memory, in addition to those of one batch."""
+"""Bytes of clients' files that may count as an instance's memory, in addition to the inputs of one batch."""
 _RIGHTS_BYTES = socket.CMSG_LEN(4)
 _CLOSE_ON_EXEC, _WAS_CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 """As int, because the enum's operators take microseconds."""
@@ -76,10 +76,10 @@ class ReceivedFiles(dict[int, HeapReader | GuardedFile]):
         self._resident = 0
 
     def take(self, connection: socket.socket, flags: int = socket.MSG_DONTWAIT) -> bool:
-        """Receive rings, and a file if one follows. `flags`: 0 = wait. Returns False if the server is gone. Raises
-        OSError if a file has come that cannot be opened or mapped."""
+        """Receive bytes of the doorbell, and a file if one follows. `flags`: 0 = wait. Returns False if the server is
+        gone. Raises OSError if a file has come that cannot be opened or mapped."""
         try:
-            # Not in a function, because it runs for each lone request.
+            # Without receive_with_descriptors, because each lone request would pay for the call.
             data, rights, state, _ = connection.recvmsg(_RECEIVE_BYTES, _RIGHTS_BYTES, int(flags) | _CLOSE_ON_EXEC)
         except BlockingIOError:
             return True
@@ -104,7 +104,7 @@ class ReceivedFiles(dict[int, HeapReader | GuardedFile]):
             file.close()
 
     def read(self, nbytes: int) -> None:
-        """Note that `nbytes` of a file will be read. They count as the worker's memory until drop_pages, after
+        """Note that `nbytes` of a file will be read. The bytes count as the worker's memory until drop_pages, after
         which reading them is slower."""
         self._resident += nbytes
         if self._resident > _MOST_RESIDENT_BYTES:

@@ -116,7 +116,7 @@ class WorkerProcess:
             code = os.waitstatus_to_exitcode(wait_status)
             self._exit_text = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
         if self.control_group is not None:
-            # The reason is the bound by which the kernel ended it, if any. Processes that it started end too.
+            # If the kernel ended it by a bound, the bound is the reason. Processes that it started end too.
             if not self._exceeded_limit and (excess := self.control_group.excess()):
                 self._exceeded_limit = self._kill_reason = excess
             elif not self._exceeded_limit and self.control_group.was_refused_tasks():
@@ -145,7 +145,7 @@ def kill(pid: int, pidfd: int | None) -> None:
 
 
 _TURN_SECONDS = 0.005
-"""A worker whose messages took longer than this to handle must wait."""
+"""Seconds of handling a worker's messages, after which the worker must wait."""
 _WAIT_PER_TURN = 9
 """The wait, as a multiple of the time that the handling took: a worker gets at most a tenth of the loop."""
 
@@ -311,7 +311,7 @@ class WorkerSession:
             self.process.kill()
 
     def instance_broken(self, reason: str) -> None:
-        """Kill the process soon, because an instance is broken, unless the process's end is reported before."""
+        """Kill the process after a second, because an instance is broken, unless its end is reported before."""
         if not self.ended.is_set() and not self._is_unloading and self._kill_timer is None:
             self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.process.break_off, reason)
 

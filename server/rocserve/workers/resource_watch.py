@@ -46,7 +46,7 @@ class _Watched:
     memory_bytes: int
     tasks: int
     known_processes: set[tuple[int, int]] = field(default_factory=set)
-    """By number and start time, at the last check. They remain the worker's when their parents end."""
+    """Number and start time of each process at the last check; kept even if the process's parent has ended."""
     is_killed: bool = False
 
 
@@ -56,7 +56,7 @@ class ResourceWatch:
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
         self._grouped: dict[ControlGroup, WorkerProcess | None] = {}
-        """Workers whose bounds the kernel enforces; None = the server no longer waits for the worker."""
+        """Workers whose bounds the kernel enforces; None = the cgroup's processes must end."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, worker: WorkerProcess, memory_bytes: int, tasks: int) -> None:
@@ -66,7 +66,7 @@ class ResourceWatch:
             self._check_later()
 
     def add_grouped(self, group: ControlGroup, worker: WorkerProcess | None) -> None:
-        """Watch a worker in its cgroup until it ends, then remove the cgroup; None = end its processes now."""
+        """Watch a worker until it ends, then remove its cgroup; None = end all processes in it at the next check."""
         self._grouped[group] = worker
         self._check_later()
 
@@ -188,7 +188,7 @@ def memory_bytes(pid: int) -> int:
 
 
 def share_bytes(pid: int) -> int:
-    """Return the same, with pages divided between the processes that share them, if that is visible."""
+    """Return a process's memory and swap in bytes, with shared pages divided among their users if that is visible."""
     shares = _sum(pid, "smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
     return memory_bytes(pid) if shares is None else shares
 

@@ -34,7 +34,8 @@ NO_ROOM: Mapping[str, Array] = {}
 
 
 def answer_results(sender: TensorSender, answers: Sequence[Answer | None]) -> list[OutgoingResult]:
-    """Make results for the requests of a batch, one for consecutive alike ones. None = messages answer the request."""
+    """Make results for the requests of a batch; consecutive requests share a result if only its bytes differ. None =
+    messages answer the request."""
     results: list[OutgoingResult] = []
     for answer in answers:
         if answer is None:
@@ -52,7 +53,7 @@ def answer_results(sender: TensorSender, answers: Sequence[Answer | None]) -> li
 def _add_result(
     sender: TensorSender, results: list[OutgoingResult], outputs: Sequence[Tensor], parameters: Parameters
 ) -> None:
-    """Add a request's result, to the one before if only their bytes differ. Raises ServeError (INTERNAL)."""
+    """Add a request's result; to the previous result, if only the bytes differ. Raises ServeError (INTERNAL)."""
     layout, data = sender.of(outputs), [each.data for each in outputs]
     if not parameters and results and results[-1].layout is layout:
         packed = layout.places.packed(data)
@@ -76,7 +77,7 @@ class _Plan:
         self._rooms: Memo[int, Mapping[str, Array]] = Memo(_REMEMBERED)
 
     def room(self, place: int, view: memoryview) -> Mapping[str, Array]:
-        """Return arrays on the outputs' parts of a slot; the same ones each time for the same slot."""
+        """Return arrays that lie in a slot at the outputs' places; the same arrays each time for the same slot."""
         room = self._rooms.get(place)
         if room is None:
             places = self.layout.places
@@ -92,7 +93,7 @@ class ResultWriter:
     """Writes the results of one instance. For each set of shapes, the outputs' parts of a slot are computed once."""
 
     def __init__(self, end: WorkerEnd, signature: Signature, batching: bool) -> None:
-        """`batching`: outputs have the batch's rows."""
+        """`batching`: the outputs' first dimension is the batch's rows."""
         self._end = end
         self._datatypes = {spec.name: spec.datatype for spec in signature.outputs}
         self._batching = batching
@@ -151,7 +152,7 @@ class ResultWriter:
                     np.copyto(destination, value)  # type: ignore[arg-type]
             contents: list[Buffer] = []
         else:
-            # Outputs in memory that was reserved for another plan are sent before it is freed.
+            # Outputs in memory that was reserved for another plan are copied before that memory is freed.
             data: list[Buffer] = list(map(_TO_BYTES if layout.places.end <= COPIED_SOONER else _octets, values))
             contents, place = [*layout.places.pieces(data)[0]], None
             if results and results[-1].layout is layout:
@@ -213,7 +214,7 @@ class ResultWriter:
         ]
 
     def _cut(self, name: str, value: Array | Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
-        """Cut an output into consecutive tensors. Raises ServeError (INTERNAL) if it is damaged."""
+        """Cut an output into consecutive tensors. Raises ServeError (INTERNAL) if its bytes do not fit its shape."""
         datatype, counts = self._datatype(name, value), list(accumulate(map(math.prod, shapes), initial=0))
         if isinstance(value, Tensor):
             data, bounds = flat_octets(value.data), _element_ends(value, counts)
@@ -224,7 +225,7 @@ class ResultWriter:
         return [Tensor(name, datatype, tuple(shape), part) for shape, part in zip(shapes, parts, strict=True)]
 
     def _datatype(self, name: str, value: Array | Tensor) -> DataType:
-        """Return the declared datatype if the array can have it, else the array's own."""
+        """Return the declared datatype if the array can have it, else the datatype of the array's dtype."""
         if isinstance(value, Tensor):
             return value.datatype
         declared = self._datatypes.get(name)

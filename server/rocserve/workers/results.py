@@ -49,7 +49,7 @@ class BatchOutcome:
     def __init__(self, error: ServeError | None, times: tuple[int, int, int], view: memoryview = _NOTHING) -> None:
         """`view`: the memory of all outputs."""
         self.error = error
-        """Of the whole batch."""
+        """The error of the whole batch; None = the batch ran."""
         # time.monotonic_ns() when the engine began, when it ended, and when the outputs were in the heap.
         self.input_end_ns, self.output_start_ns, self.compute_end_ns = times
         self.failures: dict[int, ServeError] = {}
@@ -63,7 +63,7 @@ class BatchOutcome:
         self.slot: Slot | None = None
         """See InferResponse."""
         self.parts: list[tuple[int, Part]] = []
-        """For each request, where its result begins and its part of that."""
+        """For each request, the offset of its result in the view, and its part of that result."""
 
     @property
     def nbytes(self) -> int:

@@ -23,7 +23,7 @@ _LONGEST_MESSAGE = 1024 * 1024
 
 @dataclass(slots=True)
 class _Held:
-    """The server's ends of a worker's pipes, kept for the next server."""
+    """The server's ends of a worker's output pipe and reception, kept for the next server."""
 
     output: int
     reception: socket.socket

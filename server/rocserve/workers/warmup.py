@@ -23,7 +23,7 @@ _SEED = 0
 
 def warm_up_samples(config: ModelConfig, model_folder: Path) -> Iterator[tuple[str, Batch]]:
     """Yield a sample's name and a batch for each run of each sample, in order. Raises ServeError (INVALID_ARGUMENT) if
-    a sample's file is missing, outside the folder `warmup`, or of the wrong size."""
+    a sample's file cannot be read, is outside the folder `warmup`, or is too short."""
     added: dict[str, WarmupInput] = {}
     if (batching := config.sequence_batching) is not None:
         # Tensors that the server adds to a request's inputs; zeros if a sample does not have them.
@@ -71,7 +71,7 @@ def _tensor(name: str, entry: WarmupInput, rows: int, model_folder: Path) -> Ten
 
 
 def _random_row(datatype: DataType, count: int) -> bytes:
-    """Return the same numbers at each start, so that a model that fails on them fails every time."""
+    """Return random values that are the same at each start, so that a model that fails on them fails every time."""
     generator = np.random.default_rng(_SEED)
     if datatype is DataType.BYTES:
         return encode_bytes_elements(generator.bytes(8).hex() for _ in range(count))

@@ -36,7 +36,7 @@ _RETURNED_AT_ONCE = 16 << 10
 _WAIT_SECONDS = 0.001
 """Time between two checks whether the server has read something."""
 _TRIM_SECONDS = 10.0
-"""Time without a batch after which unused memory is returned to the system."""
+"""Time between the wake-ups of an idle worker. The second and third return unused memory to the system."""
 
 
 @dataclass(slots=True)
@@ -79,9 +79,9 @@ class OutgoingResult:
     flags: int = 0
     code: int = 0
     number: int = 0
-    """Of the result's layout."""
+    """Number of the result's layout."""
     text_bytes: int = 0
-    """Of the details, or of an error's text."""
+    """Bytes of the details, or of an error's text."""
     nbytes: int = 0
     contents: list[Buffer] = field(default_factory=list)
     """The outputs and details one after the other, each padded to a multiple of 64 bytes (tensor_places.padded)."""
@@ -153,8 +153,8 @@ class WorkerEnd:
 
     def batches(self, run_started: Callable[[], bool] | None = None) -> Iterator[ReceivedBatch]:
         """Yield batches until the server closes the connection, or `stop`. `run_started`: works on batches in flight;
-        returns False if there are none, so that waiting is allowed. None = there are never any when the next is asked
-        for."""
+        returns False if there are none, so that waiting is allowed. None = each batch is done when the next is
+        requested."""
         work, is_open, idle_since = self._work, True, time.monotonic()
         while True:
             is_busy = run_started is not None and run_started()
@@ -185,7 +185,7 @@ class WorkerEnd:
 
     def _sleep(self, idle_seconds: float) -> bool:
         """Returns False if the server has closed the connection."""
-        # After two rounds all unused memory has been returned, so there is no reason to wake up.
+        # The third wake-up has returned all unused memory, so there is no reason for another.
         is_worth_trimming = idle_seconds < 3 * _TRIM_SECONDS
         is_open = self._sleeper.sleep(_TRIM_SECONDS if is_worth_trimming else None, self._work.has_mail)
         if is_worth_trimming and idle_seconds > _TRIM_SECONDS / 2 and not self._work.has_mail():
@@ -227,8 +227,8 @@ class WorkerEnd:
                 raise ServerGone
 
     def stop(self, is_wanted: bool = True) -> None:
-        """End `batches` after those already posted; if not `is_wanted`, after the one that runs, without results. Safe
-        on any thread."""
+        """End `batches` after the batches already posted; if not `is_wanted`, after the running batch, whose results
+        are not sent. Safe on any thread."""
         self._is_wanted = is_wanted
         with suppress(OSError):  # The server has closed the connection.
             self._connection.shutdown(socket.SHUT_RD)
@@ -344,7 +344,7 @@ class WorkerEnd:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an exception's text, or its name if it has no text."""
+    """Return an exception's text; if it is empty, or for KeyError and SystemExit, also the exception's name."""
     text = str(error).strip()
     if isinstance(error, KeyError | SystemExit) or not text:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -26,7 +26,7 @@ _REPORT_SECONDS = 1.0
 _CRASH = b"Fatal Python error: "
 
 _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
-"""By the words that `main.py` writes."""
+"""Levels by their names, with which `main.py` begins log lines."""
 
 
 class WorkerOutput:
@@ -56,7 +56,7 @@ class WorkerOutput:
         return _split_level(printable_line(self._last_line, _LONGEST_LINE))[1]
 
     def close(self) -> None:
-        """Read the rest, and stop."""
+        """Read the rest, at most 2 MiB, and stop."""
         if self._descriptor < 0:
             return
         if self._pause_timer is not None:
@@ -97,7 +97,7 @@ class WorkerOutput:
                     self._take_line(line)
                 self._drops_rest_of_line = False
         if b"\n" in rest:
-            # Of lines that came too fast, only the last one and the beginning of the next are kept.
+            # Of the lines that came too fast, only the last whole line and the beginning of the next are kept.
             skipped, _, rest = rest.rpartition(b"\n")
             before, crash, _ = skipped.partition(b"\n" + _CRASH)
             if not self._has_crashed and (last := before.rpartition(b"\n")[2]).strip():
