@@ -28,7 +28,7 @@ from rocserve.core.requests import Signature
 _LOG = logging.getLogger(__name__)
 
 _WARM_UP_SIDE = 64
-"""Pixels a side of the warm-up image, if the model declares no size."""
+"""Pixels on each side of the warm-up image, if the model declares no size."""
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class RocalModel:
             flags = {name: np.zeros(1, dtype=bool) for name in self._setup.pipeline.inputs}
             fault = self._engine.run([image], flags, lambda row, output, result: None).get(0)
             if isinstance(fault, ImageError | PixelsError):
-                # This is no failure, because clients' images may have another size.
+                # This is not a failure, because clients' images may have another size.
                 _LOG.info("not warmed up: an image of %d pixels a side does not do (%s)", _WARM_UP_SIDE, fault)
             elif fault is not None:
                 raise self._fault(fault, None) from fault
@@ -103,7 +103,7 @@ class RocalModel:
         self._engine.close()
 
     def _failures(self, faults: Mapping[int, Exception], sizes: Sequence[int]) -> dict[int, ServeError]:
-        """Return the first error of each request that has one, by the request's index."""
+        """Return the first error of each request that has errors, by the request's index."""
         failures: dict[int, ServeError] = {}
         places = [(request, index) for request, size in enumerate(sizes) for index in range(size)] if faults else []
         for row in sorted(faults):
@@ -113,7 +113,7 @@ class RocalModel:
         return failures
 
     def _fault(self, error: Exception, index: int | None) -> ServeError:
-        """Return the client's error. `index`: of the image in its request; None = the request has one image."""
+        """Return the error for the client. `index`: the image's position in its request; None = the only one."""
         if isinstance(error, ServeError):
             return error
         which = "the image in" if index is None else f"image {index} of"
@@ -143,10 +143,10 @@ _CPU, _ROCAL = "cpu", "rocal"
 
 def choose_engine(model: ModelSource) -> tuple[str, str, bool]:
     """Return the engine's name, the reason, and whether the CPU engine may replace rocAL if rocAL cannot run the
-    pipeline. The parameter `engine` (auto, cpu, rocal) and the instance's kind decide. rocAL, on the GPU or in its
-    CPU mode, runs if the parameter names it or the kind is KIND_GPU. The CPU engine serves KIND_GPU only if the
-    parameter is "auto". Raises ServeError: INVALID_ARGUMENT if the parameter contradicts the kind, UNAVAILABLE if
-    rocAL is not installed."""
+    pipeline. The parameter `engine` (auto, cpu, rocal) and the instance's kind decide. rocAL, on the GPU or in its CPU
+    mode, runs if the parameter names it or the kind is KIND_GPU. The CPU engine serves KIND_GPU only if the parameter
+    is "auto". Raises ServeError: INVALID_ARGUMENT if the parameter contradicts the kind, UNAVAILABLE if rocAL is
+    required but not installed, or KIND_GPU is required and there is no GPU."""
     wanted = read_choice(model.config, "engine", "", ("", "auto", _CPU, _ROCAL))
     on_gpu = model.instance_kind is InstanceKind.GPU
     kind = model.instance_kind.value
@@ -183,7 +183,7 @@ def choose_engine(model: ModelSource) -> tuple[str, str, bool]:
 
 _DEFAULT_MAX_THREADS = 4
 _MOST_PIXELS = 1 << 32
-"""The largest size of a JPEG."""
+"""More pixels than any JPEG has."""
 
 
 def load(model: ModelSource) -> LoadedModel:

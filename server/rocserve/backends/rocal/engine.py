@@ -91,7 +91,7 @@ class PipelineEngine:
         return outputs
 
     def _decode(self, encoded: SourceImage) -> tuple[dict[int, Image], dict[int, np.ndarray[Any, Any]]]:
-        """Decode and measure the image. Thus it need not be kept for late measurements."""
+        """Decode the image and run all measurements, so that no later step needs the decoded image for them."""
         decoded = self.decoder.decode(encoded)
         measured = {
             index: step.measure(decoded)
@@ -116,7 +116,7 @@ class PipelineEngine:
 
 
 class ThreadedEngine:
-    """Implements BatchEngine by threads, which all instances of the model share, so that `threads` bounds them."""
+    """Implements BatchEngine with threads, which all instances of the model share, so that `threads` bounds them."""
 
     def __init__(self, setup: EngineSetup) -> None:
         """Raises RuntimeError if libturbojpeg is not installed."""

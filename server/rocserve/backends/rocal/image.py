@@ -1,4 +1,4 @@
-"""Holds an image between two operations, and its size as far as it is known before the image."""
+"""Holds an image between two operations, and its size as far as it is known before an image comes."""
 
 from __future__ import annotations
 
@@ -63,11 +63,9 @@ class PixelsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """The decoder's image."""
-
     pixels: Pixels
     original_height: int
-    """Before the decoder scaled the image; of the upright image, if the decoder applies EXIF."""
+    """Height before the decoder scaled the image; of the upright image if the decoder applies EXIF."""
     original_width: int
 
 
@@ -77,10 +75,8 @@ Part = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class Image:
-    """An image between two operations."""
-
     content: Pixels | Callable[[Part], Pixels]
-    """The pixels from the top left, the rest being zeros; or makes them, or a part of them, on first use."""
+    """The pixels from the top left, zeros if they end early; or a function that makes a part of them on first use."""
     extent: ResultExtent
     _part_was_made: bool = False
 
@@ -145,4 +141,4 @@ def cached_by_size(
 
 
 cached_by_image_size = cached_by_size(8, 1, lambda height, width, *others: height * width > _LARGE_PIXELS)
-"""Caches results whose memory is that of some images. The arguments begin with height and width."""
+"""Caches results that take as much memory as a few images. The arguments begin with height and width."""

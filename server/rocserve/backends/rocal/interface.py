@@ -62,7 +62,7 @@ class Output:
     name: str
     format: OutputFormat
     shape: tuple[int, ...]
-    """Of one image; -1 = the side differs between images."""
+    """Shape of one image; -1 = the side differs between images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Interface:
 
 def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
     """Return the interface that the configuration declares, or else the pipeline. Raises PipelineError if they
-    contradict each other, OutputContradiction if they do so about an output."""
+    contradict each other, OutputContradiction if they contradict each other about an output."""
     image = _image_input(pipeline, config, channels)
     extents = output_extents(pipeline, Extent(None, None) if image is None else image.extent)
     steps = pipeline.outputs

@@ -89,7 +89,7 @@ _DATATYPES = {
     "FP16": DataType.FP16,
     "FLOAT16": DataType.FP16,
 }
-"""KServe's names and rocAL's."""
+"""KServe's and rocAL's name -> datatype."""
 
 _RANGES = schema.choice("auto", "pixel", "unit")
 
@@ -116,12 +116,12 @@ class Step:
     call: Call
     """Flags that come from inputs have their defaults."""
     sources: tuple[int, ...]
-    """Indices of the steps whose images it reads; DECODED = the decoder's image."""
+    """Indices of the steps whose images this step reads; DECODED = the decoder's image."""
     bindings: tuple[Binding, ...]
     is_read: bool
     """Whether a later step reads the image for an output."""
     read_last: frozenset[int]
-    """Sources that no later step reads."""
+    """Sources that no later step reads; empty if nothing needs this step's image."""
     is_output: bool
     datatype: DataType | None
     """The output's datatype; None = the model configuration decides, or else `default_datatype`."""
@@ -145,7 +145,7 @@ class Step:
         return self.call.extent(*(extents[source] for source in self.sources))
 
     def run(self, images: Mapping[int, Image], flags: Mapping[str, bool], as_float: bool) -> Image:
-        """Return its image. `images`: the earlier images by step index. See Call.run."""
+        """Return the step's image. `images`: the earlier images by step index. See Call.run."""
         return self.call_with(flags).run(*(images[source] for source in self.sources), as_float=as_float)
 
 

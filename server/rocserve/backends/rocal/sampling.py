@@ -39,7 +39,8 @@ _CLOSE_TO_MEAN = 5.0
 _GRIDS = 64
 _LONG_GRIDS = 2
 _LONG_SIDE = 1 << 14
-"""Cached pairs of sizes: of all, and of those with a longer side. An entry has dozens of bytes per pixel of a side."""
+"""Numbers of cached pairs of sizes: with sides up to this length in pixels, and with a longer side. An entry has dozens
+of bytes per pixel of a side."""
 
 _WEIGHT_BLOCK = 1 << 16
 
@@ -48,7 +49,7 @@ _SUM_ERROR = 6e-5
 absolute values add up to 1.4."""
 
 _BAND = 4
-"""Pixels of one matrix product. With a larger band more zeros are multiplied."""
+"""Result pixels per matrix product. With a larger band more zeros are multiplied."""
 
 _NUMBER_BLOCK = 1 << 15
 _EXACT_BLOCK = 1 << 12
@@ -152,7 +153,7 @@ class _Grid:
         # If the weights are multiples of 1/128, arithmetic in 32 bits never rounds.
         is_exact = not any(np.any(weights * 128 % 1) for weights in (self._tops, lefts))
         self.error = 0.0 if is_exact else _ERROR * max(source_height, source_width)
-        """Largest difference of OpenCV's levels from RPP's."""
+        """Usual largest difference of OpenCV's levels from RPP's, see `_ERROR`; 0 = none."""
         if mirror:
             columns, lefts, rights = columns[::-1], lefts[::-1], rights[::-1]
         row_length = source_width * channels
@@ -171,8 +172,9 @@ class _Grid:
         self._is_scalar = np.repeat(is_scalar, channels) if np.any(is_scalar) else None
 
     def levels(self, source: Pixels, rows: Pixels, columns: Pixels) -> Pixels:
-        """Return the FP32 levels at these rows and columns, which numpy broadcasts. Columns count numbers. `source`:
-        all numbers of the image in one row. In the UINT8 kernel's last columns the levels are truncated."""
+        """Return the FP32 levels at these rows and columns, which numpy broadcasts. A column is a number's index in
+        its row. `source`: all numbers of the image in one row. In the UINT8 kernel's last columns the levels are
+        truncated."""
         top, bottom, left, right = self._tops[rows], self._bottoms[rows], self._lefts[columns], self._rights[columns]
         top_row, bottom_row = self._top_rows[rows], self._bottom_rows[rows]
         left_column, right_column = self._left_columns[columns], self._right_columns[columns]
@@ -194,7 +196,7 @@ _grid = cached_by_size(
 
 
 def _exact_levels(places: Pixels, part: Part, pixels: Pixels, grid: _Grid, scaling: Scaling | None) -> Pixels:
-    """Return these numbers of a part of the result in RPP's arithmetic."""
+    """Return the levels at `places`, the indices of numbers in a part of the result, in RPP's arithmetic."""
     top, left, _, width = part
     source, channels = np.ascontiguousarray(pixels).reshape(-1), pixels.shape[2]
     exact = np.empty(len(places), np.float32)
@@ -211,7 +213,7 @@ def _exact_levels(places: Pixels, part: Part, pixels: Pixels, grid: _Grid, scali
 
 
 def _places(source_size: int, size: int) -> tuple[Pixels, Pixels, Pixels]:
-    """Return each destination pixel's first source pixel, its weight, and the second one's weight."""
+    """For each destination pixel along a side, return its first source pixel and the weights of this and the next."""
     ratio = _ratio(source_size, size)
     offset = np.float32(np.float64(ratio) * 0.5 - 1.5)
     # Places are counted from one pixel to the left, so that rounding up gives the first pixel.
@@ -332,7 +334,7 @@ def resize_by_weights(
     rounded, other = (cv2.convertScaleAbs(results, beta=beta).reshape(-1) for beta in (-error, error))
     doubtful = np.flatnonzero(rounded != other)
     if len(doubtful) * len(down.weights) * len(across.weights) > pixels.size:
-        # That would read more than the whole image.
+        # Computing the levels one by one would read more numbers than the image has.
         return to_bytes(_in_two_passes(pixels, down, across, _weighted, part))
     rows, columns, channels = np.unravel_index(doubtful, results.shape)
     rows, columns = rows + top, columns + left
@@ -371,13 +373,13 @@ class _Taps:
     """The source pixels and weights of each pixel of the result along a side."""
 
     first: Pixels
-    """First source pixel of each. Beyond an end of the side its last pixel is repeated."""
+    """First source pixel for each pixel of the result. Beyond an end of the side the side's last pixel is repeated."""
     weights: Pixels
     """A row for the first source pixel and for each following one, with a weight for each pixel of the result."""
     starts: list[int]
     """First source pixel of each band of the result."""
     matrix: Pixels
-    """Weights of the source pixels from the band's start."""
+    """For each pixel of the result, the weights of the source pixels from the start of its band."""
 
     def source(self, start: int, count: int) -> tuple[int, int]:
         """Return the range of source pixels that the bands of these pixels of the result need."""
@@ -461,4 +463,4 @@ _KERNELS: dict[str, tuple[Callable[[Pixels], Pixels], float, bool]] = {
     "GAUSSIAN": (lambda x: np.exp(x * x * np.float32(-4)), 1, True),
     "TRIANGULAR": (lambda x: np.maximum(np.float32(1) - np.abs(x), np.float32(0)), 1, True),
 }
-"""Function, reach in pixels, and whether the kernel widens if the image shrinks."""
+"""Kernel name -> function, reach in pixels, and whether the kernel widens if the image shrinks."""

@@ -32,7 +32,7 @@ def suggestion(name: Any, known: Iterable[str]) -> str:
 
 _LARGEST_SIZE = 65535
 _LARGEST_NUMBER, _SMALLEST_DIVISOR = 3.4e38, 1.2e-38
-"""Of 32-bit floats, in which pixels are computed: the largest number, and the smallest that may divide 1."""
+"""The largest 32-bit float, and the smallest that may divide 1: pixels are computed in 32 bits."""
 
 
 class PipelineError(ValueError):
@@ -115,9 +115,8 @@ positive_number = _number_key("a number above 0", lambda number: number >= _SMAL
 not_negative = _number_key("a number of 0 or more", lambda number: number >= 0)
 pixel_position = _number_key("a position in pixels, 0 or more", lambda number: number >= 0)
 percentage = _number_key("a percentage of 0 or more, below 100", lambda number: 0 <= number < 100)
-"""For a share that must not be everything."""
 exponent = _number_key("a number from -32 to 32", lambda number: -32 <= number <= 32)
-"""Exponent of 2. Larger ones would leave only black or white."""
+"""Exponent of 2. Numbers further from 0 would leave only black or white."""
 
 
 @Key

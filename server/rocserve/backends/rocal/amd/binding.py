@@ -38,7 +38,7 @@ class Binding:
     functions: ModuleType
     types: ModuleType
     native: ModuleType
-    """rocal_pybind, which the others call; for functions that they do not wrap, or wrap wrongly."""
+    """rocal_pybind, which the other modules call; for functions that these do not wrap, or wrap wrongly."""
     version: str
     """For the log; "unknown" = amd.rocal was not installed as a wheel."""
 

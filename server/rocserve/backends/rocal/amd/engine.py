@@ -39,7 +39,7 @@ from rocserve.backends.rocal.pipeline import DECODED, Step, known_extents
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 
 _MOST_FLAGS = 2
-"""Inputs that give a flag per image. Each doubles the number of rocAL pipelines: a pipeline has the same flags for all
+"""Maximum number of flags per image. Each doubles the number of rocAL pipelines: a pipeline has the same flags for all
 images, and its parameters cannot be changed once it is built (rocAL 2.3 accepts the change and keeps the old value)."""
 
 
@@ -134,7 +134,7 @@ class RocalEngine:
         self._lock = threading.Lock()
         self._is_loaded = False
         self._runners: dict[Flags, list[PipelineRunner]] = {}
-        """For each combination of flags, by ascending batch size; empty if no output is an image."""
+        """Flags -> runners by ascending batch size; empty if no output is an image."""
         for flags in itertools.product((False, True), repeat=len(pipeline.inputs)) if graph.outputs else ():
             with limited_to(_LONGEST_BUILD_SECONDS):
                 self._runners[flags] = [PipelineRunner(graph, size, flags, self._canvas) for size in sizes]
@@ -152,8 +152,8 @@ class RocalEngine:
         self._pool = ThreadPoolExecutor(setup.threads, "rocal-decode") if setup.threads > 1 else None
 
     def _try_out(self) -> None:
-        """Run each rocAL pipeline once, so that the first request is fast and a broken pipeline is found now. With all
-        flags false, warn of each output that differs from the CPU engine's."""
+        """Run each rocAL pipeline once, if rocAL can process a trial picture, so that the first request is fast and a
+        broken pipeline is found now. With all flags false, warn of each output that differs from the CPU engine's."""
         graph, setup = self._graph, self._graph.setup
         sizes = [(min(graph.max_height, height), min(graph.max_width, width)) for height, width in _TRIED_SIZES]
         fitting = next((size for size in sizes if image_refusal(graph, *size) is None), None)

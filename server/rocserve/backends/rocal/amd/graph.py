@@ -53,7 +53,7 @@ class Graph:
 
     @property
     def steps(self) -> list[Step]:
-        """Steps whose image is needed."""
+        """Steps whose image is an output, or is read for one."""
         return [step for step in self.setup.pipeline.images if step.is_read or step.is_output]
 
     @property
@@ -135,7 +135,7 @@ class OutputReader:
         self._channels = graph.setup.color_format.channels
         self._batch_size = batch_size
         self._data: np.ndarray[Any, Any] | None = None
-        """Images of rocAL's largest size. Only a part of each image is its result."""
+        """The batch's images, each in rocAL's largest size, of which its result is a part; None = nothing read."""
         self._regions = np.zeros((batch_size, 4), dtype=np.uint32)
         """x, y, width and height of each image's valid part, according to rocAL."""
 
@@ -275,7 +275,7 @@ class PipelineRunner:
 
     def run(self, count: int) -> Sequence[OutputReader]:
         """Run the canvas's first `count` images and return the outputs that are images. Raises BrokenPipelineError if
-        rocAL failed. Its output may then be an earlier batch's, so nothing is returned."""
+        rocAL failed; an output could then be an earlier batch's."""
         with limited_to(_LONGEST_RUN_SECONDS):
             # Always feed a whole batch, filled up with the first image. rocAL would wait for missing images forever.
             fields = [index if index < count else 0 for index in range(self.batch_size)]

@@ -88,7 +88,7 @@ class Decoder:
         encoded = encoded[: header.length]
         if header.components == 4:
             inks = library.decompress(encoded, width, height, libturbojpeg.CMYK)
-            # 255 = no ink. Each absorbs its part of the light that black leaves: yellow blue, magenta green, cyan red.
+            # 255 = no ink. Yellow absorbs the blue of the light that black leaves, magenta the green, cyan the red.
             cyan, magenta, yellow, black = cv2.split(inks)
             light = cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)
             return png.in_color_format(light, self._color_format)
@@ -128,7 +128,7 @@ _SIGNATURES: tuple[tuple[re.Pattern[bytes], str], ...] = tuple(
         (rb"/9j/", "a JPEG as base64 text; send its bytes"),
         (rb"iVBORw0KGgo", "a PNG as base64 text; send its bytes"),
         (rb"\s*(<!doctype html|<html|<head|<body)", "an HTML page"),
-        # The atomic group ends a comment at its first end mark, lest many be tried in every combination.
+        # The atomic group ends a comment at its first end mark, so that not all combinations of end marks are tried.
         (rb"\s*(<\?xml[^>]*>\s*)?(?><!--.*?-->\s*|<!doctype svg[^>]*>\s*)*<svg", "an SVG image"),
         (rb"\s*<\?xml", "XML text"),
         (rb"\s*[{\[]\s*[\"{\[\]}\d-]", "JSON text"),

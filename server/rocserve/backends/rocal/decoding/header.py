@@ -28,14 +28,14 @@ NOT_TURNED = 1
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
     width: int
-    """Of the stored image, in pixels, before it is turned or scaled."""
+    """Width of the stored image in pixels, before the image is turned or scaled."""
     height: int
     components: int
-    """Without an alpha channel: 1 = grey; 3 = colour, also by a palette; 4 = inks, which libjpeg, and with it rocAL's
+    """Channels without alpha: 1 = grey; 3 = colour, also by a palette; 4 = inks, which libjpeg, and with it rocAL's
     decoder, does not convert to RGB."""
     orientation: int = NOT_TURNED
     length: int = 0
-    """Length of a JPEG in bytes. Bytes after it do not belong to the image."""
+    """Length of a JPEG in bytes, 0 for a PNG. Bytes after it do not belong to the image."""
     scans: int = 1
     """Number of passes over all pixels during decoding."""
 
@@ -50,8 +50,8 @@ _SHORT = 3
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 
 _FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
-"""OpenCV's codes of the flips, after the sides have been swapped if necessary: 0 = about the horizontal axis, 1 = about
-the vertical one, -1 = about both."""
+"""EXIF orientation -> OpenCV's code of the flip that follows the swap of the sides, if any: 0 = about the horizontal
+axis, 1 = about the vertical one, -1 = about both."""
 
 
 def read_orientation(data: memoryview) -> int:

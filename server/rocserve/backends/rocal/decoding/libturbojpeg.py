@@ -37,7 +37,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF markers. The three other codes define tables or are reserved."""
 _SEQUENTIAL_FRAMES = frozenset((0xC0, 0xC1))
 _DECODABLE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))
-"""Baseline, extended, progressive, and the latter two with arithmetic coding. Neither lossless nor hierarchical."""
+"""Baseline, extended and progressive; then the last two with arithmetic coding. Neither lossless nor hierarchical."""
 
 _MAX_SEGMENTS = 10_000
 """Far more than any image has. It limits the time for a file of empty segments."""
@@ -154,7 +154,7 @@ _REPAIRS = {
         b"\0\x3f\0",
     ),
 }
-"""By the beginning of libjpeg's error text: the bytes before the fault and the fault, and its replacement."""
+"""Beginning of libjpeg's error text -> pattern of the fault with the bytes before it, and the fault's replacement."""
 
 
 def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | None:

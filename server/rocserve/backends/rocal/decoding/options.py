@@ -15,9 +15,9 @@ from rocserve.backends.rocal.schema import PipelineError
 DEFAULT_MAX_PIXELS = 100_000_000
 
 _LARGEST_FACTOR = 16
-"""In eighths, because libjpeg scales by whole eighths."""
+"""Factor in eighths, because libjpeg scales by whole eighths."""
 _LOWEST_TERMS = tuple(Fraction(eighths, 8).as_integer_ratio() for eighths in range(_LARGEST_FACTOR + 1))
-"""Fractions in lowest terms, as libturbojpeg needs them, by number of eighths."""
+"""Number of eighths -> fraction in lowest terms, as libturbojpeg needs it."""
 
 
 class ColorFormat(enum.Enum):

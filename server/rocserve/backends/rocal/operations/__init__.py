@@ -19,4 +19,4 @@ from rocserve.backends.rocal.operations.base import Measurement, Operation
 OPERATIONS: Mapping[str, Operation | Measurement] = {
     operation.name: operation for module in (resizing, cutting, geometry, levels) for operation in module.OPERATIONS
 }
-"""By the value of the JSON key "operation"."""
+"""Value of the JSON key "operation" -> operation."""

@@ -26,7 +26,7 @@ from rocserve.backends.rocal.schema import Key
 from rocserve.core.datatypes import DataType
 
 Values = Mapping[str, Any]
-"""By name: values of an operation's keys, or the arguments made of them."""
+"""Name -> value: of an operation's keys, or of the arguments made of them."""
 
 _NAMES_IN_FN = {
     "dest_width": "resize_width",
@@ -43,7 +43,7 @@ _NAMES_IN_FN = {
     "roi_pos_x": "crop_pos_x",
     "roi_pos_y": "crop_pos_y",
 }
-"""Argument names of keys whose names differ in amd.rocal's fn, or in most of its functions."""
+"""Key -> argument name in amd.rocal's fn, if all or most functions there have another name than the key."""
 
 Tensor = Any
 """rocAL's handle of an image in the graph, or of a batch's result."""
@@ -57,7 +57,7 @@ class Node:
     handle: Any
     layout: Any
     datatype: Any
-    """Layout and datatype are of amd.rocal.types."""
+    """Layout and datatype are constants of amd.rocal.types."""
     images: Sequence[Tensor]
     source: ResultExtent
     """Extent of the first source, as far as it is the same for all images."""
@@ -118,7 +118,7 @@ class Operation:
 
     name: str
     keys: Mapping[str, Key]
-    """Its JSON keys, in addition to the common ones."""
+    """The operation's JSON keys, in addition to the keys that all operations have."""
     run: Callable[..., Pixels | Callable[[Part], Pixels]]
     """Takes the images, the result's extent, whether FP32 is wanted, and the arguments by name. Returns the result's
     pixels from the top left as UINT8, or a function that makes them later; or, if FP32 is wanted and differs, FP32
@@ -136,7 +136,7 @@ class Operation:
     of 0..255, and the operation gets the key "mean_std_range"."""
     colour_only: bool = False
     default_datatype: DataType = DataType.UINT8
-    """Of the output, if neither the pipeline nor the configuration has one."""
+    """The output's datatype, if neither the pipeline nor the configuration has one."""
     sources: int = 1
     amd: AmdForm = AmdForm()
 

@@ -118,12 +118,12 @@ class SizeRule:
         largest = self._largest(source.size)
         if source.valid.is_known:
             return ResultExtent(largest, Extent(*self.target(*source.valid.sides)))
-        # Without a maximum size, given sides are exact.
+        # Without a maximum size, the valid part has exactly the given sides.
         exact = self.mode == "DEFAULT" and self.width and self.height and not self.max_width and not self.max_height
         return ResultExtent(largest, Extent(self.height, self.width) if exact else Extent(None, None))
 
     def _largest(self, source: Extent) -> Extent:
-        """Return the size of the result; None = a side of a source of unknown size."""
+        """Return the size of the result; None = the side is the source's, which is unknown."""
         ratio = _LARGEST_ASPECT_RATIO
         if self.mode == "STRETCH":
             height, width = self.height or source.height, self.width or source.width
