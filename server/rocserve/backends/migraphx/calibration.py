@@ -141,9 +141,9 @@ class CalibrationInput:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    """Of one sample, in the client's layout, without the batch dimension."""
+    """The shape of one sample in the client's layout, without the batch dimension."""
     rows: int
-    """Samples per run; 0 = the model has no batch dimension, a run takes one sample."""
+    """Samples per run; 0 = the model has no batch dimension, so a run takes one sample."""
     is_nhwc: bool
     """Whether samples are NHWC, and the program's input is NCHW."""
 
@@ -296,7 +296,7 @@ class _Reader:
         )
 
     def _files(self, name: str = "") -> list[Path]:
-        """List the files of the data's folder, or of its folder `name`."""
+        """List the files of the calibration folder, or of its subfolder `name`, by name; hidden files are left out."""
         roots = (self.model_folder,)
         folder = path_within(self.data, name, roots, _ERROR_PREFIX) if name else self.data
         names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))

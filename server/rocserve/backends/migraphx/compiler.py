@@ -20,12 +20,12 @@ from rocserve.jobs.runner import JobRunner
 COMPILE_BEFOREHAND = "compile it beforehand with `rocserve compile`"
 """A remedy for a compile beyond the time limit, in addition to a higher limit."""
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
-"""Each attempt makes a folder in the cache and removes it, and fifty processes may wait while a compile takes hours."""
+"""Not shorter: each attempt makes a folder in the cache and removes it, and fifty processes may wait for hours."""
 
 
 class _NoSlotFree(Exception):
-    """Ends a build that got no compile slot. Waiting inside the build would lock the key, and a process that has a slot
-    (a load that clients await) could not compile the program."""
+    """Ends a build that got no compile slot. Waiting inside the build would keep the key locked, so that a process that
+    has a slot (for a load that clients await) could not compile the same program."""
 
 
 def _give_up() -> None:
@@ -101,7 +101,7 @@ class ProgramCompiler:
 
     @contextmanager
     def _original_size_program(self, recipe: ProgramRecipe) -> Iterator[str]:
-        """Yield the cached program of the file's own batch size, if the recipe changes that size; "" = not cached."""
+        """Yield the path of the cached program of the file's own batch size; "" = not cached, or not needed."""
         if not recipe.rebatched:
             yield ""
             return

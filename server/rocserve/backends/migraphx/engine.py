@@ -65,7 +65,7 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
     program = context.open_program(path)
     layout = program_layout(program, *_tensor_names(context, path, len(program.outputs)))
     varying = batch_range(program.parameters.values())
-    # The program's own batch sizes; smaller requests are padded, larger ones run in pieces.
+    # The batch sizes that the file was compiled for. Smaller batches are padded, larger ones run in pieces.
     largest, rows = model.config.max_batch_size, varying
     if varying is not None and largest > varying.most:
         raise invalid_argument(
@@ -86,8 +86,8 @@ def _load_program(context: CompileContext, path: Path) -> MigraphxModel:
 
 def _tensor_names(context: CompileContext, path: Path, outputs: int) -> tuple[Sequence[str], Sequence[str]]:
     """Return the names of inputs and outputs. A program knows its inputs' names but not their order, and its outputs'
-    order but not their names. The names come from the configuration, else from the ONNX file next to the program; else
-    outputs are output_0, output_1 and so on."""
+    order but not their names. Outputs have the configuration's names, else those in the ONNX file next to the program,
+    else output_0, output_1 and so on. Inputs have the configuration's order, else the file's."""
     config = context.model.config
     sibling, graph = sibling_model(path), None
     with suppress(ServeError):

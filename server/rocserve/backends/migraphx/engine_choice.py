@@ -1,4 +1,4 @@
-"""Chooses MIGraphX for a model, and holds the rules that backends with other engines share."""
+"""Chooses MIGraphX for a model, and has the rules that the onnx backend shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rocserve.core.model_config import InstanceKind, ModelConfig
 MIGRAPHX = EngineSpec(
     name="migraphx",
     module="rocserve.backends.migraphx.engine",
-    # On a GPU a program owns its scratch memory, so only one run at a time is possible.
+    # On a GPU a program has one scratch memory, so only one run at a time is possible.
     thread_safe=False,
     forks_from_zygote=False,
     needs_migraphx=True,
@@ -44,12 +44,12 @@ def migraphx_choice(
 
 
 def aims_at_gpus(config: ModelConfig) -> bool:
-    """Return whether MIGraphX compiles for a GPU if `target` leaves the choice open."""
+    """Return whether the parameter `target` allows a GPU: it is "gpu", or not set."""
     return config.parameters.get("target", "").strip().lower() not in _OTHER_TARGETS
 
 
 def has_gpu_for(config: ModelConfig, machine: Machine) -> bool:
-    """Return whether any instance that may run on a GPU has one: a GPU of the machine, or one that its group names."""
+    """Return whether an instance that may run on a GPU can get one: of the machine, or named by a KIND_GPU group."""
     groups = [group for group in config.instance_groups if not group.passive]
     if not groups:
         return bool(machine.gpus)

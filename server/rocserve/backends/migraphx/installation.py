@@ -37,7 +37,7 @@ class MigraphxInstallation:
     module_folder: str = ""
     """Folder of the official Python module for this interpreter; "" = not found."""
     loader: tuple[str, ...] = ()
-    """The words before a command that run it with the C library that MIGraphX was built for; empty = none needed."""
+    """The words to put before a command to run it with the libc that MIGraphX was built for; empty = not needed."""
     origin: str = ""
     """Why the folder was searched, for people: "$ROCM_PATH", "the dynamic loader's cache", ..."""
 
@@ -45,18 +45,18 @@ class MigraphxInstallation:
 def find_installation(
     settings: EngineSettings, environment: Mapping[str, str] = os.environ, system: Path = Path("/")
 ) -> MigraphxInstallation:
-    """Find MIGraphX's C library and Python module. The library is searched in the root that the settings or
-    $ROCSERVE_MIGRAPHX_ROOT name, and then nowhere else; without a root in $ROCM_PATH, $LD_LIBRARY_PATH, the wheel
-    migraphx-libs, /opt/rocm, its newest extras-*, the newest /opt/rocm-* and the dynamic loader's cache, in this order.
-    The Python module is searched next to the library, then on this interpreter's path. Raises ServeError (UNAVAILABLE)
-    with the searched places if neither was found."""
+    """Find MIGraphX's C library and Python module. If the settings or $ROCSERVE_MIGRAPHX_ROOT name a root, the library
+    is searched only there; else in $ROCM_PATH, $LD_LIBRARY_PATH, the wheel migraphx-libs, /opt/rocm, its extras-*,
+    /opt/rocm-* (newest first) and the dynamic loader's cache, in this order. The Python module is searched next to the
+    library, then on this interpreter's path; without a library in the reverse order. Raises ServeError (UNAVAILABLE)
+    with the searched places if neither was found, or a root has no library."""
     root = settings.migraphx_root or environment.get(ROOT_VARIABLE, "")
     named_by = f"--migraphx-root or ${ROOT_VARIABLE}" if settings.migraphx_root else f"${ROOT_VARIABLE}"
     named = ((Path(root) / name, named_by) for name in _ROOT_LIBRARIES)
     searched = [(folder.absolute(), reason) for folder, reason in (named if root else _places(environment, system))]
     for folder, reason in searched:
         if (folder / LIBRARY).is_file():
-            # A root with its own C library has the matching loader next to MIGraphX's library.
+            # A root with a libc of its own has the matching loader next to MIGraphX's library.
             loader, path = folder / _OWN_LOADER, f"{folder}:{folder / _BESIDE}"
             words = (str(loader), "--library-path", path) if root and loader.exists() else ()
             module = _module_in(folder) or _importable_module()
@@ -112,7 +112,7 @@ def _module_in(folder: Path) -> str:
 
 
 def _importable_module() -> str:
-    """Return the module's folder on this interpreter's path; "" = not found. Nothing of the module is run."""
+    """Return the module's folder on this interpreter's path; "" = not found. The module's code does not run."""
     try:
         spec = importlib.util.find_spec("migraphx")
     except (ImportError, ValueError):

@@ -40,7 +40,7 @@ from rocserve.core.plain import from_json, to_json
 from rocserve.settings import EngineSettings
 
 _MOST_TRIALS = 1000
-"""Per folder; the oldest trials are removed first."""
+"""Load trials kept in each folder; the oldest are removed first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def load_trial_key(digest: str, environment: ProgramEnvironment, target: str) ->
 
 @dataclass(frozen=True, slots=True)
 class LoadTrials:
-    """Keeps the load trials of a folder, one file each. `spare` takes new trials if the folder cannot be written."""
+    """Keeps the load trials of a folder, each in a file. `spare` takes new trials if the folder cannot be written."""
 
     directory: Path
     spare: Path | None = None
@@ -120,20 +120,20 @@ _PROGRAMS, _LOAD_TRIALS, _TUNING = "programs", "load-trials", "miopen"
 _LEAST_FREE_BYTES = 64 << 20
 """With less free space on its file system, a folder takes no compiled program."""
 _BLOCK_BYTES = 4096
-"""Size of the file that tests a folder: a full file system may still store fewer bytes next to the file's name."""
+"""Size of the file that tests a folder. A smaller file may be stored even on a full file system, next to its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramAbout:
     model: str
-    """The model whose load or tool compiled the program. Others with the same file and options use the program, too."""
+    """The model for which the program was compiled. Other models with the same file and options use it, too."""
     source_file: str
     """Name of the model's file, without its folder."""
     recipe: ProgramRecipe
     compile_seconds: float = 0.0
-    """Time to quantise and to compile."""
+    """Time to quantise (with reading the calibration data) and to compile."""
     inputs: tuple[ProgramTensor, ...] = ()
-    """By name. Inputs of the model on which no output depends are missing."""
+    """Sorted by name. Inputs of the model on which no output depends are missing."""
     outputs: tuple[ProgramTensor, ...] = ()
     scratch_bytes: int | None = None
     """Working memory of the program, in addition to weights, inputs and outputs; None = unknown."""
@@ -168,15 +168,15 @@ class CacheEntry(FolderEntry):
 
 
 def open_cache(settings: EngineSettings, warn: Callable[[str], None] = lambda text: None) -> ProgramCache:
-    """Open the cache that the settings name. `warn` takes a sentence on each fault. Raises ServeError (UNAVAILABLE) if
-    other users may write to its folder."""
+    """Open the cache that the settings name. `warn` takes a sentence about each fault. Raises ServeError (UNAVAILABLE)
+    if other users may write to its folder."""
     return ProgramCache(cache_directory(settings), settings.cache_bytes, warn=warn)
 
 
 class ProgramCache:
     """Finds, builds and removes compiled programs by their recipes' keys. If its folder cannot be written or its disk
-    is full, its programs are still used, and new ones go to a spare folder among the temporary files: the cache's state
-    keeps no model from being served."""
+    is full, its programs are still used, and new programs go to a spare folder among the temporary files, so that
+    models are served all the same."""
 
     def __init__(
         self,
@@ -186,9 +186,9 @@ class ProgramCache:
         spare_directory: Path | None = None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`limit_bytes`: of all programs together; the least recently used are removed first. `spare_directory`: None =
-        this user's folder among the temporary files. Raises ServeError (UNAVAILABLE) if other users may write to the
-        folder."""
+        """`limit_bytes`: bound for the programs of each folder; the least recently used are removed first.
+        `spare_directory`: None = this user's folder among the temporary files. Raises ServeError (UNAVAILABLE) if other
+        users may write to the folder."""
         self.directory = directory
         self.limit_bytes = limit_bytes
         self._warn = warn
@@ -202,7 +202,7 @@ class ProgramCache:
             )
 
     def find(self, key: str) -> CachedProgram | None:
-        """Return the program, which counts as used now and stays as long as the result lives."""
+        """Return the program, mark it as used now, and keep it in the cache as long as the result lives."""
         for programs in self._program_folders():
             if (found := programs.find(key)) is not None:
                 with suppress(OSError):  # Another process may have removed the program since.
@@ -266,9 +266,9 @@ class ProgramCache:
         return all(gone)
 
     def prune(self, limit_bytes: int) -> Sequence[CacheEntry]:
-        """Remove the least recently used programs until the rest takes `limit_bytes` at most, and the leftovers of
-        killed processes. Returns the removed programs. Raises ServeError (UNAVAILABLE) if a program could not be
-        removed; the others were."""
+        """Remove the leftovers of killed processes, and in each folder the least recently used programs until the rest
+        takes at most `limit_bytes`. Returns the removed programs. Raises ServeError (UNAVAILABLE) if a program could
+        not be removed, after removing the others."""
         entries = self.entries()
         removed: set[Path] = set()
         failures: list[ServeError] = []

@@ -50,11 +50,11 @@ CALLED_ONCE = frozenset(
         "quantize_fp8",
     }
 )
-"""The functions that write messages other than errors, or change their arguments. Others may be called again."""
+"""Functions that write messages other than errors, or change their arguments. All others may be called again."""
 
 _IN_ORDER = tuple(NUMPY_DTYPES)
 _LATEST_BOOL = 4
-"""The number of the type bool in the newest known MIGraphX; new types have moved it (2 in 7.1, 1 before)."""
+"""The number of the type bool in the newest known MIGraphX. New types have moved bool: 2 in ROCm 7.1, 1 before."""
 
 
 class Library:
@@ -90,8 +90,8 @@ class Library:
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise MigraphxError with MIGraphX's text if it fails. Standard error is captured only during
         the functions in `CALLED_ONCE`, one call at a time: if a run kills the process, its last output (a GPU driver's,
-        say) still reaches the log. A failed call of another function is repeated with standard error captured, to get
-        MIGraphX's text; if the second call succeeds, its result counts."""
+        say) still reaches the log. If another function fails, the call is repeated with standard error captured, to get
+        MIGraphX's text; if the second call succeeds, its result is used."""
         function = self.function(name)
         passed = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
         if name not in CALLED_ONCE and function(*passed) == 0:
@@ -113,7 +113,7 @@ class Library:
         return Handle(self, self.borrowed(name, *arguments), destroy)
 
     def borrowed(self, name: str, *arguments: Any) -> int:
-        """Call a function whose first argument receives a handle, which the object it comes from owns."""
+        """Call a function whose first argument receives a handle that another object owns."""
         return self.number(name, *arguments, kind=c_void_p)
 
     def number(self, name: str, *arguments: Any, kind: Any = ctypes.c_size_t) -> int:
@@ -278,7 +278,7 @@ class CProgram(Program):
         return [self._library.tensor("", self._library.borrowed("shapes_get", found, index)) for index in range(count)]
 
     def _quantize(self, kind: str, target: str, calibration: Sequence[Mapping[str, Array]]) -> None:
-        """The caller keeps the samples' arrays alive until this returns."""
+        """The caller keeps the samples' arrays alive until this method returns."""
         if not calibration:
             self._library.call(f"quantize_{kind}", self._handle)
             return
@@ -320,7 +320,7 @@ class CProgram(Program):
         return _Results(self._library, self.outputs)
 
     def _text(self) -> str:
-        """The C API prints to standard output, which leads to a file meanwhile."""
+        """The C API prints to standard output, which is redirected to a file meanwhile."""
         flush = ctypes.CDLL(None).fflush
         with _PRINTING, tempfile.TemporaryFile() as file:
             flush(None)
@@ -343,16 +343,16 @@ class CProgram(Program):
 
 
 class _Arguments:
-    """Holds a program's arguments, which share the arrays' memory. An array at an unchanged address is not bound
-    again. Neither MIGraphX nor this class keeps the arrays alive: they must live until the call that takes `handle`
-    returns."""
+    """Holds a program's arguments, which share the arrays' memory. An array of the same address and shape as in the
+    call before is not bound again. Neither MIGraphX nor this class keeps the arrays alive: they must live until the
+    call that takes `handle` returns."""
 
     def __init__(self, library: Library, tensors: Mapping[str, ProgramTensor]) -> None:
         self._library = library
         self._tensors = tensors
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._shapes: dict[str, tuple[tuple[int, ...], Handle]] = {}
-        """The shape handle of each argument, for its latest lengths."""
+        """Argument's name -> its latest lengths, and the handle of that shape."""
         # These functions fail only for bad handles, or without memory.
         self._create = library.function("argument_create")
         self._add = library.function("program_parameters_add")

@@ -76,7 +76,7 @@ def _free(hip: Any, address: c_void_p) -> None:
 
 
 def loaded_hip() -> ctypes.CDLL | None:
-    """Return this process's libamdhip64; None = no library (MIGraphX's target gpu does) has loaded HIP."""
+    """Return this process's libamdhip64; None = no library has loaded HIP (MIGraphX's target gpu loads it)."""
     match = _HIP.search(_MAPS.read_text(errors="surrogateescape"))
     return ctypes.CDLL(match[1]) if match else None
 

@@ -48,7 +48,7 @@ MIGraphX prints, without "_type". Tuples and four-bit numbers are missing becaus
 BIT_DATATYPES = frozenset({"fp8e4m3fnuz", "fp8e4m3fn", "fp8e5m2", "bf16", "fp8e5m2fnuz"})
 
 _OUTPUT_BUFFER = "#output_"
-"""Part of an output buffer's name: a parameter for an output of a program compiled without offload_copy."""
+"""Part of the names of output buffers: the parameters into which a program without offload_copy writes its outputs."""
 _MOST_MESSAGES = 1000
 """Lines kept until `take_messages`; the oldest are dropped first."""
 
@@ -74,21 +74,21 @@ Dimension = int | DimensionRange
 @dataclass(frozen=True, slots=True)
 class ProgramTensor:
     name: str
-    """"" for outputs because a program does not know their names."""
+    """"" for outputs, because a program does not know the names of its outputs."""
     datatype: str
     """MIGraphX's name without "_type": float, half, double, bool, int8 ... uint64, bf16, fp8e4m3fn, ..."""
     shape: tuple[Dimension, ...]
 
 
 Shapes = Mapping[str, tuple[Dimension, ...]]
-"""By input, batch included. A shape for an input that the graph lacks is an error."""
+"""Input's name -> shape, with the batch. A shape for an input that the graph lacks is an error."""
 
 
 class Program(abc.ABC):
     """A MIGraphX program. Calls on several threads wait for each other. Every method may raise MigraphxError."""
 
     def __init__(self, compiled: bool) -> None:
-        """Subclasses call this last because it reads the program through their methods."""
+        """Subclasses call `__init__` last because it reads the program through their methods."""
         self.is_compiled = compiled
         self._lock = threading.Lock()
         self._gpu_buffers: GpuBuffers | None = None
@@ -103,7 +103,7 @@ class Program(abc.ABC):
         self.outputs = tuple(self._read_outputs())
 
     def quantize(self, kind: str, target: str = "", calibration: Sequence[Mapping[str, Array]] = ()) -> None:
-        """Quantise to `kind`: fp16, bf16, int8 or fp8; the last two need a target and the exact inputs of each run."""
+        """Quantise to `kind`: fp16, bf16, int8 or fp8; int8 and fp8 need a target and calibration (inputs of runs)."""
         with self._lock:
             self._require_uncompiled("quantised any more")
             # MIGraphX gives wrong numbers without samples or with a wrong name, and aborts on a wrong shape.
@@ -254,7 +254,7 @@ class Program(abc.ABC):
 
 
 class Binding(abc.ABC):
-    """Parses and loads MIGraphX programs in one of two ways. Every method may raise MigraphxError."""
+    """Parses and loads programs through the C API or the Python module. Every method may raise MigraphxError."""
 
     name: ClassVar[str]
     """c_api or module."""
@@ -267,7 +267,7 @@ class Binding(abc.ABC):
         self._messages: collections.deque[str] = collections.deque(maxlen=_MOST_MESSAGES)
 
     def parse_onnx(self, path: Path, shapes: Shapes = MappingProxyType({}), default_dimension: int = 1) -> Program:
-        """Parse an ONNX file. `default_dimension` replaces symbolic dimensions without a shape."""
+        """Parse an ONNX file. `default_dimension`: size of symbolic dimensions that `shapes` does not set."""
         _check_shapes(shapes, default_dimension)
         return _with_inputs(self._parse_onnx(path, shapes, default_dimension), shapes)
 
@@ -278,8 +278,8 @@ class Binding(abc.ABC):
         batch_size: int = 1,
         output_names: Sequence[str] = (),
     ) -> Program:
-        """Parse a graph whose images are NHWC, TensorFlow's default. Its 4-d inputs are NCHW in the program and in
-        `shapes`, which replace the graph's own shapes. `output_names`: empty = the graph's last node."""
+        """Parse a graph whose images are NHWC, TensorFlow's default. The graph's 4-d inputs are NCHW in the program and
+        in `shapes`, which replace the graph's own shapes. `output_names`: empty = the graph's last node."""
         _check_shapes(shapes, batch_size)
         return _with_inputs(self._parse_tensorflow(path, shapes, batch_size, output_names), shapes)
 

@@ -39,7 +39,7 @@ class ModuleBinding(Binding):
     name = "module"
 
     def __init__(self, folder: str) -> None:
-        """`folder`: the module's. Raises MigraphxError if the module cannot be imported into this process."""
+        """`folder`: contains the module. Raises MigraphxError if the module cannot be imported into this process."""
         super().__init__()
         sys.path.insert(0, folder)
         try:
@@ -193,8 +193,8 @@ def _view(result: Any) -> Array:
 
 def open_binding(installation: MigraphxInstallation, wanted: str = "auto") -> Binding:
     """Load MIGraphX into this process, which `python_command` started. `auto` takes the C API if its library is
-    installed (it releases the GIL and works with any Python), else the Python module; if the library cannot be loaded,
-    nothing else is tried. Raises MigraphxError if MIGraphX cannot be loaded, or is not installed."""
+    installed (the C API releases the GIL and works with any Python), else the Python module; if the library cannot be
+    loaded, the module is not tried. Raises MigraphxError if MIGraphX cannot be loaded, or is not installed."""
     missing = ""
     if wanted == "c_api" and not installation.library:
         missing = "MIGraphX's C library (libmigraphx_c.so.3) was not found"

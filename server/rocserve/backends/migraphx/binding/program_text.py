@@ -20,7 +20,7 @@ _SHAPE = re.compile(r"(?P<type>\w+)_type, \{(?P<dims>[\d, ]*)\}, \{[\d, ]*\}")
 _SYMBOL = re.compile(r"\bsymbol_name=(?P<symbol>[^,\]]+)")
 
 ELEMENT_BYTES = {**{name: dtype.itemsize for name, dtype in NUMPY_DTYPES.items()}, "fp4x2": 1}
-"""By MIGraphX's datatype name. Two fp4 elements share a byte, and count as one byte."""
+"""MIGraphX's name of a datatype -> bytes of an element. An element of fp4x2 is two fp4 numbers in one byte."""
 
 _ALLOCATION = "allocate_memory"
 _NOT_COMPUTING = frozenset({"@param", "@literal", "@return", "@outline"})
@@ -44,7 +44,7 @@ class PrintedInstruction:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the instruction computes: not a parameter, a constant or the end."""
+        """Whether the instruction computes: it is not a parameter, a constant or the end of a module."""
         return self.operator not in _NOT_COMPUTING
 
 
@@ -70,7 +70,7 @@ def read_program_text(text: str) -> list[PrintedInstruction]:
 
 
 def allocated_bytes(instructions: Iterable[PrintedInstruction]) -> int:
-    """Return the working memory that a compiled GPU program allocates once; 0 = the target allocates during runs."""
+    """Return the working memory that a compiled GPU program allocates once; 0 = runs allocate their memory."""
     return sum(one.bytes for one in instructions if one.operator.endswith(_ALLOCATION))
 
 

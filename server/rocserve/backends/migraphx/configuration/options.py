@@ -44,10 +44,10 @@ PARAMETERS = frozenset(
         "precision",
     }
 )
-"""Names with one meaning in `parameters` and in the accelerator, which has no `target` because it is for GPUs."""
+"""Names that mean the same in `parameters` and in the accelerator, which is for GPUs and so has no `target`."""
 
 MAX_DYNAMIC_BATCH = "migraphx_max_dynamic_batch"
-"""AMD's name for the largest batch size that is compiled before the first request."""
+"""AMD's name for the largest batch size that is compiled in advance."""
 
 _OTHER_NAMES = {
     "precision_mode": "precision",
@@ -105,8 +105,8 @@ confined to the model's folder."""
 
 
 def accelerator_parameters(config: ModelConfig) -> Mapping[str, str]:
-    """Return the parameters of accelerators named "migraphx" by this server's names, and `MAX_DYNAMIC_BATCH`. Raises
-    ServeError (INVALID_ARGUMENT) for an unknown name, an option that MIGraphX cannot honour, or a contradiction."""
+    """Return the parameters of accelerators named "migraphx", by the names in `PARAMETERS` and `MAX_DYNAMIC_BATCH`.
+    Raises ServeError (INVALID_ARGUMENT) for an unknown name, a contradiction, or if MIGraphX lacks the option."""
     values: dict[str, str] = {}
     for accelerator in config.gpu_accelerators:
         if accelerator.name.lower() != ACCELERATOR:
@@ -174,7 +174,7 @@ class CompileOptions:
     calibration_data: str = ""
     """A file or folder, relative to the model's folder; "" = the precision needs none."""
     calibration_pipeline: str = ""
-    """The rocAL pipeline for images, relative to the model's folder; "" = pipeline.json there, if it exists."""
+    """The rocAL pipeline for images, relative to the model's folder; "" = that folder's pipeline.json, if any."""
     calibration_samples: int = 0
     """How many samples are used, counted from the first; 0 = the precision needs none."""
     fast_math: bool = True
@@ -188,20 +188,20 @@ class ServingOptions:
     """The options that decide which programs a model has, and how they are made and run."""
 
     batch_sizes: tuple[int, ...]
-    """Ascending; empty = no batch dimension. The largest is at most max_batch_size; a larger batch runs in pieces."""
+    """Ascending; empty with `dynamic_batch`, or if max_batch_size is 0. A larger batch runs in pieces."""
     dynamic_batch: bool = False
     """Makes one program for batches of 1 to max_batch_size; `batch_sizes` is then empty."""
     pad_with_first_row: bool = True
     """AMD Inference Server's `pad_batch`."""
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By input, without the batch dimension."""
+    """Input's name -> shape without the batch dimension."""
     compile_timeout_seconds: float = 3600.0
-    """Per program; 0 = no limit."""
+    """For each program; 0 = no limit."""
     binding: str = "auto"
 
 
 def compile_options(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]) -> CompileOptions:
-    """Return the compile options for an instance of this kind. `targets`: the available ones. Raises ServeError
+    """Return the compile options for an instance of this kind. `targets`: the available targets. Raises ServeError
     (INVALID_ARGUMENT) if the configuration is wrong, ServeError (UNAVAILABLE) if it needs another target."""
     config = _with_accelerator(config)
     precision = Precision(read_choice(config, "precision", "fp32", tuple(each.value for each in Precision)))
@@ -297,7 +297,7 @@ def _target(config: ModelConfig, kind: InstanceKind, targets: Collection[Target]
                 return target
         raise _missing(config, allowed[0], targets, f"the instance is {kind.value}")
     target = Target(wanted)
-    # A configuration with KIND_CPU wants the CPU; an instance without it may only run there because no GPU is
+    # A configuration with KIND_CPU wants the CPU. Without KIND_CPU, an instance is on the CPU only because no GPU is
     # available.
     is_meant_for_cpu = any(group.kind is InstanceKind.CPU for group in config.instance_groups)
     if target not in allowed and (target is not Target.GPU or is_meant_for_cpu):
@@ -317,7 +317,7 @@ def _missing(config: ModelConfig, target: Target, targets: Collection[Target], w
 
 
 def _path(config: ModelConfig, name: str) -> str:
-    """Return a path within the model's folder, checked by its text only."""
+    """Return a path within the model's folder. Only its text is checked, not the file."""
     text = config.parameters.get(name, "")
     pure = PurePosixPath(text)
     if pure.is_absolute() or ".." in pure.parts or "\0" in text:
@@ -330,7 +330,7 @@ def _wrong(config: ModelConfig, text: str) -> ServeError:
 
 
 def _input_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes by input, without the batch dimension if the model has max_batch_size."""
+    """Return input's name -> shape, without the batch dimension if the model has max_batch_size."""
     text = config.parameters.get("input_shapes", "")
     entries: dict[str, tuple[int, ...]] = {}
     try:

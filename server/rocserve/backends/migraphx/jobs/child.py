@@ -103,7 +103,7 @@ HINTS = {
     for hints in (read_hints(_BEFORE_MACHINE), MACHINE_HINTS, read_hints(_AFTER_MACHINE))
     for pattern, remedy in hints.items()
 }
-"""The first matching pattern counts: specific patterns come before general ones."""
+"""Patterns -> remedies. The first pattern that matches is used: specific patterns come before general ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,11 +138,11 @@ _TOLERANCES: Mapping[Precision, float] = {
     Precision.INT8: 0.25,
     Precision.FP8: 0.4,
 }
-"""The `distance` up to which equal rows in batches of different sizes count as equal. The limits are generous because
-kernels for other sizes round differently, while mixed-up rows are about 1 apart."""
+"""The `distance` up to which equal rows in batches of different sizes are taken as equal. The limits are generous
+because kernels for other sizes round differently, while mixed-up rows are about 1 apart."""
 
 _NEARLY_ZERO = 1e-6
-"""Expected error of an element that should be 0, so that the distance does not divide by 0."""
+"""Added to the root mean square of the expected values, so that the distance never divides by 0."""
 _MOST_ROWS = 8
 _SEED = 1
 

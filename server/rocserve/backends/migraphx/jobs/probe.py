@@ -65,9 +65,9 @@ _HALF_TO_ONE: Mapping[str, tuple[int, int]] = {
 
 
 class Samples:
-    """Makes random inputs that try a program: different inputs in each call, but the same in every process with the
-    same seed. Graphs accept the values: floats lie between 0 and 1 (logarithms and roots exist, and images look like
-    this), integers are 0 or 1 (they may be indices, masks or counts)."""
+    """Makes random inputs that try a program: each call makes other inputs, and the same seed makes the same series in
+    every process. Graphs accept the values: floats lie between 0 and 1 (logarithms and roots exist, and images look
+    like this), integers are 0 or 1 (they may be indices, masks or counts)."""
 
     def __init__(self, seed: int = 0) -> None:
         self._generator = np.random.default_rng(seed)
@@ -124,8 +124,8 @@ class ProbeJob:
 
 
 def try_saved(binding: Binding, program: Program, path: Path) -> None:
-    """Load a saved program, and compare it with the original: the results must be equal bit for bit. Raises
-    MigraphxError if the program cannot be loaded or run, ServeError (INTERNAL) if it differs."""
+    """Load a saved program and run it: its results must equal the original's bit for bit, unless two runs of the
+    original differ. Raises MigraphxError if it cannot be loaded or run, ServeError (INTERNAL) if it differs."""
     inputs = Samples().inputs(program.parameters)
     expected = program.run(inputs)
     loaded = binding.load(path)
@@ -136,7 +136,7 @@ def try_saved(binding: Binding, program: Program, path: Path) -> None:
         )
     if _same(loaded.run(inputs), expected):
         return
-    # Some GPU kernels add in any order. If two runs of one program differ, its results cannot be compared bit for bit.
+    # Some GPU kernels add in any order, so two runs of one program may differ.
     if _same(program.run(inputs), expected):
         raise internal("the program that was saved gives other results when it is loaded")
 
@@ -188,7 +188,7 @@ class LibraryResult:
     library: str
     """Path of the loaded file."""
     targets: Mapping[str, str]
-    """For each target MIGraphX's text why it cannot be used; "" = its library can be loaded."""
+    """Target -> why it cannot be used, in MIGraphX's words; "" = the target's library can be loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ ONNX_DATATYPES: Mapping[str, DataType] = {
     "float": DataType.FP32,
     "double": DataType.FP64,
 }
-"""The KServe datatypes of numbers, by the names of onnx.proto in lower case."""
+"""Name in onnx.proto, in lower case -> KServe datatype; without text."""
 
 Dims = tuple[int | str, ...]
 """Each is a number, or the name of an open dimension ("" = without a name)."""
@@ -50,7 +50,7 @@ class GraphTensor:
     datatype: DataType | None
     """None = the file does not say (TensorFlow's outputs)."""
     dims: Dims | None
-    """None = the file does not even say the number of dimensions."""
+    """None = the file does not even have the number of dimensions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Reads the header of a compiled program (.mxr) without loading it, and checks that the program fits this machine.
 
 MIGraphX loads programs for another GPU, or programs that need their tensors in GPU memory, and then crashes or answers
-wrongly. It only warns of programs of another version. The file tells nearly all of this:
+wrongly. MIGraphX only warns if another version of MIGraphX compiled the program. The file tells nearly all of this:
 
 - It is a MessagePack map: version (of the format), migraphx_version, targets, contexts, modules (everything else).
 - A program that has not been compiled has no targets.
@@ -180,7 +180,7 @@ def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> Mx
 
 
 def sibling_model(path: Path) -> Path | None:
-    """Return the ONNX file that may replace a .mxr file: the one of the same name, else model.onnx; None = neither."""
+    """Return the ONNX file that may replace a .mxr file: the same name with .onnx, else model.onnx; None = neither."""
     for candidate in (path.with_suffix(".onnx"), path.with_name("model.onnx")):
         if candidate.is_file():
             return candidate

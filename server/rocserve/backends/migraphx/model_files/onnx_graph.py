@@ -51,7 +51,7 @@ _FIELDS: Mapping[int, str] = {
     _TYPES.UINT32: "uint64_data",
     _TYPES.UINT64: "uint64_data",
 }
-"""The field with a tensor's values, unless raw_data holds them; int32_data for all other datatypes."""
+"""Datatype -> the field with a tensor's values if raw_data is absent; int32_data for all other datatypes."""
 _COMPLEX = (_TYPES.COMPLEX64, _TYPES.COMPLEX128)
 
 _QUANTISED = frozenset(
@@ -72,8 +72,8 @@ _EXTERNAL_ORDER = ("location", "offset", "length")
 
 
 def read_onnx_graph(path: Path, roots: tuple[Path, ...] = ()) -> ModelGraph:
-    """Read a model's graph. External data lies next to the file or within `roots`; only file sizes are read. Raises
-    ServeError (INVALID_ARGUMENT) if the file is unreadable or damaged, or needs something that MIGraphX lacks."""
+    """Read a model's graph. External data lies next to the file or in `roots`; only its files' sizes are read. Raises
+    ServeError (INVALID_ARGUMENT) if the file is damaged or unreadable, or needs something that MIGraphX lacks."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -248,11 +248,12 @@ class ExternalFiles:
         self._roots = (self._folder, *roots)
         self._sizes: dict[str, int] = {}
         self.paths: dict[str, Path] = {}
-        """By the tensors' names for the files, in the order of first mention."""
+        """File name in the model -> path, in the order of first mention."""
 
     def add(self, tensor: onnx.TensorProto, size: int) -> int:
         """Check the external data of a tensor of `size` bytes (0 = unknown). Returns the size of the data in bytes.
-        Raises ServeError (INVALID_ARGUMENT) if the file is outside of the folder, missing or too short."""
+        Raises ServeError (INVALID_ARGUMENT) if the entries are wrong, or the file is outside of the roots, missing or
+        too short."""
         entries = {as_text(entry.key): as_text(entry.value) for entry in tensor.external_data}
         if len(entries) != len(tensor.external_data):
             raise self._wrong(tensor, "says something of its external data twice")

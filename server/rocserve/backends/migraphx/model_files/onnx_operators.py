@@ -21,7 +21,7 @@ class _ModelFacts:
 
     opset: int
     dims: Mapping[str, Sequence[int]]
-    """By tensor name; 0 = open. Tensors without a shape in the file are missing."""
+    """Tensor's name -> dimensions; 0 = open. Tensors without a shape in the file are missing."""
     datatypes: Mapping[str, int]
     operators: frozenset[str]
     """The operator types of the whole graph."""
@@ -52,7 +52,7 @@ def misread_operator(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) ->
 
 
 def _softmax(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
-    """Before opset 13 the operator covers the axis and all later axes, which MIGraphX ignores."""
+    """Before opset 13 the operator works over the axis and all later axes together; MIGraphX takes only the axis."""
     dims = next((facts.dims[name] for name in (*node.input, *node.output) if name in facts.dims), ())
     if facts.opset >= 13 or not dims:
         return ""
@@ -97,7 +97,7 @@ def _batch_normalization(node: onnx.NodeProto, attributes: _Attributes, facts: _
 
 
 def _conv_transpose(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
-    """Elements that `output_padding` adds have the values that `pads` would cut off, if any; MIGraphX adds zeros."""
+    """Elements that `output_padding` adds take the values that `pads` cuts off, if any; MIGraphX adds zeros."""
     added, cut = attributes.get("output_padding", _NONE).ints, attributes.get("pads", _NONE).ints
     ends = cut[len(cut) // 2 :]
     return "with output_padding beside pads" if any(min(pair) > 0 for pair in zip(added, ends, strict=False)) else ""

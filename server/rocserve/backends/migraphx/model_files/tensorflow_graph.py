@@ -40,7 +40,7 @@ _VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp", "ReadVariableOp
 
 
 _MISREAD = frozenset({"All", "LessEqual"})
-"""Operators that MIGraphX treats as identities of their first input. They mostly feed assertions, which it drops."""
+"""MIGraphX treats these operators as identities of their first input. They mostly feed assertions, which it drops."""
 
 
 class TensorflowNode:
@@ -160,9 +160,9 @@ _MOST = (1 << 64) - 1
 
 class _Fields:
     """Parses a protobuf message: each field's values by its number. A value is an unsigned number, or the bytes of a
-    text, a message, a packed list or a fixed-size number. If a field is repeated, the last value counts. Raises
-    WireError if the message ends within a field, has bytes that begin no field, holds a group (long obsolete), or has a
-    number where a message must be."""
+    text, a message, a packed list or a fixed-size number. If a single field occurs more than once, its last value is
+    used. Raises WireError if the message ends within a field, has bytes that begin no field, holds a group (long
+    obsolete), or has a number where a message must be."""
 
     def __init__(self, message: memoryview) -> None:
         self.values: defaultdict[int, list[int | memoryview]] = defaultdict(list)

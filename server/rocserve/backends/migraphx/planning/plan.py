@@ -41,7 +41,7 @@ class PlannedTensor:
     datatype: DataType | None
     """None = only the program knows it (an output of a TensorFlow graph)."""
     shape: Shape | None
-    """-1 for the batch, and for an open dimension of an output. None = only the program knows the output's shape."""
+    """-1 = the batch, or an open dimension of an output. None = only the program knows the output's shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ def _recipes(
 
 
 def batch_dimension(graph: ModelGraph) -> int | None:
-    """Return the first dimension that the file fixes for every input and output, if it is the batch; 0 = the file
-    leaves it open. None = the tensors share no first dimension, so the model cannot batch."""
+    """Return the batch size that the file fixes: the common first dimension of the inputs, which each output has or
+    leaves open. 0 = all tensors leave it open. None = there is no such dimension, so the model cannot batch."""
     # The first dimension of each tensor; None = a scalar. A tensor of unknown rank may have any first dimension.
     inputs, outputs = (
         ["" if tensor.dims is None else tensor.dims[0] if tensor.dims else None for tensor in tensors]

@@ -32,7 +32,7 @@ class ProgramEnvironment:
     gpu_architecture: str = ""
     """E.g. "gfx90a"; "" = the target is not gpu."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """The environment variables that are set and change programs: MIGRAPHX_ENABLE_NHWC and the like."""
+    """The environment variables that are set and change programs, such as MIGRAPHX_ENABLE_NHWC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class ProgramRecipe:
     largest_batch: int = 0
     """Above 0: one program for batches of 1 to this size; `batch_size` is then 0."""
     input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By input, all inputs, with the batch dimension (1 if `largest_batch` is set)."""
+    """Input's name -> shape, for all inputs, with the batch dimension (1 if `largest_batch` is set)."""
     rebatched: bool = False
     """Whether the file fixes another batch size. If so, the program is compared with a program of that size."""
     output_names: tuple[str, ...] = ()
     """The requested outputs of a TensorFlow graph. Empty for ONNX models, whose files name their outputs."""
     calibration_digest: str = ""
-    """SHA-256 over the calibration data; "" = none."""
+    """SHA-256 over the calibration data and their pipeline; "" = the precision needs none."""
     offload_copy: bool = True
 
     @property

@@ -141,8 +141,8 @@ class MigraphxModel:
         return self._last_facts or self._context.properties(self._runner.batch_sizes, self._facts)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
-        """Run every program on zeros, then run the samples, then start preparing the remaining batch sizes. A model
-        that fails on zeros is no error."""
+        """Run every program on zeros, then run the samples, then start preparing the remaining batch sizes. A failure
+        on zeros is only logged."""
         try:
             self._runner.warm_up()
         except MigraphxError as error:
@@ -170,7 +170,7 @@ class MigraphxModel:
     def close(self) -> None:
         if self._background is not None:
             self._background.stop()
-        # The properties and the background thread keep the programs alive.
+        # The runner and the background thread keep the programs alive. `properties` needs only the facts from now on.
         self._last_facts = self.properties
         self._background = None
         del self._runner

@@ -34,7 +34,7 @@ class ServedTensor:
     name: str
     datatype: DataType
     shape: tuple[int, ...]
-    """The program's shape in the client's layout. -1, for outputs only: the inputs' values decide."""
+    """The program's shape in the client's layout. -1 = the inputs' values decide the size (outputs only)."""
     channels_last: bool = False
     """Whether clients see NHWC and the program has NCHW."""
 
@@ -89,9 +89,9 @@ class ProgramLayout:
 def program_layout(
     program: Program, input_order: Sequence[str], output_names: Sequence[str], nhwc: bool = False
 ) -> ProgramLayout:
-    """Return the layout of a program. `input_order`: the model's. Inputs that the program lacks are left out (no output
-    depends on them); inputs without a place in the order come last, by name. `output_names`: one per output of the
-    program, in its order. `nhwc`: all 4-d tensors are NHWC for clients and NCHW in the program, because MIGraphX
+    """Return the layout of a program. `input_order`: the inputs in the model's order. Inputs that the program lacks are
+    left out (no output depends on them); inputs that the order lacks come last, by name. `output_names`: one per output
+    of the program, in its order. `nhwc`: all 4-d tensors are NHWC for clients and NCHW in the program, because MIGraphX
     converts all of them in an NHWC TensorFlow graph, images or not. Raises ServeError (INVALID_ARGUMENT) if a tensor
     cannot be served, ServeError (INTERNAL) if the number of outputs and names differs."""
     parameters = program.parameters
@@ -162,7 +162,7 @@ class LoadedProgram:
     def __init__(
         self, program: Program, layout: ProgramLayout, rows: DimensionRange | None, pad_with_first_row: bool = True
     ) -> None:
-        """`rows`: the batch sizes that the program takes, unchecked by MIGraphX itself; None = no batch dimension."""
+        """`rows`: the batch sizes that the program takes, not checked by MIGraphX; None = no batch dimension."""
         self.layout = layout
         self.rows = rows
         self._program = program
@@ -170,7 +170,7 @@ class LoadedProgram:
         self._staging: dict[str, Array] = {}
 
     def run_into(self, inputs: Arrays, outputs: Sequence[Array | None]) -> None:
-        """Run inputs with at most the program's rows, into arrays with as many rows; None discards an output."""
+        """Run inputs of at most the program's rows, into arrays with as many rows; None discards an output."""
         self._program.run_into(self._staged_inputs(inputs), outputs)
 
     def run(self, inputs: Arrays) -> Sequence[Array]:
@@ -222,8 +222,8 @@ def as_client(array: Array, tensor: ServedTensor) -> Array:
 
 class ProgramRunner:
     """Serves a model with its programs. A batch is padded to the next size, or cut into pieces if it exceeds the
-    largest size; a model without a batch dimension has one program. One call of `run` at a time, also while programs
-    are added."""
+    largest size; a model without a batch dimension has one program. Only one thread at a time may call `run`; programs
+    may be added meanwhile."""
 
     def __init__(self, model_name: str, program: LoadedProgram) -> None:
         self._model_name = model_name
@@ -277,7 +277,7 @@ class ProgramRunner:
         return _as_clients(layout, whole)
 
     def warm_up(self) -> None:
-        """Run every present program once on zeros. Raises MigraphxError if MIGraphX cannot run one."""
+        """Run every present program on zeros. Raises MigraphxError if MIGraphX cannot run a program."""
         for program in self._programs:
             program.warm_up()
 
