@@ -58,7 +58,7 @@ class Canaries(FileSystemEventHandler):
 
     @property
     def ran(self) -> Path:
-        """Exists if the program has run."""
+        """The file that exists if the program has run."""
         return self.folder / "ran"
 
     def on_any_event(self, event: FileSystemEvent) -> None:
@@ -67,7 +67,7 @@ class Canaries(FileSystemEventHandler):
             self._findings.add("canary touched", f"{event.event_type}: {event.src_path!r}")
 
     def search(self, where: str, answer: bytes) -> None:
-        """Find the secret in what a client has received."""
+        """Report a finding if the secret is in what a client has received."""
         if self.secret.encode() in answer:
             self._findings.add("secret told", f"{where} answered with what {self.text} holds")
 

@@ -29,7 +29,7 @@ class Done:
 
 
 class Course:
-    """Takes actions from the list on several lanes, and records each as it begins."""
+    """Takes actions from the list on several lanes, and records each before it begins."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Course:
         self._threads = [threading.Thread(target=self._lane, name=f"lane {number}") for number in range(lanes)]
 
     def run(self, seconds: float) -> None:
-        """Start no action after `seconds`; wait for those that run."""
+        """Run actions until `seconds` have passed, the list ends or a finding ends the campaign; wait for them."""
         for thread in self._threads:
             thread.start()
         end = time.monotonic() + seconds

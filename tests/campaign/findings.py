@@ -25,7 +25,7 @@ _INSIDE = re.compile(
     r"worker of model '([^']+)' version \d+ ended unexpectedly"
     r" \((?:killed by signal 9|its exit status is not known)\); the request was in it"
 )
-"""Only its parent knows how a worker ended: nobody, if the zygote has been killed too."""
+"""A worker's exit status is known to its parent only; nobody knows it if the zygote has been killed too."""
 _NO_WORKER = re.compile(r"model '([^']+)' has no worker: restarting: worker ended unexpectedly")
 """A request waits for the next worker, but not for ever: on a busy machine it may be refused."""
 _SEQUENCE = re.compile(r"sequence \S+ of model '([^']+)' has been lost with the worker that ran it")
@@ -36,11 +36,11 @@ CUT_OFF = (OSError, EOFError, HTTPException)
 """What clients raise when their connection has ended."""
 
 KILL_SECONDS = 20.0
-"""From a kill until the last request that it cost must have failed: a sequence's next request may come late."""
+"""From a kill until the last request that it costs begins: a sequence's next request may come late."""
 RECONNECT_SECONDS = 1.0
 """After a server is back, its clients have reconnected within this time."""
 INSIDE_EACH_KILL = 12
-"""The most requests that the honest clients of one model have under way; each sequence counts once more."""
+"""The most requests that the honest clients of one model have under way; a sequence may lose its next one, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +72,23 @@ class Findings:
 
 
 class Damage:
-    """What actions have done that may cost honest requests, and the requests that it has cost."""
+    """What actions have done that may cost honest requests, and the requests that this has cost."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kills: defaultdict[str, list[float]] = defaultdict(list)
         self._unregistered: list[float] = []
         self._outages: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-        """Server -> the intervals in which connections to it may end."""
+        """Server -> the intervals in which connections to this server may end."""
         self.lost: Counter[str] = Counter()
-        """Killed process -> requests that were inside it."""
+        """Process name of killed workers -> requests and sequences that were lost with them."""
 
     def killed(self, model: str) -> None:
         with self._lock:
             self._kills[process_name(model)].append(time.monotonic())
 
     def unregistered(self) -> None:
-        """Another action may have unregistered the clients' shared memory regions."""
+        """Record that an action may have unregistered the clients' shared memory regions."""
         with self._lock:
             self._unregistered.append(time.monotonic())
 
@@ -125,7 +125,7 @@ class Damage:
         return None
 
     def excess(self) -> list[str]:
-        """Workers that lost more requests than were inside."""
+        """A text for each process name that lost more requests than its kills explain."""
         with self._lock:
             return [
                 f"{count} requests were lost in {len(self._kills[name])} kills of {name}"
@@ -135,7 +135,7 @@ class Damage:
 
 
 def _is_cut_off(error: Exception) -> bool:
-    """Whether the connection ended, could not be made, or the server has not reloaded all its models yet."""
+    """Whether the connection ended or could not be made, or the server has not reloaded all its models yet."""
     if isinstance(error, InferenceServerException | RocserveError):
         status = error.status if isinstance(error, RocserveError) else error.status()
         if status in (None, StatusCode.UNKNOWN):
@@ -150,7 +150,7 @@ def _hit(moments: list[float], begun: float, ended: float) -> bool:
 
 
 class Tally:
-    """Counts tries by client, and their outcomes."""
+    """Counts the outcomes of requests and actions, by client or kind."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -31,7 +31,7 @@ def smallest(suspects: Sequence[Action], is_found_with: Callable[[Sequence[Actio
 
 
 def trials(options: Options, kind: str, console: Console) -> Callable[[Sequence[Action]], bool]:
-    """Makes the function that runs actions alone and returns whether they cause a finding of this kind."""
+    """Make the function that runs actions alone and returns whether they cause a finding of this kind."""
 
     def is_found_with(actions: Sequence[Action]) -> bool:
         with tempfile.TemporaryDirectory(prefix="campaign-") as folder:

@@ -17,9 +17,9 @@ STEADY, CACHED, CALLED = "steady", "cached", "called"
 PYTHON, DECOUPLED, SUMS, DIGITS = "add_sub", "repeat", "sums", "digits"
 FUZZED, PACED, LARGE = "fuzzed", "paced", "large"
 COPIED = ("first", "second")
-"""Swapped by copies, renames and rsync."""
+"""Models that are swapped by copies, renames and rsync."""
 MOUNTED, CHECKED_OUT = "mounted", "checked_out"
-"""Swapped through a ConfigMap's link, and by git."""
+"""Models that are swapped through a ConfigMap's link, and by git."""
 SWAPPED = (*COPIED, MOUNTED, CHECKED_OUT)
 FIRST = 7.0
 """The constant that each model adds at first."""

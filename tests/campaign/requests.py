@@ -53,7 +53,7 @@ def connected(port: int, seconds: float = SECONDS) -> Iterator[socket.socket]:
 
 
 def exchange(port: int, data: bytes, seconds: float = 0.5) -> bytes:
-    """What the server answers to the bytes, until it closes or is silent for so long."""
+    """What the server answers to the bytes, until it closes or is silent for `seconds`."""
     with connected(port, seconds) as opened:
         try:
             opened.sendall(data)

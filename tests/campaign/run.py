@@ -48,7 +48,7 @@ class Outcome:
 
 
 def run(options: Options, actions: Iterable[Action], kinds: Sequence[Kind], folder: Path) -> Outcome:
-    """`folder`: empty; the run leaves its logs, its repositories and the record of the actions there."""
+    """`folder`: an empty folder, in which the run leaves its logs, its repositories and the record of the actions."""
     findings = Findings()
     shared_before = ending.shared_files()
     with open_stage(folder, findings) as stage:

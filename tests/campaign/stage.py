@@ -28,7 +28,7 @@ COMMON = (
 )
 """A model that is being restarted makes the server unready by default; here it must always be ready."""
 FRONT_ENDS = 1
-"""Of each protocol, for the server under explicit control; the other one serves its clients itself."""
+"""Front ends of each protocol for the explicit server; the other server serves its clients itself."""
 
 
 @dataclass

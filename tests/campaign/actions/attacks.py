@@ -45,7 +45,7 @@ def _outside_names(stage: Stage) -> list[str]:
 
 
 def outside_names(stage: Stage, random: random.Random) -> None:
-    """Load models outside of the repository, and call every other method for them."""
+    """Load models outside of the repository, and ask for their metadata, configuration, statistics and answers."""
     with channel(stage.explicit.address) as opened:
         for name in _outside_names(stage):
             _refused(stage, opened, "RepositoryModelLoad", messages.RepositoryModelLoadRequest(model_name=name))
@@ -104,7 +104,7 @@ def _hostile_configs(stage: Stage) -> Iterator[tuple[dict[str, Any], Mapping[str
 
 
 def hostile_configs(stage: Stage, random: random.Random) -> None:
-    """The server refuses each configuration, and goes on serving."""
+    """Load six of the hostile configurations: the server refuses each, and goes on serving."""
     cases = list(_hostile_configs(stage))
     with stage.locks["explicit fuzzed"], channel(stage.explicit.address) as opened:
         for config, files in random.sample(cases, 6):
@@ -115,15 +115,15 @@ def hostile_configs(stage: Stage, random: random.Random) -> None:
             _refused(stage, opened, "RepositoryModelLoad", request)
         status, text, _ = call(opened, "ModelInfer", infer_message(models.FUZZED).SerializeToString())
         assert status == "OK", f"{models.FUZZED} after refused loads: {status} {text}"
-        # A model of the repository is served: then the index no longer lists what was refused.
+        # With this load the repository's model is served, and the index no longer lists the refused models.
         plain = messages.RepositoryModelLoadRequest(model_name=models.FUZZED)
         status, text, _ = call(opened, "RepositoryModelLoad", plain.SerializeToString(), 30.0)
         assert status == "OK", f"a plain load of {models.FUZZED} after refused ones: {status} {text}"
 
 
 def endpoints(stage: Stage, random: random.Random) -> None:
-    """WorkerLoad for files outside, and for a good file if the server does not allow endpoints. If it does, the file is
-    loaded and unloaded."""
+    """Call WorkerLoad for files outside and for a good file. Only the server under explicit control, which allows
+    endpoints, may load the good file; then it unloads it."""
     hidden = stage.canaries.model / "1" / "model.onnx"
     with stage.locks["endpoints"], channel(stage.explicit.address) as opened:
         relative = f"../outside/{stage.canaries.model.name}/1/model.onnx"
@@ -169,7 +169,7 @@ def urls(stage: Stage, random: random.Random) -> None:
 
 
 def regions(stage: Stage, random: random.Random) -> None:
-    """Register shared memory whose key is a file outside."""
+    """Register shared memory whose key names a file outside, or no file."""
     with channel(stage.poll.address) as opened:
         for key in (
             f"/../..{stage.canaries.text}",
@@ -202,7 +202,7 @@ def settings(stage: Stage, random: random.Random) -> None:
 
 
 def links(stage: Stage, random: random.Random) -> None:
-    """Link a folder of the repository to a folder outside: it is not served."""
+    """Link a folder of the repository, or the file of a model, to the outside: the model is not served."""
     name = f"link_{random.getrandbits(32):x}"
     link = stage.copied / name
     if random.random() < 0.5:

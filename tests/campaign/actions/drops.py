@@ -23,7 +23,7 @@ from campaign.stage import Stage
 
 NOTICED_SECONDS = 30.0
 SEEN_SECONDS = 1.5
-"""Long enough for the server to scan, if the test has nothing to wait for."""
+"""Long enough for the server to scan, if the action has nothing to wait for."""
 MANY_FOLDERS = 40
 
 
@@ -65,7 +65,7 @@ def cut_config(stage: Stage, random: random.Random) -> None:
 
 
 def cut_version(stage: Stage, random: random.Random) -> None:
-    """Add a higher version with a cut file, an empty one or none; remove it."""
+    """Add a higher version whose file is empty, cut or noise; then remove the version."""
     model = random.choice(models.COPIED)
     with stage.locks[model]:
         folder = stage.copied / model

@@ -67,7 +67,7 @@ def churn(stage: Stage, random: random.Random) -> None:
 
 
 def half_requests(stage: Stage, random: random.Random) -> None:
-    """Send headers and bodies over HTTP that never end, to the ports for requests and for metrics."""
+    """Send HTTP headers and bodies that never end, to the port for requests or for metrics."""
     port = random.choice((stage.poll.http_port, port_of(stage.poll)))
     whole = http_request("POST", f"/v2/models/{models.FUZZED}/infer", b"{", {"Content-Length": "100000"})
     with ExitStack() as opened:
@@ -154,7 +154,7 @@ def log(stage: Stage, random: random.Random) -> None:
 
 
 def remove_model(stage: Stage, name: str) -> None:
-    """Remove the model's folder, and wait until the index no longer lists the model."""
+    """Remove the model's folder, and wait until the index lists all of its versions as unloaded, or none."""
     (stage.copied / name).rename(stage.staging / f"{name}.gone")
 
     def is_gone() -> bool:

@@ -19,7 +19,7 @@ DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE
 END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 METHOD = b"/inference.GRPCInferenceService/ModelInfer"
 MOST_STREAMS = 100
-"""Streams of a connection: gRPC's own limit is higher."""
+"""Streams that are opened together on one connection; gRPC's own limit is higher."""
 HELD_SECONDS = 8.0
 """Seconds for which a call stays unfinished: longer than a health answer may take."""
 
@@ -65,7 +65,7 @@ def send(opened: socket.socket, data: bytes) -> bool:
 
 
 def drain(opened: socket.socket, seconds: float) -> bytes:
-    """Read what arrives within that time."""
+    """Return what arrives within that time."""
     received = bytearray()
     end = time.monotonic() + seconds
     with suppress(ConnectionError, TimeoutError):
@@ -92,7 +92,7 @@ def headers_without_data(stage: Stage, random: random.Random) -> None:
 
 
 def half_messages(stage: Stage, random: random.Random) -> None:
-    """Send the first half of a message, on a connection for each."""
+    """Send the beginning of one message on each of many connections."""
     half = message()[: random.randint(1, 30)]
     with ExitStack() as connections:
         for _ in range(random.randint(80, 130)):
@@ -120,7 +120,7 @@ def resets(stage: Stage, random: random.Random) -> None:
 
 
 def control_frames(stage: Stage, random: random.Random) -> None:
-    """Flood the server with SETTINGS, PING, PRIORITY or empty DATA and CONTINUATION frames."""
+    """Flood the server with SETTINGS, PING, PRIORITY, WINDOW_UPDATE, or empty DATA and CONTINUATION frames."""
     unit = random.choice(
         (
             frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 65535)),

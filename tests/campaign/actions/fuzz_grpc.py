@@ -22,7 +22,7 @@ CHANGES = (0, 0, 1, 1, 2, 6)
 INNER = ("UNKNOWN", "INTERNAL")
 """Statuses of failures that the server did not foresee."""
 INNER_BY_TRITON = "shared memory region|failed to register|shared memory size specified|failed to load"
-"""What Triton, too, reports with INTERNAL."""
+"""Texts of errors that Triton, too, reports with INTERNAL."""
 NUMBERS = (0, 1, -1, 127, 128, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 TEXTS = ("", "..", "/", "\x00", "a" * 300, "INPUT0", "sequence_id", "binary_data_output", "shared_memory_region")
 
@@ -78,7 +78,7 @@ TEMPLATES: dict[str, tuple[Callable[[], Message], ...]] = {
 
 
 def mutated(data: bytes, random: random.Random) -> bytes:
-    """A message with bytes changed, removed, doubled or inserted."""
+    """A message with bytes changed, removed, doubled or inserted, or unchanged."""
     changed = bytearray(data)
     for _ in range(random.choice(CHANGES)):
         place = random.randint(0, len(changed))
@@ -105,7 +105,7 @@ def _varint(value: int) -> bytes:
 
 
 def spoilt(request: Message, random: random.Random) -> Message:
-    """A valid message with a senseless value in one field."""
+    """A valid message with a senseless value in one field; unchanged if the field is repeated or a message."""
     field = random.choice(request.DESCRIPTOR.fields) if request.DESCRIPTOR.fields else None
     if field is None or field.message_type is not None or field.is_repeated:
         return request

@@ -59,7 +59,7 @@ WRONG_VALUES: tuple[Any, ...] = (
 TRITONS = re.compile(
     b"Unable to parse|failed to parse the request JSON buffer|failed to get request params|" + INNER_BY_TRITON.encode()
 )
-"""What Triton, too, answers with 500."""
+"""Texts of errors that Triton, too, answers with 500."""
 BINARY = "Inference-Header-Content-Length"
 
 
@@ -80,8 +80,7 @@ def wrong_json(random: random.Random) -> bytes:
 
 
 def judge(stage: Stage, server: RocserveProcess, where: str, answer: bytes, sent: bytes) -> None:
-    """An answer must have a status line unless the server closed the connection. 500 is a failure that the server did
-    not foresee."""
+    """Count the answer by its status. A traceback is a finding, and so is a 500 that Triton would not give."""
     stage.canaries.search(where, answer)
     status = answer.split(b" ", 2)[1].decode(errors="replace") if answer.startswith(b"HTTP/1.") else "hung up"
     stage.tally.count(f"fuzz: {where}", status)
@@ -128,7 +127,7 @@ def wrong_sizes(stage: Stage, random: random.Random) -> None:
         chunked = {"Transfer-Encoding": "chunked"} if random.random() < 0.3 else {"Content-Length": str(said)}
         sent = http_request("POST", path, body, chunked) * random.randint(1, 3)
         judge(stage, server, "HTTP sizes", exchange(server.http_port, sent), sent)
-    # And a client that closes in the middle of its answer.
+    # One more client closes before its answer comes; the next one is answered.
     with connected(server.http_port) as opened:
         opened.sendall(http_request("POST", path, body, {"Content-Length": str(len(body))}))
     with connected(server.http_port) as opened:

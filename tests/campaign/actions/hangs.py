@@ -57,7 +57,7 @@ def _drop(stage: Stage, name: str, imported: str, executed: str) -> None:
 
 
 def imported(stage: Stage, random: random.Random) -> None:
-    """Models hang at import, as many as may load concurrently: a model that is dropped then is served all the same."""
+    """Models hang at import, at most as many as may load concurrently: a model dropped then is served all the same."""
     count = random.randint(1, 4)
     names = [f"{random.getrandbits(24):06x}_import" for _ in range(count)]
     for name in names:
@@ -89,7 +89,7 @@ def executed(stage: Stage, random: random.Random) -> None:
 
 
 def remove_hung(stage: Stage, name: str) -> None:
-    """Remove the model: its worker is gone once the drain timeout has passed."""
+    """Remove the model: its worker ends after the drain timeout at the latest."""
     remove_model(stage, name)
     wait_until(lambda: not workers_of(stage.poll, name), f"the end of {name}'s worker", seconds=NOTICED_SECONDS)
 

@@ -45,7 +45,7 @@ def choose(stage: Stage, random: random.Random) -> tuple[RocserveProcess, str]:
 
 
 def wait_until_served(server: RocserveProcess, model: str) -> None:
-    """Wait until the index shows no warning for the served version."""
+    """Wait until a version is READY without a warning in the index, and the model has a worker."""
 
     def is_well() -> bool:
         return ("READY", "") in index_of(server, model).values() and bool(workers_of(server, model))
@@ -117,7 +117,7 @@ def kill_server(stage: Stage, name: str) -> None:
     """Kill the server's process: another one serves the same models, in the same workers."""
     server = stage.servers[name]
     killed, holder, rows = server.server_process(), server.zygote(), index_rows(server)
-    # A zygote keeps the workers that it has started. Workers of a killed zygote, and those that have not started yet,
+    # A zygote keeps the workers that it has started. Workers of a killed zygote, and workers that have not started yet,
     # end with their server.
     held = set() if holder is None else {each for each in serving_workers(server, rows) if each.ppid() == holder.pid}
     # Models whose processes were killed before must be served again, too.

@@ -22,8 +22,7 @@ MODEL_MS = 10
 DEADLINE_SECONDS = 0.2
 LASTS_SECONDS = 3.0
 LEAST_SHARE = 0.2
-"""The share of the model's capacity that it must still serve: a bound for the worst machine, far below what it does on
-an idle one."""
+"""The share of the model's capacity that it must still serve, on the worst machine; an idle machine serves far more."""
 BY_DESIGN = ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE")
 
 

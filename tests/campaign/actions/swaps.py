@@ -30,8 +30,8 @@ SLOWEST_COPY_SECONDS = 2.0
 
 @contextmanager
 def new_constant(stage: Stage, model: str, random: random.Random) -> Iterator[float]:
-    """Lock the model against other swaps, and draw a constant. The block writes files with the constant; afterwards the
-    model must answer by it."""
+    """Lock the model against other swaps, and draw a constant. The block writes files with it; then the model must add
+    it."""
     constant = float(random.randrange(1, HIGHEST_CONSTANT))
     with stage.locks[model]:
         stage.constants[model].offer(constant)
@@ -102,7 +102,7 @@ def slow_copy(stage: Stage, random: random.Random) -> None:
 
 
 def in_place(stage: Stage, random: random.Random) -> None:
-    """Overwrite the bytes in place; sometimes restore the old modification time."""
+    """Overwrite the bytes in place; sometimes set an older modification time."""
     model = random.choice(models.COPIED)
     with new_constant(stage, model, random) as constant:
         file = file_of(stage, model)
@@ -155,7 +155,7 @@ def rsync(stage: Stage, random: random.Random) -> None:
 
 
 def copy_by_rsync(source: Path, target: Path, options: list[str]) -> None:
-    """Do what rsync does, if it is not installed: write a hidden file, and rename it over the old one."""
+    """Copy by rsync; without rsync, do what it does: write a hidden file, and rename it over the old one."""
     if shutil.which("rsync"):
         words = ["rsync", "--archive", "--checksum", *options, f"{source}/", f"{target}/"]
         subprocess.run(words, check=True, capture_output=True, timeout=30)

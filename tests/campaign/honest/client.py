@@ -74,8 +74,8 @@ class HonestClient:
         self._do(self._asker.close)
 
     def _do(self, step: Callable[[], None]) -> bool:
-        """Run a step beside the requests, and report its failure: a client that ended silently would find nothing more.
-        Returns False if the server is gone for a moment and the step must be tried again."""
+        """Run a step that is not a request, and report its failure: a client that ended silently would find nothing
+        more. Returns False if an action explains the failure, and the step must be tried again."""
         begun = time.monotonic()
         try:
             step()
@@ -86,7 +86,7 @@ class HonestClient:
         return True
 
     def _ask_once(self, begun: float) -> str:
-        """Send one request. Returns "right", or what was lost and why."""
+        """Send one request. Returns "right", "wrong", "failed", or the reason of a loss that an action explains."""
         findings = self._stage.findings
         try:
             self._asker.ask(self._random)

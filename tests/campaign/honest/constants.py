@@ -20,12 +20,12 @@ from campaign.truth import Constants
 
 MOST_ROWS = 3
 FEW_VALUES = 4
-"""Few values, so that a cached model has seen them before."""
+"""Number of different values for the cached model: so few that it has seen them before."""
 PIPELINED = 5
 
 
 def draw_values(random: random.Random, highest: int = 1000) -> np.ndarray:
-    """Whole numbers, so that FP32 adds constants below 2^23 exactly."""
+    """Draw rows of whole numbers, so that FP32 adds constants below 2^23 exactly."""
     rows = random.randint(1, MOST_ROWS)
     return np.array([[random.randrange(highest) for _ in range(2)] for _ in range(rows)], np.float32)
 
@@ -109,7 +109,7 @@ class ByTritonHttp(_Asker):
 
 
 class ByRocserveStream:
-    """Sends several concurrent requests on one stream; the answers come in their order."""
+    """Sends several concurrent requests on one stream; the answers come in the order of the requests."""
 
     def __init__(self, address: str, models: Sequence[Model]) -> None:
         self._models = models

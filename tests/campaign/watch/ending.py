@@ -26,7 +26,7 @@ RECOVERY_SECONDS = 60.0
 END_SECONDS = 40.0
 LEFT_SECONDS = 10.0
 PROCESS_NUMBER = re.compile(r"(?<![0-9a-f])\d+(?![0-9a-f])")
-"""Other programs use process numbers in the names of what they share."""
+"""Other programs put process numbers into the names of their shared memory."""
 HEAD_OF_LINE = re.compile(r"[A-Z]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ")
 """The head of a log line: level and day, time, process, place."""
 TIME_OF_DAY = re.compile(r"\b(\d\d):(\d\d):(\d\d\.\d+)")

@@ -23,7 +23,7 @@ OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1), *RETURNS_SOON]
 
 
 class HealthWatch:
-    """Sends one probe after another, and keeps the slowest answers."""
+    """Sends one probe after another, and keeps the longest time."""
 
     def __init__(self, name: str, server: str, probe: Callable[[], bool], bound_seconds: float, stage: Stage) -> None:
         self.name = name

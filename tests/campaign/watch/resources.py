@@ -17,21 +17,21 @@ from campaign.stage import Stage
 PAUSE_SECONDS = 2.0
 MIB = 1 << 20
 MOST_PROCESSES = 120
-"""Of one server; about thirty serve the models and their swaps."""
+"""Bound for the processes of one server; about thirty serve the models and their swaps."""
 MOST_DESCRIPTORS = 4000
-"""Of a server process: some hundreds, and one for each connection of a flood."""
+"""Bound for a server process: it has some hundreds, and one for each connection of a flood."""
 QUIET_SECONDS = 30.0
 """Seconds within which the servers have released what the last action took."""
 
 GROWTH = 0.15
 MEMORY_SLACK_MIB = 48.0
-"""What the server process may have more at the end than after settling: glibc keeps an arena for each thread."""
+"""Memory that a server process may have gained since settling: glibc keeps an arena for each thread."""
 WORKERS_SLACK_MIB = 96.0
 """Workers share what their zygote has imported; workers of a later zygote do not share it with them."""
 DESCRIPTOR_SLACK = 8
 """Connections of clients that are about to close."""
 WORKER_DESCRIPTORS = 8
-"""Descriptors of a worker's memory, before Python 3.13, once all its batches have been under way together."""
+"""Descriptors of a worker's memory (before Python 3.13), once all the worker's batches have been under way together."""
 TREND_SAMPLES = 60
 """Fewer samples (two minutes) show no trend."""
 
@@ -42,7 +42,7 @@ class Sample:
     server_mib: float
     """Memory that only the server process has."""
     all_mib: float
-    """The server and its workers, shared memory counted once."""
+    """Memory of all the server's processes, shared memory counted once."""
     descriptors: int
     processes: int
 
