@@ -22,7 +22,7 @@ from rocserve.settings import EngineSettings
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     name: str
-    """The value of the parameter `engine` that names it, such as "onnxruntime"."""
+    """The value of the parameter `engine` that selects this engine, such as "onnxruntime"."""
     module: str
     """Defines `load(model: ModelSource) -> LoadedModel`, or, if the backend answers requests, `load(model:
     RequestModelSource) -> RequestModel`. Imported in the worker. Any exception becomes the reason in the repository
@@ -108,7 +108,7 @@ class BackendSpec:
     models_are_data: bool = False
     """No model file contains code. A load request may choose only such a backend, and may bring only such files."""
     marks_of_programs: tuple[bytes, ...] = ()
-    """Byte strings that all occur in a model file that contains compiled code after all."""
+    """Byte strings that occur only in model files with compiled code. No load request may bring such a file."""
     request_parameters: frozenset[str] = frozenset()
     """Parameters of the model and its execution accelerators that a load request may set, because none of them names
     code, a program, or a file outside the model's folder. All others can only be set in the repository."""
@@ -148,8 +148,8 @@ class ModelSource:
     """Many other models are in the process, so the engine should start no threads."""
     settings: EngineSettings = field(default_factory=EngineSettings)
     report: Callable[[str], None] = _ignore
-    """Reports in one line what the engine is doing, for the index and the log, during the load and later. A report
-    holds until the next; "" = nothing. From any thread; never waits."""
+    """Reports in one line what the engine is doing, for the index and the log, during the load and later. The index
+    shows a report until the next; "" = nothing. From any thread; never waits."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Batch:
     request_sizes: tuple[int, ...]
     """Rows of each request in the first dimension; (1,) without batching."""
     cuts: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
-    """Shapes of the requests' parts, by output, for outputs that hold the parts one after the other, not rows."""
+    """Shapes of the requests' parts, by output, for outputs that contain the parts one after the other, not rows."""
     reference_outputs: tuple[str, ...] = ()
     """Outputs that may be References, for models whose properties have DEVICE_PROPERTY."""
     room: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
@@ -174,7 +174,7 @@ class Batch:
 
     @property
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """The inputs as arrays, made once. A later batch of equal shapes in the same memory may be the same object."""
+        """The inputs as arrays, made once. Later batches of equal shapes in the same memory may be this same Batch."""
         if not self._arrays:
             self._arrays.update((name, tensor.numpy()) for name, tensor in self.inputs.items())
         return self._arrays
@@ -207,10 +207,10 @@ class LoadedModel(Protocol):
 
 
 class Execution(Protocol):
-    """Runs batches of a model, one at a time. Executions of the same model run at the same time. On one thread."""
+    """Runs batches of a model, one at a time, next to the model's other executions. All calls come on one thread."""
 
     def input_memory(self, rows: int) -> Mapping[str, memoryview]:
-        """Return memory for a batch's inputs, by name, to be used before `start`; empty = any memory will do."""
+        """Return memory, by name, to which a batch's inputs are copied before `start`; empty = any memory will do."""
         return {}
 
     def start(self, batch: Batch) -> None:
@@ -265,22 +265,22 @@ class ThreadedExecution(Execution):
 
 
 def model_executions(model: LoadedModel) -> Sequence[Execution]:
-    """Return an execution for each batch that an instance may have in flight: the model's attribute `executions` if it
-    has one (which needs a model that only one thread calls), else one."""
+    """Return an execution for each batch that an instance may have in flight: the model's attribute `executions`, which
+    only a model with one calling thread may have, or one SequentialExecution."""
     executions: Sequence[Execution] = getattr(model, "executions", ())
     return executions or (SequentialExecution(model),)
 
 
 def model_reads_files(model: LoadedModel) -> bool:
-    """Return the model's attribute `reads_files`, or False: a lone request's inputs may stay in its client's file,
-    which may be truncated at any time. Only for a model that never holds the GIL while it reads."""
+    """Return the model's attribute `reads_files`, or False. True lets a lone request's inputs stay in its client's
+    file, which may be truncated at any time. Only a model that never holds the GIL while it reads may set it."""
     reads: bool = getattr(model, "reads_files", False)
     return reads
 
 
 def model_properties(model: object) -> Mapping[str, str]:
-    """Return a loaded model's attribute `properties`, or nothing: how it runs, for its metadata. Names and texts are
-    for people and scripts, such as {"target": "gpu"}. They may change; the server reads them after the load and with
-    each report. From any thread."""
+    """Return a loaded model's attribute `properties`, or nothing: how the model runs, for its metadata. Names and texts
+    are for people and scripts, such as {"target": "gpu"}. They may change; the server reads them after the load and
+    with each report. From any thread."""
     properties: Mapping[str, str] = getattr(model, "properties", {})
     return properties

@@ -25,7 +25,7 @@ MOST_SIZES = 64
 """Each size is a separate program, which is compiled, kept in memory and warmed up."""
 _ONE_SIZE = "batch"
 _LISTS = ("batch_sizes", "migraphx_compile_batches")
-"""Parameters with a list of sizes; the second is the name in ONNX Runtime's provider."""
+"""Parameters with a list of sizes; ONNX Runtime's MIGraphX provider uses the second name."""
 _LARGEST_SIZE = 2**31 - 1
 
 
@@ -37,7 +37,7 @@ def default_batch_sizes(largest: int) -> tuple[int, ...]:
 
 def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_sizes'") -> tuple[int, ...]:
     """Parse a list such as "1, 4, 8" into ascending, unique sizes. `named`: for errors. Raises ServeError
-    (INVALID_ARGUMENT) if it is no such list, or a size is not within 1 to `largest` (max_batch_size)."""
+    (INVALID_ARGUMENT) if the text is not a list of at most MOST_SIZES sizes from 1 to `largest` (max_batch_size)."""
     if largest <= 0:
         raise invalid_argument(
             f'{named} is "{text}", but max_batch_size is 0, so the model has no batch dimension; set max_batch_size'
@@ -56,9 +56,8 @@ def parse_batch_sizes(text: str, largest: int, named: str = "parameter 'batch_si
 def wanted_batch_sizes(
     values: Mapping[str, str], largest: int, model: str, named: str = "parameter"
 ) -> tuple[int, ...]:
-    """Return the sizes in these parameters: the one in `batch`, or those in a list; empty if neither is set. `named`:
-    for errors. Raises ServeError (INVALID_ARGUMENT) if `batch` is no number or both are set, and as
-    `parse_batch_sizes`."""
+    """Return the size in the parameter `batch`, or the sizes in a list; empty if neither is set. `named`: for errors.
+    Raises ServeError (INVALID_ARGUMENT) if `batch` is not a number or both are set, and as `parse_batch_sizes`."""
     found = {name: text for name in (*_LISTS, _ONE_SIZE) if (text := values.get(name, "").strip())}
     if not found:
         return ()
@@ -104,7 +103,7 @@ def rows_that_fit(
     run: Callable[[int], object], batches: int, memory_bytes: int, host: Host | None = None
 ) -> int | None:
     """Return how many rows fit into memory in each of `batches` concurrent batches; None = not known. `run`: runs the
-    model with a number of rows. `memory_bytes`: bound of this process, 0 = none. Each further row is taken to need as
+    model with a number of rows. `memory_bytes`: bound of this process, 0 = none. Each further row is assumed to need as
     much as the second, because the first run also allocates what every run needs once; engines keep their working
     memory."""
     run(1)

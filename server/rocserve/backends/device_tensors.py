@@ -21,7 +21,7 @@ from rocserve.core.tensors import Tensor
 _SMALLEST_BLOCK = 512
 """Bytes; the allocator returns no smaller blocks."""
 _MOST_OPENED = 256
-"""Opened blocks of other processes."""
+"""Bound for the opened blocks of other processes."""
 _UNCOUNTED = b"/gone"
 """The name of PyTorch's counter of the memory's users, which does not exist here: the server counts the users."""
 
@@ -54,12 +54,12 @@ class DeviceTensors:
         torch.cuda.current_stream(self._device).synchronize()
 
     def open(self, tensor: Tensor) -> torch.Tensor:
-        """Return the tensor of References, valid until their batch is done in the server. Raises ServeError
+        """Return the tensor that References describe, valid until their batch is done in the server. Raises ServeError
         (UNAVAILABLE)."""
         runs: list[tuple[DeviceReference, int]] = []
         for reference in references_of(tensor):
             first = reference
-            # Adjacent rows are joined to one part.
+            # Adjacent rows become one part.
             if runs and _block(runs[-1][0]) == _block(reference) and runs[-1][1] == reference.offset:
                 first, _ = runs.pop()
             runs.append((first, reference.offset + reference.nbytes))
@@ -103,7 +103,7 @@ class _Block:
 
 
 class SharedTensor:
-    """A tensor in a block, which is free again when this object is deleted."""
+    """A tensor in a block. The block is free again when this object is deleted."""
 
     def __init__(self, block: _Block, free: list[_Block], datatype: DataType, shape: tuple[int, ...]) -> None:
         self._block = block
@@ -131,7 +131,7 @@ class SharedTensor:
 
 
 def named_outputs(outputs: Mapping[str, Any], batching: bool) -> BatchResult:
-    """Return a batch's outputs. Raises ServeError (INTERNAL) if one has no datatype in the protocol."""
+    """Return a batch's outputs. Raises ServeError (INTERNAL) if the protocol has no datatype for an output."""
     named: dict[str, np.ndarray[Any, Any] | Tensor] = {}
     kept: list[object] = []
     for name, output in outputs.items():

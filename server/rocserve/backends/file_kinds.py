@@ -1,4 +1,4 @@
-"""Recognises files that are no models, and says what to do about them."""
+"""Recognises files that are not models, and says what to do about them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST_BYTES = 64
 
 
 def what_it_is(path: Path) -> str:
-    """Return the end of a sentence about a file that is no model; "" if its kind is not known."""
+    """Return the end of a sentence about a file that is not a model; "" if its kind is not known."""
     try:
         with path.open("rb") as file:
             start = file.read(_FIRST_BYTES)

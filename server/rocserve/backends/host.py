@@ -26,9 +26,9 @@ _HIP = "HIP_VISIBLE_DEVICES"
 _ROCR = "ROCR_VISIBLE_DEVICES"
 _OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 _FRAME_BUFFERS = (1, 2)
-"""The heap types of a GPU's own memory banks: public and private."""
+"""Types of the memory banks that are a GPU's own memory: public and private."""
 _VERSION_FILES = (".info/version", "core/.info/version")
-"""Of ROCm 7 and ROCm 10, in the ROCm folder."""
+"""Version files in the ROCm folder, of ROCm 7 and of ROCm 10."""
 _NO_LIMIT = 1 << 60
 """Version 1 of control groups writes a number of about this size for "no limit"."""
 
@@ -44,7 +44,7 @@ class Gpu:
     pci_slot: str
     """Domain, bus and device, such as "0000:c1:00"."""
     memory_bytes: int
-    """The memory that ROCm may allocate, which is part of the host's for a GPU without its own; 0 = not known."""
+    """The memory that ROCm may allocate: a part of the host's memory if the GPU has no memory; 0 = not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Host:
 
     @property
     def gpus(self) -> Sequence[int]:
-        """Usable GPUs by number in a worker's HIP_VISIBLE_DEVICES: those in this process' own variable, else all."""
+        """Usable GPUs by number in a worker's HIP_VISIBLE_DEVICES: the numbers in this process' variable, else all."""
         chosen = self.environment.get(_HIP)
         if chosen is not None:
             return tuple(int(number) for number in chosen.split(",") if number.strip().isdecimal())
@@ -96,7 +96,7 @@ class Host:
             return None
         node, fields = nodes[number]
         version = fields.get("gfx_target_version", 0)
-        # "10.3.0", for example, makes ROCm treat the GPU as another one. ROCm ignores invalid values.
+        # "10.3.0", for example, makes ROCm treat the GPU as another model of GPU. ROCm ignores invalid values.
         parts = self.environment.get(_OVERRIDE, "").split(".")
         if len(parts) == 3 and all(part.isdecimal() for part in parts):
             major, minor, stepping = (int(part) for part in parts)
@@ -125,7 +125,7 @@ class Host:
 
     def free_gpu_memory(self, gpu: Gpu) -> FreeMemory | None:
         """Return the free memory of one GPU; None = not known. If ROCm may allocate more than the GPU's own memory, the
-        driver allocates in the host's, and part of that is returned."""
+        driver allocates in the host's memory, and the result is the part of that memory that is free for the GPU."""
         devices = (link.resolve() for link in sorted((self.system / "class/drm").glob("card*/device")))
         device = next((device for device in devices if device.name.rpartition(".")[0] == gpu.pci_slot), None)
         if device is None:
@@ -194,8 +194,8 @@ def architecture_name(gfx_target_version: int) -> str:
 
 
 def _with_parents(mounted: Path, group: str) -> Iterator[Path]:
-    """Yield the group's folder and those above it, whose limits apply too. In a container the group's name may be the
-    host's; then only the container's outermost folder exists."""
+    """Yield the group's folder and the folders above it, whose limits apply too. In a container the group's name may be
+    the host's name for it; then only the container's outermost folder exists."""
     inner = PurePosixPath(group.lstrip("/"))
     if ".." in inner.parts:
         inner = PurePosixPath()
@@ -216,7 +216,7 @@ def _limit(folder: Path, limit_file: str, usage_file: str, prefix: str) -> Itera
 
 
 def _number(file: Path) -> int | None:
-    """Read a number; None if there is none, as in memory.max of a group without a limit."""
+    """Read a number; None if the file has no number, as memory.max of a group without a limit."""
     try:
         text = file.read_text().strip()
     except (OSError, UnicodeDecodeError):

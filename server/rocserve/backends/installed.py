@@ -17,7 +17,7 @@ def has_file(module: str, files: Iterable[str]) -> bool:
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module is installed, without running it or its packages: any process may ask for any engine."""
+    """Return whether a module is installed, without running it or its packages, so that any process may ask."""
     if module in sys.modules:
         return True
     package, *inner = module.split(".")

@@ -18,7 +18,7 @@ MOST_THREADS = 1024
 
 
 def read_integer(config: ModelConfig, name: str, default: int, least: int, most: int) -> int:
-    """Raises ServeError (INVALID_ARGUMENT) if the parameter is no whole number from `least` to `most`."""
+    """Raises ServeError (INVALID_ARGUMENT) if the parameter is not a whole number from `least` to `most`."""
     text = config.parameters.get(name, "").strip()
     if not text:
         return default
@@ -37,7 +37,7 @@ def asked_engine(config: ModelConfig) -> str:
 
 
 def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str, ...]) -> str:
-    """Raises ServeError (INVALID_ARGUMENT) if the parameter is none of `choices`."""
+    """Raises ServeError (INVALID_ARGUMENT) if the parameter is not one of `choices`."""
     text = config.parameters.get(name, "").strip() or default
     if text not in choices:
         raise unfit(config, name, "one of " + ", ".join(filter(None, choices)))
@@ -45,7 +45,7 @@ def read_choice(config: ModelConfig, name: str, default: str, choices: tuple[str
 
 
 def read_switch(config: ModelConfig, name: str, default: bool) -> bool:
-    """Raises ServeError (INVALID_ARGUMENT) if the parameter is no boolean."""
+    """Raises ServeError (INVALID_ARGUMENT) if the parameter is not a boolean."""
     text = config.parameters.get(name, "").strip().lower()
     if text not in ("", "true", "1", "false", "0"):
         raise unfit(config, name, "true, false, 1 or 0")
@@ -58,7 +58,7 @@ def unfit(config: ModelConfig, name: str, expected: str) -> ServeError:
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may use: by its affinity, or its container's quota if that is less."""
+    """Return how many CPUs this process may use: by its affinity or, if that is less, by its container's quota."""
     cpus = len(os.sched_getaffinity(0))
     try:
         quota, period = _CGROUP_QUOTA.read_text().split()

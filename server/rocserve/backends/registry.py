@@ -58,7 +58,7 @@ _WITHOUT_EFFECT = {
 def with_backend_config(
     registry: BackendRegistry, values: Iterable[tuple[str, str, str]]
 ) -> tuple[BackendRegistry, tuple[str, ...]]:
-    """Apply settings; warn about those without effect. `values`: backend ("" = all), setting, checked value."""
+    """Apply settings, and warn of settings without effect. `values`: backend ("" = all), setting, checked value."""
     sizes: dict[str, int] = {}
     warnings: list[str] = []
     for backend, setting, value in values:

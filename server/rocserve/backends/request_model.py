@@ -50,13 +50,13 @@ class RequestResponder(Protocol):
         pass
 
     def send(self, answer: Answer | None, final: bool) -> None:
-        """Send an answer; None with `final` ends the request without one. Raises RuntimeError after the final
-        answer."""
+        """Send an answer; None with `final` ends the request without a further answer. Raises RuntimeError after the
+        final answer."""
 
 
 @dataclass(slots=True)
 class ModelRequest:
-    """One request, as a model sees it. Its tensors stay valid while held. Not frozen: see core.tensors.Tensor."""
+    """One request, as a model sees it. Its tensors stay valid while the model holds them. Not frozen: see Tensor."""
 
     inputs: Mapping[str, Tensor]
     """With the batch dimension if the model batches."""
@@ -68,7 +68,7 @@ class ModelRequest:
     """Triton's flags for a sequence: 1 = start, 2 = end."""
     priority: int = 0
     timeout_microseconds: int = 0
-    """0 = none."""
+    """0 = no timeout."""
     parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
     """The client's own parameters, without those that the protocol reads (priority, timeout, sequence_id, ...)."""
     number: int = 0
@@ -110,20 +110,20 @@ class ModelCalls(Protocol):
 
     def call(self, call: ModelCall, on_answer: Callable[[Result | None, bool], None]) -> None:
         """Start a call. `on_answer` gets each response or error, and whether it is the last; None as the last ends the
-        call without another response. It runs on a separate thread of the worker and must not block. Memory that
-        References among the outputs lead to is valid until it returns. RESCHEDULED means that the called model is not
-        on the GPU that the call's references lead to, so the call must be made again without references.
+        call without another response. `on_answer` runs on a separate thread of the worker and must not block. Memory
+        that References among the outputs lead to is valid until `on_answer` returns. RESCHEDULED means that the called
+        model is not on the GPU that the call's references lead to, so the call must be made again without references.
 
         From any thread, also while `execute` or another call is running.
         """
 
 
 class RequestModel(Protocol):
-    """A model of such a backend, in a worker. Calls of `execute` come one after the other, on one thread."""
+    """A model that sees each request, in a worker. Calls of `execute` come one after the other, on one thread."""
 
     @property
     def signature(self) -> Signature:
-        """What the model itself says about its configuration, before `initialize`."""
+        """The configuration that the model itself states, before `initialize`."""
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
         """Prepare to serve with the completed configuration; `config_json` is all of it in Triton's JSON. Raises
@@ -143,6 +143,6 @@ class RequestModelSource:
     """The configuration before completion, in Triton's JSON."""
     calls: ModelCalls
     instance_name: str
-    """Triton's name, <model>_<group>_<instance>, such as "add_sub_0_0"."""
+    """Triton's name, <group>_<instance>, such as "add_sub_0_0" if the group has no name."""
     send_metrics: Callable[[MetricChanges], None] = lambda changes: None
     """Sends changes of the metrics that the model defines. From any thread."""

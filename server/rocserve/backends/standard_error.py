@@ -66,7 +66,7 @@ class StandardErrorCapture:
 
 
 def _size_of_anonymous_file() -> int:
-    """Return the file's size; -1 if standard error is no anonymous file, or cannot be read."""
+    """Return the file's size; -1 if standard error is not an anonymous file, or cannot be read."""
     try:
         state = os.fstat(STANDARD_ERROR)
     except OSError:

@@ -63,7 +63,7 @@ class EventLoop:
         self._closing = False
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Start a coroutine. The first one also starts the loop, which takes descriptors."""
+        """Start a coroutine. The first one also starts the loop, which needs descriptors."""
         if self._loop is None:
             loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._run, args=(loop,), name="event loop", daemon=True)
@@ -107,7 +107,7 @@ class AbandonedRequests:
         self._dropped.put((responder, may_end_silently))
 
     def watch(self) -> None:
-        """Start the thread. Called when `execute` has left a request unanswered, which may then be dropped."""
+        """Start the thread. Called when `execute` has left a request unanswered, which the model may drop later."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -128,7 +128,7 @@ class AbandonedRequests:
                 )
             else:
                 error = internal(f"model '{self._model_name}' released a request without a response")
-            # The request may have been answered meanwhile, as when its worker stops, or the server may be gone.
+            # The request may have an answer by now, as when its worker stops, or the server may be gone.
             with suppress(RuntimeError, ServeError, OSError):
                 responder.send(error, True)
 
@@ -144,7 +144,7 @@ class PythonModel:
     _request_source: RequestModelSource
     _instance_kind: str
     _tensors: DeviceTensors | None
-    """Of the model's GPU, if its inputs may be on that GPU; else None."""
+    """Access to the model's GPU, if the model's inputs may be there; else None."""
 
     def __post_init__(self) -> None:
         self._source, self._instance_name = self._request_source.source, self._request_source.instance_name
@@ -158,7 +158,7 @@ class PythonModel:
         self._model: Any = None
 
     def initialize(self, config: ModelConfig, config_json: str) -> None:
-        """Make the instance and call its `initialize`. Raises ServeError (INTERNAL), with the line of the model."""
+        """Make the instance and call its `initialize`. Raises ServeError (INTERNAL), with the line of model code."""
         self._decoupled = config.decoupled
         sequences = config.sequence_batching
         self._request_class._may_reschedule = sequences is not None and sequences.iterative
@@ -210,7 +210,7 @@ class PythonModel:
                     returned = running.result()
             results = self._results(returned, received, senders)
         except BaseException as error:
-            # Includes SystemExit: sys.exit() in a model fails its batch and does not end the worker.
+            # Also SystemExit: sys.exit() in a model fails its batch and does not end the worker.
             for each in senders:
                 each._close()
             raise self._execute_fault(error) from None
@@ -310,7 +310,7 @@ class PythonModel:
 
 
 def exception_text(error: BaseException) -> str:
-    """Return the last line of Python's traceback: the exception's type and text."""
+    """Return the last line of Python's traceback: the exception's type and text. A ServeError has only its text."""
     if isinstance(error, ServeError):
         return error.text
     try:
@@ -338,7 +338,7 @@ def _relative(filename: str, model_folder: Path) -> str:
 
 def keep_server_log() -> None:
     """Enable the server's own loggers again. If a model configures logging by dictConfig or fileConfig without
-    `disable_existing_loggers`, all loggers are disabled, and its own lines through pb_utils.Logger would be lost
+    `disable_existing_loggers`, all loggers are disabled, and the model's lines through pb_utils.Logger would be lost
     too."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "rocserve" and isinstance(logger, logging.Logger):
@@ -349,7 +349,7 @@ _CLASS_NAME = "TritonPythonModel"
 
 
 def load(model: RequestModelSource) -> RequestModel:
-    """Import the model's file and read its configuration, without initialising it. Raises ServeError
+    """Import the model's file and read the model's configuration, without initialising it. Raises ServeError
     (INVALID_ARGUMENT), with the line, if the file cannot be imported, has no TritonPythonModel with an `execute`, or
     its auto_complete_config fails."""
     source = model.source
@@ -368,7 +368,7 @@ def load(model: RequestModelSource) -> RequestModel:
     except ServeError:
         raise
     except BaseException as error:
-        # Includes SystemExit: sys.exit() in a model's file is the model's fault, too.
+        # Also SystemExit: sys.exit() in a model's file is the model's fault, too.
         raise invalid_argument(fault_text(error, source.model_folder)) from error
     kind = source.instance_kind
     if kind is InstanceKind.AUTO:
@@ -399,7 +399,7 @@ _FOR_CHILDREN = Path(__file__).with_name("spawned")
 
 class SourceLoader(importlib.machinery.SourceFileLoader):
     """Compiles on each import: no bytecode is written into the repository, and no old bytecode is used. Python compares
-    its age in whole seconds, and models may be swapped within one."""
+    the times of bytecode and source in whole seconds, but a model may change twice in a second."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -408,7 +408,7 @@ class SourceLoader(importlib.machinery.SourceFileLoader):
 
 
 def import_model(model_file: Path, model_folder: Path, utilities: ModuleType) -> ModuleType:
-    """Import a model as the module `<version>.<file's name>`, as in Triton. `utilities` becomes its
+    """Import a model as the module `<version>.<file's name>`, as in Triton. `utilities` becomes the module
     `triton_python_backend_utils`. The version's and the model's folders are appended to sys.path, and the version's
     folder is a package, so a file next to model.py can be imported by its name or relatively. Children spawned by
     multiprocessing inherit the path, and find a separate `triton_python_backend_utils` in it. Only for a process that

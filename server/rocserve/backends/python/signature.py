@@ -14,8 +14,8 @@ _LARGEST_BATCH_SIZE, _LARGEST_SIZE = (1 << 31) - 1, (1 << 63) - 1
 
 
 def read_signature(model_class: type[Any], config_json: str, model_name: str) -> Signature:
-    """Return the signature after the class's auto_complete_config. Raises ServeError (INVALID_ARGUMENT) if it returns
-    another type or values that a configuration cannot hold, and any exception that it raises."""
+    """Return the signature after the class's auto_complete_config. Raises ServeError (INVALID_ARGUMENT) if that returns
+    another type or values that a configuration cannot contain, and any exception that it raises."""
     completing = ModelConfig(config_json)
     if hasattr(model_class, "auto_complete_config"):
         completing = model_class.auto_complete_config(completing)
@@ -24,7 +24,7 @@ def read_signature(model_class: type[Any], config_json: str, model_name: str) ->
             f"auto_complete_config function in model '{model_name}' must return a valid pb.ModelConfig object."
         )
     try:
-        # Through JSON, because a value that it cannot hold (a numpy integer in dims) then fails here, by its name.
+        # Through JSON, so that a value that JSON does not have (a numpy integer in dims) fails here, by its type.
         config: dict[str, Any] = json.loads(json.dumps(completing.as_dict()))
         return _signature(config, model_name)
     except ServeError:
@@ -64,7 +64,7 @@ def _signature(config: dict[str, Any], model_name: str) -> Signature:
 
 
 def _flag(table: dict[str, Any], key: str, whose: str) -> bool:
-    """Return a boolean field. A text is refused, because "false" would count as true."""
+    """Return a boolean field. A text is refused, because Python takes "false" for true."""
     value = table.get(key, False)
     if not isinstance(value, bool):
         raise invalid_argument(f"{whose} has {key} {value!r}; expected True or False")
@@ -72,7 +72,7 @@ def _flag(table: dict[str, Any], key: str, whose: str) -> bool:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number, also from 3.0 or "3", as protobuf reads JSON; None if it is none."""
+    """Return a whole number, also from 3.0 or "3", as protobuf reads JSON; None if the value is not a whole number."""
     try:
         return int(str(value).removesuffix(".0"))
     except ValueError:

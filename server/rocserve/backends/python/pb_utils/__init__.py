@@ -19,7 +19,7 @@ from rocserve.backends.python.pb_utils.calls import Caller
 from rocserve.core.custom_metrics import MetricKind
 
 MODULE_NAMES = ("triton_python_backend_utils", "c_python_backend_utils")
-"""The names under which models import it; in Triton, the second module implements the first."""
+"""The names under which models import the module; in Triton, the second module implements the first."""
 
 _SAME_FOR_ALL_MODELS = (
     tensor.Tensor,
@@ -57,7 +57,7 @@ _CONSTANTS = {
 
 
 def make_module(version_folder: Path, caller: Caller, metrics_of_model: metrics.ModelMetrics) -> ModuleType:
-    """Make the module for one model. `caller`: sends its requests. `metrics_of_model`: keeps its metrics."""
+    """Make the module for one model. `caller` sends the model's requests, `metrics_of_model` keeps its metrics."""
     module = ModuleType(MODULE_NAMES[0], __doc__)
     for entry in _SAME_FOR_ALL_MODELS:
         setattr(module, entry.__name__, entry)

@@ -30,11 +30,11 @@ class Caller:
     calls: ModelCalls | None = None
     """None while no calls are allowed."""
     tensors: DeviceTensors | None = None
-    """Of the model's GPU, if its tensors may be on that GPU; else None."""
+    """Access to the model's GPU, if the model's tensors may be there; else None."""
 
     def start(self, call: ModelCall, inputs: Sequence[Tensor], on_response: OnResponse) -> None:
-        """Start a call; an error in sending it is its answer. Raises TritonModelException if the model is not
-        served."""
+        """Start a call. If the call cannot be sent, the error is its answer. Raises TritonModelException if the model
+        is not served."""
         if self.calls is None:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         started = _Call(self.calls, self.tensors, call, inputs, on_response)
@@ -44,7 +44,7 @@ class Caller:
             on_response(InferenceResponse(error=from_serve_error(error)), True)
 
     def run(self, call: ModelCall, inputs: Sequence[Tensor]) -> Future[InferenceResponse]:
-        """Start a call that must have exactly one response."""
+        """Start a call that must have exactly one response; any other number becomes an error."""
         future, responses = _running_future(), list[InferenceResponse]()
 
         def take(response: InferenceResponse | None, final: bool) -> None:
@@ -67,7 +67,7 @@ class Caller:
 @dataclass(eq=False, slots=True)
 class _Call:
     """A call in flight. Tensors on the model's GPU stay there if the called model is on the same GPU, which only the
-    server knows. If it is not, they are sent again through the CPU's memory."""
+    server knows. Otherwise the tensors are sent again through the CPU's memory."""
 
     _calls: ModelCalls
     _tensors: DeviceTensors | None

@@ -8,7 +8,7 @@ from rocserve.core.errors import ServeError, StatusCode
 
 
 def as_text(value: str | bytes, what: str) -> str:
-    """`what`: for errors. Raises TypeError if it is neither str nor bytes, UnicodeDecodeError if it is no UTF-8."""
+    """`what`: for errors. Raises TypeError if the value is neither str nor bytes, UnicodeDecodeError if not UTF-8."""
     if isinstance(value, bytes):
         return value.decode()
     if not isinstance(value, str):

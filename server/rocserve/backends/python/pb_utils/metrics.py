@@ -50,7 +50,7 @@ class Metric:
         self._on_change()
 
     def set(self, value: float) -> None:
-        """Raises TritonModelException if the metric is no gauge."""
+        """Raises TritonModelException if the metric is not a gauge."""
         self._check("set", MetricKind.GAUGE)
         with self._lock:
             self._value = float(value)
@@ -58,7 +58,7 @@ class Metric:
         self._on_change()
 
     def observe(self, value: float) -> None:
-        """Raises TritonModelException if the metric is no histogram."""
+        """Raises TritonModelException if the metric is not a histogram."""
         self._check("observe", MetricKind.HISTOGRAM)
         value = float(value)
         with self._lock:
@@ -73,7 +73,7 @@ class Metric:
         return self._value
 
     def take_change(self) -> MetricChange | None:
-        """Return the change since the last call; None = none."""
+        """Return the change since the last call; None = no change."""
         with self._lock:
             if not self._changed:
                 return None
@@ -126,7 +126,7 @@ class ModelMetrics:
                 )
 
     def metric(self, family: MetricFamily, labels: dict[str, str], bounds: tuple[float, ...]) -> Metric:
-        """Return the metric with these labels. A new metric is sent too."""
+        """Return the metric with these labels. A new metric is sent even before its first change."""
         key = (family._name, frozenset(labels.items()))
         with self._lock:
             if key not in self._metrics:
@@ -168,7 +168,7 @@ class MetricFamily:
         self._kind = kind
 
     def Metric(self, labels: dict[str, str] | None = None, buckets: list[float] | None = None) -> Metric:  # noqa: N802
-        """Raises TritonModelException if the labels are no dict of valid names, or the buckets do not fit the kind."""
+        """Raises TritonModelException if labels or their names are invalid, or the buckets do not fit the kind."""
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
         label_texts = {str(name): str(value) for name, value in (labels or {}).items()}

@@ -22,7 +22,7 @@ class ModelConfig:
         return str(self._model_config.get("name", ""))
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Raises ValueError if the configuration asks for more."""
+        """Raises ValueError if the configuration has a larger max_batch_size."""
         configured = self._model_config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
@@ -59,8 +59,8 @@ class ModelConfig:
             policy["decoupled"] = decoupled
 
     def add_input(self, input: dict[str, Any]) -> None:  # noqa: A002
-        """Add an input with `name`, `data_type`, `dims` and perhaps `optional`, or complete the one of that name.
-        Raises ValueError if it has another property, lacks one, or contradicts the configuration."""
+        """Add an input with `name`, `data_type`, `dims` and perhaps `optional`, or complete the input of that name.
+        Raises ValueError if the input has another property, lacks one, or contradicts the configuration."""
         self._add("input", input, ("name", "data_type", "dims", "optional"))
 
     def add_output(self, output: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ class InferenceTrace:
 
     def __init__(self, number: int = 0, context: str = "") -> None:
         self.number = number
-        """The request's number; 0 = the model received no such request."""
+        """The request's number; 0 = the trace belongs to no received request."""
         self._context = context
 
     def get_context(self) -> str | None:
@@ -59,11 +59,11 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 
 
 class InferenceRequest:
-    """A request that was received or will be made. Each model's module has a subclass of it that knows the model."""
+    """A request that was received or will be made. Each model's module has a subclass that knows the model."""
 
     _caller: Caller
     _model_name: str
-    """Of the called model, or, like the version, of the model that received the request."""
+    """The called model or, for a received request, the model that received it. The version is the same model's."""
     _model_version: int
     _may_reschedule = False
     """Requests that the model receives may be scheduled again."""
@@ -174,7 +174,8 @@ class InferenceRequest:
         return self._sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Raises TritonModelException if the request must run again, but its model has no iterative sequences."""
+        """Raises TritonModelException if the flags are unknown, or ask to run a request again that this model did not
+        receive or, without iterative sequences, cannot run again."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
                 "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
@@ -189,7 +190,7 @@ class InferenceRequest:
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Run the request on the model that it names, and return the response or, if `decoupled`, an iterator of
-        responses. Errors are responses. Raises TritonModelException if the model is not served, as in `initialize`."""
+        responses. Errors are responses. Raises TritonModelException if this model is not served, as in `initialize`."""
         if not decoupled:
             return self._caller.run(self._call(), self._inputs).result()
         responses = ResponseIterator()

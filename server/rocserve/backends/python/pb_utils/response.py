@@ -22,7 +22,7 @@ from rocserve.core.requests import NO_PARAMETERS, Parameters, ParameterValue
 
 
 def checked_parameters(parameters: dict[str, Any]) -> dict[str, ParameterValue]:
-    """Raises TritonModelException if a key is no str, or a value no bool, int or str."""
+    """Raises TritonModelException if the parameters are not a dict of bool, int or str values by str keys."""
     if not isinstance(parameters, dict):
         raise TritonModelException(f"Expect dict, got {type(parameters)}")
     for key, value in parameters.items():
@@ -77,7 +77,7 @@ class InferenceResponse:
 def answer_of(
     response: InferenceResponse, wanted: Collection[str], sent: Callable[[Tensor], core.Tensor] = host_tensor
 ) -> Answer:
-    """Return the answer for the client: the error, or the tensors that it asked for. `sent`: makes a tensor to send."""
+    """Return the answer for the client: the error, or the wanted tensors. `sent`: makes a tensor to send."""
     if response._error is not None:
         return to_serve_error(response._error)
     tensors = [sent(tensor) for tensor in response._tensors if tensor._tensor.name in wanted]
@@ -104,12 +104,12 @@ class InferenceResponseSender:
     _decoupled: bool
     _to_answer: Callable[[InferenceResponse], Answer]
     _on_abandoned: Callable[[RequestResponder, bool], None]
-    """Called when nobody can answer any more, perhaps in a garbage collection, with whether the request may end without
-    a further response."""
+    """Called when nobody can answer any more, perhaps in a garbage collection. The flag says whether the request may
+    end without a further response."""
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _sent: int = field(default=0, init=False)
     _is_closed: bool = field(default=False, init=False)
-    """Whether the final answer has been given."""
+    """Whether no further response may be sent."""
 
     def __del__(self) -> None:
         # Without an answer, the client of a request that the model has dropped would wait.
@@ -126,8 +126,8 @@ class InferenceResponseSender:
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Send a response; with TRITONSERVER_RESPONSE_COMPLETE_FINAL, end the request. Raises TritonModelException if
-        the flags are invalid, there is a response too many or too few, or it cannot be sent; then nothing was sent, and
-        the request must still be answered."""
+        the flags are invalid, there is a response too many or too few, or the response cannot be sent. Then nothing was
+        sent, and the request must still be answered."""
         if response is not None and not isinstance(response, InferenceResponse):
             raise TypeError(f"response must be a pb_utils.InferenceResponse, got {type(response).__name__}")
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):

@@ -230,7 +230,7 @@ class Tensor:
         self._tensor = core.Tensor(name, datatype, numpy_array.shape, data)
         self._array: np.ndarray[Any, Any] | None = array
         self._on_device: Any = None
-        """The PyTorch tensor, if on a GPU; then `_tensor` has no data (see `host_tensor`)."""
+        """The PyTorch tensor, if on a GPU; `_tensor` has no data then (see `host_tensor`). None = on the CPU."""
 
     def name(self) -> str:
         return self._tensor.name
@@ -246,8 +246,8 @@ class Tensor:
         return self._on_device is None
 
     def as_numpy(self) -> np.ndarray[Any, Any]:
-        """Return the memory, which may be written; for BYTES, an array of bytes objects. Raises TritonModelException if
-        the tensor is on a GPU, or is BF16, for which numpy has no type."""
+        """Return an array on the memory, which may be written; for BYTES, an array of bytes objects. Raises
+        TritonModelException if the tensor is on a GPU, or is BF16, for which numpy has no type."""
         if self._on_device is not None:
             raise TritonModelException("Tensor is stored in GPU and cannot be converted to NumPy.")
         if self._tensor.datatype is DataType.BF16:
@@ -329,8 +329,8 @@ def wrap_device_tensor(name: str, value: Any) -> Tensor:
 
 
 def wrapper_of(tensors: DeviceTensors | None) -> Callable[[core.Tensor], Tensor]:
-    """Return what makes the model's tensor from a received one, which the model may keep: one on the GPU is copied
-    there, on the current stream. `tensors`: of that GPU."""
+    """Return the function that makes tensors for the model, which may keep them, from received tensors. Received
+    tensors on the GPU are copied there, on the current stream. `tensors`: access to that GPU; None = there are none."""
     if tensors is None:
         return wrap_tensor
 

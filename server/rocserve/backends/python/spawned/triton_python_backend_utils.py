@@ -1,6 +1,6 @@
 """Provides `triton_python_backend_utils` to model.py in a process that the model has spawned. Such a process starts a
-new interpreter and imports model.py again, to find its function. It has no requests and is no part of the server, so
-calls to other models raise."""
+new interpreter and imports model.py again, to find the spawned function. It has no requests and is not part of the
+server, so calls of other models raise."""
 
 from __future__ import annotations
 
