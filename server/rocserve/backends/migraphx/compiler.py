@@ -53,8 +53,8 @@ class ProgramCompiler:
         report: Callable[[str], None] | None = None,
     ) -> CachedProgram:
         """Return the program, which stays in the cache as long as the result lives. `timeout_seconds` limits the
-        compile without the wait for other processes; 0 = no limit. `report` replaces the runner's. Raises JobError if
-        the compile fails, times out or is called off; ServeError if the cache cannot store the program."""
+        compile, not the wait for other processes; 0 = no limit. `report` replaces the runner's `report`. Raises
+        JobError if the compile fails, times out or is called off; ServeError if the cache cannot store the program."""
 
         variables = {}
         if recipe.options.target is Target.GPU:

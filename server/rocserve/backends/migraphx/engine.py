@@ -4,8 +4,8 @@ Calls that may take long or crash run in children of the worker (`jobs/`): compi
 every program. The worker loads only programs that a child has tried.
 
 A compiled program (.mxr) comes from the user and is not trusted: its header is checked without loading it, then a child
-loads and runs it once. A file that crashes the child is not tried again until it changes. If the file cannot be used
-and the ONNX file it was compiled from lies next to it, the ONNX file is compiled instead.
+loads and runs it once. A file that crashes the child is not tried again in the same environment. If the file cannot be
+used and an ONNX file lies next to it, the ONNX file is compiled instead.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class LoadTrial:
 
 
 def load_trial_key(digest: str, environment: ProgramEnvironment, target: str) -> str:
-    """Return 64 hexadecimal digits for a file's digest in an environment."""
+    """Return the trial's key: 64 hexadecimal digits, from the file's digest, the environment and the target."""
     text = json.dumps([digest, target, json.loads(to_json(environment))], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -71,7 +71,7 @@ class LoadTrials:
         return next(filter(None, (_read(folder / key) for folder in self._folders)), None)
 
     def remember(self, key: str, trial: LoadTrial) -> None:
-        """Store a trial, if a folder can be written."""
+        """Store a trial. If the folder cannot be written, the trial is lost silently."""
         folder = self._folders[-1]
         new = folder / f".{secrets.token_hex(8)}"
         with suppress(OSError):
@@ -256,7 +256,7 @@ class ProgramCache:
         ]
 
     def compiling(self) -> Sequence[str]:
-        """Return the keys of the programs that any process is compiling now."""
+        """Return the keys of the programs that a process is compiling, or removing, at this moment."""
         return [key for programs in self._program_folders() for key in programs.being_made()]
 
     def remove(self, key: str) -> bool:
@@ -301,7 +301,7 @@ class ProgramCache:
         return Path(self._own_spare.name)
 
     def _writable_folders(self) -> Iterator[Path]:
-        """Yield the folders for new programs, preferred first. The spare folder is created only if asked for."""
+        """Yield the folders for new programs, preferred first. The spare folder is created only when it is reached."""
         if not self._write_error:
             yield self.directory
         yield self._spare

@@ -1,8 +1,8 @@
 """Reads how MIGraphX compiles and serves a model: the configuration's `parameters`, and its execution accelerator
 "migraphx".
 
-Both take the same names; `parameters` win. docs/reference/migraphx.md lists them. `input_shapes` holds sizes for inputs
-with open dimensions:
+Both take the same names (the accelerator without `engine` and `target`); `parameters` win. docs/reference/migraphx.md
+lists them. `input_shapes` holds sizes for inputs with open dimensions:
 
     image: 3x224x224; mask: 224x224        or as JSON        {"image": [3, 224, 224], "mask": [224, 224]}
 

@@ -1,1 +1,1 @@
-"""Runs MIGraphX in child processes: compiling, probing, inspecting. A child is started as the job's module."""
+"""Runs MIGraphX in child processes: compiling, probing, inspecting. Each child process runs `child.py`."""

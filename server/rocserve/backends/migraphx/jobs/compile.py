@@ -52,8 +52,8 @@ class CompileJob:
         return f"compiling {self.recipe.title} of model '{self.model_name}'"
 
     def perform(self, binding: Binding, report: Report) -> ProgramAbout:
-        """Compile and save the program. Raises MigraphxError if MIGraphX refuses the model, ServeError if the program
-        does not do what the model does."""
+        """Compile and save the program. Raises MigraphxError if MIGraphX refuses the model, ServeError if a file has
+        changed, or the program does not compute what the model does."""
         recipe, file, folder = self.recipe, Path(self.program_file), Path(self.model_folder)
         report("reading the model")
         binding.check_target(recipe.options.target.value)
@@ -191,7 +191,7 @@ def row_fault(program: Program, own: Program, own_size: int, names: Sequence[str
 def distance(found: Array, expected: Array, datatype: str) -> float:
     """Return the relative error: for floats the norm of the difference divided by the norm of `expected`, for other
     types the share of different elements. `datatype` is MIGraphX's name. The result is infinite if shapes differ, or
-    other elements are NaN or infinite than expected; it is never NaN."""
+    NaN and infinite elements are not the same as in `expected`; it is never NaN."""
     if found.shape != expected.shape:
         return float("inf")
     if found.size == 0 or found.tobytes() == expected.tobytes():

@@ -24,10 +24,10 @@ ONNX_DATATYPES: Mapping[str, DataType] = {
     "float": DataType.FP32,
     "double": DataType.FP64,
 }
-"""Name in onnx.proto, in lower case -> KServe datatype; without text."""
+"""Name in onnx.proto, in lower case -> KServe datatype. Strings are missing."""
 
 Dims = tuple[int | str, ...]
-"""Each is a number, or the name of an open dimension ("" = without a name)."""
+"""Each dimension is a number, or the name of an open dimension ("" = without a name)."""
 
 IMAGE_RANK = 4
 """Number of dimensions of an image tensor in a TensorFlow graph: NHWC for clients, NCHW for MIGraphX."""
@@ -38,8 +38,8 @@ _MOST_ELEMENTS = 1 << 48
 
 
 def is_beyond_memory(dims: Sequence[int | str]) -> bool:
-    """Return whether no machine can hold such a tensor, whatever its open dimensions. A file may list so many sizes
-    that their product alone takes hours."""
+    """Return whether no machine can hold such a tensor, whatever its open dimensions. The number of dimensions is
+    checked first, because a file may list so many sizes that their product alone takes hours."""
     sizes = [size for size in dims if isinstance(size, int)]
     return len(dims) > _MOST_DIMENSIONS or math.prod(sizes) > _MOST_ELEMENTS
 

@@ -150,9 +150,9 @@ def read_mxr(path: Path) -> MxrFile:
 
 
 def check_mxr(path: Path, environment: ProgramEnvironment, target: Target) -> MxrFile:
-    """Read a file's header, and check that it fits `environment`, the environment for `target` here. Raises ServeError
-    (INVALID_ARGUMENT) if the file is damaged or made for another machine; the caller may compile `sibling_model`
-    instead."""
+    """Read a file's header, and check that it fits `environment`, which programs for `target` have on this machine.
+    Raises ServeError (INVALID_ARGUMENT) if the file is damaged or made for another machine; the caller may compile
+    `sibling_model` instead."""
     program = read_mxr(path)
     installed, here = environment.migraphx_version, environment.gpu_architecture.partition(":")[0]
     foreign = [each for each in program.architectures if each != here and not each.endswith("generic")]

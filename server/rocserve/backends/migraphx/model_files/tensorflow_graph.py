@@ -31,7 +31,7 @@ _DATATYPES = {
     22: DataType.UINT32,
     23: DataType.UINT64,
 }
-"""The element types of placeholders that MIGraphX takes, by their numbers in types.proto."""
+"""Number in types.proto -> datatype, for the placeholders that MIGraphX takes."""
 
 _REFUSED_TYPES = {4: "uint8", 7: "string", 8: "complex64", 10: "bool", 14: "bfloat16", 18: "complex128"}
 
@@ -54,9 +54,9 @@ class TensorflowNode:
         attributes = {entry.text(_ENTRY_KEY): _Fields(entry.message(_ENTRY_VALUE)) for entry in entries}
         nothing = _Fields(memoryview(b""))
         self.datatype = attributes.get("dtype", nothing).number(_VALUE_TYPE)
-        """0 = the node has none."""
+        """0 = the node has no datatype."""
         self.layout = attributes.get("data_format", nothing).text(_VALUE_TEXT)
-        """"" = the node has none."""
+        """"" = the node has no layout."""
         self.dims: Dims | None = None
         value = attributes.get("shape", nothing)
         shape = _Fields(value.message(_VALUE_SHAPE))

@@ -189,7 +189,7 @@ class BackgroundSizes:
     _prepare: Callable[[int, Callable[[str], None]], None]
     """Compiles a size, loads it and puts it into service. The second argument reports progress."""
     _cancel: Callable[[], None]
-    """Ends the running `prepare` and all later ones through any exception. May be called on any thread."""
+    """Makes the running `_prepare` and all later ones raise. May be called on any thread."""
     _report: Callable[[str], None]
     """Sends the state to the server; "" = done."""
     _log: logging.Logger
@@ -338,7 +338,7 @@ class _Compiled:
                 )
 
     def signature(self, layout: ProgramLayout) -> Signature:
-        """Return the signature of the model's file, completed by the program's."""
+        """Return the signature of the model's file. The program adds what the file does not say."""
         served = {tensor.name: tensor for tensor in (*layout.inputs, *layout.outputs)}
         declared = {entry.name: entry.model_dims for entry in self.context.model.config.inputs}
         lead = (-1,) if self.plan.batches else ()
