@@ -42,7 +42,7 @@ class ProcessState:
 
 
 class Silence:
-    """Measures how long one instance has had work in flight without any message."""
+    """Measures how long one instance has had the same pending answers."""
 
     def __init__(self, limits: TimeLimits) -> None:
         self._limits = limits

@@ -33,7 +33,7 @@ _Gathered = tuple[Batch, Sequence[memoryview]]
 
 
 def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -> list[memoryview]:
-    """Return the bytes of a request's inputs, in place. `source`: the heap, or the client's file."""
+    """Return the bytes of a request's inputs, in place. `source`: the heap or client's file that contains them."""
     places = request.form.places
     if places.sizes is not None:
         bounds, size = places.bounds, places.end

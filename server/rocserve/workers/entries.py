@@ -25,8 +25,8 @@ From the server, on the ring WORK:
 - BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. Flag GROUPED: the requests travel
   together and run one by one. The server keeps the slot until the batch is DONE.
 - REQUEST: of layout number; a = its number; b = start of its inputs; c = bytes of its details (RequestDetails), and in
-  the upper half their start. Flag PLACED: b is another place in the heap, kept as long. Flag IN_FILE: b is an
-  offset in a client's file or another worker's heap, which has the number a (`passed_files.py`).
+  the upper half their start. Flag PLACED: b is a place that is not in the slot; the server keeps it too. Flag IN_FILE:
+  b is an offset in a client's file or another worker's heap, which has the number a (`passed_files.py`).
 - FORGET: number = a file that no further request uses.
 
 On the ring BACK, for models that see each request separately, LAYOUT, RESPONSE to calls, and:

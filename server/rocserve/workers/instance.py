@@ -66,7 +66,7 @@ class Instance:
     device: int | None = None
     """The GPU's number; None = CPU."""
     rate_limiter: InstanceRateLimiter = NO_LIMITS
-    """The resources that the instance needs while it runs a batch."""
+    """The resources that the instance needs while it runs a batch, and its priority."""
 
     def __post_init__(self, start_call: CallStarter | None) -> None:
         self.plane = self._mail.plane

@@ -124,7 +124,7 @@ class WorkerLauncher:
         self._attached = False
         self._launches: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
         self._takes_replies = self.zygote is None
-        """Whether replies are for this server; before the zygote's NewServer they are for the previous server."""
+        """Whether replies are for this server. Until the zygote returns NewServer, they are for the previous server."""
         self._may_take_over = self.zygote is not None
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}

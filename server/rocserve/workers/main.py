@@ -345,7 +345,7 @@ def _set_up_process(title: str) -> None:
     for number in _IGNORED_SIGNALS:
         signal.signal(number, _ignore_signal)
         signal.siginterrupt(number, False)
-    # Blocked during a fork, so that no signal is lost before the child takes signals.
+    # Blocked during a fork, so that a signal that comes before the child restores its handlers is not lost.
     hold, release = (
         partial(signal.pthread_sigmask, how, _IGNORED_SIGNALS) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK)
     )

@@ -155,7 +155,7 @@ class LaunchOptions:
     """The model's own bounds, by fields of WorkerSettings. All other bounds come from the settings."""
 
     def on_gpus(self, device: int | None) -> LaunchOptions:
-        """Return the options of a worker on a GPU; None = on all that the server may use. It is never forked."""
+        """Return the options of a worker on a GPU, which is never forked. None = on all GPUs."""
         own = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
         return replace(
             self,

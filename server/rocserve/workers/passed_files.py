@@ -1,6 +1,6 @@
-"""Passes clients' files and other workers' heaps to an instance's worker, which reads inputs there in place. Each is
-passed once, as a read-only descriptor with its size (0 for a heap), through the socket that also carries the doorbell
-rings. Both ends number the files in their order."""
+"""Passes clients' files and other workers' heaps to an instance's worker, which reads inputs there in place. Each file
+or heap is passed once, as a read-only descriptor with its size (0 for a heap), through the socket that also carries the
+doorbell's rings. Both ends number files and heaps in their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZE = struct.Struct("<Q")
 _MOST_FILES = 256
 """Bound for each instance, because each file takes a descriptor and a mapping in the worker."""
 _RECEIVE_BYTES = 4096
-"""Most bytes of one receive: rings of one byte each, and a size."""
+"""Most bytes of one receive: doorbell rings of one byte each, and a size."""
 _MOST_RESIDENT_BYTES = 256 << 20
 """Bytes of clients' files that may count as an instance's memory, in addition to the inputs of one batch."""
 _RIGHTS_BYTES = socket.CMSG_LEN(4)

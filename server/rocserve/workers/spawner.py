@@ -29,7 +29,7 @@ class _Held:
     reception: socket.socket
     control_group: str
     key: str = ""
-    """"" = the worker does not serve yet."""
+    """The key of the Keep message; "" = none has come, so the next server does not get the worker."""
     is_left: bool = False
     """The worker is left from the previous server."""
 
@@ -72,7 +72,7 @@ class Spawner:
             return
 
     def _serve(self) -> bool:
-        """Returns False if the server is gone."""
+        """Returns False if the connection is closed."""
         data = self._connection.recv(_LONGEST_MESSAGE)
         if not data:
             return False
@@ -207,7 +207,7 @@ class Spawner:
             self._send(messages.Exited(*os.waitpid(ended.si_pid, 0)))
 
     def _send_worker(self, pid: int, held: _Held, problem: str = "") -> None:
-        """Only the zygote reaps the worker, so its number is still valid for the pidfd, which comes last."""
+        """Send Spawned. Only the zygote reaps the worker, so its number is valid for the pidfd, which comes last."""
         descriptors = [held.reception.fileno(), held.output]
         with suppress(OSError):
             descriptors.append(os.pidfd_open(pid))

@@ -46,11 +46,11 @@ class ReceivedRequest:
     form: RequestForm
     number: int
     place: int
-    """Place of the inputs in the heap, or offset in a client's file."""
+    """Place of the inputs in the version's heap, or their offset in `file`."""
     details_place: int
     details_bytes: int
     file: int
-    """Number of the file; 0 = the inputs are in the heap."""
+    """Number of a client's file or of another worker's heap; 0 = the inputs are in the version's heap."""
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class WorkerEnd:
         return requests
 
     def _await_file(self, number: int) -> None:
-        """Wait for a client's file, which the server sends before it names the file. Raises ServerGone or OSError."""
+        """Wait for a file or heap, which the server sends before it names its number. Raises ServerGone or OSError."""
         while number not in self.files:
             if not self.files.take(self._connection, flags=0):
                 raise ServerGone

@@ -31,9 +31,9 @@ _ONE_THREAD = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until the server is gone. Arguments: the server's socket, its pipe, the modules to import."""
+    """Serve until the connection is closed. Arguments: connection, parent's pipe, the modules to import."""
     connection, parent_pipe, *preload = arguments
-    # These signals may go to the whole process group, but the zygote ends with the server.
+    # These signals may go to the whole process group, but the zygote ends with its connection.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     kept = exit_with_parent(int(parent_pipe))
