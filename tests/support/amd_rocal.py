@@ -65,7 +65,7 @@ def run_batch(
     shapes: Sequence[tuple[int, ...]],
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[list[np.ndarray], Mapping[int, Exception]]:
-    """Run a batch; return its outputs (`shapes`: of each image) and its failures."""
+    """Run a batch; return its outputs and its failures. `shapes`: an image's shape in each output."""
     outputs = [
         np.full((len(images), *shape), 7, dtype=output.datatype.numpy_dtype)
         for shape, output in zip(shapes, setup.formats, strict=True)

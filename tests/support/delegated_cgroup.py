@@ -21,8 +21,8 @@ _MOUNTED = Path("/sys/fs/cgroup")
 
 @contextmanager
 def delegated_cgroup() -> Iterator[Path]:
-    """The cgroup's folder. At the end it is removed with all cgroups that a server left in it. Skips the test if none
-    can be made."""
+    """A context with the folder of a cgroup. At the end it is removed with all cgroups that a server left in it. Skips
+    the test if none can be made."""
     folder = _make()
     if folder is None:
         pytest.skip(NO_CGROUP)

@@ -89,7 +89,7 @@ def wait_for_more(asking: Sequence[Asking]) -> None:
 
 
 def check_others_go_on(asking: Sequence[Asking], still: psutil.Process, other: psutil.Process) -> None:
-    """Check that other clients are served while one front end is stopped, and this one after it continues."""
+    """Check that the clients of the front end `other` are served while `still` is stopped; let `still` continue."""
     still.send_signal(signal.SIGSTOP)
     try:
         for _ in range(3):

@@ -74,7 +74,7 @@ class HandInstance:
         self.closed = False
         self.batches_at_once = 1
         self.executions: list[Any] = []
-        """Executions of the type that the instance makes."""
+        """The batches that the instance has received, each as an object of the type `execution`."""
         self._loop = loop
 
     def execute(self, is_grouped, members, on_outcome) -> None:

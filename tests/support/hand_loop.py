@@ -35,7 +35,7 @@ class HandLoop:
         self._ends[callback] = None
 
     def turn(self) -> None:
-        """Run all that is due until nothing is."""
+        """Run due callbacks until none is due."""
         while True:
             callbacks = list(self._soon)
             self._soon.clear()
@@ -68,7 +68,7 @@ class HandLoop:
             self.turn()
 
     def turning(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a call so that it runs in its own turn of the loop."""
+        """Wrap a call so that the loop turns after it."""
 
         def turned(*arguments: Any, **named: Any) -> Any:
             try:
@@ -80,7 +80,7 @@ class HandLoop:
 
 
 class Turned:
-    """Wraps an object so that each of its calls runs in its own turn of the loop."""
+    """Wraps an object so that the loop turns after each of the object's calls."""
 
     def __init__(self, loop: HandLoop, inner: object) -> None:
         self.inner = inner
@@ -92,7 +92,7 @@ class Turned:
 
 
 class Flag:
-    """A threading.Event that turns the loop while a test waits for it."""
+    """Stands in for threading.Event: the loop turns while a test waits for it."""
 
     def __init__(self, loop: HandLoop) -> None:
         self._loop = loop

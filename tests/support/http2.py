@@ -59,7 +59,7 @@ class Answer:
     """The gRPC status; None = the call continues."""
     text: str = ""
     is_over: bool = False
-    """Whether the server has ended the stream and reads no more of it."""
+    """Whether the server has ended or reset the stream, and reads no more of it."""
 
 
 class Http2Connection:

@@ -22,7 +22,7 @@ HEAD = TensorHead("SUM", DataType.INT32, (1, 16))
 
 
 class Peer:
-    """The worker's end, by hand."""
+    """An instance and the worker's end of its link, which the test drives."""
 
     def __init__(self, plane: PlaneLoop, heap_bytes: int = 1 << 30) -> None:
         self.plane = plane
@@ -84,7 +84,7 @@ class Peer:
         on_plane(self.plane, self.outcomes.clear)
 
     def close(self) -> None:
-        """Close both ends, as both processes would."""
+        """Close the heaps of both ends."""
         for heap in (self.inputs, self.end_of_worker.inputs, self.end_of_worker._heap):
             heap.close()
 

@@ -18,7 +18,7 @@ from kserve.protocol.grpc.grpc_predict_v2_pb2 import ModelMetadataRequest
 
 
 def request(model: str, inputs: Sequence[tuple[str, str]], data: Path) -> InferRequest:
-    """`inputs`: their names and datatypes."""
+    """`inputs`: name and datatype of each."""
     array = np.load(data) if data.suffix == ".npy" else np.array([[data.read_bytes()]], np.object_)
     entries = [InferInput(name=name, shape=list(array.shape), datatype=datatype) for name, datatype in inputs]
     for entry in entries:

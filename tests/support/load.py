@@ -28,8 +28,8 @@ _PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
 
 class ConstantLoad:
     """Threads that each send one request after another to a model Y = X + c, where `c` must be one of the allowed
-    constants. `failures` holds (status, text) of each failed request, `wrong` each answer that no allowed version
-    gives, and `answered` the number of answers by constant."""
+    constants. `failures` holds (status, text) of each failed request, `wrong` the difference Y - X of each wrong
+    answer, and `answered` the number of answers by constant."""
 
     def __init__(
         self,

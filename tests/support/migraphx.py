@@ -29,7 +29,7 @@ MARK = "in_migraphx_process"
 NO_ROOT = "no MIGraphX here: run make migraphx-root"
 
 _END_SECONDS = 60
-"""For what pytest does after its last report: it also removes old temporary folders of other runs."""
+"""Time for what pytest does after its last report: it also removes old temporary folders of other runs."""
 REPORTS = "ROCSERVE_TEST_REPORTS"
 """In a pytest under the root's loader: the descriptor to which it writes its reports."""
 
@@ -102,7 +102,7 @@ class ReportWriter:
 
 
 class ChildRuns:
-    """In the parent pytest: has marked tests run in the other one, and takes their reports as its own."""
+    """In the parent pytest: lets the pytest under the root's loader run marked tests, and passes on their reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -185,7 +185,7 @@ class ChildPytest:
         self._missing = set(tests)
 
     def reports(self, test: str) -> tuple[list[dict[str, Any]], bool]:
-        """What the test's run reported, and whether it came to its end; waits for it."""
+        """Wait for the end of a test; return its reports, and whether it came to its end."""
         while test in self._missing:
             line = self._messages.readline()
             if not line:
@@ -198,12 +198,12 @@ class ChildPytest:
 
     @property
     def is_done(self) -> bool:
-        """Whether all its tests have run."""
+        """Whether all tests have run."""
         return not self._missing
 
     def end(self) -> str:
-        """Says how it ended. One that has yet tests to run is killed; the others are about to end, at the latest in
-        `_END_SECONDS`."""
+        """End the pytest; return how it ended. It is killed: immediately if tests are left, else if it does not end
+        within `_END_SECONDS`."""
         if not self._missing:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_SECONDS)

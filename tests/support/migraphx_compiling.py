@@ -29,7 +29,7 @@ from support.cached_programs import cache_at
 LOG = logging.getLogger("test.compiler")
 ENVIRONMENT = ProgramEnvironment("2.14.0")
 MLP = {"x": (networks.MLP_WIDTH,)}
-"""The shapes of an `mlp`'s inputs."""
+"""Input of an `mlp` -> shape without the batch."""
 
 
 class Bench:
@@ -41,14 +41,14 @@ class Bench:
         self.folder.mkdir()
         self.cache = cache_at(folder / "cache")
         self.reports: list[str] = []
-        """Each report once, without the time in it. The report that a child starts is left out, because a start may be
-        too quick to be reported."""
+        """The reports without the time in them and without repetitions. The report that a child starts is left out,
+        because a start may be too quick to be reported."""
         installation = find_installation(EngineSettings(migraphx_root=str(root)))
         self.runner = JobRunner(migraphx_jobs(installation), self._take, LOG)
         self.compiler = ProgramCompiler(self.runner, self.cache, model_name="x", model_folder=self.folder)
 
     def recipe(self, model: bytes, batch: int, shapes: Mapping[str, tuple[int, ...]], **changes: Any) -> ProgramRecipe:
-        """`shapes`: without the batch."""
+        """`shapes`: input -> shape without the batch."""
         path = self.folder / "model.onnx"
         path.write_bytes(model)
         recipe = ProgramRecipe(
@@ -63,7 +63,7 @@ class Bench:
     def tensorflow_recipe(
         self, graph: bytes, batch: int, shapes: Mapping[str, tuple[int, ...]], outputs: tuple[str, ...]
     ) -> ProgramRecipe:
-        """`shapes`: in the program's layout (NCHW), without the batch."""
+        """`shapes`: input -> shape in the program's layout (NCHW), without the batch."""
         path = self.folder / "model.graphdef"
         path.write_bytes(graph)
         source = ProgramSource(SourceKind.TENSORFLOW, str(path), file_digest(path))

@@ -65,7 +65,7 @@ class Engine:
         kind: InstanceKind = InstanceKind.CPU,
         **parameters: object,
     ) -> ModelSource:
-        """The model as a worker receives it. `parameters`: the configuration's."""
+        """The model as a worker receives it. `parameters`: of the configuration, in addition to `target`."""
         path = self.write(filename, content)
         config = ModelConfig(
             name="model",

@@ -36,7 +36,7 @@ class Text:
 class Row:
     case: str
     texts: dict[str, Text]
-    """The texts by the place where a user sees them: index, log, response."""
+    """Place where a user sees the text (index, log, response) -> text."""
 
 
 def rows() -> list[Row]:
@@ -45,7 +45,7 @@ def rows() -> list[Row]:
 
 
 def held_by() -> dict[str, tuple[Path, str]]:
-    """For failures without a visible text: the file and the name of the test that covers each."""
+    """Failure without a visible text -> the file and the name of the test that covers it."""
     found = {}
     for trap, *_, test in _tables(_PAGE.read_text().partition(_PREVENTED)[2]):
         file, _, name = test.strip("`").partition("::")

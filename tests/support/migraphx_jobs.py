@@ -101,7 +101,7 @@ def _descriptors(argument: str, binding: Binding, report: Report) -> str:
 
 
 def _priority(argument: str, binding: Binding, report: Report) -> str:
-    """The priority of every thread."""
+    """The nice values of all threads, and the I/O priority."""
     nice = {os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in Path("/proc/self/task").iterdir()}
     idle = subprocess.run(["ionice"], capture_output=True, text=True, check=False).stdout.strip()
     return f"nice {sorted(nice)}, {idle}"

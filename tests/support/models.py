@@ -19,7 +19,7 @@ input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] }
 output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
 dynamic_batching { }
 """
-"""Of `add_constant`, with the dynamic batcher."""
+"""The config.pbtxt of `add_constant`, with the dynamic batcher."""
 
 _ANSWERING = """
 import os
@@ -85,17 +85,13 @@ def add_constant(value: float) -> bytes:
 
 
 def answering(given: str, output: str, value: str = "x", first: str = "") -> str:
-    """A model.py that answers each request by one tensor.
-
-    Args:
-        value: of `x`, what `given` has, and of the `request`.
-        first: what becomes of the `requests` before.
-    """
+    """A model.py that answers each request with the tensor `output`. `value`: an expression of `x`, the array of the
+    input `given`, and of the `request`. `first`: statements that handle the list `requests` before."""
     return _ANSWERING % (indent(first, " " * 8), given, output, value)
 
 
 def slow_sum(loops: int) -> bytes:
-    """Y = X after `loops` products with a matrix, FP32 [batch, 256]: takes a while, on purpose."""
+    """Y = X after `loops` products with a matrix, FP32 [batch, 256]: slow on purpose."""
     spec = (TensorProto.FLOAT, ["batch", 256])
     weights = helper.make_node(
         "Constant",
@@ -120,7 +116,7 @@ def drop(
     version: int = 1,
     filename: str = "model.onnx",
 ) -> Path:
-    """Write a model as a whole: its file, a Python model's script, or None for an ensemble; returns its folder."""
+    """Write a model with its file, a Python model's script, or None for an ensemble; returns the model's folder."""
     folder = repository / name
     (folder / str(version)).mkdir(parents=True, exist_ok=True)
     if isinstance(model, str):

@@ -33,14 +33,13 @@ from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig
 from rocserve.core.tensors import tensor_from_numpy
 
 MEMBERS_OF = 10
-"""Percentage of the files in which a member is replaced, with a right checksum, so that PyTorch itself has to find the
-damage."""
+"""Percentage of files in which a member is replaced, with a right checksum, so that PyTorch must find the damage."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 16 << 30
 BOMB_BYTES = 1 << 28
-"""Bytes of zeros."""
+"""Size of the zeros that one file unpacks to."""
 ROUNDING = 1e-6
-"""The largest difference between compiled code and PyTorch's own outputs that is mere rounding."""
+"""The largest difference from PyTorch's own outputs that is mere rounding in compiled code."""
 COMPILERS = ("g++", "clang++")
 READERS = ("torch.export.pt2_archive", "torch.export._trace", "torch._inductor.package", "torch.utils.cpp_extension")
 """Modules that loading a file imports. They take 1.6 s, so they are imported once here instead of in each child."""
@@ -82,7 +81,7 @@ def with_other_member(content: bytes, chance: random.Random) -> bytes:
 
 
 class Touch:
-    """An object whose pickle, when it is loaded by an unpickler that calls what the pickle names, makes a file."""
+    """An object whose pickle makes a file, if the unpickler calls the functions that a pickle names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +91,7 @@ class Touch:
 
 
 def hostile(files: Path, touched: Path) -> Iterator[bytes]:
-    """Files whose pickles call a command, and a file that unpacks to a hundred times its size."""
+    """Files whose pickles call a command, and a small file that unpacks to more than `BOMB_BYTES`."""
     command = pickle.dumps(Touch(touched), protocol=2)
     saved = io.BytesIO()
     with zipfile.ZipFile(saved, "w") as archive:

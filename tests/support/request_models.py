@@ -84,7 +84,7 @@ class Answers:
             self._tell(lambda: None, final)
         else:
             answer.data = [bytes(data) for data in answer.data]
-            answer.slot = None  # A reference to the error would keep the instance alive.
+            answer.slot = None  # The slot would keep the instance alive.
             self._tell(lambda: self.responses.append(answer), final)
 
     def watch_cancellation(self, callback: Callable[[], None]) -> None:

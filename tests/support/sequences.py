@@ -259,7 +259,7 @@ def run_sequence(
 
 
 def run_at_once(count: int, run: object) -> None:
-    """Call `run(number)` on that many threads; raise the first error."""
+    """Call `run(number)` on `count` threads; raise the first error."""
     errors: list[BaseException] = []
 
     def guarded(number: int) -> None:

@@ -31,7 +31,7 @@ class RocserveProcess:
     server when the thread that started it ends."""
 
     default_front_ends = 0
-    """Used unless a flag says otherwise; pytest's --front-ends sets it."""
+    """The number of front ends unless a flag says otherwise; pytest's --front-ends sets it."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class RocserveProcess:
         wait_until(client.is_server_ready, f"readiness; the log says:\n{self.log_text}")
 
     def family(self) -> list[psutil.Process]:
-        """All processes of the server: they belong to its session even after their parent has ended."""
+        """All processes of the server but the supervisor: they stay in its session even if their parent ends."""
         assert self.process is not None
         leader = self.process.pid
         return [process for process in psutil.process_iter() if process.pid != leader and _session(process) == leader]
@@ -185,10 +185,10 @@ class RocserveProcess:
         return next((process for process in children if "rocserve.workers.zygote" in _command(process)), None)
 
     def terminate(self, seconds: float = 40.0, whole_group: bool = False) -> int:
-        """Send SIGTERM to the server, or to its workers as well; return the exit status."""
+        """Send SIGTERM to the supervisor; `whole_group`: also to its group and to workers. Returns the exit status."""
         assert self.process is not None
         if whole_group:
-            # Workers have process groups of their own; systemd and other service managers signal every process.
+            # Workers have separate process groups; systemd and other service managers signal every process.
             for worker in self.workers():
                 worker.send_signal(signal.SIGTERM)
             os.killpg(self.process.pid, signal.SIGTERM)

@@ -164,14 +164,14 @@ def s3_bucket(port: int, name: str) -> Bucket:
 
 @dataclass
 class Faults:
-    """What a proxy does to requests whose path matches a pattern."""
+    """What a proxy does to requests, by regular expressions (patterns) that it searches for in their paths."""
 
     status: dict[str, int] = field(default_factory=dict)
-    """Pattern -> the status with which they are answered."""
+    """Pattern -> status of the answers."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Pattern -> the delay of their answers."""
+    """Pattern -> delay of the answers."""
     bodies: dict[str, bytes] = field(default_factory=dict)
-    """Pattern -> the body with which they are answered."""
+    """Pattern -> body of the answers."""
     before_listing: Callable[[], object] = lambda: None
     """Called before each listing."""
     asked: Counter[str] = field(default_factory=Counter)

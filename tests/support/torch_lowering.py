@@ -48,9 +48,9 @@ class Lowerings:
 
     options: list[Mapping[str, Any]] = field(default_factory=list)
     shapes: list[tuple[int, ...]] = field(default_factory=list)
-    """The shapes of the last input, for each lowered program."""
+    """For each lowered program, the shape of the last input."""
     constants: list[int] = field(default_factory=list)
-    """The number of a lowered program's inputs that are weights; none if weights are constants."""
+    """For each lowered program, how many of its inputs are weights; 0 if weights are constants."""
     factor: float = 1.0
     """Multiplies the outputs."""
 

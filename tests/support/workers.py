@@ -135,7 +135,7 @@ def _form(heads: tuple[TensorHead, ...], requested: tuple[str, ...], rows: int) 
 
 
 def members_of(inputs: Sequence[BatchInput], requested: Sequence[str], sizes: Sequence[int]) -> list[Member]:
-    """The requests of a batch, cut from its inputs by their rows."""
+    """The requests of a batch: request number i has part i of each input, and `sizes[i]` rows."""
     members = []
     for index, size in enumerate(sizes):
         heads = tuple(
@@ -155,13 +155,13 @@ def execute(
     on_outcome: Callable[[BatchOutcome], None],
     is_grouped: bool = False,
 ) -> None:
-    """Call Instance.execute with the batch as inputs."""
+    """Call Instance.execute with a batch of these inputs."""
     members = members_of(inputs, requested, sizes)
     on_plane(instance.plane, lambda: instance.execute(is_grouped, members, on_outcome))
 
 
 def batch_input(name: str, *arrays: np.ndarray) -> BatchInput:
-    """Make one input of the arrays of several requests."""
+    """Make one input from the arrays of several requests."""
     tensors = [tensor_from_numpy(name, array) for array in arrays]
     shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:]) if arrays[0].ndim else ()
     return BatchInput(name, tensors[0].datatype, shape, [tensor.data for tensor in tensors])
@@ -292,7 +292,7 @@ def pids(group: WorkerGroup) -> list[int]:
 
 
 def running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -53,7 +53,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class IndexRows:
-    """What the repository index says of one model."""
+    """The rows of the repository index about one model."""
 
     model: str
 
@@ -91,7 +91,7 @@ def described(name: str) -> list[Step]:
 
 
 def dropped(configuration: Configuration, repository: Path, asked: Sequence[Step]) -> Exchange:
-    """The folder exists while the model is loaded and asked."""
+    """An exchange during which the folder exists: the model is loaded, asked and unloaded."""
 
     def write(server: Asked) -> None:
         # A Triton that crashed in the middle of its steps leaves its folder.

@@ -36,8 +36,6 @@ class Outcome:
 
 
 class Asked(Protocol):
-    """A server as steps see it."""
-
     name: str
     """`triton` or `rocserve`."""
 
@@ -50,7 +48,7 @@ class Step(Protocol):
     """One action on a server."""
 
     def digest(self) -> str:
-        """The same for equal requests; empty for a step without a request."""
+        """A digest that is the same for equal requests; empty for a step without a request."""
 
     def ask(self, server: Asked) -> Outcome: ...
 
@@ -126,7 +124,7 @@ class Exchange:
     name: str
     steps: Sequence[Step]
     ordered: bool = True
-    """Whether the order of a response's outputs counts. Triton's order is undefined for ensembles."""
+    """Whether the order of a response's outputs matters. Triton's order is undefined for ensembles."""
     at_once: bool = False
     """Whether both servers are asked simultaneously; else rocserve is asked after Triton has answered."""
     timed: bool = False
@@ -135,7 +133,7 @@ class Exchange:
     """What a step without a request changes for the servers."""
 
     def digest(self) -> str:
-        """The same for equal exchanges."""
+        """A digest that is the same for equal exchanges."""
         steps = [f"{type(step).__name__} {step.digest()}" for step in self.steps]
         return digest_of(*(part.encode() for part in (*steps, str(self.ordered), self.about)))
 

@@ -194,7 +194,7 @@ _TRITON_STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """What runs, and the files that it runs on."""
+    """The running servers, and their files."""
 
     triton: Side | None
     """None: the recorded outcomes replace it."""
@@ -346,13 +346,8 @@ Paired = Callable[[Servers, Sequence[Difference]], AbstractContextManager[Pair]]
 def running_servers(
     peer: TritonPeer | None, repositories: Sequence[Path], folder: Path, both: Sequence[str] = ()
 ) -> Iterator[Servers]:
-    """A context with both servers, ready.
-
-        Args:
-            peer: None: rocserve runs alone.
-            repositories: model repositories of both, in `folder`; the last one is `Servers.scratch`.
-            folder: also for the logs.
-    X"""
+    """A context with both servers, ready. `peer`: None = rocserve runs alone. `repositories`: the model repositories of
+    both, in `folder`; the last one is `Servers.scratch`. `folder`: also for the logs. `both`: flags of both."""
     flags = [*TRITON_FLAGS, *both]
     digest = digest_of(*(part.encode() for part in (*flags, *map(folder_digest, repositories))))
     http_port = free_port()

@@ -25,8 +25,8 @@ class RecordedTriton:
     recorded together with a digest of all that it depends on, and is refused when that has changed."""
 
     def __init__(self, file: Path, folder: Path, records: bool = False) -> None:
-        """`folder`: of the servers' models in this run. `records`: record confirmed outcomes, and replace all that the
-        file held."""
+        """`folder`: the folder of the servers' models in this run. `records`: record confirmed outcomes, and replace
+        all that the file held."""
         self._file = file
         self._folder = json.dumps(str(folder))[1:-1]
         self.is_recording = records
@@ -35,7 +35,7 @@ class RecordedTriton:
         self._entries = {} if records else self._before
 
     def depend_on(self, digest: str) -> None:
-        """Make all outcomes depend on what has this digest. Called before the first exchange."""
+        """Make all outcomes depend on the content that has this digest. Called before the first exchange."""
         self._depends_on.append(digest)
 
     def take(self, exchange: Exchange) -> list[Outcome]:
@@ -59,7 +59,7 @@ class RecordedTriton:
             )
 
     def write(self) -> None:
-        """Write an outcome a line, exchanges sorted by name."""
+        """Write each outcome on a line, exchanges sorted by name."""
         entries = [self._written(name) for name in sorted(self._entries)]
         self._file.parent.mkdir(exist_ok=True)
         self._file.write_text("{\n" + ",\n".join(entries) + "\n}\n")

@@ -48,7 +48,7 @@ class Tensor:
     layout: types.RocalTensorLayout
     datatype: types.RocalTensorOutputType
     compute: Callable[[list[Image]], Image] | None
-    """From the sources' images to this node's, for each image of a batch; None for the loader's."""
+    """Makes this node's image from the sources' images, for each image of a batch; None for the loader's tensor."""
     sources: tuple[Tensor, ...] = ()
     regions: np.ndarray | None = None
     """The regions of the images that were loaded last; the loader's tensor alone has them."""
@@ -100,7 +100,7 @@ class OutputTensor:
 class Feed:
     address: Address
     size: int
-    """Bytes: of the file, or of the largest image."""
+    """Bytes of the file, or of the largest image."""
     height: int
     width: int
 
@@ -121,14 +121,14 @@ class Context:
     """Whether all images before the end of the feed have been processed."""
     ring: deque[list[OutputTensor]] = field(default_factory=deque)
     last: list[OutputTensor] = field(default_factory=list)
-    """What the memory behind the ring still holds."""
+    """The outputs of the last batch: what a reader finds if the ring is empty."""
     processing: bool = False
     first_run: bool = True
     batches_until_death: int | None = None
     slips: bool = False
     labels: Address | None = None
     memory: np.ndarray | None = None
-    """The loader's memory, which each batch uses again."""
+    """The loader's memory, which every batch overwrites."""
 
     def verify(self) -> None:
         if self.loader is None:

@@ -395,7 +395,7 @@ def blur(context, source, is_output, layout, datatype):
     compute = node.compute
 
     def moved(images: list[Image]) -> Image:
-        """RPP gets the image 12 bytes late."""
+        """RPP reads the image from 12 bytes behind its start, so the result moves left."""
         result = compute(images)
         result.pixels[...] = np.roll(result.pixels, -12 // source.channels, axis=1)
         return result

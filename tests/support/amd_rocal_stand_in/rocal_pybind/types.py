@@ -1,4 +1,4 @@
-"""rocal_pybind.types: pybind11's enums, which are no integers."""
+"""rocal_pybind.types: pybind11's enums, which are not integers."""
 
 from __future__ import annotations
 

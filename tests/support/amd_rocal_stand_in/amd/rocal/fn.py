@@ -31,7 +31,7 @@ _FLOATS = frozenset(
 )
 _FLAGS = frozenset(("mirror",))
 _INTEGERS = frozenset(("horizontal", "vertical", "adjustment_value"))
-"""What is handed on as a parameter of rocAL's, whose value could be drawn at random."""
+"""The arguments above are passed as rocAL's parameter objects, whose value could be drawn at random."""
 
 
 def _handle():
@@ -53,7 +53,7 @@ def _size_of_crop(values):
 
 
 def _function(native, handed_on, keywords, parameters=True, prepare=None, inputs=1):
-    """A function that hands on these of its keywords, in this order; `parameters`: as parameters of rocAL's."""
+    """A function that passes on these keywords, in this order; `parameters`: whether as rocAL's parameter objects."""
     kinds = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in keywords.items()]
     signature = inspect.Signature([Parameter("inputs", Parameter.VAR_POSITIONAL), *kinds])
 

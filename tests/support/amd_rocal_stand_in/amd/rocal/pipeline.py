@@ -72,7 +72,7 @@ class Pipeline:
         return b.rocalRelease(self._handle)
 
     def run(self):
-        """None at the end of the data."""
+        """Returns None at the end of the data."""
         try:
             if self.get_remaining_images() > 0:
                 self.rocal_run()
