@@ -1,6 +1,6 @@
 """Defines the contracts of a backend: how it registers, and what its engine does in a worker. A backend is a folder of
 this package. Its `__init__.py` defines `BACKEND: BackendSpec` and imports no engine; the server reads only that. An
-engine's module is imported in a worker, where its `load` returns a LoadedModel."""
+engine's module is imported in a worker, where its `load` returns a LoadedModel or a RequestModel."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Batch:
     tensors of one request. Not frozen, because `room` changes for each batch."""
 
     inputs: Mapping[str, Tensor]
-    """Views of shared memory, valid until `execute` returns."""
+    """Views of memory that is reused after `execute` has returned."""
     requested_outputs: tuple[str, ...]
     """The only outputs that are needed."""
     request_sizes: tuple[int, ...]

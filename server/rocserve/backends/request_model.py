@@ -50,8 +50,8 @@ class RequestResponder(Protocol):
         pass
 
     def send(self, answer: Answer | None, final: bool) -> None:
-        """Send an answer; None with `final` ends the request without a further answer. Raises RuntimeError after the
-        final answer."""
+        """Send an answer; None with `final` ends the request without another. Raises RuntimeError after the final
+        answer."""
 
 
 @dataclass(slots=True)

@@ -191,7 +191,8 @@ def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
 
 
 def split_sample(batch: Batch) -> list[dict[str, Tensor]]:
-    """Split a warm-up sample into copies of each request's inputs. Raises ServeError (INVALID_ARGUMENT)."""
+    """Split a warm-up sample into copies of each request's inputs. Raises ServeError (INVALID_ARGUMENT) if a BYTES
+    input does not have as many elements as its shape."""
     requests: list[dict[str, Tensor]] = [{} for _ in batch.request_sizes]
     for name, tensor in batch.inputs.items():
         parts = [tensor]
