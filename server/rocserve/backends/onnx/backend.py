@@ -57,8 +57,7 @@ _BATCH_SIZE_PARAMETERS = frozenset({"batch", "batch_sizes", "pad_batch"})
 Array = np.ndarray[Any, Any]
 
 Run = Callable[[Sequence[str], Mapping[str, Array]], Sequence[Array]]
-"""Takes the names of the wanted outputs and all inputs; returns the wanted outputs. BF16 tensors are uint16 arrays of
-their bits."""
+"""Takes the names of the wanted outputs and all inputs; returns the wanted outputs. BF16 is passed as uint16 bits."""
 
 _PLACED_FROM = 256 << 10
 """Bytes; from this size on, letting the engine write a batch's outputs to their place is faster than copying them."""
@@ -166,8 +165,7 @@ def load(model: ModelSource) -> LoadedModel:
     shape, also `batch_sizes`, `batch` and `pad_batch`. Raises ServeError (INVALID_ARGUMENT) if the file or the
     configuration is wrong, ServeError (UNAVAILABLE) if the execution provider is missing or does not start."""
     plan = plan_providers(model, onnxruntime.get_available_providers())
-    # Parameters of MIGraphX without effect here are logged. The parameters for batch sizes have an effect if the sizes
-    # are fixed.
+    # Parameters of MIGraphX that have no effect here are logged. Fixed batch sizes follow some of them.
     names = PARAMETERS | {"target"}
     if plan.compiling is not None or plan.on_gpu:
         names -= _BATCH_SIZE_PARAMETERS

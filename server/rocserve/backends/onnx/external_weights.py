@@ -2,7 +2,7 @@
 runs.
 
 The files are checked before ONNX Runtime sees them, because its older versions open any path. By default ONNX Runtime
-maps the files: if one is overwritten before the model's new version takes over, answers change, or the process is
+maps the files: if a file is overwritten before the model's new version takes over, answers change, or the process is
 killed.
 """
 

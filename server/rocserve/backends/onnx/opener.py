@@ -215,8 +215,7 @@ class SessionOpener:
         return session
 
     def _options(self, instance_count: int) -> Any:
-        """Make the session options, with the model's custom operators. Raises ServeError (INVALID_ARGUMENT) if a
-        parameter or an operator library is wrong."""
+        """Make the options, with the custom operators. Raises ServeError (INVALID_ARGUMENT) if a parameter is wrong."""
         options = session_options(self._model.config, instance_count)
         folder = self._model.model_folder
         for name in self._model.config.operator_libraries:
@@ -305,8 +304,7 @@ class DeviceStream:
 
 
 def device_stream(model: ModelSource, plan: ProviderPlan) -> DeviceStream | None:
-    """Open a stream; None = the model has no batch dimension, a provider takes no stream, or PyTorch cannot use the
-    GPU."""
+    """Open a stream; None = no batch dimension, a provider that takes no stream, or PyTorch cannot use the GPU."""
     batches = model.config.max_batch_size > 0 or model.config.has_open_batch
     takes = all(provider.kind in _TAKE_STREAMS for provider in plan.providers if provider.kind.on_gpu)
     if not (plan.on_gpu and batches and takes) or importlib.util.find_spec("torch") is None:

@@ -210,9 +210,8 @@ _SERVER_PARAMETERS = (
 
 
 def provider_options(options: Mapping[str, str], model: str, model_folder: Path) -> Mapping[str, str]:
-    """Return the provider's own options for the accelerator's parameters. Raises ServeError (INVALID_ARGUMENT) if FP8
-    or INT8 lacks its calibration table, the table is not a file in the model's folder, or two precisions contradict
-    each other."""
+    """Return the provider's own options for the accelerator's parameters. Raises ServeError (INVALID_ARGUMENT) if
+    precisions contradict each other, or FP8 or INT8 has no calibration table in the model's folder."""
     given = {
         _PROVIDER_NAMES.get(name, name): value for name, value in options.items() if name not in _SERVER_PARAMETERS
     }
@@ -244,8 +243,8 @@ def provider_options(options: Mapping[str, str], model: str, model_folder: Path)
 
 def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], largest: int) -> tuple[int, ...]:
     """Return the batch sizes to compile before the first request: those of `parameters`, else the accelerator's, else
-    1, 2, 4 ... `largest`, at most `migraphx_max_dynamic_batch` (4 if neither it nor max_batch_size is set); none if
-    `largest` is 0. Raises ServeError (INVALID_ARGUMENT) like `wanted_batch_sizes`."""
+    1, 2, 4 ... `largest` (bounded by `migraphx_max_dynamic_batch`, or by 4 without max_batch_size); none if `largest`
+    is 0. Raises ServeError (INVALID_ARGUMENT) like `wanted_batch_sizes`."""
     wanted = wanted_batch_sizes(config.parameters, largest, config.name)
     if not wanted and largest:
         wanted = wanted_batch_sizes(options, largest, config.name, "the execution accelerator's")
@@ -258,6 +257,5 @@ def compiled_batch_sizes(config: ModelConfig, options: Mapping[str, str], larges
 
 
 def pads_with_first_row(config: ModelConfig, options: Mapping[str, str]) -> bool:
-    """Return parameter `pad_batch`, else the accelerator's. Raises ServeError (INVALID_ARGUMENT) if it is not a
-    switch."""
+    """Return `pad_batch`. Raises ServeError (INVALID_ARGUMENT) if the configuration's value is not a switch."""
     return read_switch(config, "pad_batch", options.get("pad_batch", "1") == "1")

@@ -191,9 +191,9 @@ _OWN_NAME = re.compile(f"(?:migraphx|openvino)-[0-9a-f]{{{_NAME_DIGITS}}}")
 
 
 def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights) -> ProviderPlan:
-    """Give each provider that stores compiled programs a folder in the cache. The folder belongs to one model compiled
-    with one set of options, because the providers' own file names depend neither on the weights nor on the precision.
-    Sets environment variables of this process. Raises ServeError (UNAVAILABLE) if the cache cannot be used."""
+    """Give each provider that stores compiled programs a folder in the cache, for one model with one set of options,
+    because the providers' own file names depend neither on the weights nor on the precision. Sets an environment
+    variable for MIGraphX's provider. Raises ServeError (UNAVAILABLE) if the cache cannot be used."""
     if not any(provider.caches_programs for provider in plan.providers):
         return plan
     # AMD's image for Triton names a folder for the provider's files; they stay there.
@@ -228,8 +228,8 @@ def with_caches(model: ModelSource, plan: ProviderPlan, weights: ExternalWeights
         else:
             providers[number] = replace(provider, options={**provider.options, "cache_dir": str(folder)})
     # The least recently used folders are removed until the rest fits; the folder in use, the newest, stays. Only names
-    # of this server's form are removed because the operator's folder may hold other files. Another server may trim it,
-    # too.
+    # of this server's form are removed because the operator's folder may hold other files. Errors are ignored because
+    # another server may trim the cache at the same time.
     with suppress(OSError):
         *others, last = folder_entries([entry for entry in cache_folder.iterdir() if _OWN_NAME.fullmatch(entry.name)])
         total = last.size_bytes + sum(entry.size_bytes for entry in others)
