@@ -44,8 +44,7 @@ def request_inputs(request: ReceivedRequest, source: HeapReader | GuardedFile) -
 
 
 class BatchGatherer:
-    """Makes the batches of one lane (model_service.BatchLane), which reuse one memory. Gathered batches with the same
-    form and number of requests are the same Batch object."""
+    """Makes a BatchLane's batches in one memory. Gathered batches of equal form and count are the same Batch object."""
 
     def __init__(
         self,
@@ -191,8 +190,7 @@ def _joined(parts: Sequence[Buffer], memory: memoryview | None) -> Buffer:
 
 
 def split_sample(batch: Batch) -> list[dict[str, Tensor]]:
-    """Split a warm-up sample into copies of each request's inputs. Raises ServeError (INVALID_ARGUMENT) if a BYTES
-    input does not have as many elements as its shape."""
+    """Copy each request's inputs from a warm-up sample. Raises ServeError (INVALID_ARGUMENT) if BYTES are malformed."""
     requests: list[dict[str, Tensor]] = [{} for _ in batch.request_sizes]
     for name, tensor in batch.inputs.items():
         parts = [tensor]

@@ -34,8 +34,7 @@ NO_ROOM: Mapping[str, Array] = {}
 
 
 def answer_results(sender: TensorSender, answers: Sequence[Answer | None]) -> list[OutgoingResult]:
-    """Make results for the requests of a batch; consecutive requests share a result if only its bytes differ. None =
-    messages answer the request."""
+    """Make results for a batch's requests, one for neighbours that differ only in bytes. None = messages answer."""
     results: list[OutgoingResult] = []
     for answer in answers:
         if answer is None:

@@ -174,8 +174,7 @@ class InferenceRequest:
         return self._sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Raises TritonModelException if the flags are unknown, or ask to run a request again that this model did not
-        receive or, without iterative sequences, cannot run again."""
+        """Raises TritonModelException if the flags are unknown, or ask to run a request again that cannot."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
                 "Unable to set the release flags: expected TRITONSERVER_REQUEST_RELEASE_ALL or"
