@@ -160,14 +160,12 @@ class InspectResult:
 
 @dataclass(frozen=True, slots=True)
 class InspectJob:
-    """Inspects either a model (`recipe`) or a compiled program (`program_file`)."""
+    """Inspects the model of `recipe`, without compiling it, or the compiled program in `program_file` (.mxr)."""
 
     name: str
     """The model's or file's name, for people."""
     recipe: ProgramRecipe | None = None
-    """The model to read, without compiling it."""
     program_file: str = ""
-    """The .mxr file to load."""
 
     @property
     def title(self) -> str:
