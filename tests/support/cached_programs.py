@@ -55,7 +55,7 @@ def about(recipe: ProgramRecipe, model: str = "m") -> ProgramAbout:
 
 
 def wait() -> None:
-    """Wait while another process builds the program."""
+    """Does nothing: stands in for waiting while another process builds the program."""
 
 
 def store(cache: ProgramCache, recipe: ProgramRecipe, content: bytes = b"program", model: str = "m") -> CachedProgram:

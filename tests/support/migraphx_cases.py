@@ -26,10 +26,10 @@ class Case:
     content: bytes | None
     """The model file's content; None: there is no file."""
     text: str
-    """The configuration's text."""
+    """The text of config.pbtxt."""
     filename: str = "model.onnx"
     beside: Mapping[str, bytes] = field(default_factory=dict)
-    """Further files, by their paths in the model's folder."""
+    """Path in the model's folder -> content of a further file."""
 
     def place(self, repository: Path, name: str) -> None:
         """Write the complete model into a repository."""
@@ -167,7 +167,7 @@ def _strings_within() -> bytes:
 
 
 def _index_out_of_range() -> bytes:
-    """`y` is the hundredth element of `x`, which has two: MIGraphX computes constants when it compiles."""
+    """`y` is `x` times the hundredth of two constants: MIGraphX computes constants when it compiles."""
     nodes = [
         helper.make_node("Gather", ["numbers", "index"], ["number"]),
         helper.make_node("Mul", ["x", "number"], ["y"]),

@@ -88,7 +88,7 @@ class Large(nn.Module):
 
 
 class Pair(nn.Module):
-    """Takes two inputs of equal length, and a third with as many pairs."""
+    """Takes two inputs of equal length, and a third of twice that length."""
 
     def forward(self, left: Tensor, right: Tensor, pairs: Tensor) -> Tensor:
         return left + right + pairs.reshape(-1, 2).sum(1)

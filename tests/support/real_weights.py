@@ -1,6 +1,10 @@
 """Writes EfficientNet-Lite0 with its real weights as PyTorch files, and photographs: `python real_weights.py MODEL.onnx
-FOLDER`. The files: exported.pt2, small.pt2 (for 32 x 32 pixels), scripted.pt, quantised.pt2, single_quantised.pt2
-(takes one image), and photographs.npz with the images, PyTorch's scores of them, and those of quantised.pt2."""
+FOLDER`.
+
+The files: exported.pt2, small.pt2 (for 32 x 32 pixels), scripted.pt, quantised.pt2, single.pt2 and single_quantised.pt2
+(take one image), and photographs.npz with the images in both sizes, PyTorch's scores of them, and the scores of
+quantised.pt2.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from support.parity.exchange import Outcome
 
 
 def contrast(one: Outcome | None, other: Outcome, names: tuple[str, str] = ("triton", "rocserve")) -> str:
-    """Both outcomes if they are of different kinds, else the places in the answers that differ."""
+    """Both outcomes if their status differs or one has no answer, else the places in the answers that differ."""
     if one is None or one.answer is None or other.answer is None or one.status != other.status:
         return f"  {names[0]:8} {one}\n  {names[1]:8} {other}"
     return "\n".join(_places("answer", one.answer, other.answer, names)) or f"  {one}\n  {other}"

@@ -37,7 +37,7 @@ _TIMES = frozenset({"ns", "last_inference", "total_ns"})
 
 
 def unary_answer(path: str, data: bytes) -> Any:
-    """The response of a method by its path. Bytes for a method that Triton does not have."""
+    """The response of the method with this path; bytes if Triton does not have the method."""
     response = _RESPONSES.get(path)
     return data if response is None else plain_message(response.FromString(data))
 
@@ -62,7 +62,8 @@ def plain_message(message: Message) -> Any:
 
 
 def plain_values(value: Any) -> Any:
-    """JSON without times, and with an index's rows sorted: Triton's order is undefined."""
+    """JSON with each time as 1 (above zero) or 0, and the rows of lists of models sorted: Triton's order is
+    undefined."""
     if isinstance(value, dict):
         return {key: int(int(entry) > 0) if key in _TIMES else _ordered(key, entry) for key, entry in value.items()}
     if isinstance(value, list):

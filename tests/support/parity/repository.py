@@ -22,7 +22,7 @@ def load(model: str, repository: str = "", **parameters: Any) -> Call:
 
 
 def load_with(model: str, parameters: dict[str, Any]) -> Call:
-    """As `load`, for parameters whose names are no identifiers."""
+    """As `load`, for parameters whose names are not identifiers."""
     return load(model, **parameters)
 
 
@@ -53,8 +53,8 @@ class HttpIndex:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The rows of the repository index about some models, once none of them changes its state any more; other tests may
-    have added models."""
+    """The rows of the repository index about some models, once none of them is loading or unloading, or after
+    `_SETTLE_SECONDS`; other tests may have added models."""
 
     models: Sequence[str]
     ready: bool = False

@@ -97,7 +97,7 @@ def join(pipeline: Pipeline, config: ModelConfig, channels: int) -> Interface:
             raise PipelineError("its outputs must all have a batch dimension or none of them")
         holds_several = leads == {1}
     elif not holds_several:
-        # Whether the first dimension counts images.
+        # Whether the first dimension is the number of images.
         counts = image is not None and len(image.spec.shape) > image.image_rank and image.spec.shape != (1,)
         holds_several = counts if image is not None else not varying
     if holds_several and varying:

@@ -31,7 +31,7 @@ from rocserve.core.datatypes import DataType
 
 
 def _limited(wanted: int, available: int | None) -> int | None:
-    """Return a side of a crop: the wanted one, at most the available one; None = unknown."""
+    """Return a side of a crop: the wanted size, at most the available one; None = unknown."""
     return None if available is None else min(wanted, available)
 
 
@@ -292,8 +292,8 @@ def _amd_resize_roi(node: Node, call: Call) -> Tensor:
 def _stretching(
     name: str, keys: Mapping[str, Key], rule: _PartRule, make: Callable[[Node, Call], Tensor], **options: Any
 ) -> Operation:
-    """Declare an operation that stretches a part. Its arguments are those of the rule and of `resized`, `resize_width`
-    and `resize_height`. `make` adds it to rocAL's graph."""
+    """Declare an operation that stretches a part to `resize_width` x `resize_height`. Its other arguments are the
+    rule's and those of `resized`. `make` adds the operation to rocAL's graph."""
 
     def run(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
         return resized(rule.cut(image, **arguments), result.size, as_float, **arguments)

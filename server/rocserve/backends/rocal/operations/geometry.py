@@ -43,7 +43,8 @@ def _fish_eye(pixels: Pixels) -> Pixels:
 
 @cached_by_image_size
 def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
-    """Return for each pixel the index of the source pixel, counted along the rows, and whether there is none."""
+    """Return for each pixel the index of its source pixel, counted along the rows, and whether it has no source
+    pixel."""
     y = (np.arange(0, 2 * height, 2, dtype=np.float32) / np.float32(height) - np.float32(1))[:, np.newaxis]
     x = (np.arange(width, dtype=np.float32) * np.float32(2 / width) - np.float32(1))[np.newaxis]
     distance = np.sqrt(y * y + x * x)
@@ -52,7 +53,7 @@ def _fish_eye_places(height: int, width: int) -> tuple[Pixels, Pixels]:
     scale = seen / np.maximum(distance, np.float32(1e-9))
     # At the middle, where the direction is undefined, any direction gives the middle.
     middle_y, middle_x = scale * y + np.float32(1), np.where(distance > 0, scale * x, seen) + np.float32(1)
-    # RPP's vector loop truncates half of an odd side. It processes four pixels if all four are in the ellipse.
+    # RPP's vector loop truncates half of an odd side. It processes four pixels if any of them is in the ellipse.
     whole = width - width % 4
     by_four = np.zeros((height, width), dtype=np.bool_)
     by_four[:, :whole] = np.repeat(~outside[:, :whole].reshape(height, whole // 4, 4).any(axis=2), 4, axis=1)
