@@ -85,8 +85,8 @@ def index_entry(client: triton.InferenceServerClient, model: str) -> tuple[str, 
 
 
 def wait_for_end(client: triton.InferenceServerClient, model: str, *states: str) -> tuple[str, str]:
-    """Wait until the model is in one of the states; return its state and reason, read together. The server may retry
-    later."""
+    """Wait until the model is in one of the states; return state and reason, read together: the server may retry
+    soon."""
     seen: list[tuple[str, str]] = []
 
     def has_ended() -> bool:

@@ -38,7 +38,7 @@ class TorchFiles:
 
 @pytest.fixture(scope="session")
 def torch_files(tmp_path_factory: pytest.TempPathFactory) -> TorchFiles:
-    """Written once for all pytest processes, by a separate process."""
+    """The files, written once for all pytest processes by a separate process."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip(NO_PYTORCH)
     from filelock import FileLock  # PyTorch depends on it.

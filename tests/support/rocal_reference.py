@@ -134,8 +134,7 @@ def _stretched(source: Array, height: int, width: int) -> Result:
 
 
 def _interpolated(source: Array, height: int, width: int, last_read: int, mirror: bool) -> Array:
-    """Bilinear levels, FP32. `last_read`: distance in rows and columns between the last one that is read and the
-    end."""
+    """Bilinear levels, FP32. `last_read`: the last row and column that are read, counted from the end: 1 = the last."""
     rows, row_weights = _positions(source.shape[0], height)
     columns, column_weights = _positions(source.shape[1], width)
     if mirror:

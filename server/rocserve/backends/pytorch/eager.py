@@ -50,7 +50,8 @@ def load(model: ModelSource) -> LoadedModel:
 
 def set_up(model: ModelSource) -> tuple[RunOptions, torch.device]:
     """Configure PyTorch in this process by the model's parameters, and return the device. Raises ServeError:
-    INVALID_ARGUMENT for a wrong parameter, UNAVAILABLE if PyTorch finds no GPU and `engine` is not auto."""
+    INVALID_ARGUMENT for a wrong parameter, UNAVAILABLE if the model is for a GPU and PyTorch finds none, unless
+    `engine` is "auto"."""
     options = run_options(model.config)
     # Inputs are read in place, in memory that only the server writes. Inputs that a program writes to are copied.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

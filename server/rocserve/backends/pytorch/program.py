@@ -72,7 +72,7 @@ class ProgramSignature:
     most_rows: int | None = None
     """None = no limit."""
     by_position: bool = False
-    """Whether configured names are matched by their order if a name is unknown or names repeat a tensor."""
+    """Whether configured names are matched by their order if they do not match the program's names."""
     overwritten: frozenset[int] = frozenset()
     """The positions of the inputs that the program may write to."""
     conditions: tuple[str, ...] = ()

@@ -96,7 +96,7 @@ def load(model: ModelSource) -> LoadedModel:
     bound = bind(open_exported(exported), model.config, _no_trial)
     shapes = shapes_to_lower(bound, fixed_batch_sizes(model.config, bound))
     folder = lowered_folder(model, options.precision, device, shapes)
-    # Import only now: the first import builds the C++ part, and a time limit applies to that in the child process.
+    # Import only after the child process: the first import builds the C++ part, and only there it has a time limit.
     import_lowering()
     lowered = {each: folder / _file(index) for index, each in enumerate(shapes)}
     program = open_lowered(exported, options.precision, lowered)

@@ -234,7 +234,7 @@ def _image_input(pipeline: Pipeline, config: ModelConfig, channels: int) -> Imag
 
 
 def _full_shape(config: ModelConfig, tensor: InputConfig) -> tuple[int, ...]:
-    """Return the model's dimensions, behind the batch dimension if there is one."""
+    """Return a tensor's configured dimensions, behind the batch dimension if there is one."""
     return ((-1,) if config.max_batch_size > 0 else ()) + tensor.model_dims
 
 
@@ -245,7 +245,7 @@ def matches(actual: tuple[int, ...], declared: tuple[int, ...]) -> bool:
 
 def images_of(tensor: Tensor, image: ImageInput) -> Sequence[SourceImage]:
     """Return views of a tensor's images. Raises ServeError (INVALID_ARGUMENT) if a row of BYTES has several elements,
-    or if the data are no valid BYTES tensor."""
+    or if the data are not a valid BYTES tensor."""
     shape = tensor.shape
     if tensor.datatype is DataType.BYTES:
         if len(shape) == 2 and shape[1] != 1:

@@ -50,7 +50,8 @@ class Binding:
 
 
 def import_binding() -> Binding:
-    """Raises ServeError (UNAVAILABLE) if amd.rocal is not installed, cannot be loaded, or lacks a function."""
+    """Import amd.rocal. Raises ServeError (UNAVAILABLE) if it is not installed, cannot be loaded, or lacks a
+    function."""
     try:
         pipeline, functions, types, native = (
             importlib.import_module(name) for name in ("amd.rocal.pipeline", "amd.rocal.fn", "amd.rocal.types", _NATIVE)

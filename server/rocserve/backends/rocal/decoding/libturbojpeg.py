@@ -180,7 +180,7 @@ _ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
 _FILENAMES = ("libturbojpeg.so.0", "libturbojpeg.so")
 
 _ATTEMPTS = 4
-"""Maximum number of decompressions of one JPEG: one for each harmless fault, and one without faults."""
+"""Maximum number of decompressions of one JPEG: each but the last may find another harmless fault."""
 
 
 class TurboJpeg:

@@ -1,7 +1,7 @@
 """Decodes PNGs with OpenCV's libpng.
 
-rocAL's external source decodes only JPEGs and returns stale memory for a PNG. Therefore the rules for PNGs are this
-server's, and the same as of OpenCV's imread and Pillow's convert("RGB"):
+rocAL's external source decodes only JPEGs and returns stale memory for a PNG. Therefore the rules for PNGs are not
+rocAL's, but the rules of OpenCV's imread and Pillow's convert("RGB"):
 - Palettes are looked up, grey is replicated to the colour channels, and 16 bits per sample become their upper 8.
 - An alpha channel and a transparent colour are dropped, not blended: a pixel has its stored colour.
 - Of an animation the default image is used. Gamma and colour profiles are ignored.

@@ -51,7 +51,8 @@ _THIRD, _HALF, _TWO_THIRDS = np.float32(2 / 6), np.float32(3 / 6), np.float32(4 
 
 
 class _Saturated:
-    """Holds hue and saturation of an image as fractions, FP32, one plane each, computed as in RPP's older kernels."""
+    """Holds hue, saturation and value of an image as fractions, FP32, one plane each, computed as in RPP's older
+    kernels."""
 
     def __init__(self, pixels: Pixels) -> None:
         # Constants are computed and applied as in RPP, because many results are in the middle between two integers.
@@ -208,9 +209,9 @@ def _normalize(
     scale: float,
     shift: float,
 ) -> Pixels:
-    """Return (level - mean) * scale / stddev + shift. If no mean and deviation are given, they are computed over
-    `axes`: 0 = height, 1 = width, 2 = channels. Given ones are one value, or one per channel if `axes` is [0, 1]. If
-    all levels are the same, the result is `shift`. UINT8 is truncated."""
+    """Return (level - mean) * scale / stddev + shift. If no mean and deviation are given, they are computed over `axes`
+    (0 = height, 1 = width, 2 = channels), and equal levels give `shift`. Given ones are one value, or one per channel
+    if `axes` is [0, 1]. UINT8 is truncated."""
     source = image.valid
     channels = source.shape[2]
     if mean:
