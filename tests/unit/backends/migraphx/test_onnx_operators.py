@@ -37,6 +37,14 @@ def _node(operator: str, *inputs: str, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(operator, inputs or ["x"], ["y"], **attributes)
 
 
+def _f32(*values: float) -> np.ndarray[Any, Any]:
+    return np.array(values, np.float32)
+
+
+def _constant(*values: float) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(_f32(*values)))
+
+
 def _refusal(folder: Path, model: onnx.ModelProto) -> str:
     """The refusal; "" = none."""
     path = folder / "model.onnx"
@@ -50,6 +58,7 @@ def _refusal(folder: Path, model: onnx.ModelProto) -> str:
 
 _DYNAMIC = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])
 _U8, _I8 = np.ones((4, 4), np.uint8), np.ones((4, 4), np.int8)
+_SCALES = "whose scales are not constant whole numbers, as before opset 11"
 _RELU = helper.make_node("Relu", ["x"], ["r"])
 
 
@@ -64,6 +73,11 @@ _RELU = helper.make_node("Relu", ["x"], ["r"])
         (_model(14, _node("LSTM", "x", "x", "x", hidden_size=4, clip=3.0)), "LSTM with clip"),
         (_model(14, _node("LSTM", "x", "x", "x", hidden_size=4, input_forget=1)), "LSTM with input_forget"),
         (_model(9, _node("Upsample", "x", "s", mode="linear"), s=[1.0]), "Upsample that interpolates, as before opset"),
+        (_model(8, _node("Upsample", scales=[1.0, 1.0, 1.3, 2.0])), f"Upsample {_SCALES}"),
+        (_model(9, _node("Upsample", "x", "s"), s=_f32(1, 1, 2.4, 1.3)), f"Upsample {_SCALES}"),
+        (_model(10, _node("Resize", "x", "s", mode="nearest"), s=_f32(1, 1, 0.5, 1)), f"Resize {_SCALES}"),
+        (_model(10, _constant(1, 1, 3, 0.43), _node("Resize", "x", "c", mode="nearest")), f"Resize {_SCALES}"),
+        (_model(10, _node("Resize", "x", "computed", mode="nearest")), f"Resize {_SCALES}"),
         (_model(10, _node("Resize", "x", "s", mode="linear"), s=[1.0]), "Resize that interpolates, as before opset 11"),
         (_model(18, _node("Resize", "x", "", "s", mode="linear", antialias=1), s=[1.0]), "Resize with antialias"),
         (_model(13, _node("ConvInteger", "x", "w"), w=_U8), "ConvInteger of uint8 without a zero point"),
@@ -121,8 +135,11 @@ def test_what_migraphx_takes_for_something_else(tmp_path: Path, model: onnx.Mode
         _model(10, _node("Clip")),
         _model(11, _node("Clip", "x", "m"), m=np.float32(0)),
         _model(14, _node("LSTM", "x", "x", "x", hidden_size=4, clip=0.0, input_forget=0)),
-        _model(9, _node("Upsample", "x", "s"), s=[1.0]),
-        _model(10, _node("Resize", "x", "s", mode="nearest"), s=[1.0]),
+        _model(8, _node("Upsample", scales=[1.0, 1.0, 2.0, 3.0])),
+        _model(9, _node("Upsample", "x", "s"), s=_f32(1, 1, 2, 2)),
+        _model(10, _node("Resize", "x", "s", mode="nearest"), s=_f32(1, 1, 3, 2)),
+        _model(10, _constant(1, 1, 2, 2), _node("Resize", "x", "c", mode="nearest")),
+        _model(11, _node("Resize", "x", "", "s", mode="nearest"), s=_f32(1, 1, 2.4, 1.3)),
         _model(13, _node("Resize", "x", "", "s", mode="linear"), s=[1.0]),
         _model(13, _node("ConvInteger", "x", "w", "", "z"), w=_U8, z=np.uint8(1)),
         _model(13, _node("MatMulInteger", "x", "w"), datatype=TensorProto.INT8, w=_I8),

@@ -5,10 +5,11 @@ The list comes from comparing MIGraphX 2.14 (target ref) with ONNX Runtime, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
+from onnx import numpy_helper
 
 _Attributes = Mapping[str, onnx.AttributeProto]
 _NONE = onnx.AttributeProto()
@@ -23,6 +24,8 @@ class _ModelFacts:
     dims: Mapping[str, Sequence[int]]
     """Tensor's name -> dimensions; 0 = open. Tensors without a shape in the file are missing."""
     datatypes: Mapping[str, int]
+    constants: Mapping[str, onnx.TensorProto]
+    """Weights, and values of Constant nodes, that are in the file."""
     operators: frozenset[str]
     """The operator types of the whole graph."""
 
@@ -42,6 +45,7 @@ def misread_operator(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) ->
             if value.type.tensor_type.HasField("shape")
         },
         datatypes=datatypes,
+        constants={name: tensor for name, tensor in _constants(graph, nodes) if not tensor.data_location},
         operators=frozenset(node.op_type for node in nodes),
     )
     for node in nodes:
@@ -49,6 +53,13 @@ def misread_operator(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) ->
         if node.op_type in _CHECKS and (fault := _CHECKS[node.op_type](node, attributes, facts)):
             return f"{node.op_type} {fault}"
     return ""
+
+
+def _constants(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> Iterator[tuple[str, onnx.TensorProto]]:
+    yield from ((tensor.name, tensor) for tensor in graph.initializer)
+    for node in nodes:
+        if node.op_type == "Constant":
+            yield from ((node.output[0], value.t) for value in node.attribute if value.HasField("t") and node.output)
 
 
 def _softmax(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
@@ -72,13 +83,28 @@ def _recurrent(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts
 
 
 def _resize(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
-    """Resize of opset 10 and Upsample begin at the corner; MIGraphX does so only for whole scales in mode nearest."""
+    """Resize of opset 10 and Upsample begin at the image's corner; MIGraphX begins at the middle of the first pixel,
+    which gives the same pixels only for whole scales in mode nearest."""
     mode, transformation = attributes.get("mode", _NONE).s, attributes.get("coordinate_transformation_mode", _NONE).s
-    if facts.opset <= 10 and mode not in (b"", b"nearest"):
-        return "that interpolates, as before opset 11"
+    if facts.opset <= 10:
+        if mode not in (b"", b"nearest"):
+            return "that interpolates, as before opset 11"
+        scales = _scales(node, attributes, facts)
+        if not scales or any(scale < 1 or not scale.is_integer() for scale in scales):
+            return "whose scales are not constant whole numbers, as before opset 11"
     if transformation == b"tf_half_pixel_for_nn" and b"ceil" in attributes.get("nearest_mode", _NONE).s:
         return "of tf_half_pixel_for_nn that rounds up"
     return "with antialias" if attributes.get("antialias", _NONE).i else ""
+
+
+def _scales(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> Sequence[float]:
+    """Return the scales, which Upsample has as an attribute before opset 9; empty = they are not in the file."""
+    if "scales" in attributes:
+        return attributes["scales"].floats
+    tensor = facts.constants.get(node.input[1]) if len(node.input) > 1 else None
+    if tensor is None or tensor.data_type != onnx.TensorProto.FLOAT:
+        return ()
+    return [float(scale) for scale in numpy_helper.to_array(tensor).ravel()]
 
 
 def _integer(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -> str:
