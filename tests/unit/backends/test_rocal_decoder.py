@@ -242,6 +242,17 @@ def test_an_unknown_colour_transform_of_four_inks_is_taken_for_ycck(encoded: byt
     np.testing.assert_array_equal(unknown, known)
 
 
+def test_all_harmless_faults_in_one_file() -> None:
+    good = pictures.ycck_jpeg()
+    place = good.index(b"Adobe") + 11
+    jfif = b"\xff\xe0\0\x10JFIF\0\2\1\0\0\1\0\1\0\0"
+    faulty = good[:2] + jfif + good[2:place] + b"\7" + good[place + 1 : -2] + b"\x12\x34" * 8 + good[-2:]
+    decoder = Decoder(ColorFormat.RGB24, UNSCALED)
+    np.testing.assert_array_equal(
+        decoder.decode(with_scan_parameters(faulty, b"\0\0\0")).pixels, decoder.decode(good).pixels
+    )
+
+
 @pytest.mark.parametrize("place", [0, 1, 7])
 def test_a_lost_restart_marker_is_no_harmless_fault(place: int) -> None:
     encoded = jpeg(240, 160, restart_marker_rows=1)

@@ -179,8 +179,9 @@ _ACCURATE_DCT, _LIMIT_SCANS = 4096, 32768
 
 _FILENAMES = ("libturbojpeg.so.0", "libturbojpeg.so")
 
-_ATTEMPTS = 4
-"""Maximum number of decompressions of one JPEG: each but the last may find another harmless fault."""
+_ATTEMPTS = len(_REPAIRS) + 2
+"""Maximum number of decompressions of one JPEG: one to find each harmless fault, extraneous bytes included, and one
+without faults."""
 
 
 class TurboJpeg:
