@@ -240,12 +240,13 @@ class RemoteRepository:
         size = part.stat().st_size
         if size != item.size:
             raise ObjectChanged(f"expected {item.size} bytes of '{item.key}', came {size}; it is asked again")
-        await in_thread(lambda: _flush(part))
+        await in_thread(lambda: _finish(part))
         part.replace(file)
 
 
-def _flush(file: Path) -> None:
-    """Flush the file to the disk, so that a file that exists is complete even after a crash of the machine."""
+def _finish(file: Path) -> None:
+    """Let all users read the file, and flush it to the disk, so that even after a crash of the machine a file with its
+    final name is complete."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())
     file.chmod(0o644)

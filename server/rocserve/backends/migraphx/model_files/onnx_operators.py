@@ -25,7 +25,7 @@ class _ModelFacts:
     """Tensor's name -> dimensions; 0 = open. Tensors without a shape in the file are missing."""
     datatypes: Mapping[str, int]
     constants: Mapping[str, onnx.TensorProto]
-    """Weights, and values of Constant nodes, that are in the file."""
+    """Weights, and values of Constant nodes; their data may be in other files."""
     operators: frozenset[str]
     """The operator types of the whole graph."""
 
@@ -45,7 +45,7 @@ def misread_operator(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) ->
             if value.type.tensor_type.HasField("shape")
         },
         datatypes=datatypes,
-        constants={name: tensor for name, tensor in _constants(graph, nodes) if not tensor.data_location},
+        constants=dict(_constants(graph, nodes)),
         operators=frozenset(node.op_type for node in nodes),
     )
     for node in nodes:
@@ -102,7 +102,7 @@ def _scales(node: onnx.NodeProto, attributes: _Attributes, facts: _ModelFacts) -
     if "scales" in attributes:
         return attributes["scales"].floats
     tensor = facts.constants.get(node.input[1]) if len(node.input) > 1 else None
-    if tensor is None or tensor.data_type != onnx.TensorProto.FLOAT:
+    if tensor is None or tensor.data_location or tensor.data_type != onnx.TensorProto.FLOAT:
         return ()
     return [float(scale) for scale in numpy_helper.to_array(tensor).ravel()]
 
