@@ -13,9 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.hints import listed
 from rocserve.core.model_config import InputConfig, ModelConfig
-from rocserve.core.printable import printable
+from rocserve.core.printable import listed, printable
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTable
 from rocserve.core.validation import format_shape
 from rocserve.tools.printing import console_on, say, show

@@ -10,9 +10,8 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
-from rocserve.core.request_form import Member
 from rocserve.core.requests import Answer as Answered
-from rocserve.core.requests import InferResponse, Parameters
+from rocserve.core.requests import InferResponse, Member, Parameters
 from rocserve.core.tensors import Tensor
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import Outputs

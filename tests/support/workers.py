@@ -20,7 +20,7 @@ from rocserve.core.custom_metrics import MetricChanges
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
-from rocserve.core.request_form import Member, RequestForm, RequestLayout
+from rocserve.core.requests import Member, RequestForm, RequestLayout
 from rocserve.core.tensors import Buffer, TensorHead, tensor_from_numpy
 from rocserve.plane.loop import PlaneLoop
 from rocserve.settings import EngineSettings

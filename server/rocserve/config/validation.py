@@ -17,10 +17,9 @@ from rocserve.config.model_folder import ModelFolder, is_true
 from rocserve.config.sequence_validation import sequence_faults, sequence_tensor_names
 from rocserve.config.signature_checks import batch_faults
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unimplemented
-from rocserve.core.hints import names_hint
 from rocserve.core.latencies import DEFAULT_BUCKETS
 from rocserve.core.model_config import ModelConfig as PlainConfig
-from rocserve.core.printable import printable
+from rocserve.core.printable import names_hint, printable
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InputHead, RequestHead
 from rocserve.core.validation import RequestValidator

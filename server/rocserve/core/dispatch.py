@@ -12,7 +12,7 @@ from functools import partial
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import Answer, InferRequest, InferResponse
-from rocserve.core.sequence_order import SequenceOrder
+from rocserve.core.sequences import SequenceOrder
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COUNTED_AT_ONCE, Tensor, count_elements

@@ -1,4 +1,4 @@
-"""An inference request and its response, independent of any wire format."""
+"""An inference request, its parameters and its response, independent of any wire format. Error texts are Triton's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.sequences import SequenceTag
+from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import Buffer, Tensor, TensorHead, heads_of
 from rocserve.core.trace import Trace
 
@@ -33,10 +34,76 @@ _LARGEST_REMEMBERED = 32 << 10
 """Limit of `is_small`, in characters of the head's repr."""
 _SHARED_MEMORY = frozenset((SHARED_REGION, SHARED_OFFSET, SHARED_BYTE_SIZE))
 
+EXPECTED_TYPES: Mapping[str, str] = {
+    "priority": "int64_param or uint64_param.",
+    "timeout": "int64_param.",
+    "classification": "int64_param",
+    "triton_enable_empty_final_response": "bool_param.",
+}
+"""Parameter -> its types, in the words of Triton's error text."""
+
+MOST_ENTRIES = 16384
+"""Inputs, outputs, dimensions and parameters of a request: the work for each of them delays other requests."""
+LONGEST_ID = 1 << 16
+"""Bytes; the id goes into errors, log lines and workers' batches."""
+QUEUE_PARAMETERS = frozenset({"priority", "timeout"})
+"""Parameters that decide about a request's position in the queue."""
+RESERVED_PREFIX = "triton_"
+"""The protocol reserves names with this prefix."""
+_ALLOWED = "triton_enable_empty_final_response"
+
 
 def parameters_key(parameters: Parameters) -> str:
     """Return a key that is equal only for equal parameters of equal types; 1, 1.0 and True themselves are equal."""
     return str(parameters) if parameters else ""
+
+
+def check_entries(count: int) -> None:
+    """Raises ServeError (INVALID_ARGUMENT) if there are too many inputs, outputs, dimensions and parameters."""
+    if count > MOST_ENTRIES:
+        raise invalid_argument(
+            f"a request may have {MOST_ENTRIES} inputs, outputs, dimensions and parameters together, got {count}"
+        )
+
+
+def check_id(nbytes: int) -> None:
+    """Check the length of a request's id. Raises ServeError (INVALID_ARGUMENT) if it is too long."""
+    if nbytes > LONGEST_ID:
+        raise invalid_argument(f"a request's id may have {LONGEST_ID} bytes, got {nbytes}")
+
+
+def check_request_parameters(parameters: Parameters) -> None:
+    """Check types and values of a request's parameters. Raises ServeError (INVALID_ARGUMENT)."""
+    for name, value in parameters.items():
+        if name in QUEUE_PARAMETERS:
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise _wrong_type(name)
+            if value < 0:
+                raise invalid_argument(f"invalid value for '{name}', expected value >= 0.")
+        elif name == _ALLOWED:
+            if not isinstance(value, bool):
+                raise _wrong_type(name)
+        elif name.startswith(RESERVED_PREFIX):
+            raise invalid_argument(
+                f"parameter keys starting with '{RESERVED_PREFIX}' are reserved for Triton usage. Only the following"
+                f" keys starting with '{RESERVED_PREFIX}' are allowed: {_ALLOWED}"
+            )
+
+
+def class_count(parameters: Parameters) -> int:
+    """Return the number of classes to return; 0 = the tensor itself. Raises ServeError (INVALID_ARGUMENT)."""
+    value = parameters.get("classification")
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong_type("classification")
+    if value <= 0:
+        raise invalid_argument("invalid value for 'classification' parameter, expected >= 0")
+    return value
+
+
+def _wrong_type(name: str) -> ServeError:
+    return invalid_argument(f"invalid value type for '{name}' parameter, expected {EXPECTED_TYPES[name]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +155,15 @@ class RequestHead:
         object.__setattr__(self, "is_small", len(said) <= _LARGEST_REMEMBERED)
 
 
+def client_parameters(head: RequestHead) -> dict[str, ParameterValue]:
+    """Return the client's own parameters, which only the model reads."""
+    return {
+        name: value
+        for name, value in head.parameters.items()
+        if name not in QUEUE_PARAMETERS and not name.startswith(RESERVED_PREFIX)
+    }
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class InferRequest:
     """An inference request, from its message to its answer. Not frozen: a frozen dataclass takes longer to create."""
@@ -132,6 +208,40 @@ class InferRequest:
     """Whether the responder was asked to report that the client has gone."""
     on_reschedule: Callable[[InferRequest], None] | None = field(default=None, init=False)
     """Called with the request if the model reschedules it; None = the model may not reschedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLayout:
+    """A request without id, sequence and data. It travels to the worker as JSON, once per layout."""
+
+    inputs: tuple[TensorHead, ...]
+    requested_outputs: tuple[str, ...]
+    rows: int
+    """Size of the first dimension; 1 if the model does not batch."""
+    priority: int = 0
+    timeout_microseconds: int = 0
+    parameters: Parameters = field(default_factory=lambda: NO_PARAMETERS)
+    """Only the client's own parameters."""
+    references: tuple[TensorHead, ...] = ()
+    """Heads of the inputs that are References (core/device_references.py), as the model sees them; `inputs` has them as
+    BYTES."""
+    reference_outputs: tuple[str, ...] = ()
+    """The outputs that may be References."""
+
+
+class RequestForm:
+    """A layout with the places of its inputs, as the server and the worker keep it. Compared by identity."""
+
+    __slots__ = ("layout", "places")
+
+    def __init__(self, layout: RequestLayout) -> None:
+        self.layout = layout
+        self.places = TensorPlaces(layout.inputs)
+
+
+Member = tuple[RequestForm, Sequence[Buffer], int, bytes]
+"""A request of a batch: its form, its inputs' data as views of bytes, and, if the model sees single requests, its
+number and its details (`workers/entries.py`)."""
 
 
 class ResponseHead(NamedTuple):

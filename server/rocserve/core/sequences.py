@@ -1,11 +1,16 @@
-"""The sequence parameters of a request (the sequence extension of KServe v2)."""
+"""A request's sequence parameters (the sequence extension of KServe v2), and the order of a sequence's requests."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rocserve.core.errors import ServeError, invalid_argument, unimplemented
+
+if TYPE_CHECKING:
+    from rocserve.core.requests import InferRequest
 
 SequenceId = int | str
 """An unsigned 64-bit number or a text. 0 and "" mean no sequence. 1 and "1" are two sequences."""
@@ -69,3 +74,45 @@ def _flag(parameters: Mapping[str, bool | int | float | str], name: str) -> bool
     if not isinstance(value, bool):
         raise wrong_type(name)
     return value
+
+
+_Key = tuple[str, SequenceId]
+"""Model name and sequence id."""
+
+
+class SequenceOrder:
+    """Keeps the order of a sequence while one of its requests needs several turns of the loop before it is scheduled.
+    Used on one thread."""
+
+    def __init__(self) -> None:
+        self.held: dict[_Key | None, deque[Callable[[], None]]] = {}
+        """Sequence with a held request -> functions that start those behind it. Callers first test if it is empty."""
+
+    def wait_if_held(self, request: InferRequest, begin: Callable[[], None]) -> bool:
+        """Return whether an earlier request of the sequence is held. If so, `begin` is called later, in order."""
+        waiting = self.held.get(_key(request))
+        if waiting is None:
+            return False
+        waiting.append(begin)
+        return True
+
+    def hold(self, request: InferRequest) -> None:
+        """Delay later requests of the sequence until this request is released."""
+        key = _key(request)
+        if key is not None:
+            self.held[key] = deque()
+
+    def release(self, request: InferRequest) -> None:
+        """Start the requests behind this one, which was scheduled or has failed."""
+        key = _key(request)
+        waiting = self.held.pop(key, None)
+        while waiting:
+            waiting.popleft()()
+            if key in self.held:
+                # That request is held too; the rest wait behind it.
+                self.held[key] += waiting
+                return
+
+
+def _key(request: InferRequest) -> _Key | None:
+    return None if request.sequence is None else (request.head.model_name, request.sequence.id)

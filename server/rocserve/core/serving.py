@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rocserve.core.errors import ServeError, invalid_argument, not_found, unavailable
-from rocserve.core.hints import names_hint
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
+from rocserve.core.printable import names_hint
 from rocserve.core.requests import Answer, InferRequest, RequestHead
 from rocserve.core.statistics import ModelStatistics
 

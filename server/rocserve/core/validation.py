@@ -9,13 +9,22 @@ from functools import cached_property
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
-from rocserve.core.hints import names_hint
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_form import RequestForm, RequestLayout, client_parameters
-from rocserve.core.request_parameters import check_request_parameters, class_count
+from rocserve.core.printable import names_hint
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import NO_PARAMETERS, InferRequest, InputHead, Parameters, RequestHead
+from rocserve.core.requests import (
+    NO_PARAMETERS,
+    InferRequest,
+    InputHead,
+    Parameters,
+    RequestForm,
+    RequestHead,
+    RequestLayout,
+    check_request_parameters,
+    class_count,
+    client_parameters,
+)
 from rocserve.core.tensor_places import PackedTensors, PlacedTensors
 from rocserve.core.tensors import Buffer, TensorHead, element_fault
 

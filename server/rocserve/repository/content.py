@@ -21,9 +21,8 @@ from rocserve.config.model_folder import select_versions
 from rocserve.config.request_rules import ConfigRequest, RequestRefused
 from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, internal, invalid_argument
-from rocserve.core.hints import listed
 from rocserve.core.model_names import ModelKey, qualified
-from rocserve.core.printable import encodable
+from rocserve.core.printable import encodable, listed
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.settings import RepositorySettings
 

@@ -7,17 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rocserve.core.classification import classify
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_form import Member
-from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters, ResponseHead
+from rocserve.core.requests import NO_PARAMETERS, Answer, InferRequest, InferResponse, Member, Parameters, ResponseHead
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.steps import Steps
-from rocserve.core.tensors import Buffer, TensorHead
+from rocserve.core.tensors import Buffer, TensorHead, classify
 from rocserve.core.validation import RequestPlan, reshape_dims
 from rocserve.plane.heap import Slot, copied
 from rocserve.workers.instance import Instance

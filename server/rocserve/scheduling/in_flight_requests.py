@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from rocserve.backends.request_model import Rescheduled, Result
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_form import Member
-from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest
+from rocserve.core.requests import LARGE_RESPONSE, Answer, InferRequest, Member
 from rocserve.core.statistics import Execution, ModelStatistics
 from rocserve.core.tensors import heads_of
 from rocserve.core.trace import Trace

@@ -14,9 +14,8 @@ from rocserve.core.dispatch import Dispatcher, note_inputs
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.private_paths import PrivatePaths
-from rocserve.core.request_parameters import QUEUE_PARAMETERS, RESERVED_PREFIX
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
+from rocserve.core.requests import QUEUE_PARAMETERS, RESERVED_PREFIX, Answer, InferRequest, InferResponse, RequestHead
 from rocserve.core.sequences import SEQUENCE_PARAMETERS
 from rocserve.core.serving import ForwardingResponder, Responder, ServingTableHolder
 from rocserve.core.steps import Steps

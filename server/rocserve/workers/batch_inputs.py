@@ -15,7 +15,7 @@ from rocserve.core.device_references import References
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.ragged import RaggedBatching, Shape
-from rocserve.core.request_form import RequestForm
+from rocserve.core.requests import RequestForm
 from rocserve.core.tensor_places import aligned
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, tensor_from_numpy
 from rocserve.plane.guarded_mapping import GuardedFile

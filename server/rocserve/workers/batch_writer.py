@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rocserve.core.memo import Memo
 from rocserve.core.plain import to_json
-from rocserve.core.request_form import Member, RequestForm
+from rocserve.core.requests import Member, RequestForm
 from rocserve.core.tensor_places import PlacedTensors, aligned, padded
 from rocserve.core.tensors import Buffer
 from rocserve.plane.guarded_mapping import GuardedFile

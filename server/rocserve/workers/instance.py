@@ -17,7 +17,7 @@ from dataclasses import InitVar, dataclass
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import NO_LIMITS, InstanceRateLimiter
 from rocserve.core.passed_descriptors import send_with_descriptors
-from rocserve.core.request_form import Member
+from rocserve.core.requests import Member
 from rocserve.core.steps import Steps
 from rocserve.plane import anonymous_file, heap, link
 from rocserve.plane.doorbell import SocketRinger, drain_rings

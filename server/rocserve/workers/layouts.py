@@ -13,8 +13,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.memo import Memo
 from rocserve.core.plain import from_json, to_json
-from rocserve.core.request_parameters import MOST_ENTRIES
-from rocserve.core.requests import NO_PARAMETERS, InferResponse, Parameters
+from rocserve.core.requests import MOST_ENTRIES, NO_PARAMETERS, InferResponse, Parameters
 from rocserve.core.tensor_places import Bounds, TensorPlaces
 from rocserve.core.tensors import Tensor, TensorHead, can_hold
 from rocserve.plane.heap import HeapReader, fill

@@ -15,7 +15,7 @@ from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.freed_memory import KeptMemory
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.core.plain import from_json
-from rocserve.core.request_form import RequestForm, RequestLayout
+from rocserve.core.requests import RequestForm, RequestLayout
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import Buffer
 from rocserve.plane.doorbell import SocketRinger, SocketSleeper, sleep_word

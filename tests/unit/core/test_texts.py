@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.hints import names_hint
-from rocserve.core.printable import readable_size
+from rocserve.core.printable import names_hint, readable_size
 from rocserve.core.private_paths import PrivatePaths
 
 

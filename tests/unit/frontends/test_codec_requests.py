@@ -8,8 +8,7 @@ from tritonclient.grpc import service_pb2 as tritons
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
-from rocserve.core.request_parameters import MOST_ENTRIES
-from rocserve.core.requests import InferRequest, InputHead, RequestedOutput
+from rocserve.core.requests import MOST_ENTRIES, InferRequest, InputHead, RequestedOutput
 from rocserve.frontends.grpc.codec import LONGEST_REMEMBERED_HEAD, RequestDecoder
 from rocserve.protocol.grpc_service_pb2 import InferParameter, InferTensorContents, ModelInferRequest
 

@@ -25,8 +25,15 @@ from rocserve.backends.request_model import Answer, ModelResponse
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_form import Member, RequestForm, RequestLayout, client_parameters
-from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.requests import (
+    InferRequest,
+    InputHead,
+    Member,
+    RequestForm,
+    RequestHead,
+    RequestLayout,
+    client_parameters,
+)
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.tensor_places import PlacedTensors, padded
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy

@@ -17,8 +17,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.plain import from_json, to_json
-from rocserve.core.request_form import RequestLayout
-from rocserve.core.requests import Signature
+from rocserve.core.requests import RequestLayout, Signature
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import Heap, HeapReader
 from rocserve.workers import messages

@@ -21,7 +21,7 @@ from support.workers import BatchInput, Workshop, batch_input, members_of, on_pl
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import StatusCode, unavailable
 from rocserve.core.model_config import ModelConfig
-from rocserve.core.request_form import Member
+from rocserve.core.requests import Member
 from rocserve.core.tensor_places import PlacedTensors
 from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import Heap, HeapReader, Slot

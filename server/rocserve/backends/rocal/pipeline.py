@@ -23,7 +23,7 @@ from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Call, Measurement, Operation
 from rocserve.backends.rocal.schema import Binding, Key, PipelineError, cut, shown
 from rocserve.core.datatypes import DataType
-from rocserve.core.hints import listed
+from rocserve.core.printable import listed
 
 RANDOM_OPERATIONS = (
     "random_crop",

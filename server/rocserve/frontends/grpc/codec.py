@@ -20,7 +20,6 @@ from google.protobuf.message import DecodeError
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
-from rocserve.core.request_parameters import check_entries, check_id
 from rocserve.core.requests import (
     NO_PARAMETERS,
     SHARED_REGION,
@@ -31,6 +30,8 @@ from rocserve.core.requests import (
     RequestedOutput,
     RequestHead,
     ResponseHead,
+    check_entries,
+    check_id,
 )
 from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
 from rocserve.core.steps import Steps

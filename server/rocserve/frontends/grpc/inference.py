@@ -10,7 +10,7 @@ from functools import partial
 from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
-from rocserve.core.sequence_order import SequenceOrder
+from rocserve.core.sequences import SequenceOrder
 from rocserve.core.steps import Steps
 from rocserve.frontends.grpc.codec import (
     RequestDecoder,

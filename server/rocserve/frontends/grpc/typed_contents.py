@@ -18,7 +18,7 @@ import numpy as np
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
-from rocserve.core.request_parameters import LONGEST_ID, MOST_ENTRIES, check_entries
+from rocserve.core.requests import LONGEST_ID, MOST_ENTRIES, check_entries
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer, encode_bytes_elements, octets
 from rocserve.core.wire_format import (

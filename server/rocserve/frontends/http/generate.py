@@ -10,7 +10,6 @@ from typing import Any
 from rocserve.core.errors import ServeError, StatusCode, deadline_exceeded, internal, invalid_argument
 from rocserve.core.model_config import InputConfig
 from rocserve.core.request_memory import Holding
-from rocserve.core.request_parameters import check_entries
 from rocserve.core.requests import (
     NO_PARAMETERS,
     Answer,
@@ -19,6 +18,7 @@ from rocserve.core.requests import (
     InputHead,
     ParameterValue,
     RequestHead,
+    check_entries,
 )
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Buffer

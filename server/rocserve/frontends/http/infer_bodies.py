@@ -16,10 +16,11 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.memo import Memo
 from rocserve.core.model_config import InputConfig, ModelConfig
-from rocserve.core.request_parameters import QUEUE_PARAMETERS, RESERVED_PREFIX, check_entries, check_id
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import (
     NO_PARAMETERS,
+    QUEUE_PARAMETERS,
+    RESERVED_PREFIX,
     SHARED_BYTE_SIZE,
     SHARED_OFFSET,
     SHARED_REGION,
@@ -29,6 +30,8 @@ from rocserve.core.requests import (
     ParameterValue,
     RequestedOutput,
     RequestHead,
+    check_entries,
+    check_id,
     parameters_key,
 )
 from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceId, SequenceTag

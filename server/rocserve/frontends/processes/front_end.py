@@ -18,7 +18,7 @@ from rocserve.core.plain import from_json
 from rocserve.core.private_paths import PrivatePaths
 from rocserve.core.request_memory import MemoryFull
 from rocserve.core.requests import InferRequest, InferResponse, RequestHead
-from rocserve.core.sequence_order import SequenceOrder
+from rocserve.core.sequences import SequenceOrder
 from rocserve.core.steps import Steps
 from rocserve.core.tensor_places import PackedTensors, TensorPlaces
 from rocserve.core.tensors import Buffer

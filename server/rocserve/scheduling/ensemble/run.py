@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rocserve.core.classification import classify
 from rocserve.core.datatypes import DataType
 from rocserve.core.device_references import References, device_of, referable_outputs, referenced_tensor
 from rocserve.core.dispatch import dispatch_traced
@@ -37,7 +36,7 @@ from rocserve.core.sequences import (
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import PhaseTotals
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
-from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
+from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, classify
 from rocserve.core.validation import reshape_dims
 from rocserve.plane.heap import Slot
 from rocserve.scheduling.batch import send_copied

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.table import Column, Table
 
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
-from rocserve.core.hints import names_hint
+from rocserve.core.printable import names_hint
 from rocserve.settings.flag import Kind, flag, positional, text
 from rocserve.tools.printing import console_on, say, table
 from rocserve_client import (

@@ -23,8 +23,7 @@ from rocserve.core.model_config import (
     SequenceControl,
     SequenceState,
 )
-from rocserve.core.request_form import Member
-from rocserve.core.requests import InferRequest, InputHead, RequestHead
+from rocserve.core.requests import InferRequest, InputHead, Member, RequestHead
 from rocserve.core.sequences import SequenceTag
 from rocserve.core.statistics import ModelStatistics
 from rocserve.core.tensors import Tensor

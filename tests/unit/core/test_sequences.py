@@ -3,8 +3,7 @@ from functools import partial
 import pytest
 
 from rocserve.core.requests import InferRequest, RequestHead
-from rocserve.core.sequence_order import SequenceOrder
-from rocserve.core.sequences import SequenceId, SequenceTag
+from rocserve.core.sequences import SequenceId, SequenceOrder, SequenceTag
 
 
 def request_of(name: str, sequence: SequenceId | None = 1, model: str = "m") -> InferRequest:
