@@ -10,6 +10,7 @@ same bytes at such a place are not parsed again, because the result would be the
 from __future__ import annotations
 
 import asyncio
+import enum
 import math
 import random
 import socket
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 import httptools
 
 from rocserve.core.tensors import Buffer
-from rocserve.frontends.http.request import LARGEST_HEAD_LINE, Head, Request, Response
+from rocserve.frontends.http.request import ANSWERED, LARGEST_HEAD_LINE, Head, Request, Response
 
 if TYPE_CHECKING:
     from rocserve.frontends.http.listener import HttpListener
@@ -44,6 +45,28 @@ class _Refused(Exception):
     """The head of a request exceeds a limit."""
 
 
+class Expects(enum.Enum):
+    """What a client's next bytes are."""
+
+    FIRST_REQUEST = enum.auto()
+    NEXT_REQUEST = enum.auto()
+    HEAD = enum.auto()
+    """The rest of a head."""
+    BODY = enum.auto()
+    """The rest of a body, or of its trailers."""
+    NOTHING = enum.auto()
+    """Parsing has stopped, because the client or the server wants no further request on this connection."""
+    ANSWERS = enum.auto()
+    """The client sends no more, and waits for answers."""
+    END = enum.auto()
+    """Nothing is read or written any more, or the connection has not been made yet."""
+
+
+# Python 3.11 takes five times as long to find a member in the class.
+_FIRST_REQUEST, _NEXT_REQUEST, _HEAD, _BODY, _NOTHING, _ANSWERS, _END = Expects
+_BETWEEN_REQUESTS = (_NEXT_REQUEST, _FIRST_REQUEST)
+
+
 class Connection(asyncio.Protocol):
     """One connection of a client. It knows since when it waits for the client, and for what. On the event loop."""
 
@@ -54,35 +77,26 @@ class Connection(asyncio.Protocol):
         """time.monotonic() seconds after which the next answer is the last."""
         self.loop = loop
         self._transport: asyncio.Transport
-        self.is_closing = True
-        """Nothing is read or written any more, or the connection has not been made yet."""
+        self._expects = _END
+        self.since = 0.0
+        """time.monotonic() seconds: when the current request began; without one, since when the client must send."""
+        self._unread_since: float | None = None
+        """time.monotonic() seconds since when the client must read."""
         self._reads = True
         self._parser = httptools.HttpRequestParser(self)
         self._incoming: Request | None = None
-        """The request whose head or body is being parsed."""
-        self._upgrading: Request | None = None
-        """A request for another protocol whose head has been parsed, but not its body."""
+        """The request whose body is being parsed."""
         self._waiting: deque[Request] = deque()
         """Requests after the current one whose heads have come."""
         self.current: Request | None = None
-        self._fault: str | None = None
-        """The reason why parsing has stopped. The client gets it after the answers to the requests before it."""
-        self._is_last = False
-        """Parsing has stopped, because the client or the server wants no further request on this connection."""
-        self._client_ended = False
-        """The client sends no more, and waits for answers."""
-        self._is_in_head = False
+        self.fault: str | None = None
+        """The reason why parsing has stopped. The client gets it in the answer to the incomplete request, or after all
+        answers."""
         self._bodiless_bytes = 0
         """Bytes that have come since the beginning of a head, or since the last part of a body."""
         self._is_beginning = False
-        self._idle_since: float | None = None
-        self._head_since: float | None = None
-        self._unread_since: float | None = None
-        """time.monotonic() seconds: since when the client must send a request, finish its head, and read."""
         self._target = b""
         self._pairs: list[tuple[bytes, bytes]] = []
-        self.begun_at = 0.0
-        """time.monotonic() seconds when the current request began."""
         self._drained: asyncio.Future[None] | None = None
 
     # Called by the transport.
@@ -90,14 +104,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self.is_closing = False
+        self._expects = _FIRST_REQUEST
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0]) if isinstance(peer, tuple) else ""
-        self._idle_since = self._head_since = time.monotonic()
+        self.since = time.monotonic()
         age_seconds = self.listener.limits.age_seconds
         if age_seconds:
             # Connections that began together must not end together; gRPC's core spreads them in the same way.
-            self.ends_at = self._idle_since + age_seconds * random.uniform(0.9, 1.1)
+            self.ends_at = self.since + age_seconds * random.uniform(0.9, 1.1)
         self.listener.connections.add(self)
         self.listener.arriving.pop(self, None)
 
@@ -107,19 +121,18 @@ class Connection(asyncio.Protocol):
         incoming, self._incoming = self._incoming, None
         if incoming is not None and incoming in self._waiting:
             self._waiting.remove(incoming)
-        self._is_last = True
         awaited = self.current or next(iter(self._waiting), None)
         if awaited is None or not awaited.is_complete or awaited.head.is_http10 or not self._transport.can_write_eof():
-            self.is_closing = True
+            self._expects = _END
             return False
-        self._client_ended = True
+        self._expects = _ANSWERS
         awaited.probe()
         self._check_reset()
         return True
 
     def _check_reset(self) -> None:
         """Abort if the client has gone. Its system sends a reset, but asyncio no longer reads, and misses it."""
-        if self.is_closing:
+        if self._expects is _END:
             return
         if self._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.abort()
@@ -128,7 +141,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.listener.connections.discard(self)
-        self._is_last = self.is_closing = True
+        self._expects = _END
         self._waiting.clear()
         if self.current is not None:
             self.current.leave()
@@ -146,45 +159,44 @@ class Connection(asyncio.Protocol):
         self._begin_requests()
 
     def data_received(self, data: bytes) -> None:
-        if self._incoming is None:
-            if self._is_last:
-                return  # Unread bytes would cause a reset, and the client would not get its answer.
-            if not self._is_in_head:
-                # Between two requests: take complete requests whose heads are remembered.
-                known, begin = self.listener.known_heads, 0
-                while begin < len(data):
-                    end = data.find(_HEAD_END, begin) + len(_HEAD_END)
-                    head = known.get(data[begin:end])
-                    if head is None or end + head.body_bytes > len(data):
-                        break
-                    begin = end + head.body_bytes
-                    self._waiting.append(Request(self, head, data[end:begin], True))
-                data = data[begin:]
+        expects = self._expects
+        if expects in _BETWEEN_REQUESTS:
+            # Take complete requests whose heads are remembered.
+            known, begin = self.listener.known_heads, 0
+            while begin < len(data):
+                end = data.find(_HEAD_END, begin) + len(_HEAD_END)
+                head = known.get(data[begin:end])
+                if head is None or end + head.body_bytes > len(data):
+                    break
+                begin = end + head.body_bytes
+                self._waiting.append(Request(self, head, data[end:begin], True))
+                self._expects = _NEXT_REQUEST
+            data = data[begin:]
+        elif expects is not _HEAD and expects is not _BODY:
+            return  # Unread bytes would cause a reset, and the client would not get its answer.
         if data:
             self._parse(data)
-        if self._waiting or self._fault is not None:
+        if self._waiting or self.fault is not None:
             self._begin_requests()
         incoming = self._incoming
         is_ahead = self._waiting or (incoming is not None and len(incoming.data) - incoming.seen_bytes > _READ_AHEAD)
-        if is_ahead and self._reads and not self.is_closing:
+        if is_ahead and self._reads and self._expects is not _END:
             self._reads = False
             self._transport.pause_reading()
 
     def _parse(self, data: bytes) -> None:
-        if self._head_since is None and self._idle_since is not None:
-            self._head_since = time.monotonic()
         self._bodiless_bytes += len(data)
         try:
             try:
-                if self._incoming is None and not self._is_in_head:
+                if self._expects in _BETWEEN_REQUESTS:
                     data = self._parse_head(data)
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 # A new parser, because this one may regard its message as the connection's last.
                 self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(self._plain_head() + data[upgrade.args[0] :])
-            if self._bodiless_bytes > _LARGEST_HEAD and (self._is_in_head or self._incoming is not None):
-                what = "head" if self._is_in_head else "trailer, or what is said of a chunk,"
+            if self._bodiless_bytes > _LARGEST_HEAD and self._expects in (_HEAD, _BODY):
+                what = "head" if self._expects is _HEAD else "trailer, or what is said of a chunk,"
                 raise httptools.HttpParserError(f"a request's {what} is more than {_LARGEST_HEAD} bytes")
         except httptools.HttpParserError as error:
             self._refuse(str(error.__context__ if isinstance(error.__context__, _Refused) else error))
@@ -194,8 +206,8 @@ class Connection(asyncio.Protocol):
     def _plain_head(self) -> bytes:
         """Return a head that makes the parser read the body of a request for another protocol, which would otherwise
         count as the other protocol's bytes. The request is answered in HTTP/1.1, as the last of the connection."""
-        assert self._upgrading is not None
-        lengths = [pair for pair in self._upgrading.head.pairs if pair[0].lower() in _FRAMING]
+        assert self._incoming is not None
+        lengths = [pair for pair in self._incoming.head.pairs if pair[0].lower() in _FRAMING]
         return b"".join(
             [b"POST / HTTP/1.1\r\nConnection: close\r\n", *(b"%b: %b\r\n" % pair for pair in lengths), b"\r\n"]
         )
@@ -207,7 +219,7 @@ class Connection(asyncio.Protocol):
             return data
         begun = len(self._waiting)
         self._parser.feed_data(data[:end])
-        if len(self._waiting) == begun + 1 and not self._is_in_head:
+        if len(self._waiting) == begun + 1 and self._expects is not _HEAD:
             request = self._waiting[-1]
             head = request.head
             length = int(head.headers.get("content-length", "0"))
@@ -221,7 +233,9 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._target, self._pairs = b"", []
-        self._is_in_head = True
+        if self._expects is _NEXT_REQUEST and self.current is None:
+            self.since = time.monotonic()
+        self._expects = _HEAD
         self._bodiless_bytes = 0
 
     def on_url(self, part: bytes) -> None:
@@ -230,7 +244,7 @@ class Connection(asyncio.Protocol):
             raise _Refused(f"a request's URL is more than {LARGEST_HEAD_LINE} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._is_in_head:
+        if self._expects is not _HEAD:
             return  # Trailers are ignored.
         if len(self._pairs) >= _MOST_HEADERS or len(name) > LARGEST_HEAD_LINE or len(value) > LARGEST_HEAD_LINE:
             raise _Refused(f"a request has at most {_MOST_HEADERS} headers of {LARGEST_HEAD_LINE} bytes")
@@ -239,10 +253,9 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         parser, pairs = self._parser, self._pairs
-        self._is_in_head = False
-        if self._upgrading is not None:
-            self._incoming, self._upgrading = self._upgrading, None
-            return
+        if self._incoming is not None:
+            self._expects = _BODY
+            return  # This was the plain head of a request for another protocol.
         headers: dict[str, str] = {}
         for name, value in pairs:
             headers.setdefault(name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape"))
@@ -252,38 +265,37 @@ class Connection(asyncio.Protocol):
         keeps_alive = parser.should_keep_alive() and not parser.should_upgrade()
         request = self._incoming = Request(self, Head(method, self._target, pairs, headers, is_http10, keeps_alive))
         self._waiting.append(request)
+        self._expects = _BODY
 
     def on_body(self, part: bytes) -> None:
         self._bodiless_bytes = 0
         request = self._incoming
-        if request is not None and not request.has_answer:
+        if request is not None and request.answer is not ANSWERED:
             request.append(part)
 
     def on_message_complete(self) -> None:
-        request, self._incoming = self._incoming, None
+        request = self._incoming
         assert request is not None
         if self._parser.should_upgrade():
-            self._upgrading = request
-            return
+            return  # Its body comes after its plain head.
+        self._incoming = None
         request.is_complete = True
-        if not request.head.keeps_alive:
-            self._is_last = True
-        if request.has_answer:
-            self._idle_since, self._head_since = time.monotonic(), None
+        self._expects = _NEXT_REQUEST if request.head.keeps_alive else _NOTHING
+        if request.answer is ANSWERED:
+            self.since = time.monotonic()
         elif request is self.current:
             request.wake()
 
     def _refuse(self, fault: str) -> None:
-        if self._is_last and self._incoming is None:
+        if self._expects is _NOTHING:
             return
-        self._is_last = True
+        self._expects = _NOTHING
         request, self._incoming = self._incoming, None
-        if request is None or self._is_in_head:
-            self._fault = fault
-        elif request.has_answer:
+        if request is not None and request.answer is ANSWERED:
             self.close()
-        else:
-            request.fault = fault  # The request's answer reports the fault.
+            return
+        self.fault = fault
+        if request is not None:
             request.wake()
 
     # Called by requests and the listener.
@@ -294,11 +306,10 @@ class Connection(asyncio.Protocol):
         self._is_beginning = True
         for _ in range(_BEGUN_PER_ROUND):
             # If the client does not read, no further request begins, because the answers would pile up.
-            if self.current is not None or not self._waiting or self._unread_since is not None or self.is_closing:
+            if self.current is not None or not self._waiting or self._unread_since is not None or self._expects is _END:
                 break
             request = self.current = self._waiting.popleft()
-            self._idle_since = self._head_since = None
-            self.begun_at = time.monotonic()
+            self.since = time.monotonic()
             try:
                 self.listener.handle(request)
             except Exception as error:
@@ -306,24 +317,26 @@ class Connection(asyncio.Protocol):
         else:
             self.loop.call_soon(self._begin_requests)
         self._is_beginning = False
-        if self._fault is not None and self.current is None and not self._waiting:
-            refused = Request(self, Head())
-            refused.is_complete, self.current = True, refused
-            text, self._fault = self._fault, None
+        if self.fault is not None and self.current is None and not self._waiting:
+            refused = self.current = Request(self, Head(), is_complete=True)
+            text, self.fault = self.fault, None
             refused.respond(Response(400, f"400 Bad Request: {text}\n".encode(), "text/plain; charset=utf-8"))
 
     def end_request(self, request: Request) -> None:
-        request.has_answer = True
+        request.answer = ANSWERED
         # The callback refers to the request; the cycle would keep the client's data until the next garbage collection.
         request.on_gone = None
         if self.current is not request:
             return  # The connection has ended before.
         self.current = None
-        if request.is_last or (self._client_ended and not self._waiting and self._fault is None):
-            self._is_last = True
+        self.since = time.monotonic()
+        client_ended = self._expects is _ANSWERS
+        if request.is_last or (client_ended and not self._waiting and self.fault is None):
             self._waiting.clear()
+            self._incoming = self.fault = None
             if (
-                self._client_ended
+                client_ended
+                or self._expects is _END
                 or (request.is_complete and request.head.method)
                 or not self._transport.can_write_eof()
             ):
@@ -331,33 +344,29 @@ class Connection(asyncio.Protocol):
             else:
                 # Ends only the writing side. A connection closed with unread bytes would be reset, and the client would
                 # not get its answer.
-                self._incoming = None
-                self._idle_since = self._head_since = time.monotonic()
+                self._expects = _NOTHING
                 self._transport.write_eof()
                 self.resume_reading()
             return
-        self._idle_since = time.monotonic()
-        if self._is_in_head or not request.is_complete:
-            self._head_since = self._idle_since
         if not request.is_complete:
             # The rest of the body comes first, and is dropped.
             request.data = b""
         if not self._reads:
             self.resume_reading()
-        if self._waiting or self._fault is not None:
+        if self._waiting or self.fault is not None:
             self._begin_requests()
 
     def resume_reading(self) -> None:
-        if not (self._reads or self._waiting or self.is_closing):
+        if not (self._reads or self._waiting or self._expects is _END):
             self._reads = True
             self._transport.resume_reading()
 
     def write(self, data: Buffer) -> None:
-        if not self.is_closing:
+        if self._expects is not _END:
             self._transport.write(data)
 
     def check_open(self) -> None:
-        if self.is_closing:
+        if self._expects is _END:
             raise ConnectionResetError("the client has gone")
 
     async def drain(self) -> None:
@@ -374,35 +383,39 @@ class Connection(asyncio.Protocol):
         return -1 if connection is None else int(connection.fileno())
 
     @property
-    def awaits_head(self) -> bool:
+    def is_open(self) -> bool:
+        return self._expects is not _END
+
+    @property
+    def awaits_request(self) -> bool:
         """Return whether the connection waits for its first request, or for the rest of a request."""
-        return self._head_since is not None and not self.is_closing
+        return self.current is None and self._expects not in (_NEXT_REQUEST, _END)
 
     @property
     def waits_since(self) -> float | None:
         """Return since when (the loop's time) the connection waits for the client to read or to send a request; None if
         it waits for neither, or is closing."""
-        if self.is_closing:
-            return None
-        return self._idle_since if self._unread_since is None else self._unread_since
+        if self._unread_since is not None and self.is_open:
+            return self._unread_since
+        return self.since if self.current is None and self.is_open else None
 
     @property
     def body_since(self) -> float | None:
         """Return since when the connection waits for its request's body; None if it does not wait, or is closing."""
-        return None if self.is_closing or self.current is None or self.current.is_complete else self.begun_at
+        return self.since if self.is_open and self.current is not None and not self.current.is_complete else None
 
     def is_overdue(self, now: float) -> bool:
         limits = self.listener.limits
-        return (
-            (self._unread_since is not None and now - self._unread_since > limits.write_seconds)
-            or (self._head_since is not None and now - self._head_since > limits.head_seconds)
-            or (self._idle_since is not None and now - self._idle_since > limits.idle_seconds)
-        )
+        if self._unread_since is not None:
+            return now - self._unread_since > limits.write_seconds
+        if self.current is not None or not self.is_open:
+            return False
+        return now - self.since > (limits.idle_seconds if self._expects is _NEXT_REQUEST else limits.head_seconds)
 
     def close(self) -> None:
-        self.is_closing = True
+        self._expects = _END
         self._transport.close()
 
     def abort(self) -> None:
-        self.is_closing = True
+        self._expects = _END
         self._transport.abort()

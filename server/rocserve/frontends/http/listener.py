@@ -159,7 +159,7 @@ class HttpListener:
                 pass
             listening.close()
         await _wait_while(
-            lambda: bool(self.arriving) or any(each.awaits_head for each in self.connections),
+            lambda: bool(self.arriving) or any(each.awaits_request for each in self.connections),
             min(grace_seconds, _FIRST_REQUEST_SECONDS),
         )
         await _wait_while(lambda: any(each.current is not None for each in self.connections), grace_seconds)
@@ -256,7 +256,7 @@ class HttpListener:
 
     def _count_open(self) -> int:
         """Return the number of arriving and of open connections, without closing ones."""
-        return len(self.arriving) + sum(not each.is_closing for each in self.connections)
+        return len(self.arriving) + sum(each.is_open for each in self.connections)
 
     def _make_room(self) -> None:
         """Close one connection: the oldest arriving one if these have more than their share, because that loses no

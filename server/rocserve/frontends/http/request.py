@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import math
 import re
 import sys
@@ -141,6 +142,20 @@ class Head:
         return path_of(self.target)
 
 
+class AnswerState(enum.Enum):
+    """How much of an answer has been sent."""
+
+    NOTHING = enum.auto()
+    BEGUN = enum.auto()
+    CHUNKS = enum.auto()
+    """Whole chunks: between them, a comment may be sent."""
+    ALL = enum.auto()
+
+
+# Python 3.11 takes five times as long to find a member in the class.
+_NOTHING, _BEGUN, _CHUNKS, ANSWERED = AnswerState
+
+
 @dataclass(eq=False)
 class Request:
     """One request of a client. On the event loop."""
@@ -151,28 +166,25 @@ class Request:
     data: bytes | bytearray | memoryview = b""
     """The part of the body that has come."""
     is_complete: bool = False
+    answer: AnswerState = field(default=_NOTHING, init=False)
     is_last: bool = field(default=False, init=False)
     """The answer, part of which has been sent, is the last of the connection."""
-    fault: str | None = field(default=None, init=False)
-    """The reason why the rest of the body cannot be read."""
-    has_answer: bool = field(default=False, init=False)
-    """The answer has been sent in full."""
     on_gone: Callable[[], None] | None = field(default=None, init=False)
     """Called if the client leaves before the answer has been sent."""
     seen_bytes: int = field(default=0, init=False)
     _room: memoryview | None = field(default=None, init=False)
     _waiter: asyncio.Future[None] | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
-    _chunked: bool = field(default=False, init=False)
-    _is_in_chunk: bool = field(default=False, init=False)
-    """Only a part of a large chunk has been sent."""
-    _has_begun: bool = field(default=False, init=False)
-    """A part of the answer has been sent."""
 
     @property
     def began_at(self) -> float:
         """time.monotonic() seconds."""
-        return self._connection.begun_at
+        return self._connection.since
+
+    @property
+    def fault(self) -> str | None:
+        """The reason why the rest of the body cannot be read."""
+        return None if self.is_complete else self._connection.fault
 
     @property
     def remote(self) -> str:
@@ -230,9 +242,9 @@ class Request:
 
     def probe(self) -> None:
         """Send something that clients ignore. If the client has gone, its system answers with a reset."""
-        if not self._has_begun:
+        if self.answer is _NOTHING:
             self._connection.write(_CONTINUE)
-        elif self._chunked and not self._is_in_chunk:
+        elif self.answer is _CHUNKS:
             self._connection.write(_COMMENT)
 
     def run(self, answering: Coroutine[Any, Any, Response | None]) -> None:
@@ -264,17 +276,17 @@ class Request:
 
     def fail(self, error: Exception) -> None:
         response = self._connection.listener.failure(self, error)
-        if self._has_begun:
-            self._connection.abort()
-        else:
+        if self.answer is _NOTHING:
             self.respond(response)
+        else:
+            self._connection.abort()
 
     async def respond_in_parts(
         self, parts: Sequence[Buffer], content_type: str, headers: Mapping[str, str] = _NO_HEADERS
     ) -> None:
         """Send a large answer as fast as the client reads. Raises ConnectionError if the client has gone."""
         self._connection.check_open()
-        self._has_begun = True
+        self.answer = _BEGUN
         self._connection.write(self._head(200, content_type, headers, sum(map(len, parts))))
         await self._write_pieces(parts)
         self._connection.end_request(self)
@@ -297,11 +309,10 @@ class Request:
     def begin_stream(self, status: int, content_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
         """Begin an answer of unknown length. Raises ConnectionError if the client has gone."""
         self._connection.check_open()
-        self._has_begun = True
         if self.head.is_http10:
-            self.is_last = True
+            self.answer, self.is_last = _BEGUN, True
         else:
-            self._chunked = True
+            self.answer = _CHUNKS
             headers = {**headers, "Transfer-Encoding": "chunked"}
         self._connection.write(self._head(status, content_type, headers, None))
 
@@ -310,24 +321,29 @@ class Request:
         connection = self._connection
         connection.check_open()
         length = sum(map(len, pieces))
-        written = (b"%x\r\n" % length, *pieces, b"\r\n") if self._chunked else pieces
+        written = (b"%x\r\n" % length, *pieces, b"\r\n") if self.answer is _CHUNKS else pieces
         if length > _WRITTEN_AT_ONCE:
-            self._is_in_chunk = True
+            before, self.answer = self.answer, _BEGUN
             await self._write_pieces(written)
-            self._is_in_chunk = False
+            self.answer = before
             return
         connection.write(b"".join(written))
         await connection.drain()
 
     def end_stream(self) -> None:
-        if self._chunked:
+        if self.answer is _CHUNKS:
             self._connection.write(b"0\r\n\r\n")
         self._connection.end_request(self)
 
     def _head(self, status: int, content_type: str, headers: Mapping[str, str], length: int | None) -> bytes:
         connection, listener, head = self._connection, self._connection.listener, self.head
         now = time.monotonic()
-        if not head.keeps_alive or listener.closes_after_answers or self.fault is not None or now > connection.ends_at:
+        if (
+            not head.keeps_alive
+            or listener.closes_after_answers
+            or now > connection.ends_at
+            or not (self.is_complete or connection.fault is None)
+        ):
             self.is_last = True
         if head.answer_headers:
             headers = {**headers, **head.answer_headers}

@@ -146,7 +146,8 @@ class FastClient:
     """A connection whose client immediately reads all that is written."""
 
     def __init__(self) -> None:
-        self.begun_at = 0.0
+        self.since = 0.0
+        self.fault = None
         self.ends_at = float("inf")
         self.listener = HttpListener(lambda request: None, LOG)
         self.written = b""

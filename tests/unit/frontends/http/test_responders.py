@@ -274,7 +274,8 @@ class Sink:
     """A client's connection: the bytes sent to it, and the turns that others had by then."""
 
     def __init__(self, turns_so_far: Callable[[], int]) -> None:
-        self.begun_at = 0.0
+        self.since = 0.0
+        self.fault = None
         self.ends_at = float("inf")
         self.listener = HttpListener(lambda request: None, LOG)
         self.turns: list[int] = []
