@@ -18,11 +18,10 @@ from rich.console import Console
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration import read_calibration
 from rocserve.backends.migraphx.configuration.options import Precision, accelerator_parameters, compile_options
-from rocserve.backends.migraphx.model_files.graph import IMAGE_RANK
 from rocserve.backends.migraphx.planning.plan import ProgramPlan
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
-from rocserve.backends.migraphx.serving.programs import migraphx_name
+from rocserve.backends.migraphx.tensors import client_view, migraphx_name
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import SWITCH, flag, part, text
@@ -145,10 +144,7 @@ def _samples(
         runs = read[:_MOST_RUNS]
         if recipe.source.kind is SourceKind.TENSORFLOW:
             # Calibration data have the program's layout, but the model's inputs have the client's.
-            runs = [
-                {key: np.moveaxis(array, 1, -1) if array.ndim == IMAGE_RANK else array for key, array in run.items()}
-                for run in runs
-            ]
+            runs = [{key: client_view(array) for key, array in run.items()} for run in runs]
         data = f"{len(runs)} of {len(read)} runs of {name}"
     else:
         runs = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,15 @@ import numpy as np
 
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.contained_paths import path_within
-from rocserve.backends.migraphx.binding.interface import NUMPY_DTYPES, Array, ProgramTensor
+from rocserve.backends.migraphx.binding.interface import Array, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions
-from rocserve.backends.migraphx.model_files.graph import IMAGE_RANK
 from rocserve.backends.migraphx.planning.recipe import ProgramRecipe, SourceKind
+from rocserve.backends.migraphx.tensors import IMAGE_RANK, client_tensor, program_view, varies
 from rocserve.cache.digests import folder_digest
 from rocserve.core.datatypes import DataType, datatype_of
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind, ModelConfig, OutputConfig
+from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
 _DEFAULT_PIPELINE = "pipeline.json"
@@ -134,62 +135,39 @@ def prepare_images(
         model.close()
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationInput:
-    """Describes the samples that an input needs."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    """The shape of one sample in the client's layout, without the batch dimension."""
-    rows: int
-    """Samples per run; 0 = the model has no batch dimension, so a run takes one sample."""
-    is_nhwc: bool
-    """Whether samples are NHWC, and the program's input is NCHW."""
-
-
 def read_calibration(
     model_folder: Path, recipe: ProgramRecipe, parameters: Mapping[str, ProgramTensor]
 ) -> Sequence[Mapping[str, Array]]:
     """Return the inputs of each calibration run, at least one run. If the samples do not fill the last batch, the first
     samples fill it. The program's `parameters` may be fewer than the model's inputs. Raises ServeError
     (INVALID_ARGUMENT) if the data cannot be read, or do not fit the inputs."""
-    inputs = {}
+    inputs, rows = {}, 0
     for name, tensor in parameters.items():
-        dtype = NUMPY_DTYPES.get(tensor.datatype)
-        if dtype is None:
-            raise invalid_argument(f"input '{name}' is of MIGraphX's type {tensor.datatype}: it cannot be calibrated")
-        shape = tuple(dim for dim in tensor.shape if isinstance(dim, int))
-        if len(shape) != len(tensor.shape):
+        if varies(tensor):
             raise invalid_argument(f"input '{name}' has no fixed shape, without which it cannot be calibrated")
-        is_nhwc = recipe.source.kind is SourceKind.TENSORFLOW and len(shape) == IMAGE_RANK
-        if is_nhwc:
-            shape = (shape[0], *shape[2:], shape[1])
-        batch, shape = (shape[0], shape[1:]) if recipe.batch_size else (0, shape)
-        inputs[name] = CalibrationInput(name, dtype, shape, batch, is_nhwc)
+        inputs[name] = spec = client_tensor(name, "input", tensor, recipe.source.kind is SourceKind.TENSORFLOW)
+        if recipe.batch_size:
+            rows, *shape = spec.shape
+            inputs[name] = replace(spec, shape=tuple(shape))
     samples = read_samples(model_folder, recipe.options, recipe.input_shapes, inputs)
     count = len(next(iter(samples.values())))
-    rows = max((each.rows for each in inputs.values()), default=0)
     runs = []
     for start in range(0, count, rows or 1):
         # Indices beyond the last sample wrap around to the first.
         chosen = np.arange(start, start + rows) % count if rows else start
         run = {name: samples[name][chosen] for name in inputs}
-        runs.append(
-            {
-                name: np.ascontiguousarray(array.transpose(0, 3, 1, 2) if inputs[name].is_nhwc else array)
-                for name, array in run.items()
-            }
-        )
+        if recipe.source.kind is SourceKind.TENSORFLOW:
+            run = {name: program_view(array) for name, array in run.items()}
+        runs.append({name: np.ascontiguousarray(array) for name, array in run.items()})
     return runs
 
 
 def read_samples(
-    model_folder: Path, options: CompileOptions, names: Collection[str], inputs: Mapping[str, CalibrationInput]
+    model_folder: Path, options: CompileOptions, names: Collection[str], inputs: Mapping[str, TensorSpec]
 ) -> Mapping[str, Array]:
-    """Return [samples, *shape] for each input: equally many samples of each, at least one. `names`: the model's inputs,
-    which may be more than `inputs`. Raises ServeError (INVALID_ARGUMENT) if the data cannot be read, or do not fit the
-    inputs."""
+    """Return [samples, *shape] for each input: equally many samples of each, at least one. `inputs` have the shapes of
+    one sample, without the batch. `names`: the model's inputs, which may be more than `inputs`. Raises ServeError
+    (INVALID_ARGUMENT) if the data cannot be read, or do not fit the inputs."""
     data = calibration_data(options, model_folder)
     if not inputs:
         raise invalid_argument("a model without inputs cannot be calibrated; leave out its precision")
@@ -202,7 +180,7 @@ class _Reader:
     data: Path
     options: CompileOptions
     names: Collection[str]
-    inputs: Mapping[str, CalibrationInput]
+    inputs: Mapping[str, TensorSpec]
 
     def read(self) -> dict[str, Array]:
         if self.data.is_dir():
@@ -258,16 +236,16 @@ class _Reader:
         pipeline = calibration_pipeline(self.options, self.model_folder)
         if pipeline is None:
             raise self._wrong(f"holds images, but there is no rocAL pipeline to make inputs of them; {PIPELINE_HINT}")
-        # If the model has no batch dimension, a sample of four dimensions is several images.
-        holds_images = not tensor.rows and len(tensor.shape) == IMAGE_RANK
+        # A sample of four dimensions is several images.
+        holds_images = len(tensor.shape) == IMAGE_RANK
         images_per_sample, shape = (tensor.shape[0], tensor.shape[1:]) if holds_images else (1, tensor.shape)
         used_count = min(len(images), self.options.calibration_samples) // images_per_sample * images_per_sample
         if not used_count:
             raise self._wrong(f"must have {images_per_sample} images at least, as many as input '{name}' holds")
-        prepared = prepare_images(images[:used_count], pipeline, name, shape, tensor.dtype)
+        prepared = prepare_images(images[:used_count], pipeline, name, shape, tensor.datatype.numpy_dtype)
         return {name: np.stack(prepared).reshape(-1, *tensor.shape)}
 
-    def _read_arrays(self, tensor: CalibrationInput, files: Sequence[Path]) -> Array:
+    def _read_arrays(self, tensor: TensorSpec, files: Sequence[Path]) -> Array:
         arrays: list[Array] = []
         for file in files:
             if file.suffix == _ARRAY_SUFFIX and sum(map(len, arrays)) < self.options.calibration_samples:
@@ -280,11 +258,13 @@ class _Reader:
             raise self._wrong(f"has no .npy files for input '{tensor.name}'")
         return np.concatenate(arrays)[: self.options.calibration_samples]
 
-    def _stack(self, tensor: CalibrationInput, array: Any, source: str) -> Array:
+    def _stack(self, tensor: TensorSpec, array: Any, source: str) -> Array:
         """Return the array as [samples, *shape]. The array is one sample, or several."""
-        if not isinstance(array, np.ndarray) or array.dtype != tensor.dtype:
+        if not isinstance(array, np.ndarray) or array.dtype != tensor.datatype.numpy_dtype:
             found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise self._wrong(f"has {found} for input '{tensor.name}' ({source}), expected {tensor.dtype}")
+            raise self._wrong(
+                f"has {found} for input '{tensor.name}' ({source}), expected {tensor.datatype.numpy_dtype}"
+            )
         if array.shape == tensor.shape:
             return array[np.newaxis]
         if array.shape[1:] == tensor.shape and array.ndim == len(tensor.shape) + 1:

@@ -28,9 +28,9 @@ from rocserve.backends.migraphx.serving.model import CompileContext, MigraphxMod
 from rocserve.backends.migraphx.serving.programs import (
     LoadedProgram,
     ProgramRunner,
-    batch_range,
     program_layout,
 )
+from rocserve.backends.migraphx.tensors import batch_range
 from rocserve.cache.digests import file_digest
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.jobs.messages import JobError

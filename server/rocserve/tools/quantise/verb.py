@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
-from rocserve.backends.migraphx.calibration import PIPELINE_HINT, CalibrationInput, read_samples
+from rocserve.backends.migraphx.calibration import PIPELINE_HINT, read_samples
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import readable_size as size
+from rocserve.core.requests import TensorSpec
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
 from rocserve.tools.measuring.process import Array
 from rocserve.tools.printing import console_on, replacing, say
@@ -141,7 +142,7 @@ def read_inputs(program: ProgramSignature, options: QuantiseOptions) -> list[Map
     ]
 
 
-def _calibration_input(tensor: ProgramTensor, batches: bool) -> CalibrationInput:
+def _calibration_input(tensor: ProgramTensor, batches: bool) -> TensorSpec:
     name, shape = tensor.names[0], tensor.shape or ()
     sizes = shape[1:] if batches else shape
     if -1 in sizes:
@@ -155,7 +156,7 @@ def _calibration_input(tensor: ProgramTensor, batches: bool) -> CalibrationInput
             f"input '{name}' of the program is in bf16, which samples in numpy's files cannot be; export it with inputs"
             " in fp32"
         )
-    return CalibrationInput(name, tensor.datatype.numpy_dtype, sizes, rows=0, is_nhwc=False)
+    return TensorSpec(name, tensor.datatype, sizes)
 
 
 def _within_root(path: Path | None) -> str:

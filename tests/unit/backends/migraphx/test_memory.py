@@ -22,8 +22,8 @@ from rocserve.backends.host import Host
 from rocserve.backends.migraphx.binding.gpu_memory import GpuBuffers, GpuMemoryError
 from rocserve.backends.migraphx.binding.interface import ANY, DimensionRange, ProgramTensor
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
+from rocserve.backends.migraphx.model_files.graph import GraphTensor
 from rocserve.backends.migraphx.planning.plan import (
-    PlannedTensor,
     ProgramMemory,
     ProgramPlan,
     check_memory,
@@ -61,11 +61,11 @@ def refusal(program: ProgramMemory, host: Host) -> str:
 def test_before_compiling_the_model_and_its_plan_tell() -> None:
     plan = ProgramPlan(
         recipes=(recipe(),),
-        inputs=(PlannedTensor("x", DataType.FP32, (-1, 3, 10, 10)),),
+        inputs=(GraphTensor("x", DataType.FP32, ("", 3, 10, 10)),),
         outputs=(
-            PlannedTensor("y", DataType.FP16, (-1, 5)),
-            PlannedTensor("open", DataType.FP32, (-1, -1)),
-            PlannedTensor("unknown", None, None),
+            GraphTensor("y", DataType.FP16, ("", 5)),
+            GraphTensor("open", DataType.FP32, ("", "open")),
+            GraphTensor("unknown", None, None),
         ),
         batches=True,
         weight_bytes=1000,

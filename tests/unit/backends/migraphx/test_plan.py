@@ -14,7 +14,8 @@ from support import migraphx_models
 
 from rocserve.backends.base import ModelSource
 from rocserve.backends.migraphx.configuration.options import Target, compile_options, serving_options
-from rocserve.backends.migraphx.planning.plan import PlannedTensor, ProgramPlan, plan_programs
+from rocserve.backends.migraphx.model_files.graph import GraphTensor
+from rocserve.backends.migraphx.planning.plan import ProgramPlan, plan_programs
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, SourceKind
 from rocserve.cache.digests import file_digest
 from rocserve.core.datatypes import DataType
@@ -79,8 +80,8 @@ def test_a_program_a_batch_size_small_ones_first(folder: Folder) -> None:
     assert _shapes(plan) == [{"image": (size, 3, 8, 8)} for size in (1, 2, 4, 6)]
     assert not any(recipe.rebatched for recipe in plan.recipes)
     assert plan.batches
-    assert plan.inputs == (PlannedTensor("image", DataType.FP32, (-1, 3, 8, 8)),)
-    assert plan.outputs == (PlannedTensor("logits", DataType.FP32, (-1, 10)),)
+    assert plan.inputs == (GraphTensor("image", DataType.FP32, ("", 3, 8, 8)),)
+    assert plan.outputs == (GraphTensor("logits", DataType.FP32, ("", 10)),)
     assert plan.recipes[0].source.digest == file_digest(folder.version / "model.onnx")
     assert plan.recipes[0].source.kind is SourceKind.ONNX
     assert plan.recipes[0].environment == _ENVIRONMENT

@@ -15,10 +15,9 @@ from rocserve.backends.migraphx.serving.programs import (
     LoadedProgram,
     ProgramLayout,
     ProgramRunner,
-    ServedTensor,
-    batch_range,
     program_layout,
 )
+from rocserve.backends.migraphx.tensors import batch_range
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError
 from rocserve.core.requests import TensorSpec
@@ -58,11 +57,9 @@ class DoublingProgram:
         self.addresses.append(array.ctypes.data)
 
 
-def layout(*shape: int, channels_last: bool = False) -> ProgramLayout:
-    return ProgramLayout(
-        (ServedTensor("x", FP32, shape, channels_last),),
-        (ServedTensor("twice", FP32, shape, channels_last), ServedTensor("same", FP32, shape, channels_last)),
-    )
+def layout(*shape: int, nhwc: bool = False) -> ProgramLayout:
+    x, *outputs = (TensorSpec(name, FP32, shape) for name in ("x", "twice", "same"))
+    return ProgramLayout((x,), tuple(outputs), nhwc)
 
 
 def one_size(program: DoublingProgram, layout: ProgramLayout, pad_with_first_row: bool = True) -> LoadedProgram:
@@ -204,7 +201,7 @@ class TestBatchesOfCompiledSizes:
 
     def test_inputs_of_different_rows_are_refused(self) -> None:
         shape = (2, 3)
-        inputs = (ServedTensor("a", FP32, shape), ServedTensor("b", FP32, shape))
+        inputs = (TensorSpec("a", FP32, shape), TensorSpec("b", FP32, shape))
         runner = ProgramRunner("m", one_size(DoublingProgram(shape), ProgramLayout(inputs, ())))
         with pytest.raises(ServeError, match=r"input 'b' of model 'm' must have the shape \[2, 3\] .*, got \[1, 3\]"):
             runner.run({"a": rows(2), "b": rows(1)}, ())
@@ -213,7 +210,7 @@ class TestBatchesOfCompiledSizes:
 class TestImagesWithChannelsLast:
     def test_they_are_turned_for_the_program_and_back(self) -> None:
         program = DoublingProgram((2, 3, 4, 5))
-        runner = ProgramRunner("m", one_size(program, layout(2, 4, 5, 3, channels_last=True)))
+        runner = ProgramRunner("m", one_size(program, layout(2, 4, 5, 3, nhwc=True)))
         images = np.arange(120, dtype=np.float32).reshape(2, 4, 5, 3)
         result = runner.run({"x": images}, ("twice",))
         np.testing.assert_array_equal(program.given[0], images.transpose(0, 3, 1, 2))
@@ -221,14 +218,14 @@ class TestImagesWithChannelsLast:
 
     def test_they_are_turned_where_there_is_room_as_well(self) -> None:
         program = DoublingProgram((2, 3, 3, 3))
-        runner = ProgramRunner("m", one_size(program, layout(2, 3, 3, 3, channels_last=True)))
+        runner = ProgramRunner("m", one_size(program, layout(2, 3, 3, 3, nhwc=True)))
         images = np.arange(54, dtype=np.float32).reshape(2, 3, 3, 3)
         room = {"twice": np.zeros((2, 3, 3, 3), np.float32)}
         np.testing.assert_array_equal(runner.run({"x": images}, ("twice",), room)["twice"], images * 2)
 
     def test_they_are_padded_as_others_are(self) -> None:
         program = DoublingProgram((2, 3, 4, 5))
-        runner = ProgramRunner("m", one_size(program, layout(2, 4, 5, 3, channels_last=True)))
+        runner = ProgramRunner("m", one_size(program, layout(2, 4, 5, 3, nhwc=True)))
         image = np.arange(60, dtype=np.float32).reshape(1, 4, 5, 3)
         result = runner.run({"x": image}, ("same",))
         np.testing.assert_array_equal(program.given[0], np.concatenate([image, image]).transpose(0, 3, 1, 2))
@@ -342,9 +339,8 @@ def test_a_signature_has_any_batch_where_the_model_batches() -> None:
 def test_images_of_an_nhwc_graph_are_nchw_to_the_program() -> None:
     found = program([tensor("image", 1, 3, 8, 6), tensor("bias", 1, 3)], tensor("", 1, 4, 8, 6))
     layout = program_layout(found, ["image", "bias"], ["y"], nhwc=True)
-    assert layout.inputs[0] == ServedTensor("image", FP32, (1, 8, 6, 3), channels_last=True)
-    assert layout.inputs[0].program_shape == (1, 3, 8, 6)
-    assert layout.inputs[1] == ServedTensor("bias", FP32, (1, 3))
+    assert layout.inputs == (TensorSpec("image", FP32, (1, 8, 6, 3)), TensorSpec("bias", FP32, (1, 3)))
+    assert layout.program_shape(layout.inputs[0]) == (1, 3, 8, 6)
     assert layout.outputs[0].shape == (1, 8, 6, 4)
 
 
@@ -375,7 +371,8 @@ def test_a_first_dimension_that_is_no_batch_is_refused() -> None:
 def test_of_outputs_that_vary_with_values_no_dimension_is_known() -> None:
     varying = DimensionRange(0, 4)
     layout = program_layout(program([tensor("x", 4, 3)], tensor("", 4, varying), tensor("", 4)), ["x"], ["y", "z"])
-    assert [(entry.shape, entry.depends_on_values) for entry in layout.outputs] == [((4, -1), True), ((4,), False)]
+    assert [entry.shape for entry in layout.outputs] == [(4, -1), (4,)]
+    assert layout.varies
     with pytest.raises(ServeError, match=r"^the shape of output 'y' of model 'm' depends on"):
         layout.check_batch(4, "m")
 

@@ -29,9 +29,6 @@ ONNX_DATATYPES: Mapping[str, DataType] = {
 Dims = tuple[int | str, ...]
 """Each dimension is a number, or the name of an open dimension ("" = without a name)."""
 
-IMAGE_RANK = 4
-"""Number of dimensions of an image tensor in a TensorFlow graph: NHWC for clients, NCHW for MIGraphX."""
-
 _MOST_DIMENSIONS = 64
 """numpy's limit for an array."""
 _MOST_ELEMENTS = 1 << 48
@@ -46,11 +43,18 @@ def is_beyond_memory(dims: Sequence[int | str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
+    """An input or output of a model's file, or of a plan for it."""
+
     name: str
     datatype: DataType | None
     """None = the file does not say (TensorFlow's outputs)."""
     dims: Dims | None
     """None = the file does not even have the number of dimensions."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The dimensions with -1 for each open one."""
+        return None if self.dims is None else tuple(dim if isinstance(dim, int) else -1 for dim in self.dims)
 
 
 @dataclass(frozen=True, slots=True)

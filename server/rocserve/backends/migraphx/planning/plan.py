@@ -19,13 +19,13 @@ from rocserve.backends.host import FreeMemory, Host
 from rocserve.backends.migraphx.binding.interface import ANY, NUMPY_DTYPES, bounds
 from rocserve.backends.migraphx.calibration import calibration_digest
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, ServingOptions, Target
-from rocserve.backends.migraphx.model_files.graph import IMAGE_RANK, Dims, GraphTensor, ModelGraph, is_beyond_memory
+from rocserve.backends.migraphx.model_files.graph import Dims, GraphTensor, ModelGraph, is_beyond_memory
 from rocserve.backends.migraphx.model_files.onnx_graph import read_onnx_graph
 from rocserve.backends.migraphx.model_files.tensorflow_graph import read_tensorflow_graph
 from rocserve.backends.migraphx.planning.recipe import ProgramEnvironment, ProgramRecipe, ProgramSource, SourceKind
 from rocserve.backends.migraphx.program_cache import CachedProgram
+from rocserve.backends.migraphx.tensors import nchw
 from rocserve.cache.digests import file_digest
-from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.printable import readable_size
@@ -34,23 +34,13 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedTensor:
-    """An input or output as clients see it. Images of TensorFlow graphs are NHWC here, and NCHW in the program."""
-
-    name: str
-    datatype: DataType | None
-    """None = only the program knows it (an output of a TensorFlow graph)."""
-    shape: Shape | None
-    """-1 = the batch, or an open dimension of an output. None = only the program knows the output's shape."""
-
-
-@dataclass(frozen=True, slots=True)
 class ProgramPlan:
     recipes: tuple[ProgramRecipe, ...]
     """In compile order; at least one."""
-    inputs: tuple[PlannedTensor, ...]
-    outputs: tuple[PlannedTensor, ...]
-    """In the program's order."""
+    inputs: tuple[GraphTensor, ...]
+    """As clients see them: images of TensorFlow graphs are NHWC. Only the batch is open."""
+    outputs: tuple[GraphTensor, ...]
+    """In the program's order, as clients see them. The batch is open."""
     batches: bool
     """Whether the first dimension of every tensor is the batch."""
     weight_bytes: int
@@ -105,20 +95,12 @@ def plan_programs(
         output_names=output_names,
         calibration_digest=calibration_digest(options, model.model_folder),
     )
-    lead = () if batch is None else (-1,)
+    lead: Dims = () if batch is None else ("",)
     return ProgramPlan(
         recipes=_recipes(first, serving, batch, largest, shapes),
-        inputs=tuple(
-            PlannedTensor(tensor.name, tensor.datatype, (*lead, *shapes[tensor.name])) for tensor in graph.inputs
-        ),
+        inputs=tuple(replace(tensor, dims=(*lead, *shapes[tensor.name])) for tensor in graph.inputs),
         outputs=tuple(
-            PlannedTensor(
-                tensor.name,
-                tensor.datatype,
-                None
-                if tensor.dims is None
-                else (*lead, *(dim if isinstance(dim, int) else -1 for dim in tensor.dims[len(lead) :])),
-            )
+            tensor if tensor.dims is None else replace(tensor, dims=(*lead, *tensor.dims[len(lead) :]))
             for tensor in graph.outputs
         ),
         batches=batch is not None,
@@ -142,10 +124,7 @@ def _recipes(
         """Return the recipe with MIGraphX's shapes: NCHW for NHWC images of TensorFlow graphs."""
         full = {name: (*rows, *shape) for name, shape in shapes.items()}
         if first.source.kind is SourceKind.TENSORFLOW:
-            full = {
-                name: (shape[0], shape[3], *shape[1:3]) if len(shape) == IMAGE_RANK else shape
-                for name, shape in full.items()
-            }
+            full = {name: nchw(shape) for name, shape in full.items()}
         return replace(first, input_shapes=full, **options)
 
     if batch is None:

@@ -24,8 +24,8 @@ from rocserve.backends.migraphx.configuration.options import (
 )
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs, with_hint
+from rocserve.backends.migraphx.model_files.graph import GraphTensor
 from rocserve.backends.migraphx.planning.plan import (
-    PlannedTensor,
     ProgramPlan,
     check_memory,
     compiled_memory,
@@ -44,8 +44,8 @@ from rocserve.backends.migraphx.serving.programs import (
     ProgramLayout,
     ProgramRunner,
     program_layout,
-    varies_with_values,
 )
+from rocserve.backends.migraphx.tensors import varies_with_values
 from rocserve.backends.parameters import asked_engine
 from rocserve.core.errors import ServeError, internal, unavailable
 from rocserve.core.requests import Signature, TensorSpec
@@ -343,7 +343,7 @@ class _Compiled:
         declared = {entry.name: entry.model_dims for entry in self.context.model.config.inputs}
         lead = (-1,) if self.plan.batches else ()
 
-        def spec(tensor: PlannedTensor, dims: tuple[int, ...] | None = None) -> TensorSpec:
+        def spec(tensor: GraphTensor, dims: tuple[int, ...] | None = None) -> TensorSpec:
             program, shape = served.get(tensor.name), tensor.shape
             if program is not None and shape is None:
                 shape = (*lead, *program.shape[len(lead) :])

@@ -6,64 +6,44 @@ programs. A layout describes a program's inputs and outputs in clients' terms: n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rocserve.backends.batch_sizes import Arrays, pieces
-from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, Program, ProgramTensor
-from rocserve.backends.migraphx.model_files.graph import IMAGE_RANK, ONNX_DATATYPES
-from rocserve.core.datatypes import DataType
+from rocserve.backends.migraphx.binding.interface import Array, DimensionRange, Program
+from rocserve.backends.migraphx.tensors import IMAGE_RANK, client_tensor, client_view, nchw, varies_with_values
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.requests import Signature, TensorSpec
-
-_OWN_NAMES = {"float16": "half", "bfloat16": "bf16"}
-_DATATYPES = {_OWN_NAMES.get(name, name): datatype for name, datatype in ONNX_DATATYPES.items()}
-
-
-def migraphx_name(datatype: DataType) -> str:
-    """Return MIGraphX's name for a datatype that programs' tensors can have."""
-    return next(name for name, known in _DATATYPES.items() if known is datatype)
-
-
-@dataclass(frozen=True, slots=True)
-class ServedTensor:
-    """An input or output of a program as clients see it."""
-
-    name: str
-    datatype: DataType
-    shape: tuple[int, ...]
-    """The program's shape in the client's layout. -1 = the inputs' values decide the size (outputs only)."""
-    channels_last: bool = False
-    """Whether clients see NHWC and the program has NCHW."""
-
-    @property
-    def depends_on_values(self) -> bool:
-        """Whether only a run gives the shape."""
-        return -1 in self.shape
-
-    @property
-    def program_shape(self) -> tuple[int, ...]:
-        if not self.channels_last:
-            return self.shape
-        first, *sizes, channels = self.shape
-        return (first, channels, *sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramLayout:
-    """A program's inputs in the clients' order, and its outputs in the program's order."""
+    """A program's inputs in the clients' order, and its outputs in the program's order, as clients see them. A size of
+    an output is -1 if the inputs' values decide it."""
 
-    inputs: tuple[ServedTensor, ...]
-    outputs: tuple[ServedTensor, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    nhwc: bool = False
+    """Whether tensors of four dimensions are NHWC for clients, and NCHW in the program."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether only a run gives an output's shape."""
+        return any(-1 in tensor.shape for tensor in self.outputs)
+
+    def program_shape(self, tensor: TensorSpec) -> tuple[int, ...]:
+        return nchw(tensor.shape) if self.nhwc else tensor.shape
+
+    def as_client(self, array: Array) -> Array:
+        """Return a view of the program's array in the client's layout."""
+        return client_view(array) if self.nhwc else array
 
     def signature(self, batching: bool) -> Signature:
         """Return the signature that all programs of the model share, with any batch size if the model batches."""
         inputs, outputs = (
-            tuple(
-                TensorSpec(one.name, one.datatype, (-1, *one.shape[1:]) if batching else one.shape) for one in tensors
-            )
+            tuple(replace(one, shape=(-1, *one.shape[1:])) if batching else one for one in tensors)
             for tensors in (self.inputs, self.outputs)
         )
         return Signature(inputs, outputs, batching)
@@ -73,7 +53,7 @@ class ProgramLayout:
         output's shape depends on the inputs' values."""
         for what, tensors in (("input", self.inputs), ("output", self.outputs)):
             for tensor in tensors:
-                if tensor.depends_on_values:
+                if -1 in tensor.shape:
                     raise invalid_argument(
                         f"the shape of output '{tensor.name}' of model '{model_name}' depends on the values of its"
                         " inputs: the model cannot be batched; set max_batch_size: 0"
@@ -91,9 +71,8 @@ def program_layout(
 ) -> ProgramLayout:
     """Return the layout of a program. `input_order`: the inputs in the model's order. Inputs that the program lacks are
     left out (no output depends on them); inputs that the order lacks come last, by name. `output_names`: one per output
-    of the program, in its order. `nhwc`: all 4-d tensors are NHWC for clients and NCHW in the program, because MIGraphX
-    converts all of them in an NHWC TensorFlow graph, images or not. Raises ServeError (INVALID_ARGUMENT) if a tensor
-    cannot be served, ServeError (INTERNAL) if the number of outputs and names differs."""
+    of the program, in its order. `nhwc`: see ProgramLayout. Raises ServeError (INVALID_ARGUMENT) if a tensor cannot be
+    served, ServeError (INTERNAL) if the number of outputs and names differs."""
     parameters = program.parameters
     order = [name for name in input_order if name in parameters]
     order += sorted(parameters.keys() - set(order))
@@ -102,55 +81,13 @@ def program_layout(
             f"the program has {len(program.outputs)} outputs, expected {len(output_names)}: {', '.join(output_names)}"
         )
     return ProgramLayout(
-        tuple(_served(name, "input", parameters[name], nhwc) for name in order),
+        tuple(client_tensor(name, "input", parameters[name], nhwc) for name in order),
         tuple(
-            _served(name, "output", tensor, nhwc, varies_with_values(parameters.values(), tensor))
+            client_tensor(name, "output", tensor, nhwc, varies_with_values(parameters.values(), tensor))
             for name, tensor in zip(output_names, program.outputs, strict=True)
         ),
+        nhwc,
     )
-
-
-def batch_range(tensors: Iterable[ProgramTensor]) -> DimensionRange | None:
-    """Return the range of the inputs' first dimension; None = it is fixed. Raises ServeError (INVALID_ARGUMENT) if
-    another dimension varies, or the ranges differ."""
-    ranges: set[DimensionRange | None] = set()
-    for tensor in tensors:
-        first, *others = tensor.shape or (0,)
-        if any(isinstance(dim, DimensionRange) for dim in others):
-            raise invalid_argument(
-                f"input '{tensor.name}' of the program varies in a dimension other than the first; only the batch may"
-                " vary. Compile it with fixed sizes"
-            )
-        ranges.add(first if isinstance(first, DimensionRange) else None)
-    if len(ranges) > 1:
-        raise invalid_argument(
-            "the inputs of the program vary differently in their first dimension; compile it with one batch range"
-        )
-    return ranges.pop() if ranges else None
-
-
-def varies_with_values(inputs: Iterable[ProgramTensor], output: ProgramTensor) -> bool:
-    """Return whether the output's shape varies although no input's does."""
-    return _varies(output) and not any(map(_varies, inputs))
-
-
-def _varies(tensor: ProgramTensor) -> bool:
-    return any(isinstance(dim, DimensionRange) for dim in tensor.shape)
-
-
-def _served(name: str, what: str, tensor: ProgramTensor, nhwc: bool, by_values: bool = False) -> ServedTensor:
-    datatype = _DATATYPES.get(tensor.datatype)
-    if datatype is None:
-        raise invalid_argument(
-            f"{what} '{name}' has MIGraphX's type {tensor.datatype}, which has no datatype in the KServe protocol;"
-            f" those that have are {', '.join(_DATATYPES)}"
-        )
-    # A range becomes its lower bound; -1 if the inputs' values decide.
-    shape = tuple(dim if isinstance(dim, int) else -1 if by_values else dim.least for dim in tensor.shape)
-    if not nhwc or len(shape) != IMAGE_RANK:
-        return ServedTensor(name, datatype, shape)
-    batch, channels, height, width = shape
-    return ServedTensor(name, datatype, (batch, height, width, channels), channels_last=True)
 
 
 NO_ROOM: Arrays = {}
@@ -193,14 +130,15 @@ class LoadedProgram:
             given = wanted[tensor.name] = inputs[tensor.name]
             rows = max(len(given), self.rows.least) if self.rows else 0
             flags = given.flags
-            if not tensor.channels_last and flags.c_contiguous and flags.aligned and (not rows or rows == len(given)):
+            is_image = self.layout.nhwc and given.ndim == IMAGE_RANK
+            if not is_image and flags.c_contiguous and flags.aligned and (not rows or rows == len(given)):
                 continue
             staging = self._staging.get(tensor.name)
             if staging is None:
-                shape = _with_rows(tensor.program_shape, self.rows.most if self.rows else 0)
+                shape = _with_rows(self.layout.program_shape(tensor), self.rows.most if self.rows else 0)
                 staging = self._staging[tensor.name] = np.empty(shape, tensor.datatype.numpy_dtype)
             staging = wanted[tensor.name] = staging[:rows] if rows else staging
-            destination = as_client(staging, tensor)
+            destination = self.layout.as_client(staging)
             if not rows:
                 destination[...] = given
                 continue
@@ -215,11 +153,6 @@ def _with_rows(shape: tuple[int, ...], rows: int) -> tuple[int, ...]:
     return (rows, *shape[1:]) if rows else shape
 
 
-def as_client(array: Array, tensor: ServedTensor) -> Array:
-    """Return a view of the program's array in the client's layout."""
-    return np.moveaxis(array, 1, -1) if tensor.channels_last else array
-
-
 class ProgramRunner:
     """Serves a model with its programs. A batch is padded to the next size, or cut into pieces if it exceeds the
     largest size; a model without a batch dimension has one program. Only one thread at a time may call `run`; programs
@@ -229,7 +162,7 @@ class ProgramRunner:
         self._model_name = model_name
         self._layout = program.layout
         """The layout of all programs, which differ only in the batch dimension."""
-        self._varies = any(tensor.depends_on_values for tensor in program.layout.outputs)
+        self._varies = program.layout.varies
         self._programs: tuple[LoadedProgram, ...] = (program,)
         """By size, ascending. Replaced as a whole: a running batch keeps the programs that it began with."""
 
@@ -258,10 +191,11 @@ class ProgramRunner:
             if tensor.name not in wanted:
                 whole.append(None)
                 continue
-            shape, dtype = _with_rows(tensor.program_shape, rows), tensor.datatype.numpy_dtype
+            shape, dtype = _with_rows(layout.program_shape(tensor), rows), tensor.datatype.numpy_dtype
             destination = room.get(tensor.name)
-            # The room is used if it has the output's shape and type.
-            if destination is None or destination.shape != shape or destination.dtype != dtype or tensor.channels_last:
+            # The room is used if it has the output's shape and type in the program, too.
+            is_image = layout.nhwc and len(shape) == IMAGE_RANK
+            if destination is None or destination.shape != shape or destination.dtype != dtype or is_image:
                 destination = np.empty(shape, dtype)
             whole.append(destination)
         fitting = next((program for program in programs if _most_rows(program) >= rows), None)
@@ -320,7 +254,7 @@ def _most_rows(program: LoadedProgram) -> int:
 def _as_clients(layout: ProgramLayout, outputs: Sequence[Array | None]) -> dict[str, Array]:
     """Return the wanted outputs by name, in the clients' layout."""
     return {
-        tensor.name: as_client(array, tensor)
+        tensor.name: layout.as_client(array)
         for tensor, array in zip(layout.outputs, outputs, strict=True)
         if array is not None
     }
