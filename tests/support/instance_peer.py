@@ -11,7 +11,7 @@ from rocserve.core.tensor_places import padded
 from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
-from rocserve.workers.entries import DONE, ENTRY, RESULTS
+from rocserve.workers.entries import DONE, ENTRY, RESULT, RESULTS_HEADER
 from rocserve.workers.instance import Instance
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import OutgoingResult, ReceivedBatch, WorkerEnd
@@ -65,16 +65,17 @@ class Peer:
         """A result with one output."""
         end, contents = self.end_of_worker, padded((data,))
         number = end.sender.number(end.sender.of([Tensor(*head, data)]))
-        return OutgoingResult(0, 0, number, 0, sum(map(len, contents)), contents)
+        return OutgoingResult(RESULT, 1, 0, number, 0, sum(map(len, contents)), contents)
 
     def finish(self, batch: ReceivedBatch, *results: OutgoingResult) -> None:
         self.answered_ns = time.monotonic_ns()
         self.end_of_worker.finish(batch, (self.answered_ns - 2, self.answered_ns - 1), results)
 
-    def results_of(self, batch: ReceivedBatch, entry: bytes) -> bytes:
+    def results_of(self, batch: ReceivedBatch, entry: bytes, *times: int, entries: int = 1) -> bytes:
         """The message that finishes a batch with a table of one entry, in a slot of 1024 bytes."""
-        place, nbytes = self.text(entry.ljust(1024, b"\0"))
-        return done(batch) + ENTRY.pack(RESULTS, 0, 0, 0, place, 1, nbytes)
+        now = time.monotonic_ns()
+        header = RESULTS_HEADER.pack(entries, *(times or (now - 2, now - 1, now)))
+        return done(batch, *self.text((header + entry).ljust(1024, b"\0")))
 
     def end(self, error: ServeError | None = None) -> None:
         on_plane(self.plane, lambda: self.instance.end(error or unavailable("it is over")))
@@ -89,6 +90,5 @@ class Peer:
             heap.close()
 
 
-def done(batch: ReceivedBatch, *times: int) -> bytes:
-    now = time.monotonic_ns()
-    return ENTRY.pack(DONE, 0, 0, batch.id, *(times or (now - 2, now - 1, now)))
+def done(batch: ReceivedBatch, place: int, nbytes: int) -> bytes:
+    return ENTRY.pack(DONE, 0, 0, 0, batch.id, place, nbytes)

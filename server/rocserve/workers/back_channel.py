@@ -80,21 +80,20 @@ class BackChannel:
         layouts = TensorReader(end.inputs)
         is_open = True
         while is_open:
-            for kind, flags, count, number, a, place, nbytes in ENTRY.iter_unpack(end.back.take()):
-                if kind == entries.RESPONSE:
-                    answer = layouts.response(flags, count, number, place, nbytes)
-                    references = 0 if flags & entries.ERROR else count
-                    self._handle_answer(a, answer, references, place, bool(flags & (entries.FINAL | entries.AGAIN)))
+            for kind, last, count, layout, number, place, nbytes in ENTRY.iter_unpack(end.back.take()):
+                if kind in entries.ANSWERS:
+                    answer, final = layouts.answer(kind, last, count, layout, place, nbytes)
+                    self._handle_answer(number, answer, count, place, final)
                 elif kind == entries.LAYOUT:
-                    layouts.define(number, a, place)
-                    end.post(entries.return_entries([a]))
+                    layouts.define(layout, place, nbytes)
+                    end.post(entries.return_entries([place]))
                 elif kind == entries.CANCELLED:
-                    self._early_cancellations[a] = True
+                    self._early_cancellations[number] = True
                     if len(self._early_cancellations) > _REMEMBERED_CANCELLATIONS:
                         del self._early_cancellations[next(iter(self._early_cancellations))]
                     # Looked up after the note above, because `open_request` registers the request before it reads the
                     # notes: one of the two threads sees the other's entry.
-                    if (responder := self._requests.get(a)) is not None:
+                    if (responder := self._requests.get(number)) is not None:
                         responder.is_cancelled = True
             is_open = sleeper.sleep(None, end.back.has_mail)
         # Set before the calls are dropped, because `call` first registers a call and then reads `_is_server_gone`.
@@ -107,7 +106,7 @@ class BackChannel:
                 self._deliver(self._calls.popitem()[1], unavailable("the server is gone"), True)
 
     def _handle_answer(self, number: int, answer: Result | None, references: int, place: int, final: bool) -> None:
-        """`references`: how many of the first tensors are references."""
+        """`references`: how many of a response's first tensors are references."""
         if isinstance(answer, ModelResponse):
             # Copied, because the model may keep the tensors and write to them.
             for tensor in answer.outputs:

@@ -16,7 +16,7 @@ from rocserve.plane.guarded_mapping import GuardedFile
 from rocserve.plane.heap import COPIED_AT_ONCE, HeapReader, SharedHeap, Slot, fill
 from rocserve.plane.link import ENTRY_BYTES
 from rocserve.workers import entries
-from rocserve.workers.entries import ENTRY
+from rocserve.workers.entries import ENTRY, PLACED_REQUEST, REQUEST, REQUEST_ENTRY
 from rocserve.workers.layouts import checked
 from rocserve.workers.passed_files import PassedFiles
 from rocserve.workers.results import BatchOutcome
@@ -62,7 +62,7 @@ class BatchWriter:
     ) -> SentBatch:
         """Write a batch, except for its large inputs. `is_grouped`: its requests run one by one. Raises ServeError:
         INTERNAL if the inputs do not fit their shapes, RESOURCE_EXHAUSTED if the heap has no room."""
-        inputs, forms, pack = self._inputs, self._forms, ENTRY.pack
+        inputs, forms, pack = self._inputs, self._forms, REQUEST_ENTRY.pack
         fresh: dict[RequestForm, int] = {}
         texts: dict[bytes, int] = {}
         for member in members:
@@ -81,29 +81,29 @@ class BatchWriter:
         placed: list[PlacedTensors] = []
         # Two entries are as long as a tensor's alignment.
         end = (count + count % 2) * ENTRY_BYTES
-        for text, number in texts.items():
-            table.append(pack(entries.LAYOUT, 0, 0, number, end, len(text), 0))
+        for text, layout in texts.items():
+            table.append(pack(entries.LAYOUT, layout, 0, 0, end, len(text)))
             pieces += padded((text,))
             end += aligned(len(text))
         for form, data, number, details in members:
             sizes.append(form.layout.rows)
-            flags, place = 0, end
+            kind, place = REQUEST, end
             if type(data) is PlacedTensors and data.sizes == form.places.sizes:
                 if data.heap is inputs:
-                    flags = entries.PLACED
+                    kind = PLACED_REQUEST
                 elif self._files is not None and isinstance(data.heap, GuardedFile | HeapReader):
                     number = self._files.number(data.heap)
-                    flags = entries.IN_FILE if number else 0
-                if flags:
+                    kind = entries.FILE_REQUEST if number else REQUEST
+                if kind != REQUEST:
                     place = data.offset
                     placed.append(data)
-            if not flags:
+            if kind == REQUEST:
                 of_member, nbytes = form.places.packed(data), form.places.end
                 if of_member is None:
                     of_member, nbytes = form.places.pieces(data)
                 pieces += of_member
                 end += nbytes
-            table.append(pack(entries.REQUEST, flags, 0, forms[form], number, place, len(details) | end << 32))
+            table.append(pack(kind, forms[form], number, place, end, len(details)))
             if details:
                 pieces += padded((details,))
                 end += aligned(len(details))
@@ -119,7 +119,7 @@ class BatchWriter:
                 self._texts.keep(text, number)
         if count % 2:
             table.append(entries.PADDING_ENTRY)
-        batch_id = next(self._batch_ids) & 0xFFFFFFFF
-        entry = pack(entries.BATCH, entries.GROUPED if is_grouped else 0, 0, batch_id, slot.offset, count, 0)
+        batch_id, kind = next(self._batch_ids), entries.GROUPED_BATCH if is_grouped else entries.BATCH
+        entry = ENTRY.pack(kind, 0, 0, 0, batch_id, slot.offset, count * ENTRY_BYTES)
         large = fill(view, [*table, *pieces], COPIED_AT_ONCE)
         return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, large)

@@ -1,50 +1,61 @@
 """Defines the messages between the server and a worker's instance: entries of 32 bytes, in rings and in tables of a
 heap.
 
-An entry is: kind, flags (u8 each), count (u16), number (u32), and three numbers a, b, c (u64 each) that depend on the
-kind. Tensors and texts lie in slots of the sender's heap. A place is a slot's offset in the heap. A batch has one slot:
-a table of entries first, then all data that is not PLACED or IN_FILE. A start is an offset in that slot.
+An entry has the fields of ENTRY: kind, last, count, layout, number, place, nbytes. Each kind has one meaning, and uses
+the fields that are named with it; the others are 0. Tensors and texts lie in slots of the sender's heap: `place` is a
+slot's offset in the heap. A batch has one slot, and so have its results: a table of entries first, then all data. In
+such a table `place` is an offset in the slot.
 
-Tensors of one layout lie as core.tensor_places defines. They are followed by details, as many bytes as the entry says:
-the part of the message that is not in tensors. An entry that names tensors has: number = their layout, a = their
-request or call, b = their place, c = bytes of their details.
+Tensors of one layout lie as core.tensor_places defines. They are followed by details, the part of the message that is
+not in tensors. A message that names tensors has the number of their `layout`, and `nbytes` of details.
 
 From both ends:
 
-- LAYOUT: number; a = place (in a table: start), b = bytes of the layout in JSON: a RequestLayout in a table of
-  requests, else the tensors' heads. The number means this layout from then on.
-- RESPONSE: of layout number; to request or call a, at b, with c bytes of details: its parameters in JSON. Flags: FINAL;
-  NONE: the request ends without another response; ERROR: count = a status code, c = bytes of its text; AGAIN, from the
-  worker: the request ends here and must be sent again in a later batch; AGAIN, from the server: the call must be sent
-  again without references. If none of these: count = how many of the first tensors are references to tensors on a GPU,
-  which stay valid until the place is returned. The receiver returns the place by RETURN.
-- RETURN: count = how many of a, b and c are places in the receiver's heap that the sender has read.
+- LAYOUT (layout, place, nbytes): the layout's number means this JSON from then on: the tensors' heads.
+- RESPONSE (last, count, layout, number, place, nbytes): to the request or call of this number; details: parameters in
+  JSON. `count`: how many of the first tensors are references to tensors on a GPU, which stay valid until the place is
+  returned. `last`: no further response follows.
+- FAILURE (last, count, number, place, nbytes): a response that is an error: its status code (`count`) and text.
+- END (number): the request or call ends without another response.
+- AGAIN (number): the request ends here and must be sent again in a later batch; the call must be sent again without
+  references.
+- RETURN (count): `count` of number, place and nbytes are places in the receiver's heap that the sender has read, such
+  as those of LAYOUT, RESPONSE and FAILURE.
 
 From the server, on the ring WORK:
 
-- BATCH: number = its id; a = place, b = entries of its table: LAYOUT and REQUEST. Flag GROUPED: the requests travel
-  together and run one by one. The server keeps the slot until the batch is DONE.
-- REQUEST: of layout number; a = its number; b = start of its inputs; c = bytes of its details (RequestDetails), and in
-  the upper half their start. Flag PLACED: b is a place that is not in the slot; the server keeps it too. Flag IN_FILE:
-  b is an offset in a client's file or another worker's heap, which has the number a (`passed_files.py`).
-- FORGET: number = a file that no further request uses.
+- BATCH (number, place, nbytes): the batch's number; its table has `nbytes`, of entries with the fields of
+  REQUEST_ENTRY. The server keeps the slot until the batch is DONE.
+- GROUPED_BATCH: as BATCH, but its requests only travel together, and run one by one.
+- FORGET (number): no further request uses the file of this number.
 
-On the ring BACK, for models that see each request separately, LAYOUT, RESPONSE to calls, and:
+In the table of a batch:
 
-- CANCELLED: a = number of a request whose client no longer waits for the answer.
+- LAYOUT (layout, text start and bytes): a RequestLayout in JSON.
+- REQUEST (layout, number, place, text start and bytes): the text is its details (RequestDetails).
+- PLACED_REQUEST: as REQUEST, but `place` is a place in the heap, outside of the slot; the server keeps it too.
+- FILE_REQUEST: `place` is an offset in a client's file or another worker's heap, which has this number
+  (`passed_files.py`).
+
+On the ring BACK, for models that see each request separately: LAYOUT; RESPONSE, FAILURE, END and AGAIN to calls; and
+
+- CANCELLED (number): the request's client no longer waits for the answer.
 
 On the ring RETURNS: RETURN.
 
-From the worker, in addition to LAYOUT and RETURN:
+From the worker: LAYOUT; RETURN; RESPONSE, FAILURE, END and AGAIN to requests, at any time; and
 
-- DONE: number = a batch's id; a, b, c = time.monotonic_ns() when its inputs were ready, its engine ended, and its
-  outputs were ready. The next entry is RESULTS.
-- RESULTS: a = place, b = entries of its table, all RESULT, c = bytes of the slot.
-- RESULT: of layout number; a = how many requests have such a result, one after the other; 0 = one result for all
-  requests, to be cut by their rows; b = start, c = bytes of details. Flag ERROR: as in RESPONSE. Flag OPEN: a requests
-  are answered by RESPONSE.
-- RESPONSE to requests, at any time.
-- CALL: of layout number; a = its number, at b, with c bytes of details: a ModelCall in JSON, without its inputs.
+- DONE (number, place, nbytes): the batch's results lie in a slot of `nbytes`, which begins with RESULTS_HEADER and a
+  table.
+- CALL (layout, number, place, nbytes): details: a ModelCall in JSON, without its inputs.
+
+In the table of results, each for the next requests of the batch, whose count is `number`:
+
+- RESULT (layout, number, place, nbytes): each request has such a result, one after the other.
+- BATCH_RESULT: all requests have one result, to be cut by their rows.
+- FAILURE (count, number, place, nbytes): the request has failed.
+- BATCH_FAILURE: the batch has failed.
+- OPEN (number): the requests are answered by messages.
 """
 
 from __future__ import annotations
@@ -63,7 +74,12 @@ which the server notes that it sleeps, and, if the model sees each request separ
 then on both sockets are doorbells."""
 
 ENTRY = struct.Struct("<BBHIQQQ")
-"""Kind, flags, count, number, a, b, c."""
+"""Kind, last, count, layout, number, place, nbytes."""
+REQUEST_ENTRY = struct.Struct("<B3xIQQII")
+"""In the table of a batch: kind, layout, number, place, start and bytes of a text."""
+RESULTS_HEADER = struct.Struct("<QQQQ")
+"""The entries of the table that follows, and time.monotonic_ns() when the batch's inputs were ready, its engine ended,
+and its outputs were ready."""
 PADDING_ENTRY = bytes(ENTRY.size)
 """Fills up a table of an odd number of entries: two entries are as long as a tensor's alignment."""
 
@@ -72,12 +88,11 @@ SERVER_RINGS = (128, 1024, 1024)
 """Entries of each ring. WORK is short, because few batches are in flight at a time."""
 WORKER_RINGS = (1024,)
 
-BATCH, LAYOUT, REQUEST, RESPONSE, CANCELLED, RETURN, FORGET = range(1, 8)
-DONE, RESULTS, RESULT, CALL = range(16, 20)
-
-GROUPED = PLACED = 1
-IN_FILE = 2
-FINAL, NONE, ERROR, AGAIN, OPEN = 2, 4, 8, 16, 32
+LAYOUT, RESPONSE, FAILURE, END, AGAIN, RETURN = range(1, 7)
+ANSWERS = frozenset((RESPONSE, FAILURE, END, AGAIN))
+"""Kinds of answers to a request or call."""
+BATCH, GROUPED_BATCH, REQUEST, PLACED_REQUEST, FILE_REQUEST, CANCELLED, FORGET = range(16, 23)
+DONE, RESULT, BATCH_RESULT, BATCH_FAILURE, OPEN, CALL = range(32, 38)
 
 LONGEST_TEXT_BYTES = 1 << 20
 """Bound for a layout or details: so many bytes can be parsed between two requests."""

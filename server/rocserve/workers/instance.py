@@ -174,7 +174,7 @@ class Instance:
             batch.posted = work.posted
         # All batches with requests in these files are done.
         while self._files_to_forget and self.room(work):
-            work.post(ENTRY.pack(entries.FORGET, 0, 0, self._files_to_forget.popleft(), 0, 0, 0))
+            work.post(ENTRY.pack(entries.FORGET, 0, 0, 0, self._files_to_forget.popleft(), 0, 0))
         self._ring()
 
     def room(self, ring: RingWriter) -> int:
@@ -212,19 +212,18 @@ class Instance:
             return
         requests = self.requests
         try:
-            messages = ENTRY.iter_unpack(self.inbox.take())
-            for kind, flags, count, number, a, b, c in messages:
+            for kind, last, count, layout, number, place, nbytes in ENTRY.iter_unpack(self.inbox.take()):
                 if kind == entries.DONE:
-                    self._take_done(number, (a, b, c), next(messages, None))
+                    self._take_done(number, place, nbytes)
                 elif kind == entries.LAYOUT:
-                    self.results.layouts.define(number, a, b)
-                    self.return_place(a)
-                elif requests is not None and kind == entries.RESPONSE:
-                    requests.take_response(flags, count, number, a, b, c)
+                    self.results.layouts.define(layout, place, nbytes)
+                    self.return_place(place)
+                elif requests is not None and kind in entries.ANSWERS:
+                    requests.take_answer(kind, last, count, layout, number, place, nbytes)
                 elif requests is not None and kind == entries.CALL:
-                    requests.take_call(number, a, b, c)
+                    requests.take_call(layout, number, place, nbytes)
                 elif requests is not None and kind == entries.RETURN:
-                    requests.take_returns((a, b, c)[:count])
+                    requests.take_returns((number, place, nbytes)[:count])
                     self._mail.trimmer.trim_later(self.inputs)
                 else:
                     raise ValueError(f"a message of kind {kind}, which it may not send here")
@@ -233,17 +232,15 @@ class Instance:
         except (ValueError, LinkBroken) as error:
             self.break_off(f"it sent what cannot be read: {str(error)[:LONGEST_TEXT]}")
 
-    def _take_done(self, batch_id: int, times: tuple[int, int, int], following: tuple[int, ...] | None) -> None:
-        """Handle the end of a batch. `following`: the next entry, its results."""
+    def _take_done(self, batch_id: int, place: int, nbytes: int) -> None:
+        """Handle the end of a batch, whose results are in a slot of `nbytes`."""
         batch = self._sent.get(batch_id)
         if batch is None or not batch.posted:
             raise ValueError(f"an answer to batch {batch_id}, which it does not have")
-        if not batch.sent_ns <= times[0] <= times[1] <= times[2] <= time.monotonic_ns():
+        outcome = self.results.read_batch(place, nbytes, batch.sizes, self.requests is not None)
+        began, ended = outcome.input_end_ns, outcome.output_start_ns
+        if not batch.sent_ns <= began <= ended <= outcome.compute_end_ns <= time.monotonic_ns():
             raise ValueError("times that are not in their order")
-        kind, _, _, _, place, count, nbytes = following or (0,) * 7
-        if kind != entries.RESULTS:
-            raise ValueError(f"a batch is done, and a message of kind {kind} follows")
-        outcome = self.results.read_batch(place, nbytes, count, times, batch.sizes, self.requests is not None)
         outcome.slot = self.slot(place)
         del self._sent[batch_id]
         self._mail.trimmer.trim_later(self.inputs)

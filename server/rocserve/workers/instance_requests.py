@@ -22,7 +22,7 @@ from rocserve.plane.heap import Slot
 from rocserve.plane.link import RingWriter
 from rocserve.plane.loop import TimerHandle
 from rocserve.workers.answer_watch import PendingAnswers
-from rocserve.workers.entries import AGAIN, CANCELLED, ENTRY, FINAL
+from rocserve.workers.entries import CANCELLED, ENTRY
 from rocserve.workers.layouts import TensorSender
 
 if TYPE_CHECKING:
@@ -100,13 +100,12 @@ class InstanceRequests:
         if final and self._calls.pop(number, None) is None:
             return
         try:
-            entry = self._sender.response(number, answer, final, references)
+            entry, place = self._sender.answer(number, answer, final, references)
             if references and isinstance(answer, ModelResponse):
-                place = ENTRY.unpack(entry)[5]
                 self._unread[place] = (self._unread[place], answer.slot)
         except ServeError as error:
             fault = internal(f"the answer to a call cannot be sent to the model: {error}")
-            entry = self._sender.response(number, fault, final)
+            entry, _ = self._sender.answer(number, fault, final)
         self._send(entry)
 
     def _allocate(self, nbytes: int) -> tuple[int, memoryview]:
@@ -142,12 +141,11 @@ class InstanceRequests:
 
     # Messages from the worker
 
-    def take_response(self, flags: int, code: int, layout: int, request: int, place: int, nbytes: int) -> None:
+    def take_answer(self, kind: int, last: int, count: int, layout: int, request: int, place: int, nbytes: int) -> None:
         """Raises ValueError."""
         self.messages += 1
-        final = bool(flags & (FINAL | AGAIN))
         on_answer = self._open.get(request)
-        answer = self._instance.results.layouts.response(flags, code, layout, place, nbytes)
+        answer, final = self._instance.results.layouts.answer(kind, last, count, layout, place, nbytes)
         if isinstance(answer, ModelResponse):
             answer.slot = self._instance.slot(place)
         elif isinstance(answer, ServeError):

@@ -70,7 +70,7 @@ class TensorSender:
             with self._lock:
                 self._defined += 1
                 number = self._defined
-                self._post(ENTRY.pack(entries.LAYOUT, 0, 0, number, self.put_text(layout.text), len(layout.text), 0))
+                self._post(ENTRY.pack(entries.LAYOUT, 0, 0, number, 0, self.put_text(layout.text), len(layout.text)))
                 layout.number = number
         return layout.number
 
@@ -92,21 +92,21 @@ class TensorSender:
         view[:] = text
         return place
 
-    def response(self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0) -> bytes:
-        """Make a RESPONSE entry. `references`: how many of the first tensors are references. Raises as `put`."""
-        flags = entries.FINAL if final else 0
-        code = layout = place = nbytes = 0
+    def answer(
+        self, number: int, answer: Result | InferResponse | None, final: bool, references: int = 0
+    ) -> tuple[bytes, int]:
+        """Write an answer to a request or call; None = it ends. Returns the entry, and the place of its slot.
+        `references`: how many of the first tensors are references. Raises as `put`."""
         if answer is None:
-            flags |= entries.NONE
-        elif isinstance(answer, Rescheduled):
-            flags = entries.AGAIN
-        elif isinstance(answer, ServeError):
+            return ENTRY.pack(entries.END, 0, 0, 0, number, 0, 0), 0
+        if isinstance(answer, Rescheduled):
+            return ENTRY.pack(entries.AGAIN, 0, 0, 0, number, 0, 0), 0
+        if isinstance(answer, ServeError):
             text = error_bytes(answer)
-            flags, code, place, nbytes = flags | entries.ERROR, int(answer.code), self.put_text(text), len(text)
-        else:
-            layout, place, nbytes = self.put(answer.outputs, parameters_text(answer.parameters))
-            code = references
-        return ENTRY.pack(entries.RESPONSE, flags, code, layout, number, place, nbytes)
+            place = self.put_text(text)
+            return ENTRY.pack(entries.FAILURE, final, int(answer.code), 0, number, place, len(text)), place
+        layout, place, nbytes = self.put(answer.outputs, parameters_text(answer.parameters))
+        return ENTRY.pack(entries.RESPONSE, final, references, layout, number, place, nbytes), place
 
 
 class TensorReader:
@@ -150,15 +150,18 @@ class TensorReader:
         tensors = [Tensor(*head, view[slice(*bound)]) for head, bound in zip(places.heads, bounds, strict=True)]
         return tensors, bytes(view[end:])
 
-    def response(self, flags: int, code: int, number: int, place: int, nbytes: int) -> Result | None:
-        if flags & entries.AGAIN:
-            return RESCHEDULED
-        if flags & entries.NONE:
-            return None
-        if flags & entries.ERROR:
-            return read_error(code, self.text(place, nbytes))
-        outputs, details = self.read(number, place, nbytes)
-        return ModelResponse(outputs, read_parameters(details))
+    def answer(
+        self, kind: int, last: int, count: int, layout: int, place: int, nbytes: int
+    ) -> tuple[Result | None, bool]:
+        """Return what TensorSender.answer was given: the answer, and whether it is the last."""
+        if kind == entries.END:
+            return None, True
+        if kind == entries.AGAIN:
+            return RESCHEDULED, True
+        if kind == entries.FAILURE:
+            return read_error(count, self.text(place, nbytes)), bool(last)
+        outputs, details = self.read(layout, place, nbytes)
+        return ModelResponse(outputs, read_parameters(details)), bool(last)
 
 
 def bounds_of(places: TensorPlaces, table: memoryview) -> tuple[Bounds, int]:

@@ -18,7 +18,7 @@ from rocserve.core.memo import Memo
 from rocserve.core.requests import NO_PARAMETERS, Parameters, Signature
 from rocserve.core.tensor_places import aligned, padded
 from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, bytes_elements, flat_octets, octets, tensor_from_numpy
-from rocserve.workers.entries import OPEN
+from rocserve.workers.entries import BATCH_RESULT, OPEN, RESULT
 from rocserve.workers.layouts import Layout, TensorSender, checked, parameters_text
 from rocserve.workers.worker_end import OutgoingResult, WorkerEnd, error_result
 
@@ -60,7 +60,7 @@ def _add_result(
             results[-1].add(layout.places.end, packed)
             return
     pieces, nbytes = layout.places.pieces(data, "output")
-    result = OutgoingResult(0, 0, sender.number(layout), 0, nbytes, [*pieces], layout=layout)
+    result = OutgoingResult(RESULT, 1, 0, sender.number(layout), 0, nbytes, [*pieces], layout)
     if parameters:
         details = checked(parameters_text(parameters))
         result.contents += padded((details,))
@@ -159,9 +159,9 @@ class ResultWriter:
                 return
         if self._last.get(batch.request_sizes) is not plan:
             self._last.keep(batch.request_sizes, plan)
-        number = self._end.sender.number(layout)
-        requests = 1 if len(batch.request_sizes) == 1 else 0
-        results.append(OutgoingResult(0, 0, number, 0, layout.places.end, contents, requests, layout, place))
+        number, requests = self._end.sender.number(layout), len(batch.request_sizes)
+        kind = RESULT if requests == 1 else BATCH_RESULT
+        results.append(OutgoingResult(kind, requests, 0, number, 0, layout.places.end, contents, layout, place))
 
     def _write_unplanned(
         self,
@@ -192,7 +192,7 @@ class ResultWriter:
         tensors = [self._cut(name, one, batch.cuts.get(name, (one.shape,)))[0] for name, one in values.items()]
         _add_result(self._end.sender, results, tensors, NO_PARAMETERS)
         if len(sizes) > 1:
-            results[-1].requests = 0
+            results[-1].kind, results[-1].requests = BATCH_RESULT, len(sizes)
         layout = results[-1].layout
         if key is not None and layout is not None and layout.places.sizes is not None:
             self._last.keep(batch.request_sizes, self._plans.keep(key, _Plan(layout)))

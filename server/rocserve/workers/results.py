@@ -12,7 +12,7 @@ from rocserve.core.tensor_places import Bounds, TensorPlaces
 from rocserve.core.tensors import Buffer, TensorHead
 from rocserve.plane.heap import HeapReader, Slot
 from rocserve.plane.link import ENTRY_BYTES
-from rocserve.workers.entries import ENTRY, ERROR, OPEN, RESULT
+from rocserve.workers.entries import BATCH_FAILURE, BATCH_RESULT, ENTRY, FAILURE, OPEN, RESULT, RESULTS_HEADER
 from rocserve.workers.layouts import TensorReader, bounds_of, read_error, read_parameters, text_length
 
 Outputs = tuple[tuple[TensorHead, ...], Sequence[Buffer]]
@@ -46,7 +46,7 @@ class BatchOutcome:
         "slot",
     )
 
-    def __init__(self, error: ServeError | None, times: tuple[int, int, int], view: memoryview = _NOTHING) -> None:
+    def __init__(self, error: ServeError | None, times: Sequence[int], view: memoryview = _NOTHING) -> None:
         """`view`: the memory of all outputs."""
         self.error = error
         """The error of the whole batch; None = the batch ran."""
@@ -85,49 +85,49 @@ class ResultReader:
         """Only for results whose layout fixes where each output lies."""
         self._remembered = 0
 
-    def read_batch(
-        self, place: int, nbytes: int, entries: int, times: tuple[int, int, int], sizes: tuple[int, ...], may_open: bool
-    ) -> BatchOutcome:
-        """Read results from a slot that begins with a table of `entries` entries. `sizes`: rows of each request.
-        `may_open`: the model may keep requests open."""
-        if not 0 < entries * ENTRY_BYTES <= nbytes:
+    def read_batch(self, place: int, nbytes: int, sizes: tuple[int, ...], may_open: bool) -> BatchOutcome:
+        """Read the results of a batch from their slot. `sizes`: rows of each request. `may_open`: the model may keep
+        requests open."""
+        view = self._heap.checked(place, max(nbytes, RESULTS_HEADER.size))
+        entries, *times = RESULTS_HEADER.unpack_from(view)
+        if not 0 < entries < nbytes // ENTRY_BYTES:
             raise ValueError(f"results in {entries} entries of {nbytes} bytes")
-        view = self._heap.checked(place, nbytes)
         outcome = BatchOutcome(None, times, view)
         parts = outcome.parts
-        for kind, flags, code, number, count, start, details in ENTRY.iter_unpack(view[: entries * ENTRY_BYTES]):
-            left = len(sizes) - len(parts)
-            is_whole = not count and left == len(sizes) and not flags & OPEN
-            if kind != RESULT or not (0 < count <= left or is_whole) or (flags & OPEN and not may_open):
-                raise ValueError(f"a message of kind {kind} among the results of {len(sizes)} requests")
-            if flags & OPEN:
-                outcome.open.update(range(len(parts), len(parts) + count))
-                parts += [(0, _NO_PART)] * count
-            elif flags & ERROR:
-                error = read_error(code, _text(view, start, details))
-                if is_whole:
-                    outcome.error = error
-                    return outcome
-                outcome.failures[len(parts)] = error
-                parts.append((0, _NO_PART))
-            else:
-                places = self.layouts.get(number)
+        for kind, _, code, layout, count, start, details in ENTRY.iter_unpack(
+            view[ENTRY_BYTES : (entries + 1) * ENTRY_BYTES]
+        ):
+            if not 0 < count <= len(sizes) - len(parts):
+                raise ValueError(f"results of more than {len(sizes)} requests")
+            if kind == RESULT or (kind == BATCH_RESULT and count == len(sizes)):
+                places = self.layouts.get(layout)
                 bounds, end = places.bounds, places.end
                 if places.sizes is None:
                     bounds, end = bounds_of(places, view[start : start + places.table_bytes])
                 stride = end + details
-                if start + (count or 1) * stride > len(view):
+                if start + (count if kind == RESULT else 1) * stride > len(view):
                     raise ValueError(f"a result of {stride} bytes at byte {start} of {len(view)}")
                 if details:
                     outcome.parameters[len(parts)] = read_parameters(_text(view, start + end, details))
-                key = (places, sizes if is_whole else _ALONE)
+                key = (places, _ALONE if kind == RESULT else sizes)
                 cut = self._cuts.get(key) or self._cut(key, bounds)
-                if is_whole:
+                if kind == BATCH_RESULT:
                     parts += [(start, part) for part in cut]
                 else:
                     for _ in range(count):
                         parts.append((start, cut[0]))
                         start += stride
+            elif kind == FAILURE and count == 1:
+                outcome.failures[len(parts)] = read_error(code, _text(view, start, details))
+                parts.append((0, _NO_PART))
+            elif kind == BATCH_FAILURE and count == len(sizes):
+                outcome.error = read_error(code, _text(view, start, details))
+                return outcome
+            elif kind == OPEN and may_open:
+                outcome.open.update(range(len(parts), len(parts) + count))
+                parts += [(0, _NO_PART)] * count
+            else:
+                raise ValueError(f"a message of kind {kind} among the results of {len(sizes)} requests")
         if len(parts) != len(sizes):
             raise ValueError(f"results of {len(parts)} requests where there are {len(sizes)}")
         return outcome

@@ -23,7 +23,7 @@ from rocserve.plane.guarded_mapping import FaultGuard
 from rocserve.plane.heap import SHARES, Heap, HeapReader, fill
 from rocserve.plane.link import ENTRY_BYTES, LinkEnd
 from rocserve.workers import entries
-from rocserve.workers.entries import ENTRY
+from rocserve.workers.entries import ENTRY, PLACED_REQUEST, REQUEST, REQUEST_ENTRY
 from rocserve.workers.layouts import Layout, TensorSender, error_bytes
 from rocserve.workers.messages import LONGEST_TEXT
 from rocserve.workers.passed_files import ReceivedFiles
@@ -35,7 +35,7 @@ _RETURNED_AT_ONCE = 16 << 10
 """With fewer unread bytes, a worker does not check which slots were returned: some 80 small ones are freed together."""
 _WAIT_SECONDS = 0.001
 """Time between two checks whether the server has read something."""
-_TRIM_SECONDS = 10.0
+_WAKE_SECONDS = 10.0
 """Time between the wake-ups of an idle worker. The second and third return unused memory to the system."""
 
 
@@ -68,7 +68,7 @@ class ServerGone(ServeError):
         super().__init__(StatusCode.UNAVAILABLE, "the server is gone")
 
 
-RESULT_START = aligned(ENTRY_BYTES)
+RESULT_START = 2 * ENTRY_BYTES
 """Where the only result of a batch begins in its slot."""
 
 
@@ -76,8 +76,12 @@ RESULT_START = aligned(ENTRY_BYTES)
 class OutgoingResult:
     """A result for the server, or several alike ones."""
 
-    flags: int = 0
+    kind: int
+    """RESULT, BATCH_RESULT, FAILURE, BATCH_FAILURE or OPEN."""
+    requests: int = 1
+    """Number of requests that the result is for."""
     code: int = 0
+    """An error's StatusCode."""
     number: int = 0
     """Number of the result's layout."""
     text_bytes: int = 0
@@ -85,8 +89,6 @@ class OutgoingResult:
     nbytes: int = 0
     contents: list[Buffer] = field(default_factory=list)
     """The outputs and details one after the other, each padded to a multiple of 64 bytes (tensor_places.padded)."""
-    requests: int = 1
-    """Number of requests that have such a result; 0 = one result for all requests of the batch."""
     layout: Layout | None = None
     """Results of the same layout differ only in their contents; None = the result differs from all others."""
     place: int | None = None
@@ -162,18 +164,17 @@ class WorkerEnd:
                 if work.has_mail():
                     break
             mail = work.take()
-            for kind, flags, _, number, place, count, _ in ENTRY.iter_unpack(mail):
+            for kind, _, _, _, number, place, nbytes in ENTRY.iter_unpack(mail):
                 if not self._is_wanted:
                     return
                 if kind == entries.FORGET:
                     self._await_file(number)
                     self.files.forget(number)
                     continue
-                if kind != entries.BATCH:
+                is_grouped = kind == entries.GROUPED_BATCH
+                if kind != entries.BATCH and not is_grouped:
                     raise ValueError(f"expected a batch, got a message of kind {kind}")
-                yield ReceivedBatch(
-                    number, bool(flags & entries.GROUPED), self._requests(place, count), time.monotonic_ns()
-                )
+                yield ReceivedBatch(number, is_grouped, self._requests(place, nbytes), time.monotonic_ns())
             if mail:
                 idle_since = time.monotonic()
             elif is_busy:
@@ -186,9 +187,9 @@ class WorkerEnd:
     def _sleep(self, idle_seconds: float) -> bool:
         """Returns False if the server has closed the connection."""
         # The third wake-up has returned all unused memory, so there is no reason for another.
-        is_worth_trimming = idle_seconds < 3 * _TRIM_SECONDS
-        is_open = self._sleeper.sleep(_TRIM_SECONDS if is_worth_trimming else None, self._work.has_mail)
-        if is_worth_trimming and idle_seconds > _TRIM_SECONDS / 2 and not self._work.has_mail():
+        is_worth_trimming = idle_seconds < 3 * _WAKE_SECONDS
+        is_open = self._sleeper.sleep(_WAKE_SECONDS if is_worth_trimming else None, self._work.has_mail)
+        if is_worth_trimming and idle_seconds > _WAKE_SECONDS / 2 and not self._work.has_mail():
             with self._lock:
                 self._take_returns()
                 while self._heap.trim():
@@ -197,25 +198,30 @@ class WorkerEnd:
                 self.freed_memory.give_back(self._work.has_mail)
         return is_open
 
-    def _requests(self, place: int, count: int) -> list[ReceivedRequest]:
+    def _requests(self, place: int, nbytes: int) -> list[ReceivedRequest]:
         requests: list[ReceivedRequest] = []
         forms, large = self._forms, []
-        for kind, flags, _, number, a, b, c in ENTRY.iter_unpack(self.inputs.view(place, count * ENTRY_BYTES)):
-            if kind == entries.REQUEST:
-                form, file, inputs = forms[number], 0, b if flags else place + b
-                if flags == entries.IN_FILE:
-                    file = a
-                    self._await_file(file)
-                    self.files.read(form.places.end)
-                requests.append(ReceivedRequest(form, a, inputs, place + (c >> 32), c & 0xFFFFFFFF, file))
+        for kind, layout, number, start, text_start, text_bytes in REQUEST_ENTRY.iter_unpack(
+            self.inputs.view(place, nbytes)
+        ):
+            text_place = place + text_start
+            if kind == PLACED_REQUEST:
+                requests.append(ReceivedRequest(forms[layout], number, start, text_place, text_bytes, 0))
+            elif kind == REQUEST:
+                requests.append(ReceivedRequest(forms[layout], number, place + start, text_place, text_bytes, 0))
+            elif kind == entries.FILE_REQUEST:
+                self._await_file(number)
+                self.files.read(forms[layout].places.end)
+                requests.append(ReceivedRequest(forms[layout], 0, start, text_place, text_bytes, number))
             elif kind == entries.LAYOUT:
-                forms[number] = RequestForm(from_json(RequestLayout, bytes(self.inputs.view(place + a, b))))
-                if b > entries.LARGEST_REMEMBERED_LAYOUT:
-                    large.append(number)
+                text = bytes(self.inputs.view(text_place, text_bytes))
+                forms[layout] = RequestForm(from_json(RequestLayout, text))
+                if text_bytes > entries.LARGEST_REMEMBERED_LAYOUT:
+                    large.append(layout)
             else:
                 raise ValueError(f"a message of kind {kind} among the requests of a batch")
-        for number in large:
-            del forms[number]
+        for layout in large:
+            del forms[layout]
         while len(forms) > 2 * entries.REMEMBERED_LAYOUTS:
             del forms[next(iter(forms))]
         return requests
@@ -289,10 +295,10 @@ class WorkerEnd:
 
     def respond(self, number: int, answer: Result | None, final: bool) -> None:
         """Post a response to the request of that number. Raises ServeError as TensorSender.put."""
-        entry = self.sender.response(number, answer, final)
+        entry, place = self.sender.answer(number, answer, final)
         if isinstance(answer, ModelResponse) and answer.slot is not None:
             with self._lock:
-                self._referents[ENTRY.unpack(entry)[5]] = (answer.slot,)
+                self._referents[place] = (answer.slot,)
         self.post(entry)
 
     def reserve(self, nbytes: int) -> tuple[int, memoryview]:
@@ -314,33 +320,33 @@ class WorkerEnd:
         """Post results. `times`: time.monotonic_ns() when inputs were ready and the engine ended. `kept`: see
         BatchResult."""
         count = len(results)
-        # Two entries are as long as a tensor's alignment.
-        end = (count + count % 2) * ENTRY_BYTES
-        table: list[bytes] = []
+        # Two entries are as long as a tensor's alignment; the first is the header.
+        end = (1 + count // 2) * 2 * ENTRY_BYTES
+        table = [entries.PADDING_ENTRY]
         pieces: list[Buffer] = []
         for one in results:
-            table.append(ENTRY.pack(entries.RESULT, one.flags, one.code, one.number, one.requests, end, one.text_bytes))
+            table.append(ENTRY.pack(one.kind, 0, one.code, one.number, one.requests, end, one.text_bytes))
             pieces += one.contents
             end += one.nbytes
+        if not count % 2:
+            table.append(entries.PADDING_ENTRY)
         place = results[0].place
         if place is None:
             place, view = self.place(end)
-            if count % 2:
-                table.append(entries.PADDING_ENTRY)
-            fill(view, [*table, *pieces])
         else:
             with self._lock:
                 self._await_reader()
                 self._unread[place] = end
                 self._unread_bytes += end
-            self._heap.view(place, ENTRY_BYTES)[:] = table[0]
+            view = self._heap.view(place, RESULT_START)
+        fill(view, [*table, *pieces])
         if kept:
             self._referents[place] = kept
-        done = ENTRY.pack(entries.DONE, 0, 0, batch.id, *times, time.monotonic_ns())
-        self.post(done + ENTRY.pack(entries.RESULTS, 0, 0, 0, place, count, end))
+        entries.RESULTS_HEADER.pack_into(view, 0, count, *times, time.monotonic_ns())
+        self.post(ENTRY.pack(entries.DONE, 0, 0, 0, batch.id, place, end))
 
     def fail(self, batch: ReceivedBatch, times: tuple[int, int], error: ServeError) -> None:
-        self.finish(batch, times, [error_result(error, 0)])
+        self.finish(batch, times, [error_result(error, entries.BATCH_FAILURE, len(batch.requests))])
 
 
 def error_text(error: BaseException) -> str:
@@ -351,7 +357,7 @@ def error_text(error: BaseException) -> str:
     return text[:LONGEST_TEXT]
 
 
-def error_result(error: ServeError, requests: int = 1) -> OutgoingResult:
-    """Return an error as a result. `requests`: see OutgoingResult."""
+def error_result(error: ServeError, kind: int = entries.FAILURE, requests: int = 1) -> OutgoingResult:
+    """Return an error as a result. `kind`, `requests`: see OutgoingResult."""
     text = error_bytes(error)
-    return OutgoingResult(entries.ERROR, int(error.code), 0, len(text), aligned(len(text)), padded((text,)), requests)
+    return OutgoingResult(kind, requests, int(error.code), 0, len(text), aligned(len(text)), padded((text,)))

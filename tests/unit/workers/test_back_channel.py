@@ -23,7 +23,7 @@ from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import instance_requests
 from rocserve.workers.back_channel import BackChannel
-from rocserve.workers.entries import BACK, CALL, ENTRY, ERROR, FINAL, LAYOUT, NONE, RESPONSE, SERVER_RINGS
+from rocserve.workers.entries import BACK, CALL, END, ENTRY, FAILURE, LAYOUT, RESPONSE, SERVER_RINGS
 from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import MOST_CALLS, OpenCall, RequestLost
 from rocserve.workers.worker_end import WorkerEnd
@@ -380,11 +380,11 @@ FAR = 1 << 62
     ("entry", "reason"),
     [
         (ENTRY.pack(CALL, 0, 0, 9, 1, 0, 0), "tensors of layout 9, which it has not defined"),
-        (ENTRY.pack(RESPONSE, FINAL, 0, 9, 1, 0, 2), "tensors of layout 9, which it has not defined"),
-        (ENTRY.pack(LAYOUT, 0, 0, 9, FAR, 10, 0), "lies outside of its heap"),
-        (ENTRY.pack(LAYOUT, 0, 0, 9, 0, 1 << 40, 0), "a text of 1099511627776 bytes"),
-        (ENTRY.pack(RESPONSE, FINAL | ERROR, 3, 0, 1, FAR, 10), "lies outside of its heap"),
-        (ENTRY.pack(RESPONSE, FINAL | ERROR, 3, 0, 1, 0, 1 << 40), "a text of 1099511627776 bytes"),
+        (ENTRY.pack(RESPONSE, 1, 0, 9, 1, 0, 2), "tensors of layout 9, which it has not defined"),
+        (ENTRY.pack(LAYOUT, 0, 0, 9, 0, FAR, 10), "lies outside of its heap"),
+        (ENTRY.pack(LAYOUT, 0, 0, 9, 0, 0, 1 << 40), "a text of 1099511627776 bytes"),
+        (ENTRY.pack(FAILURE, 1, 3, 0, 1, FAR, 10), "lies outside of its heap"),
+        (ENTRY.pack(FAILURE, 1, 3, 0, 1, 0, 1 << 40), "a text of 1099511627776 bytes"),
         (ENTRY.pack(77, 0, 0, 0, 0, 0, 0), "a message of kind 77, which it may not send here"),
     ],
 )
@@ -404,7 +404,7 @@ def test_what_is_said_of_requests_that_are_not_open_is_dropped(both: Both) -> No
     heard = Heard()
     number = both.open_request(heard)
     for stranger in (0, number + 1, (1 << 64) - 1):
-        both.end_of_worker.post(ENTRY.pack(RESPONSE, FINAL | NONE, 0, 0, stranger, 0, 0))
+        both.end_of_worker.post(ENTRY.pack(END, 0, 0, 0, stranger, 0, 0))
     both.worker.open_request(number).send(response(1), True)
     assert [value_of(answer) for answer, _ in heard.wait()] == [1]
     assert not both.broken

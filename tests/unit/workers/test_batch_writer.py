@@ -41,7 +41,7 @@ from rocserve.plane.heap import COPIED_AT_ONCE, SHARES, Heap, HeapFull, SharedHe
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
-from rocserve.workers.entries import ENTRY, NO_DETAILS, REMEMBERED_LAYOUTS, RESULTS, read_details, write_details
+from rocserve.workers.entries import NO_DETAILS, REMEMBERED_LAYOUTS, read_details, write_details
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.result_writer import answer_results
 from rocserve.workers.results import BatchOutcome
@@ -242,7 +242,7 @@ def test_an_answer_to_a_batch_that_is_still_being_copied(peer: Peer) -> None:
 
     def send_and_answer() -> None:
         peer.instance.execute(False, large_members(), peer.on_outcome)
-        peer.end_of_worker.post(done(ReceivedBatch(2, False, (), 0)) + ENTRY.pack(RESULTS, 0, 0, 0, 0, 0, 0))
+        peer.end_of_worker.post(done(ReceivedBatch(2, False, (), 0), 0, 0))
         peer.instance.take_mail()
 
     on_plane(peer.plane, send_and_answer)

@@ -25,18 +25,17 @@ from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import request_inputs
 from rocserve.workers.entries import (
     BATCH,
+    BATCH_FAILURE,
     CALL,
     DONE,
     ENTRY,
-    ERROR,
+    FAILURE,
     LAYOUT,
     LONGEST_TEXT_BYTES,
     OPEN,
     REQUEST,
     RESPONSE,
     RESULT,
-    RESULTS,
-    RETURN,
     SERVER_RINGS,
     WORK,
 )
@@ -66,7 +65,7 @@ def test_a_batch_that_failed(peer: Peer) -> None:
     for code, expected in ((StatusCode.NOT_FOUND, StatusCode.NOT_FOUND), (99, StatusCode.INTERNAL)):
         batch = peer.execute()
         text = b"the engine's own words"
-        entry = ENTRY.pack(RESULT, ERROR, int(code), 0, 0, ENTRY.size, len(text))
+        entry = ENTRY.pack(BATCH_FAILURE, 0, int(code), 0, 1, 2 * ENTRY.size, len(text))
         peer.end_of_worker.post(peer.results_of(batch, entry + text))
         assert peer.arrived.acquire(timeout=5)
         error = peer.outcomes[-1].error
@@ -202,7 +201,7 @@ async def test_memory_of_a_large_batch_is_given_back_when_idle(
 ) -> None:
     caplog.set_level(logging.ERROR)
     monkeypatch.setattr(trimming, "TRIM_PERIOD_SECONDS", 0.05)
-    monkeypatch.setattr(worker_end, "_TRIM_SECONDS", 0.05)
+    monkeypatch.setattr(worker_end, "_WAKE_SECONDS", 0.05)
     peer = Peer(plane)
     size = 32 << 20
     batch = peer.execute([batch_input("A", np.ones((1, size), np.uint8))])
@@ -241,8 +240,8 @@ def lone_kind(kind: int) -> Lie:
     return lambda peer, batch: ENTRY.pack(kind, 0, 0, 0, 0, 0, 0)
 
 
-def behind_done(*fields: int) -> Lie:
-    return lambda peer, batch: done(batch) + ENTRY.pack(*fields)
+def results_at(place: int, nbytes: int) -> Lie:
+    return lambda peer, batch: done(batch, place, nbytes)
 
 
 def among_results(*fields: int) -> Lie:
@@ -254,13 +253,16 @@ def times(first: int, second: int, third: int) -> Lie:
 
     def lie(peer: Peer, batch: ReceivedBatch) -> bytes:
         now = time.monotonic_ns()
-        return done(batch, now + first, now + second, now + third) + ENTRY.pack(RESULTS, 0, 0, 0, 0, 0, 0)
+        return peer.results_of(batch, NO_RESULT, now + first, now + second, now + third)
 
     return lie
 
 
+NO_RESULT = ENTRY.pack(BATCH_FAILURE, 0, 3, 0, 1, 0, 0)
+
+
 def layout_of(text: bytes) -> Lie:
-    return lambda peer, batch: ENTRY.pack(LAYOUT, 0, 0, 5, *peer.text(text), 0)
+    return lambda peer, batch: ENTRY.pack(LAYOUT, 0, 0, 5, 0, *peer.text(text))
 
 
 def too_many_results(peer: Peer, batch: ReceivedBatch) -> bytes:
@@ -269,46 +271,41 @@ def too_many_results(peer: Peer, batch: ReceivedBatch) -> bytes:
 
 
 def another_batch(peer: Peer, batch: ReceivedBatch) -> bytes:
-    return ENTRY.pack(DONE, 0, 0, batch.id + 1, 1, 2, 3) + ENTRY.pack(RESULTS, 0, 0, 0, 0, 0, 0)
+    return ENTRY.pack(DONE, 0, 0, 0, batch.id + 1, 0, 0)
 
 
 MEANINGLESS: dict[str, tuple[Lie, str]] = {
     "no kind": (lone_kind(0), "a message of kind 0, which it may not send here"),
-    "unknown kind": (lone_kind(99), "a message of kind 99"),
-    "a batch": (lone_kind(BATCH), "a message of kind 1"),
-    "a request": (lone_kind(REQUEST), "a message of kind 3"),
-    "results of nothing": (lone_kind(RESULTS), "a message of kind 17"),
-    "a result of nothing": (lone_kind(RESULT), "a message of kind 18"),
-    "a response": (lone_kind(RESPONSE), "a message of kind 4, which it may not send here"),
-    "a call": (lone_kind(CALL), "a message of kind 19, which it may not send here"),
+    **{
+        f"kind {kind}": (lone_kind(kind), f"a message of kind {kind}, which it may not send here")
+        for kind in (BATCH, REQUEST, RESULT, RESPONSE, CALL, 99)
+    },
     "another batch": (another_batch, "an answer to batch 2, which it does not have"),
-    "nothing behind": (lambda peer, batch: done(batch), "a batch is done, and a message of kind 0 follows"),
-    "another message behind": (behind_done(RETURN, 0, 0, 0, 0, 0, 0), "a message of kind 6 follows"),
     "times before it was sent": (times(-(10**9), -1, 0), "times that are not in their order"),
     "times that fall": (times(-1, -2, 0), "times that are not in their order"),
     "times to come": (times(-1, 0, 10**12), "times that are not in their order"),
-    "no results": (behind_done(RESULTS, 0, 0, 0, 0, 0, 0), "results in 0 entries"),
-    "results elsewhere": (behind_done(RESULTS, 0, 0, 0, FAR, 1, 32), "lies outside of its heap"),
-    "results beyond their part": (behind_done(RESULTS, 0, 0, 0, 0, 1, 1 << 33), "lies outside of its heap"),
-    "results beyond all": (behind_done(RESULTS, 0, 0, 0, (1 << 64) - 64, 1, 64), "lies outside of its heap"),
-    "results unwritten": (behind_done(RESULTS, 0, 0, 0, 26 << 32, 1, BIG), "was not written to its end"),
-    "too many results": (too_many_results, "a message of kind 18 among the results of 1 requests"),
-    "another kind among results": (among_results(RESPONSE, 0, 0, 0, 0, 0, 0), "a message of kind 4 among the results"),
-    "an open request": (among_results(RESULT, OPEN, 0, 0, 1, 0, 0), "a message of kind 18 among"),
+    "no results": (lambda peer, batch: peer.results_of(batch, b"", entries=0), "results in 0 entries of 1024 bytes"),
+    "results elsewhere": (results_at(FAR, 64), "lies outside of its heap"),
+    "results beyond their part": (results_at(0, 1 << 33), "lies outside of its heap"),
+    "results beyond all": (results_at((1 << 64) - 64, 64), "lies outside of its heap"),
+    "results unwritten": (results_at(26 << 32, BIG), "was not written to its end"),
+    "too many results": (too_many_results, "results of more than 1 requests"),
+    "another kind among results": (among_results(RESPONSE, 0, 0, 0, 1, 0, 0), f"a message of kind {RESPONSE} among"),
+    "an open request": (among_results(OPEN, 0, 0, 0, 1, 0, 0), f"a message of kind {OPEN} among"),
     "an unknown layout": (
-        among_results(RESULT, 0, 0, 77, 0, 0, 0),
+        among_results(RESULT, 0, 0, 77, 1, 0, 0),
         "tensors of layout 77, which it has not defined",
     ),
-    "a failure elsewhere": (among_results(RESULT, ERROR, 3, 0, 0, 1020, 10), "a text of 10 bytes at byte 1020 of 1024"),
+    "a failure elsewhere": (among_results(FAILURE, 0, 3, 0, 1, 1020, 10), "a text of 10 bytes at byte 1020 of 1024"),
     "a failure too long": (
-        among_results(RESULT, ERROR, 3, 0, 0, 0, LONGEST_TEXT_BYTES + 1),
+        among_results(FAILURE, 0, 3, 0, 1, 0, LONGEST_TEXT_BYTES + 1),
         f"a text of {LONGEST_TEXT_BYTES + 1} bytes, expected at most {LONGEST_TEXT_BYTES}",
     ),
     "a layout that is none": (layout_of(b"{}"), "expected list, got dict"),
     "a layout of other texts": (layout_of(b"\xff\x00[[["), "decode"),
-    "a layout elsewhere": (lambda peer, batch: ENTRY.pack(LAYOUT, 0, 0, 0, FAR, 10, 0), "lies outside of its heap"),
+    "a layout elsewhere": (lambda peer, batch: ENTRY.pack(LAYOUT, 0, 0, 0, 0, FAR, 10), "lies outside of its heap"),
     "a layout too long": (
-        lambda peer, batch: ENTRY.pack(LAYOUT, 0, 0, 0, 0, 1 << 40, 0),
+        lambda peer, batch: ENTRY.pack(LAYOUT, 0, 0, 0, 0, 0, 1 << 40),
         "a text of 1099511627776 bytes",
     ),
 }

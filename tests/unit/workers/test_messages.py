@@ -127,9 +127,9 @@ class Sides:
 
     def post(self, entry: bytes) -> None:
         self.defined += 1
-        kind, _, _, number, place, nbytes, _ = ENTRY.unpack(entry)
+        kind, _, _, layout, _, place, nbytes = ENTRY.unpack(entry)
         assert kind == LAYOUT
-        self.known.define(number, place, nbytes)
+        self.known.define(layout, place, nbytes)
 
     def define(self, number: int, text: bytes) -> None:
         self.known.define(number, self.sender.put_text(text), len(text))
@@ -264,7 +264,7 @@ def test_parameters_of_a_response_are_bounded_in_number(sides: Sides) -> None:
     """As a request's are: the server needed 0.6 s for 100,000. A text among them may be as long."""
     many, text = {str(number): 1 for number in range(16385)}, {"json": json.dumps({str(n): 1 for n in range(20000)})}
     with pytest.raises(ServeError, match="a response has 16385 parameters, at most 16384 can be sent"):
-        sides.sender.response(1, ModelResponse([], many), True)
+        sides.sender.answer(1, ModelResponse([], many), True)
     with pytest.raises(ValueError, match="16385 parameters, expected at most 16384"):
         read_parameters(to_json(many))
     with pytest.raises(ValueError, match="nested too deeply"):

@@ -13,7 +13,7 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.plain import to_json
 from rocserve.core.tensors import TensorHead
 from rocserve.plane.heap import Heap, HeapReader
-from rocserve.workers.entries import ENTRY, ERROR, OPEN, RESULT
+from rocserve.workers.entries import BATCH_FAILURE, BATCH_RESULT, ENTRY, FAILURE, OPEN, RESULT, RESULTS_HEADER
 from rocserve.workers.results import BatchOutcome, ResultReader
 
 HEAD = TensorHead("X", DataType.INT32, (4, 2))
@@ -40,10 +40,11 @@ class Sent:
     def read(
         self, *entries: tuple[int, ...], sizes: tuple[int, ...] = (4,), nbytes: int = SLOT_BYTES, may_open: bool = False
     ) -> BatchOutcome:
-        """The outcome that RESULTs name by flags, code, layout, requests, start and details."""
-        for index, entry in enumerate(entries):
-            ENTRY.pack_into(self.memory, index * ENTRY.size, RESULT, *entry)
-        return self.reader.read_batch(self.place, nbytes, len(entries), (0, 0, 0), sizes, may_open)
+        """The outcome of results by kind, code, layout, requests, start and details."""
+        RESULTS_HEADER.pack_into(self.memory, 0, len(entries), 0, 0, 0)
+        for index, (kind, *fields) in enumerate(entries, 1):
+            ENTRY.pack_into(self.memory, index * ENTRY.size, kind, 0, *fields)
+        return self.reader.read_batch(self.place, nbytes, sizes, may_open)
 
 
 @pytest.fixture
@@ -57,12 +58,12 @@ SENT = Sent()
 """Shared by the many examples of a property."""
 
 
-def together(start: int = 64, number: int = 0) -> tuple[int, ...]:
-    return (0, 0, number, 0, start, 0)
+def together(requests: int = 1, start: int = 64, number: int = 0) -> tuple[int, ...]:
+    return (BATCH_RESULT, 0, number, requests, start, 0)
 
 
 def of(requests: int, start: int = 64, number: int = 0, details: int = 0) -> tuple[int, ...]:
-    return (0, 0, number, requests, start, details)
+    return (RESULT, 0, number, requests, start, details)
 
 
 def slices(outcome: BatchOutcome, count: int) -> list[list[tuple[object, ...]]]:
@@ -78,7 +79,7 @@ def pattern(begin: int, end: int) -> bytes:
 def test_outputs_are_cut_by_rows(sent: Sent) -> None:
     sent.layout(0, HEAD, HEAD._replace(name="Y"))
     for start in (64, 64, 1024):
-        assert slices(sent.read(together(start), sizes=(1, 3)), 2) == [
+        assert slices(sent.read(together(2, start), sizes=(1, 3)), 2) == [
             [
                 ("X", DataType.INT32, (1, 2), pattern(start, start + 8)),
                 ("Y", DataType.INT32, (1, 2), pattern(start + 64, start + 72)),
@@ -93,7 +94,7 @@ def test_outputs_are_cut_by_rows(sent: Sent) -> None:
 def test_the_same_result_cut_otherwise_for_other_requests(sent: Sent) -> None:
     sent.layout(0, HEAD)
     for sizes in ((4,), (2, 2), (1, 3), (4,)):
-        parts = slices(sent.read(together(), sizes=sizes), len(sizes))
+        parts = slices(sent.read(together(len(sizes)), sizes=sizes), len(sizes))
         assert [part[0][2] for part in parts] == [(size, 2) for size in sizes]
 
 
@@ -102,7 +103,7 @@ def test_results_of_each_request(sent: Sent) -> None:
     sent.layout(1, STRINGS, HEAD)
     sent.memory[1024:1040] = struct.pack("<QQ", 20, 32)
     sent.memory[1216:1224] = b'{"k": 1}'
-    outcome = sent.read(of(2, 128), of(1, 1024, 1, 8), (ERROR, 3, 0, 1, 2048, 4), sizes=(1, 2, 3, 4))
+    outcome = sent.read(of(2, 128), of(1, 1024, 1, 8), (FAILURE, 3, 0, 1, 2048, 4), sizes=(1, 2, 3, 4))
     assert slices(outcome, 3) == [
         [("X", DataType.INT32, (4, 2), pattern(128, 160))],
         [("X", DataType.INT32, (4, 2), pattern(192, 224))],
@@ -124,24 +125,26 @@ def test_outputs_that_do_not_fit_the_batch(sent: Sent, head: TensorHead, sizes: 
     sent.layout(0, head)
     sent.memory[64:72] = struct.pack("<Q", 16)
     with pytest.raises(ValueError, match=r"output .* has the shape"):
-        sent.read(together(), sizes=sizes)
+        sent.read(together(2), sizes=sizes)
 
 
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
-        (together(1 << 62), "a result of 64 bytes at byte"),
-        (together(4090), "a result of 64 bytes at byte 4090 of 4096"),
+        (together(1, 1 << 62), "a result of 64 bytes at byte"),
+        (together(1, 4090), "a result of 64 bytes at byte 4090 of 4096"),
         (of(1, 1 << 62, 1), "the sizes of 1 tensors in 0 bytes"),
         (of(1, 4090, 1), "the sizes of 1 tensors in 6 bytes"),
         (of(1, 64, 0, 1 << 40), "a result of 1099511627840 bytes"),
         (of(1, 64, 0, 3), "decode"),
-        (together(64, 9), "tensors of layout 9, which it has not defined"),
-        (of(2), "among the results of 1 requests"),
-        ((OPEN, 0, 0, 1, 0, 0), "among the results of 1 requests"),
-        ((ERROR | OPEN, 3, 0, 0, 64, 4), "among the results of 1 requests"),
-        ((ERROR, 3, 0, 1, 4090, 10), "a text of 10 bytes at byte 4090 of 4096"),
-        ((ERROR, 3, 0, 1, 64, 1 << 40), "a text of 1099511627776 bytes"),
+        (together(1, 64, 9), "tensors of layout 9, which it has not defined"),
+        (of(0), "results of more than 1 requests"),
+        (of(2), "results of more than 1 requests"),
+        ((OPEN, 0, 0, 1, 0, 0), f"a message of kind {OPEN} among the results of 1 requests"),
+        ((0, 0, 0, 1, 64, 0), "a message of kind 0 among the results of 1 requests"),
+        ((FAILURE, 3, 0, 1, 4090, 10), "a text of 10 bytes at byte 4090 of 4096"),
+        ((FAILURE, 3, 0, 1, 64, 1 << 40), "a text of 1099511627776 bytes"),
+        ((BATCH_FAILURE, 3, 0, 1, 4090, 10), "a text of 10 bytes at byte 4090 of 4096"),
     ],
 )
 def test_results_that_make_no_sense(sent: Sent, entry: tuple[int, ...], reason: str) -> None:
@@ -156,7 +159,7 @@ def test_results_that_make_no_sense(sent: Sent, entry: tuple[int, ...], reason: 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([0, 0, ERROR, OPEN]),
+            st.sampled_from([RESULT, BATCH_RESULT, FAILURE, BATCH_FAILURE, OPEN]),
             st.integers(0, 20),
             st.integers(0, 3),
             st.integers(0, 4),
@@ -187,7 +190,7 @@ def test_what_is_remembered_is_bounded(sent: Sent) -> None:
     for number in range(600):
         sent.layout(number, HEAD)
         for sizes in ((2, 2), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1), (2, 1, 1)):
-            sent.read(together(number=number), sizes=sizes)
+            sent.read(together(len(sizes), number=number), sizes=sizes)
             assert sent.reader._remembered <= 8192
     assert len(sent.reader._cuts) <= 8192
 
@@ -195,9 +198,9 @@ def test_what_is_remembered_is_bounded(sent: Sent) -> None:
 def test_a_layout_that_comes_again_with_another_meaning(sent: Sent) -> None:
     """Numbers are not used again; if a worker does, its latest layout counts."""
     sent.layout(1, HEAD)
-    sent.read(together(number=1), sizes=(2, 2))
+    sent.read(together(2, number=1), sizes=(2, 2))
     sent.layout(1, TensorHead("Y", DataType.UINT8, (4, 8)))
-    (_, second) = slices(sent.read(together(number=1), sizes=(2, 2)), 2)
+    (_, second) = slices(sent.read(together(2, number=1), sizes=(2, 2)), 2)
     assert second == [("Y", DataType.UINT8, (2, 8), pattern(80, 96))]
 
 
@@ -212,7 +215,17 @@ def test_results_outside_of_their_heap_or_in_no_entries(sent: Sent) -> None:
     for place, nbytes, entries, reason in (
         (1 << 62, 64, 1, "lies outside of its heap"),
         (sent.place, 64, 0, "results in 0 entries of 64 bytes"),
+        (sent.place, 64, 2, "results in 2 entries of 64 bytes"),
+        (sent.place, 0, 1, "results in 1 entries of 0 bytes"),
         (sent.place, 64, 1 << 40, "results in 1099511627776 entries of 64 bytes"),
     ):
+        RESULTS_HEADER.pack_into(sent.memory, 0, entries, 0, 0, 0)
         with pytest.raises(ValueError, match=reason):
-            sent.reader.read_batch(place, nbytes, entries, (0, 0, 0), (1,), False)
+            sent.reader.read_batch(place, nbytes, (1,), False)
+
+
+@pytest.mark.parametrize("kind", [BATCH_RESULT, BATCH_FAILURE, FAILURE])
+def test_results_for_another_number_of_requests_than_their_kind_has(sent: Sent, kind: int) -> None:
+    sent.layout(0, HEAD)
+    with pytest.raises(ValueError, match=f"a message of kind {kind} among the results of 3 requests"):
+        sent.read((kind, 3, 0, 2, 64, 0), sizes=(4, 4, 4))
