@@ -62,7 +62,7 @@ def check(graph: Graph) -> None:
             function_name = amd.function or operation.name
             function = getattr(binding.functions, function_name, None)
             accepted = inspect.signature(function).parameters if function is not None else {}
-            unknown = next((key for key in operation.keys if key not in accepted), None)
+            unknown = next((key for key in step.call.keywords if key not in accepted), None)
             if function is None:
                 refusal = f"amd.rocal (version {binding.version}) has no such operation; use the CPU engine"
             elif unknown is not None:

@@ -91,7 +91,7 @@ def _add(node: Node, step: Step, values: Mapping[str, bool]) -> Tensor:
         if form.make is not None:
             tensor = form.make(node, call)
         else:
-            tensor = node.call(form.function or call.operation.name, call.values)
+            tensor = node.call(form.function or call.operation.name, call.keywords)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise unavailable(f"rocAL (version {node.binding.version}) refuses {step.where}: {error}") from error
     # rocAL returns None if it refuses a node.

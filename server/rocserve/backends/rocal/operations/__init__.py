@@ -5,8 +5,8 @@ otherwise. An operation reads the image of the previous step, and the first one 
 may name other images: the "name" of an earlier step, or "decoded"; an operation with two images requires it. A
 measurement measures the sent image.
 
-To add an operation, declare it in OPERATIONS of a module here. Names in CamelCase are from AMD Inference Server's JSON,
-names in snake_case from amd.rocal's fn.
+To add an operation, declare it in OPERATIONS of a module here, by name and keys of amd.rocal's fn. AMD Inference
+Server's names, in CamelCase, are aliases.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -22,28 +22,11 @@ from rocserve.backends.rocal.image import (
     ResultExtent,
     with_channels,
 )
-from rocserve.backends.rocal.schema import Key
+from rocserve.backends.rocal.schema import REQUIRED, Key
 from rocserve.core.datatypes import DataType
 
 Values = Mapping[str, Any]
 """Name -> value: of an operation's keys, or of the arguments made of them."""
-
-_NAMES_IN_FN = {
-    "dest_width": "resize_width",
-    "dest_height": "resize_height",
-    "area": "crop_area_factor",
-    "aspect_ratio": "crop_aspect_ratio",
-    "x_center_drift": "x_drift",
-    "y_center_drift": "y_drift",
-    "start_x": "crop_pos_x",
-    "start_y": "crop_pos_y",
-    "std_dev": "std",
-    "roi_w": "crop_width",
-    "roi_h": "crop_height",
-    "roi_pos_x": "crop_pos_x",
-    "roi_pos_y": "crop_pos_y",
-}
-"""Key -> argument name in amd.rocal's fn, if all or most functions there have another name than the key."""
 
 Tensor = Any
 """rocAL's handle of an image in the graph, or of a batch's result."""
@@ -88,9 +71,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class AmdForm:
-    """Describes an operation in amd.rocal, and the cases that amd.rocal cannot process. Most operations have the
-    name and keywords of a function in amd.rocal's `fn` and need few of these fields. The argument `Values` of the
-    functions are the operation's arguments."""
+    """Describes an operation in amd.rocal, and the cases that amd.rocal cannot process. Most operations are a call of
+    a function in amd.rocal's `fn` and need few of these fields. The argument `Values` of the functions are the
+    operation's arguments."""
 
     function: str | None = None
     """Function of `fn` that takes the keys; None = the one with the operation's name, or none if `make` is given."""
@@ -126,8 +109,8 @@ class Operation:
     extent: Callable[..., ResultExtent]
     """Returns the result's extent from the sources' extents and the arguments; raises ValueError if there is none."""
     arguments: Callable[..., Values] = dict
-    """Takes the keys' values by their names in fn, and returns the arguments of `run` and `extent`. Raises ValueError,
-    with the names of the keys, if values contradict each other."""
+    """Takes the values of fn's keys, and returns the arguments of `run` and `extent`. Raises ValueError, with the names
+    of the keys, if values contradict each other."""
     ignored_keys: Mapping[str, Key] = field(default_factory=dict)
     """Keys of rocAL without a meaning for an image; checked and dropped."""
     channel_keys: tuple[str, ...] = ()
@@ -140,10 +123,35 @@ class Operation:
     sources: int = 1
     amd: AmdForm = AmdForm()
 
+    keys_of_fn: Mapping[str, str] = field(default_factory=dict)
+    """An alias's key -> fn's key."""
+    constants: Values = field(default_factory=dict)
+    """Values of the keys of fn that an alias lacks."""
+
     def __call__(self, **values: Any) -> Call:
         """Raises ValueError if the values contradict each other."""
-        return Call(
-            self, values, self.arguments(**{_NAMES_IN_FN.get(key, key): value for key, value in values.items()})
+        return Call(self, values, self.arguments(**self.keywords(values)))
+
+    def keywords(self, values: Values) -> Values:
+        """Return the values of fn's keys."""
+        return {**self.constants, **{self.keys_of_fn.get(key, key): value for key, value in values.items()}}
+
+    def alias(
+        self, name: str, keys: Mapping[str, tuple[str, Key]], constants: Values | None = None, **changes: Any
+    ) -> Operation:
+        """Declare the same operation by AMD Inference Server's name and keys. `keys`: key -> fn's key, and its kind of
+        value. Of fn's other keys, `constants` or else the defaults are used."""
+        keys_of_fn = {key: own for key, (own, _) in keys.items()}
+        defaults = {key: own.default for key, own in self.keys.items() if own.default is not REQUIRED}
+        return replace(
+            self,
+            name=name,
+            keys={key: kind for key, (_, kind) in keys.items()},
+            keys_of_fn=keys_of_fn,
+            constants={**defaults, **(constants or {})},
+            channel_keys=tuple(key for key, own in keys_of_fn.items() if own in self.channel_keys),
+            amd=replace(self.amd, function=self.amd.function or (self.name if self.amd.make is None else None)),
+            **{"ignored_keys": {}, **changes},
         )
 
 
@@ -162,6 +170,11 @@ class Call:
     operation: Operation
     values: Values
     arguments: Values
+
+    @property
+    def keywords(self) -> Values:
+        """The values of fn's keys."""
+        return self.operation.keywords(self.values)
 
     def run(self, *images: Image, as_float: bool) -> Image:
         """Raises PixelsError if the images do not fit or the result would be too large; see Operation.run."""

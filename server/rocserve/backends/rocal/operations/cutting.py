@@ -1,4 +1,4 @@
-"""Declares operations that crop an image and may normalise or resize it: AMD Inference Server's and amd.rocal's fn's.
+"""Declares operations that crop an image and may normalise or resize it.
 
 The valid part of a stretched crop is at most as large as the crop was.
 """
@@ -254,14 +254,6 @@ def _area_refusal(arguments: Values, known: Extent, height: int, width: int) -> 
     return resize_refusal(min(part_width, width), min(part_height, height), arguments["resize_width"])
 
 
-_AREA = _PartRule(_area, _area_refusal)
-
-
-def _amd_resize_area(node: Node, call: Call) -> Tensor:
-    # CropResizeFixed has no Python binding, but equals fn's resize_crop with constant parameters.
-    return node.call("resize_crop", call.arguments)
-
-
 def _corner(source: Extent, crop_w: int, crop_h: int, **others: Any) -> tuple[int, int, Extent]:
     """Return the top left part: whatever the names say, rocAL crops first. A side of 0 or too large = the full one."""
     sides = ((crop_h, source.height), (crop_w, source.width))
@@ -280,20 +272,28 @@ def _amd_resize_corner(node: Node, call: Call) -> Tensor:
     )
 
 
+def _roi(roi_w: int, roi_h: int, roi_pos_x: float, roi_pos_y: float, **others: Any) -> Values:
+    return {"crop_width": roi_w, "crop_height": roi_h, "crop_pos_x": roi_pos_x, "crop_pos_y": roi_pos_y, **others}
+
+
 def _amd_resize_roi(node: Node, call: Call) -> Tensor:
-    values, valid = call.values, node.source.valid
+    keywords, valid = call.keywords, node.source.valid
     starts = {
-        "roi_pos_x": float(_cut_start(values["roi_pos_x"], values["roi_w"], valid.width)),
-        "roi_pos_y": float(_cut_start(values["roi_pos_y"], values["roi_h"], valid.height)),
+        "roi_pos_x": float(_cut_start(keywords["roi_pos_x"], keywords["roi_w"], valid.width)),
+        "roi_pos_y": float(_cut_start(keywords["roi_pos_y"], keywords["roi_h"], valid.height)),
     }
-    return node.call("roi_resize", {**values, **starts})
+    return node.call("roi_resize", {**keywords, **starts})
 
 
 def _stretching(
-    name: str, keys: Mapping[str, Key], rule: _PartRule, make: Callable[[Node, Call], Tensor], **options: Any
+    name: str,
+    keys: Mapping[str, Key],
+    rule: _PartRule,
+    make: Callable[[Node, Call], Tensor] | None = None,
+    **options: Any,
 ) -> Operation:
     """Declare an operation that stretches a part to `resize_width` x `resize_height`. Its other arguments are the
-    rule's and those of `resized`. `make` adds the operation to rocAL's graph."""
+    rule's and those of `resized`. `make` adds the operation to rocAL's graph if a call of fn is not enough."""
 
     def run(image: Image, result: ResultExtent, as_float: bool, **arguments: Any) -> Pixels:
         return resized(rule.cut(image, **arguments), result.size, as_float, **arguments)
@@ -309,39 +309,78 @@ def _stretching(
         return rule.image_refusal(arguments, known, height, width) or beside
 
     amd = AmdForm(make=make, gives_layouts=True, fills_result=True, image_refusal=image_refusal)
-    return Operation(name, keys, run, extent, amd=amd, **options)
+    return Operation(name, {**_DESTINATION_OF_FN, **keys}, run, extent, amd=amd, **options)
 
 
-_DESTINATION = {"dest_width": schema.positive_size, "dest_height": schema.positive_size}
 _DESTINATION_OF_FN = {"resize_width": schema.positive_size, "resize_height": schema.positive_size}
-_CROP = {"crop_width": schema.positive_size, "crop_height": schema.positive_size}
+_DESTINATION = {
+    "dest_width": ("resize_width", schema.positive_size),
+    "dest_height": ("resize_height", schema.positive_size),
+}
 _CROP_OF_FN = {
     "crop": schema.list_of(schema.size, (0, 2, 3), "sizes in pixels, [height, width]")(()),
     "crop_h": schema.size(0),
     "crop_w": schema.size(0),
 }
+_CROP = {"crop_width": ("crop_w", schema.positive_size), "crop_height": ("crop_h", schema.positive_size)}
 _DEPTH_OF_FN = {"crop_d": schema.positive_size(1)}
 
-_CUTTING = AmdForm(make=_amd_cut, image_refusal=_overhang)
-_NORMALISING = AmdForm(make=_amd_cut_and_normalise, gives_floats=lambda arguments: True, gives_layouts=True)
+_CUT = Operation(
+    "crop",
+    {**_CROP_OF_FN, "crop_pos_x": schema.pixel_position(0.5), "crop_pos_y": schema.pixel_position(0.5)},
+    _BY_POSITION.run,
+    _BY_POSITION.extent,
+    _by_one_size,
+    ignored_keys={**_DEPTH_OF_FN, "crop_pos_z": schema.number(0.5)},
+    amd=AmdForm(make=_amd_cut, image_refusal=_overhang),
+)
+_CUT_AND_NORMALISE = Operation(
+    "crop_mirror_normalize",
+    {
+        **_CROP_OF_FN,
+        "crop_pos_x": schema.fraction(0.5),
+        "crop_pos_y": schema.fraction(0.5),
+        **NORMALISATION_OF_FN,
+        **MIRROR_OF_FN,
+    },
+    _cut_and_normalise,
+    _BY_FRACTION.extent,
+    _by_one_size,
+    channel_keys=("mean", "std"),
+    normalises=True,
+    amd=AmdForm(make=_amd_cut_and_normalise, gives_floats=lambda arguments: True, gives_layouts=True),
+)
+_RESIZE_AREA = _stretching(
+    "resize_crop",
+    {
+        # These keys are required, because rocAL uses random values instead of defaults.
+        "crop_area_factor": schema.area,
+        "crop_aspect_ratio": schema.positive_number,
+        "x_drift": schema.fraction,
+        "y_drift": schema.fraction,
+    },
+    _PartRule(_area, _area_refusal),
+)
+_RESIZE_CORNER = _stretching(
+    "resize_crop_mirror",
+    {"crop_w": schema.size(0), "crop_h": schema.size(0), **MIRROR_OF_FN},
+    _PartRule(_corner),
+    _amd_resize_corner,
+    # rocAL's Python module passes the crop's sides in the wrong order.
+    arguments=lambda crop_w, crop_h, **others: {"crop_w": crop_h, "crop_h": crop_w, **others},
+)
+
 OPERATIONS = (
-    Operation(
+    _CUT.alias(
         "CropFixed",
-        {**_CROP, "crop_pos_x": schema.pixel_position, "crop_pos_y": schema.pixel_position},
-        _BY_POSITION.run,
-        _BY_POSITION.extent,
+        {
+            **_CROP,
+            "crop_pos_x": ("crop_pos_x", schema.pixel_position),
+            "crop_pos_y": ("crop_pos_y", schema.pixel_position),
+        },
         ignored_keys={"crop_depth": schema.positive_size(1), "crop_pos_z": schema.number(0)},
-        amd=_CUTTING,
     ),
-    Operation(
-        "crop",
-        {**_CROP_OF_FN, "crop_pos_x": schema.pixel_position(0.5), "crop_pos_y": schema.pixel_position(0.5)},
-        _BY_POSITION.run,
-        _BY_POSITION.extent,
-        _by_one_size,
-        ignored_keys={**_DEPTH_OF_FN, "crop_pos_z": schema.number(0.5)},
-        amd=_CUTTING,
-    ),
+    _CUT,
     Operation("center_crop", _CROP_OF_FN, _CENTRAL.run, _CENTRAL.extent, _by_one_size, ignored_keys=_DEPTH_OF_FN),
     Operation(
         "slice",
@@ -357,75 +396,38 @@ OPERATIONS = (
         default_datatype=DataType.FP32,
         amd=AmdForm(make=_amd_slice, refusal=_slice_refusal),
     ),
-    Operation(
+    _CUT_AND_NORMALISE.alias(
         "CropMirrorNormalize",
-        {**_CROP, "start_x": schema.fraction(0.5), "start_y": schema.fraction(0.5), **NORMALISATION, **MIRROR},
-        _cut_and_normalise,
-        _BY_FRACTION.extent,
-        ignored_keys={"crop_depth": schema.size(1), "start_z": schema.number(0)},
-        channel_keys=("mean", "std_dev"),
-        normalises=True,
-        amd=_NORMALISING,
-    ),
-    Operation(
-        "crop_mirror_normalize",
         {
-            **_CROP_OF_FN,
-            "crop_pos_x": schema.fraction(0.5),
-            "crop_pos_y": schema.fraction(0.5),
-            **NORMALISATION_OF_FN,
-            **MIRROR_OF_FN,
+            **_CROP,
+            "start_x": ("crop_pos_x", schema.fraction(0.5)),
+            "start_y": ("crop_pos_y", schema.fraction(0.5)),
+            **NORMALISATION,
+            **MIRROR,
         },
-        _cut_and_normalise,
-        _BY_FRACTION.extent,
-        _by_one_size,
-        channel_keys=("mean", "std"),
-        normalises=True,
-        amd=_NORMALISING,
+        ignored_keys={"crop_depth": schema.size(1), "start_z": schema.number(0)},
     ),
-    _stretching(
+    _CUT_AND_NORMALISE,
+    _RESIZE_AREA.alias(
+        # It has no Python binding, but equals resize_crop with constant parameters.
         "CropResizeFixed",
         {
             **_DESTINATION,
-            "area": schema.area,
-            "aspect_ratio": schema.positive_number,
-            "x_center_drift": schema.fraction,
-            "y_center_drift": schema.fraction,
+            "area": ("crop_area_factor", schema.area),
+            "aspect_ratio": ("crop_aspect_ratio", schema.positive_number),
+            "x_center_drift": ("x_drift", schema.fraction),
+            "y_center_drift": ("y_drift", schema.fraction),
         },
-        _AREA,
-        _amd_resize_area,
     ),
-    _stretching(
-        "resize_crop",
-        {
-            **_DESTINATION_OF_FN,
-            # These keys are required, because rocAL uses random values instead of defaults.
-            "crop_area_factor": schema.area,
-            "crop_aspect_ratio": schema.positive_number,
-            "x_drift": schema.fraction,
-            "y_drift": schema.fraction,
-        },
-        _AREA,
-        _amd_resize_area,
-    ),
-    _stretching(
+    _RESIZE_AREA,
+    _RESIZE_CORNER.alias(
         "ResizeCropMirrorFixed",
-        {**_DESTINATION, "crop_w": schema.size, "crop_h": schema.size, **MIRROR},
-        _PartRule(_corner),
-        _amd_resize_corner,
+        {**_DESTINATION, "crop_w": ("crop_h", schema.size), "crop_h": ("crop_w", schema.size), **MIRROR},
     ),
-    _stretching(
-        "resize_crop_mirror",
-        {**_DESTINATION_OF_FN, "crop_w": schema.size(0), "crop_h": schema.size(0), **MIRROR_OF_FN},
-        _PartRule(_corner),
-        _amd_resize_corner,
-        # rocAL's Python module passes the crop's sides in the wrong order.
-        arguments=lambda crop_w, crop_h, **others: {"crop_w": crop_h, "crop_h": crop_w, **others},
-    ),
+    _RESIZE_CORNER,
     _stretching(
         "roi_resize",
         {
-            **_DESTINATION_OF_FN,
             "roi_w": schema.positive_size,
             "roi_h": schema.positive_size,
             "roi_pos_x": schema.pixel_position,
@@ -434,5 +436,6 @@ OPERATIONS = (
         },
         _BY_POSITION,
         _amd_resize_roi,
+        arguments=_roi,
     ),
 )

@@ -156,8 +156,8 @@ def _move(
     return _affine_places(*source.shape[:2], matrix, interpolation_type == "LINEAR")(source)
 
 
-def _moved_extent(source: ResultExtent, resize_width: int, resize_height: int, **others: Any) -> ResultExtent:
-    return ResultExtent.whole(Extent(resize_height, resize_width) if resize_width and resize_height else source.size)
+def _moved_extent(source: ResultExtent, dest_width: int, dest_height: int, **others: Any) -> ResultExtent:
+    return ResultExtent.whole(Extent(dest_height, dest_width) if dest_width and dest_height else source.size)
 
 
 @cached_by_image_size
@@ -217,7 +217,7 @@ def _by_matrix(matrix: tuple[float, ...], **others: Any) -> Values:
 
 
 def _moved_refusal(arguments: Values, source: ResultExtent) -> str | None:
-    sides = (arguments["resize_width"], arguments["resize_height"])
+    sides = (arguments["dest_width"], arguments["dest_height"])
     if all(sides) and sides != (source.size.width, source.size.height):
         return "rocAL leaves a part of the result unwritten where dest_width and dest_height are not the source's"
     return _part_refusal(arguments, source)

@@ -1,6 +1,6 @@
-"""Declares operations that resize an image: AMD Inference Server's and amd.rocal's fn's.
+"""Declares operations that resize an image.
 
-If fn's operations get only a longer or a shorter side, the result has the largest size that any image could need, so
+If an operation gets only a longer or a shorter side, the result has the largest size that any image could need, so
 that it is the same for all. The rest of it is zeros and invisible to the next operation.
 """
 
@@ -74,12 +74,8 @@ def _resize(image: Image, result: ResultExtent, as_float: bool, **arguments: Any
     return lambda part: resized(image.valid, result.valid, False, part=part, **arguments)
 
 
-def _stretched_extent(source: ResultExtent, resize_width: int, resize_height: int, **others: Any) -> ResultExtent:
-    """Return the extent; a side of 0 keeps the source's side."""
-    return ResultExtent.whole(Extent(resize_height or source.valid.height, resize_width or source.valid.width))
-
-
-def _amd_resize(node: Node, keywords: Values) -> Tensor:
+def _amd_resize(node: Node, call: Call) -> Tensor:
+    keywords = call.keywords
     if "mean" not in keywords:
         if node.datatype != node.binding.types.FLOAT:
             return node.call("resize", keywords)
@@ -90,13 +86,8 @@ def _amd_resize(node: Node, keywords: Values) -> Tensor:
     return node.call("resize_mirror_normalize", keywords)
 
 
-def _amd_stretch(node: Node, call: Call) -> Tensor:
-    # STRETCH is the default of rocAL's C interface and AMD Inference Server. fn's default keeps proportions.
-    return _amd_resize(node, {**call.arguments, "scaling_mode": "STRETCH"})
-
-
 def _without_size(arguments: Values, source: ResultExtent) -> str | None:
-    if arguments["resize_width"] or arguments["resize_height"]:
+    if arguments["size"].width or arguments["size"].height:
         return None
     return "rocAL does not resize to a dest_width and a dest_height that are both 0; give one of them"
 
@@ -110,17 +101,20 @@ class SizeRule:
     mode: str
     width: int
     height: int
-    max_width: int
+    max_width: int = 0
     """0 = no limit."""
-    max_height: int
+    max_height: int = 0
 
     def extent(self, source: ResultExtent) -> ResultExtent:
         largest = self._largest(source.size)
         if source.valid.is_known:
             return ResultExtent(largest, Extent(*self.target(*source.valid.sides)))
         # Without a maximum size, the valid part has exactly the given sides.
-        exact = self.mode == "DEFAULT" and self.width and self.height and not self.max_width and not self.max_height
-        return ResultExtent(largest, Extent(self.height, self.width) if exact else Extent(None, None))
+        exact = self.mode == "STRETCH" or (self.mode == "DEFAULT" and self.width and self.height)
+        if not exact or self.max_width or self.max_height:
+            return ResultExtent(largest, Extent(None, None))
+        valid = Extent(self.height or source.valid.height, self.width or source.valid.width)
+        return ResultExtent(largest, valid)
 
     def _largest(self, source: Extent) -> Extent:
         """Return the size of the result; None = the side is the source's, which is unknown."""
@@ -184,17 +178,21 @@ def _by_rule(
     return {"size": SizeRule(mode, square or resize_width, square or resize_height, *limits), **others}
 
 
-MIRROR = {"mirror": schema.switch(False, is_bindable=True)}
+def _stretched(resize_width: int, resize_height: int, **others: Any) -> Values:
+    return {"size": SizeRule("STRETCH", resize_width, resize_height), **others}
+
+
+MIRROR = {"mirror": ("mirror", schema.switch(False, is_bindable=True))}
 MIRROR_OF_FN = {"mirror": schema.switch(True, is_bindable=True)}
 """rocAL's fn mirrors by default."""
-NORMALISATION = {"mean": schema.channel_numbers, "std_dev": schema.divisors}
+NORMALISATION = {"mean": ("mean", schema.channel_numbers), "std_dev": ("std", schema.divisors)}
 NORMALISATION_OF_FN = {"mean": schema.channel_numbers((0.0,)), "std": schema.divisors((1.0,))}
 INTERPOLATION = {
     "interpolation_type": schema.choice(
         "LINEAR", "NEAREST_NEIGHBOR", "CUBIC", "LANCZOS", "GAUSSIAN", "TRIANGULAR", suffix="_INTERPOLATION"
     )("LINEAR")
 }
-_OPEN_DESTINATION = {"dest_width": schema.size, "dest_height": schema.size}
+_OPEN_DESTINATION = {"dest_width": ("resize_width", schema.size), "dest_height": ("resize_height", schema.size)}
 _SIDES = ("resize_width", "resize_height", "resize_longer", "resize_shorter")
 _SIZE = {
     **{side: schema.size(0) for side in _SIDES},
@@ -202,58 +200,42 @@ _SIZE = {
     "scaling_mode": schema.choice("DEFAULT", "STRETCH", "NOT_SMALLER", "NOT_LARGER", prefix="SCALING_MODE_")("DEFAULT"),
 }
 
-_STRETCHING = AmdForm(
-    make=_amd_stretch,
-    gives_floats=lambda arguments: True,
-    gives_layouts=True,
-    refusal=_without_size,
-    image_refusal=lambda arguments, known, height, width: resize_refusal(width, height, arguments["resize_width"]),
-)
-_SCALING = AmdForm(
-    gives_floats=lambda arguments: True,
-    gives_layouts=True,
-    image_refusal=lambda arguments, known, height, width: resize_refusal(
-        width, height, arguments["size"].target(height, width)[1]
-    ),
-)
-
-OPERATIONS = (
-    Operation("Resize", _OPEN_DESTINATION, _resize, _stretched_extent, amd=_STRETCHING),
-    Operation(
-        "ResizeMirrorNormalize",
-        {**_OPEN_DESTINATION, **NORMALISATION, **MIRROR},
-        _resize,
-        _stretched_extent,
-        channel_keys=("mean", "std_dev"),
-        normalises=True,
-        amd=replace(_STRETCHING, only_planes=True),
-    ),
-    Operation(
+_RESIZE = Operation(
+    "resize",
+    {**_SIZE, **INTERPOLATION},
+    _resize,
+    lambda source, size, **others: size.extent(source),
+    _by_rule,
+    # rocAL accepts the key but ignores it.
+    ignored_keys={"antialias": schema.switch(True)},
+    amd=AmdForm(
         "resize",
-        {**_SIZE, **INTERPOLATION},
-        _resize,
-        lambda source, size, **others: size.extent(source),
-        _by_rule,
-        # rocAL accepts the key but ignores it.
-        ignored_keys={"antialias": schema.switch(True)},
-        amd=replace(
-            _SCALING,
-            function="resize",
-            make=lambda node, call: _amd_resize(node, call.values),
-            # FP32 is made by resize_mirror_normalize, which only supports LINEAR.
-            gives_floats=lambda arguments: arguments["interpolation_type"] == "LINEAR",
+        _amd_resize,
+        # FP32 is made by resize_mirror_normalize, which only supports LINEAR.
+        gives_floats=lambda arguments: arguments.get("interpolation_type", "LINEAR") == "LINEAR",
+        gives_layouts=True,
+        refusal=_without_size,
+        image_refusal=lambda arguments, known, height, width: resize_refusal(
+            width, height, arguments["size"].target(height, width)[1]
         ),
     ),
-    Operation(
-        "resize_mirror_normalize",
-        {**_SIZE, **NORMALISATION_OF_FN, **MIRROR_OF_FN},
-        _resize,
-        lambda source, size, **others: size.extent(source),
-        _by_rule,
-        # rocAL uses LINEAR for every value.
-        ignored_keys=INTERPOLATION,
-        channel_keys=("mean", "std"),
-        normalises=True,
-        amd=replace(_SCALING, only_planes=True),
-    ),
+)
+_RESIZE_AND_NORMALISE = replace(
+    _RESIZE,
+    name="resize_mirror_normalize",
+    keys={**_SIZE, **NORMALISATION_OF_FN, **MIRROR_OF_FN},
+    # rocAL uses LINEAR for every value.
+    ignored_keys=INTERPOLATION,
+    channel_keys=("mean", "std"),
+    normalises=True,
+    amd=replace(_RESIZE.amd, function="resize_mirror_normalize", only_planes=True),
+)
+# STRETCH is the default of rocAL's C interface and AMD Inference Server. fn's default keeps proportions.
+_STRETCH: dict[str, Any] = {"constants": {"scaling_mode": "STRETCH"}, "arguments": _stretched}
+
+OPERATIONS = (
+    _RESIZE.alias("Resize", _OPEN_DESTINATION, **_STRETCH),
+    _RESIZE_AND_NORMALISE.alias("ResizeMirrorNormalize", {**_OPEN_DESTINATION, **NORMALISATION, **MIRROR}, **_STRETCH),
+    _RESIZE,
+    _RESIZE_AND_NORMALISE,
 )
