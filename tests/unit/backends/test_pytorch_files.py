@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 import warnings
 import zipfile
 from pathlib import Path
@@ -17,7 +13,6 @@ from rocserve.backends.base import EngineChoice
 from rocserve.backends.pytorch import BACKEND
 from rocserve.backends.pytorch.model_file import FileKind, file_kind
 from rocserve.backends.pytorch.parameters import TORCH_COMPILE
-from rocserve.backends.pytorch.unpacked import unpacked
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
 
@@ -119,40 +114,6 @@ def test_an_archive_that_unpacks_to_100_gigabytes_is_refused_at_once(tmp_path: P
         ServeError, match=r"model.pt2 is refused: it unpacks to 3072 MiB, 1024 MiB at most are possible"
     ):
         file_kind(file)
-
-
-def test_the_folder_of_a_package_goes_with_it_and_with_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", "/elsewhere")
-    killed = f"""
-import os, signal, tempfile
-from rocserve.backends.pytorch.unpacked import unpacked
-tempfile.tempdir = {str(tmp_path)!r}
-kept = unpacked(lambda: open(os.environ["TMPDIR"] + "/file", "w"))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    subprocess.run([sys.executable, "-c", killed], check=False)
-    (left,) = tmp_path.iterdir()
-
-    class Package:
-        folder = Path()
-
-    def load() -> Package:
-        package = Package()
-        package.folder = Path(os.environ["TMPDIR"])
-        (package.folder / "file").touch()
-        return package
-
-    one, other = unpacked(load), unpacked(load)
-    assert not left.exists() and os.environ["TMPDIR"] == "/elsewhere"
-    assert set(tmp_path.iterdir()) == {one.folder, other.folder} and one.folder != other.folder
-    del one
-    assert set(tmp_path.iterdir()) == {other.folder} and (other.folder / "file").exists()
-    with pytest.raises(ZeroDivisionError):
-        unpacked(lambda: 1 // 0)
-    assert set(tmp_path.iterdir()) == {other.folder}
 
 
 def test_without_pytorch_the_text_says_what_to_install() -> None:

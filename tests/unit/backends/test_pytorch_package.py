@@ -1,13 +1,24 @@
-"""Instruction sets that a package of AOTInductor needs and this machine lacks."""
+"""Packages of AOTInductor: what they need and this machine lacks, the folder that they are unpacked into, and trials of
+the C++ compiler that makes them."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.pytorch import NO_PYTORCH
+
+from rocserve.backends.base import ModelSource
+from rocserve.settings import EngineSettings
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_PYTORCH)
 
@@ -53,3 +64,74 @@ def test_of_the_gpu(monkeypatch: pytest.MonkeyPatch, hip: str | None, own: str) 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _gpu: properties)
     assert missing_features({**HERE, "AOTI_COMPUTE_CAPABILITY": own}, -1) == []
     assert missing_features({**HERE, "AOTI_COMPUTE_CAPABILITY": "80"}, 1) == ["compute capability 80"]
+
+
+def test_the_folder_of_a_package_goes_with_it_and_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rocserve.backends.pytorch.package import unpacked
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    killed = f"""
+import os, signal, tempfile
+from rocserve.backends.pytorch.package import unpacked
+tempfile.tempdir = {str(tmp_path)!r}
+kept = unpacked(lambda: open(os.environ["TMPDIR"] + "/file", "w"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", killed], check=False)
+    (left,) = tmp_path.iterdir()
+
+    class Package:
+        folder = Path()
+
+    def load() -> Package:
+        package = Package()
+        package.folder = Path(os.environ["TMPDIR"])
+        (package.folder / "file").touch()
+        return package
+
+    one, other = unpacked(load), unpacked(load)
+    assert not left.exists() and os.environ["TMPDIR"] == "/elsewhere"
+    assert set(tmp_path.iterdir()) == {one.folder, other.folder} and one.folder != other.folder
+    del one
+    assert set(tmp_path.iterdir()) == {other.folder} and (other.folder / "file").exists()
+    with pytest.raises(ZeroDivisionError):
+        unpacked(lambda: 1 // 0)
+    assert set(tmp_path.iterdir()) == {other.folder}
+
+
+@pytest.fixture(autouse=True)
+def folder_of_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+
+
+def test_work_begins_with_them(tmp_path: Path) -> None:
+    from rocserve.backends.pytorch.inductor import use_trials
+
+    (tmp_path / "trials" / "ab").mkdir(parents=True)
+    (tmp_path / "trials" / "ab" / "trial.so").write_bytes(b"compiled")
+    (tmp_path / "trials" / ".sha256").touch()
+    use_trials(str(tmp_path / "trials"), tmp_path / "work")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "work")
+    assert [path.name for path in (tmp_path / "work").rglob("*.*")] == ["trial.so"]
+
+
+@pytest.mark.parametrize("trials", ["", "gone"])
+def test_work_begins_without_them(tmp_path: Path, trials: str) -> None:
+    from rocserve.backends.pytorch.inductor import use_trials
+
+    use_trials(str(tmp_path / trials) if trials else "", tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_cache_that_cannot_be_written_leaves_them_out(
+    model_source: Callable[..., ModelSource], tmp_path: Path
+) -> None:
+    from rocserve.backends.pytorch.inductor import trials_folder
+
+    file = tmp_path / "file"
+    file.touch()
+    model = replace(model_source("model.pt2", b""), settings=EngineSettings(cache_directory=str(file)))
+    assert trials_folder(model, Path(sys.executable), ("2.13",)) is None

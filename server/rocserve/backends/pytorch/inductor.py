@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ import torch
 from rocserve.backends.base import LoadedModel, ModelSource
 from rocserve.backends.pytorch import eager
 from rocserve.backends.pytorch.datatypes import torch_dtype
-from rocserve.backends.pytorch.instruction_sets import trials_folder, use_trials
 from rocserve.backends.pytorch.job_files import Written, machine_parts, written_folder
 from rocserve.backends.pytorch.model import TorchModel
 from rocserve.backends.pytorch.model_file import FileKind, file_kind, require_exported
@@ -34,7 +34,7 @@ from rocserve.backends.pytorch.program import (
     remove_non_tensor_results,
     size_conditions,
 )
-from rocserve.core.errors import invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.model_config import InstanceKind
 from rocserve.core.plain import from_json, to_json
 from rocserve.jobs.messages import Report
@@ -44,6 +44,8 @@ _PACKAGE, _SIGNATURE = "program.pt2", "signature.json"
 """The files of a compiled program."""
 _REVISION = "5"
 """Increase it when the files' content changes."""
+_INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_LOCKS = "locks"
 _WORK = "work"
 """Inductor's folder for sources and objects during a compile."""
 
@@ -210,3 +212,45 @@ def _flat_export(program: Program, device: torch.device) -> Any:
             return torch.export.export(Flat(), tuple(example), dynamic_shapes={"values": tuple(varying)})
     except Exception as error:
         raise invalid_argument(f"the program cannot compute in that precision: {error}") from error
+
+
+def trials_folder(model: ModelSource, compiler: Path, parts: Sequence[str]) -> Path | None:
+    """Return the folder with the trials of which of the processor's instruction sets the C++ compiler supports, and run
+    them if the cache has none: Inductor runs them before it compiles, and they take longer than compiling a small
+    program. `parts` identify the machine. None = the folder cannot be made; a compile then runs the trials itself, and
+    reports the error."""
+    found = compiler.resolve().stat()
+    of_compiler = (str(compiler.resolve()), str(found.st_size), str(found.st_mtime_ns))
+    with suppress(ServeError):
+        return written_folder(
+            model, "instruction-sets", (*of_compiler, *parts), lambda to: TrialsJob(str(to)), of_model=False
+        )
+    return None
+
+
+def use_trials(trials: str, work: Path) -> None:
+    """Make Inductor work in the folder `work`, and find the trials there. `trials`: "" = none."""
+    os.environ[_INDUCTOR_FOLDER] = str(work)
+    # The folder may have been removed to free space. A partial copy does no harm: each trial is found or run
+    # separately.
+    with suppress(OSError):
+        if trials:
+            shutil.copytree(trials, work, ignore=shutil.ignore_patterns(".*"))
+
+
+@dataclass(frozen=True, slots=True)
+class TrialsJob:
+    folder: str
+
+    @property
+    def title(self) -> str:
+        return "trying the C++ compiler with this processor's instruction sets"
+
+    def perform(self, report: Report) -> Written:
+        os.environ[_INDUCTOR_FOLDER] = self.folder
+        report("compiling")
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+        valid_vec_isa_list()
+        shutil.rmtree(Path(self.folder) / _LOCKS, ignore_errors=True)
+        return Written()

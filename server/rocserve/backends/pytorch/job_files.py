@@ -6,6 +6,7 @@ import hashlib
 import logging
 import platform
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,37 +43,30 @@ def machine_parts(device: Any) -> tuple[str, ...]:
     return torch.__version__, str(found.name), str(getattr(found, "gcnArchName", (found.major, found.minor)))
 
 
-def written_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: Callable[[Path], Job]) -> Path:
+def written_folder(
+    model: ModelSource, kind: str, parts: tuple[str, ...], job: Callable[[Path], Job], of_model: bool = True
+) -> Path:
     """Return the folder with a job's files; the job runs if the cache has none. `kind` begins the folder's name.
     `parts`: everything that the files depend on, in addition to the model's file. `job` makes the job, which writes
-    into a folder and returns Written. Raises ServeError if the job fails or takes longer than the parameter
-    `compile_timeout_secs`, or if the cache cannot be used."""
+    into a folder and returns Written. `of_model`: False = the files do not depend on the model's file, and the job
+    takes seconds and needs no compile slot: it runs within a compile that has one. Raises ServeError if the job fails
+    or takes longer than the parameter `compile_timeout_secs`, or if the cache cannot be used."""
 
     def make(folder: Path) -> None:
-        with machine_semaphore().acquired(False, lambda: None):
-            _run(model, job(folder))
+        seconds = read_integer(model.config, _TIMEOUT, _TIMEOUT_SECONDS, 0, _LONGEST_SECONDS)
+        with machine_semaphore().acquired(False, lambda: None) if of_model else nullcontext():
+            JobRunner(JobEngine("PyTorch"), model.report, _LOG).run(job(folder), Written, timeout_seconds=seconds)
 
-    waiting = f"model '{model.name}': waiting for another process that compiles it"
-    return _folder(model, kind, (file_digest(model.model_file), *parts), make, waiting)
-
-
-def machine_folder(model: ModelSource, kind: str, parts: tuple[str, ...], job: Callable[[Path], Job]) -> Path:
-    """Return a folder like `written_folder`, for files that depend only on `parts`. The job takes seconds and needs no
-    compile slot: it runs within a compile that has one."""
-    waiting = f"model '{model.name}': waiting for another process that tries the compiler"
-    return _folder(model, kind, parts, lambda folder: _run(model, job(folder)), waiting)
-
-
-def _run(model: ModelSource, job: Job) -> None:
-    seconds = read_integer(model.config, _TIMEOUT, _TIMEOUT_SECONDS, 0, _LONGEST_SECONDS)
-    JobRunner(JobEngine("PyTorch"), model.report, _LOG).run(job, Written, timeout_seconds=seconds)
-
-
-def _folder(model: ModelSource, kind: str, parts: tuple[str, ...], make: Callable[[Path], None], waiting: str) -> Path:
+    parts = (file_digest(model.model_file), *parts) if of_model else parts
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    what = "compiles it" if of_model else "tries the compiler"
     cache = FolderCache(cache_directory(model.settings) / _FOLDER, model.settings.cache_bytes, _LOG.warning)
     try:
-        found = cache.find_or_make(f"{kind}-{digest[:_NAME_DIGITS]}", make, lambda: model.report(waiting))
+        found = cache.find_or_make(
+            f"{kind}-{digest[:_NAME_DIGITS]}",
+            make,
+            lambda: model.report(f"model '{model.name}': waiting for another process that {what}"),
+        )
         found.release()
         return found.path
     finally:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.package_source import read_source
-from rocserve.backends.pytorch.program import Program, argument_paths, unreadable, without_shapes
-from rocserve.backends.pytorch.unpacked import unpacked
+from rocserve.backends.pytorch.program import Program, argument_paths, environment, unreadable, without_shapes
+from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.core.errors import invalid_argument, unavailable
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +37,25 @@ _INSTRUCTION_SETS = {
     "AMX_TILE": "_is_amx_tile_supported",
 }
 """PyTorch's name of an instruction set -> the function of torch.cpu that tells whether this processor has it."""
+
+
+_UNPACKED_PREFIX = "rocserve-package-"
+
+
+def unpacked(load: Callable[[], Any]) -> Any:
+    """Call `load` with a separate folder for temporary files, which is deleted when nothing refers to the result any
+    more; if the process was killed, by the next load. PyTorch itself deletes the files that it unpacks there only if
+    the process ends normally."""
+    remove_left(_UNPACKED_PREFIX)
+    folder = TemporaryFolder(_UNPACKED_PREFIX)
+    try:
+        with environment("TMPDIR", str(folder.path)):
+            package = load()
+    except BaseException:
+        folder.remove()
+        raise
+    weakref.finalize(package, folder.remove)
+    return package
 
 
 def open_package(path: Path, device: torch.device | None, checks: bool = True) -> Program:

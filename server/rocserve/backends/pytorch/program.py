@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,7 +18,6 @@ from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.utils import _pytree as pytree
 
 from rocserve.backends.pytorch.datatypes import datatype_of, torch_dtype
-from rocserve.backends.pytorch.environment import variable
 from rocserve.backends.pytorch.index_limits import Limits, index_limits
 from rocserve.backends.pytorch.open_sizes import LEAST_TRIED, UNBOUNDED, OpenSize, SizeCondition, open_size
 from rocserve.core.datatypes import DataType
@@ -137,6 +138,20 @@ def in_precision(program: Program, dtype: torch.dtype) -> Program:
     return replace(program, call=call)
 
 
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable during a block, for a setting that PyTorch takes in no other way."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
     """Read a program of torch.export onto the device; None = each part stays on the device that the file names. Raises
     ServeError (INVALID_ARGUMENT) with PyTorch's reason if PyTorch cannot read the file."""
@@ -144,7 +159,7 @@ def read_exported(path: Path, device: torch.device | None = _CPU) -> Any:
     import torch.ao.quantization.fx._decomposed
 
     try:
-        with variable(_TENSORS_ONLY_VARIABLE, "1"):
+        with environment(_TENSORS_ONLY_VARIABLE, "1"):
             exported = torch.export.load(path)
     except Exception as error:
         raise unreadable(path, error) from error
