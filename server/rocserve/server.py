@@ -28,7 +28,6 @@ from rocserve.core.request_memory import RequestMemory, default_limit
 from rocserve.core.serving import ServingTableHolder
 from rocserve.frontends.metrics.collection import (
     assemble_metrics,
-    custom_families,
     memory_families,
     repository_families,
     residency_families,
@@ -209,7 +208,7 @@ class Server:
             self._fallbacks,
             (
                 lambda: memory_families(self._memory),
-                lambda: custom_families(self._custom_metrics),
+                self._custom_metrics.read,
                 lambda: repository_families(self._repository.index(ready_only=False)),
                 lambda: residency_families(self._residents),
             ),

@@ -11,8 +11,9 @@ import threading
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from rocserve.core.latencies import HistogramReading
+from rocserve.core.latencies import HistogramReading, SummaryReading
 
 METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -35,6 +36,22 @@ class MetricKind(enum.Enum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
+
+
+class Sample(NamedTuple):
+    labels: Mapping[str, str]
+    value: float | HistogramReading | SummaryReading
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """A metric for monitoring, of a model or of the server itself."""
+
+    name: str
+    kind: str
+    """"counter", "gauge", "histogram" or "summary"."""
+    help: str
+    samples: Sequence[Sample]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +84,9 @@ class _Series:
     counts: list[int] = field(default_factory=list)
     owners: set[Hashable] = field(default_factory=set)
 
-    def read(self) -> float | HistogramReading:
-        if not self.bounds:
-            return self.value
-        *cumulative, count = itertools.accumulate(self.counts)
-        return HistogramReading(self.bounds, tuple(cumulative), count, self.value)
-
-
-@dataclass(frozen=True, slots=True)
-class CustomFamily:
-    name: str
-    kind: MetricKind
-    help: str
-    series: Sequence[tuple[Mapping[str, str], float | HistogramReading]]
+    def read(self) -> Sample:
+        value = HistogramReading.of(self.bounds, self.counts, self.value) if self.bounds else self.value
+        return Sample(self.labels, value)
 
 
 @dataclass(slots=True)
@@ -135,12 +142,12 @@ class CustomMetrics:
                 if not family.series:
                     del self._families[name]
 
-    def read(self) -> Sequence[CustomFamily]:
+    def read(self) -> Sequence[MetricFamily]:
         """Return all metrics, sorted by name."""
         with self._lock:
             return [
-                CustomFamily(name, each.kind, each.help, [(one.labels, one.read()) for one in each.series.values()])
-                for name, each in sorted(self._families.items())
+                MetricFamily(name, family.kind.value, family.help, [series.read() for series in family.series.values()])
+                for name, family in sorted(self._families.items())
             ]
 
 

@@ -53,6 +53,12 @@ class HistogramReading:
     count: int
     total: float
 
+    @classmethod
+    def of(cls, bounds: tuple[float, ...], counts: Sequence[int], total: float) -> HistogramReading:
+        """`counts`: the number of values in each bucket, the last without a bound."""
+        *cumulative, count = accumulate(counts)
+        return cls(bounds, tuple(cumulative), count, total)
+
 
 class Histogram:
     """Counts values in buckets with upper bounds. Not thread-safe."""
@@ -70,8 +76,7 @@ class Histogram:
         self._total += value
 
     def read(self) -> HistogramReading:
-        *cumulative, count = accumulate(self._counts)
-        return HistogramReading(self._bounds, tuple(cumulative), count, self._total)
+        return HistogramReading.of(self._bounds, self._counts, self._total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +154,6 @@ class LatencyOptions:
         return LatencyDistributions(self, config)
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyReadings:
-    """Summaries and histograms by metric."""
-
-    summaries: Mapping[str, SummaryReading]
-    histograms: Mapping[str, HistogramReading]
-
-
 class LatencyDistributions:
     """The latency distributions of a model version. The caller holds a lock. Times are time.monotonic_ns()."""
 
@@ -200,11 +197,10 @@ class LatencyDistributions:
             self.note_request(request_end - queue_start, compute_start - queue_start, request_end)
         self.observe(BATCH_SIZE_HISTOGRAM, batch_size)
 
-    def read(self, now_ns: int) -> LatencyReadings:
-        return LatencyReadings(
-            {name: summary.read(self._quantiles, now_ns) for name, summary in self._summaries.items()},
-            {name: histogram.read() for name, histogram in self._histograms.items()},
-        )
+    def read(self, now_ns: int) -> dict[str, SummaryReading | HistogramReading]:
+        """Return all distributions by metric."""
+        summaries = {name: summary.read(self._quantiles, now_ns) for name, summary in self._summaries.items()}
+        return {**summaries, **{name: histogram.read() for name, histogram in self._histograms.items()}}
 
     def note_request(self, nanoseconds: int, waited_ns: int, ended_ns: int) -> None:
         """Record an answered request: its duration, its wait in the queue, its end."""

@@ -20,8 +20,8 @@ from rocserve.core.latencies import (
     REQUEST_HISTOGRAM,
     REQUEST_SUMMARY,
     WINDOW_NS,
+    HistogramReading,
     LatencyDistributions,
-    LatencyReadings,
     SlidingSummary,
     SummaryReading,
 )
@@ -115,8 +115,8 @@ class StatisticsTotals(BatchStatistics):
     cache_miss: Duration = field(default_factory=Duration)
     backend_failures: int = 0
     """How many failures are the model's or its engine's fault."""
-    latencies: LatencyReadings | None = None
-    """None = only sums are kept."""
+    latencies: Mapping[str, SummaryReading | HistogramReading] = field(default_factory=dict)
+    """Distributions by metric; empty if only sums are kept."""
 
 
 @dataclass(slots=True)

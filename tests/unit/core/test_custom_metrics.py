@@ -7,7 +7,6 @@ import logging
 import pytest
 
 from rocserve.core.custom_metrics import CustomMetrics, MetricChange, MetricChanges, MetricKind, OwnedMetrics
-from rocserve.frontends.metrics.collection import custom_families
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.workers.messages import decode_message, encode_message
 
@@ -26,7 +25,7 @@ def changes_of(*changes: MetricChange) -> MetricChanges:
 
 
 def text(metrics: CustomMetrics) -> str:
-    return exposition(custom_families(metrics))
+    return exposition(metrics.read())
 
 
 def test_what_several_workers_count_is_added_up(metrics: CustomMetrics) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from rocserve.core.custom_metrics import MetricFamily, Sample
 from rocserve.frontends.metrics.collection import GpuGauges, MachineMetrics, ProcessorGauges
-from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
+from rocserve.frontends.metrics.exposition import exposition
 
 LOG = logging.getLogger("test")
 

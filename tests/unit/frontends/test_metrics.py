@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rocserve.core.custom_metrics import MetricFamily, Sample
 from rocserve.core.errors import unavailable
 from rocserve.core.latencies import LatencyOptions
 from rocserve.core.model_config import ModelConfig
@@ -19,7 +20,7 @@ from rocserve.frontends.http.listener import ConnectionLimits
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.metrics.collection import server_families
 from rocserve.frontends.metrics.endpoint import MOST_CONNECTIONS, metrics_listener
-from rocserve.frontends.metrics.exposition import MetricFamily, Sample, exposition
+from rocserve.frontends.metrics.exposition import exposition
 from rocserve.repository.engine_plan import Fallback
 from rocserve.scheduling.scheduler import cancelled
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rocserve.core import latencies
-from rocserve.core.custom_metrics import CustomMetrics
-from rocserve.core.latencies import HistogramReading, LatencyOptions
+from rocserve.core.custom_metrics import MetricFamily, Sample
+from rocserve.core.latencies import LatencyOptions
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.serving import IndexEntry, ServedVersion, ServingTableHolder
 from rocserve.core.statistics import StatisticsTotals
-from rocserve.frontends.metrics.exposition import MetricFamily, Sample, histogram_samples, summary_samples
 from rocserve.repository.engine_plan import Fallback
 from rocserve.repository.model_repository import outcomes
 from rocserve.repository.residency.lazy_version import LazyVersion
@@ -43,7 +43,7 @@ class VersionReading:
 _CACHED = "in microseconds (includes cached requests)"
 _UNCACHED = "in microseconds (does not include cached requests)"
 
-# Metric -> (path of the value in a VersionReading, help text). Nanoseconds are shown as microseconds.
+# Metric -> (path of its value in a VersionReading, help text). Nanoseconds are shown as microseconds.
 _COUNTERS = {
     "nv_inference_request_success": (
         "numbers.success.count",
@@ -94,21 +94,25 @@ _GAUGES = {
     "nv_model_load_duration_secs": ("version.load_seconds", "Model load time in seconds"),
 }
 
-_SUMMARIES = {
-    latencies.REQUEST_SUMMARY: f"Summary of inference request duration {_CACHED}",
-    latencies.QUEUE_SUMMARY: f"Summary of inference queuing duration {_CACHED}",
-    latencies.INPUT_SUMMARY: f"Cumulative compute input duration {_UNCACHED}",
-    latencies.INFER_SUMMARY: f"Cumulative compute inference duration {_UNCACHED}",
-    latencies.OUTPUT_SUMMARY: f"Cumulative inference compute output duration {_UNCACHED}",
-    latencies.CACHE_HIT_SUMMARY: "Summary of cache hit counts/durations per model, in microseconds.",
-    latencies.CACHE_MISS_SUMMARY: "Summary of cache miss counts/durations per model, in microseconds.",
-}
-
-_HISTOGRAMS = {
-    latencies.FIRST_RESPONSE_HISTOGRAM: "Duration from request to first response in milliseconds",
-    latencies.REQUEST_HISTOGRAM: "Durations of successful requests in milliseconds (includes cached requests)",
-    latencies.QUEUE_HISTOGRAM: "Time in the queue of successful requests in milliseconds (includes cached requests)",
-    latencies.BATCH_SIZE_HISTOGRAM: "Sizes of the batches that were executed",
+# Metric -> (kind, help text).
+_DISTRIBUTIONS = {
+    latencies.REQUEST_SUMMARY: ("summary", f"Summary of inference request duration {_CACHED}"),
+    latencies.QUEUE_SUMMARY: ("summary", f"Summary of inference queuing duration {_CACHED}"),
+    latencies.INPUT_SUMMARY: ("summary", f"Cumulative compute input duration {_UNCACHED}"),
+    latencies.INFER_SUMMARY: ("summary", f"Cumulative compute inference duration {_UNCACHED}"),
+    latencies.OUTPUT_SUMMARY: ("summary", f"Cumulative inference compute output duration {_UNCACHED}"),
+    latencies.CACHE_HIT_SUMMARY: ("summary", "Summary of cache hit counts/durations per model, in microseconds."),
+    latencies.CACHE_MISS_SUMMARY: ("summary", "Summary of cache miss counts/durations per model, in microseconds."),
+    latencies.FIRST_RESPONSE_HISTOGRAM: ("histogram", "Duration from request to first response in milliseconds"),
+    latencies.REQUEST_HISTOGRAM: (
+        "histogram",
+        "Durations of successful requests in milliseconds (includes cached requests)",
+    ),
+    latencies.QUEUE_HISTOGRAM: (
+        "histogram",
+        "Time in the queue of successful requests in milliseconds (includes cached requests)",
+    ),
+    latencies.BATCH_SIZE_HISTOGRAM: ("histogram", "Sizes of the batches that were executed"),
 }
 
 
@@ -124,31 +128,24 @@ def model_families(readings: Sequence[VersionReading], with_latency_counters: bo
         "nv_inference_request_failure",
         "counter",
         "Number of failed inference requests, all batch sizes",
-        tuple(sample for reading in readings for sample in _failures(reading)),
+        [sample for reading in readings for sample in _failures(reading)],
     )
     yield from _families(_RESTARTS, readings)
     yield from _families(_GAUGES, readings, "gauge")
-    kept = [(reading.labels, reading.numbers.latencies) for reading in readings if reading.numbers.latencies]
-    for name, text in _SUMMARIES.items():
-        summaries = [(labels, known.summaries[name]) for labels, known in kept if name in known.summaries]
-        if summaries:
-            samples = tuple(sample for labels, known in summaries for sample in summary_samples(labels, known))
-            yield MetricFamily(name, "summary", text, samples)
-    for name, text in _HISTOGRAMS.items():
-        histograms = [(labels, known.histograms[name]) for labels, known in kept if name in known.histograms]
-        if histograms:
-            samples = tuple(sample for labels, known in histograms for sample in histogram_samples(labels, known))
-            yield MetricFamily(name, "histogram", text, samples)
+    kept = [(reading.labels, reading.numbers.latencies) for reading in readings]
+    for name, (kind, text) in _DISTRIBUTIONS.items():
+        if samples := [Sample(labels, known[name]) for labels, known in kept if name in known]:
+            yield MetricFamily(name, kind, text, samples)
 
 
 def _families(
     rows: Mapping[str, tuple[str, str]], readings: Sequence[VersionReading], kind: str = "counter"
 ) -> Iterable[MetricFamily]:
     for name, (path, text) in rows.items():
-        values = zip(readings, map(attrgetter(path), readings), strict=True)
-        is_time = path.endswith(".ns")
-        samples = (Sample(reading.labels, value // 1000 if is_time else value) for reading, value in values)
-        yield MetricFamily(name, kind, text, tuple(samples))
+        read, divisor = attrgetter(path), 1000 if path.endswith(".ns") else None
+        values = ((reading.labels, read(reading)) for reading in readings)
+        samples = [Sample(labels, value // divisor if divisor else value) for labels, value in values]
+        yield MetricFamily(name, kind, text, samples)
 
 
 def _failures(reading: VersionReading) -> Iterable[Sample]:
@@ -160,7 +157,12 @@ def _failures(reading: VersionReading) -> Iterable[Sample]:
         "BACKEND": numbers.backend_failures,
     }
     reasons["OTHER"] = numbers.fail.count - sum(reasons.values())
-    return (Sample({**reading.labels, "reason": reason}, count) for reason, count in reasons.items())
+    return _by("reason", reasons, reading.labels)
+
+
+def _by(label: str, values: Mapping[str, float], others: Mapping[str, str] = MappingProxyType({})) -> list[Sample]:
+    """Return a sample for each text of a label. `others`: the labels before it."""
+    return [Sample({**others, label: text}, value) for text, value in values.items()]
 
 
 def server_families(
@@ -184,20 +186,20 @@ def server_families(
         "rocserve_model_engine_info",
         "gauge",
         "1 for the engine that runs the model, and the one whose place it has taken",
-        tuple(
+        [
             Sample({**reading.labels, "engine": known["engine"], "replaces": known.get("engine_replaces", "")}, 1)
             for reading in readings
             if "engine" in (known := reading.version.properties)
-        ),
+        ],
     )
     yield MetricFamily(
         "rocserve_engine_fallback_total",
         "counter",
         "How often an engine has taken the place of one that could not load the model",
-        tuple(
+        [
             Sample({name: str(value) for name, value in asdict(fallback).items()}, count)
             for fallback, count in tuple(fallbacks.items())
-        ),
+        ],
     )
     for source in other_sources:
         yield from source()
@@ -245,9 +247,9 @@ class ProcessorGauges:
         memory = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 2}
         used = memory["MemTotal"] - memory["MemAvailable"]
         return [
-            _single("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", min(1.0, max(0.0, busy))),
-            _single("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", memory["MemTotal"]),
-            _single("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", used),
+            _single("nv_cpu_utilization", "gauge", "CPU utilization rate [0.0 - 1.0]", min(1.0, max(0.0, busy))),
+            _single("nv_cpu_memory_total_bytes", "gauge", "CPU total memory (RAM), in bytes", memory["MemTotal"]),
+            _single("nv_cpu_memory_used_bytes", "gauge", "CPU used memory (RAM), in bytes", used),
         ]
 
     def _ticks(self) -> tuple[int, int]:
@@ -287,7 +289,7 @@ class GpuGauges:
             self._log.warning("there are no metrics of GPUs: amdsmi says %s: %s", type(error).__name__, error)
             return []
 
-    def _samples(self, name: str, read: Callable[[Any, Any], float | None]) -> tuple[Sample, ...]:
+    def _samples(self, name: str, read: Callable[[Any, Any], float | None]) -> Sequence[Sample]:
         assert self._gpus is not None
         samples: list[Sample] = []
         for uuid, handle in self._gpus:
@@ -298,7 +300,7 @@ class GpuGauges:
                 continue
             if value is not None:
                 samples.append(Sample({"gpu_uuid": uuid}, value))
-        return tuple(samples)
+        return samples
 
 
 @dataclass(eq=False)
@@ -326,8 +328,8 @@ class MachineMetrics:
             return self._families
 
 
-def _single(name: str, text: str, value: float, kind: str = "gauge") -> MetricFamily:
-    return MetricFamily(name, kind, text, (Sample({}, value),))
+def _single(name: str, kind: str, text: str, value: float) -> MetricFamily:
+    return MetricFamily(name, kind, text, [Sample({}, value)])
 
 
 def _number(value: Any) -> float | None:
@@ -381,10 +383,10 @@ _GPU_GAUGES: tuple[tuple[str, str, Callable[[Any, Any], float | None]], ...] = (
 
 
 def repository_families(rows: Iterable[IndexEntry]) -> Iterable[MetricFamily]:
-    samples = tuple(
+    samples = [
         Sample({"model": name, "namespace": namespace} if namespace else {"model": name}, int(is_served))
         for (name, namespace), is_served in outcomes(rows).items()
-    )
+    ]
     yield MetricFamily(
         "rocserve_model_served", "gauge", "1 when the model answers requests, 0 when it does not", samples
     )
@@ -396,10 +398,11 @@ def memory_families(memory: RequestMemory) -> Iterable[MetricFamily]:
         "rocserve_request_memory_bytes",
         "gauge",
         "Bytes of requests that come in, wait and run, and of answers that are not yet read",
-        (Sample({"kind": "request"}, use.request_bytes), Sample({"kind": "answer"}, use.answer_bytes)),
+        _by("kind", {"request": use.request_bytes, "answer": use.answer_bytes}),
     )
     yield _single(
         "rocserve_request_memory_limit_bytes",
+        "gauge",
         "What requests and answers may take (--max-request-memory)",
         memory.limit_bytes,
     )
@@ -407,19 +410,8 @@ def memory_families(memory: RequestMemory) -> Iterable[MetricFamily]:
         "rocserve_request_memory_refusals_total",
         "counter",
         "Requests and answers that there was no memory for",
-        (Sample({"kind": "request"}, use.refused_requests), Sample({"kind": "answer"}, use.refused_answers)),
+        _by("kind", {"request": use.refused_requests, "answer": use.refused_answers}),
     )
-
-
-def custom_families(metrics: CustomMetrics) -> Iterable[MetricFamily]:
-    for family in metrics.read():
-        samples: list[Sample] = []
-        for labels, value in family.series:
-            if isinstance(value, HistogramReading):
-                samples += histogram_samples(labels, value)
-            else:
-                samples.append(Sample(labels, value))
-        yield MetricFamily(family.name, family.kind.value, family.help, tuple(samples))
 
 
 def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
@@ -428,15 +420,15 @@ def residency_families(residents: ResidentModels) -> Iterable[MetricFamily]:
         return
     counts = residents.counts
 
-    yield _single("rocserve_models_registered", "Model versions that come and go", residents.registered)
-    yield _single("rocserve_models_resident", "Of those, how many are loaded", residents.resident())
-    yield _single("rocserve_model_loads_total", "How often one was loaded", counts.loads, "counter")
-    yield _single("rocserve_model_load_failures_total", "How often a load failed", counts.failed_loads, "counter")
+    yield _single("rocserve_models_registered", "gauge", "Model versions that come and go", residents.registered)
+    yield _single("rocserve_models_resident", "gauge", "Of those, how many are loaded", residents.resident())
+    yield _single("rocserve_model_loads_total", "counter", "How often one was loaded", counts.loads)
+    yield _single("rocserve_model_load_failures_total", "counter", "How often a load failed", counts.failed_loads)
     yield MetricFamily(
         "rocserve_model_unloads_total",
         "counter",
         "How often one was unloaded, to make room or because nobody asked for it",
-        (Sample({"reason": "room"}, counts.unloads_for_room), Sample({"reason": "idle"}, counts.unloads_of_idle)),
+        _by("reason", {"room": counts.unloads_for_room, "idle": counts.unloads_of_idle}),
     )
-    yield _single("rocserve_cold_requests_total", "Requests that waited for a load", counts.cold_requests, "counter")
-    yield _single("rocserve_cold_seconds_total", "How long they have waited in all", counts.cold_seconds, "counter")
+    yield _single("rocserve_cold_requests_total", "counter", "Requests that waited for a load", counts.cold_requests)
+    yield _single("rocserve_cold_seconds_total", "counter", "How long they have waited in all", counts.cold_seconds)

@@ -5,28 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
-from rocserve.core.latencies import HistogramReading, SummaryReading
+from rocserve.core.custom_metrics import MetricFamily, Sample
+from rocserve.core.latencies import SummaryReading
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    labels: Mapping[str, str]
-    value: float
-    suffix: str = ""
-    """Follows the family's name, such as _bucket."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricFamily:
-    name: str
-    kind: str
-    """"counter", "gauge", "histogram" or "summary"."""
-    help: str
-    samples: tuple[Sample, ...]
 
 
 def exposition(families: Iterable[MetricFamily]) -> str:
@@ -38,10 +21,28 @@ def _lines(family: MetricFamily) -> Iterable[str]:
     yield f"# HELP {family.name} {_escaped(family.help)}\n"
     yield f"# TYPE {family.name} {family.kind}\n"
     for sample in family.samples:
-        labels = ",".join(f'{name}="{_quoted(text)}"' for name, text in sample.labels.items())
-        # Metrics of the whole server have no labels.
-        shown = f"{{{labels}}}" if labels else ""
-        yield f"{family.name}{sample.suffix}{shown} {_number(sample.value)}\n"
+        for suffix, more, value in _numbers(sample):
+            labels = ",".join(f'{name}="{_quoted(text)}"' for name, text in {**sample.labels, **more}.items())
+            # Metrics of the whole server have no labels.
+            shown = f"{{{labels}}}" if labels else ""
+            yield f"{family.name}{suffix}{shown} {_number(value)}\n"
+
+
+def _numbers(sample: Sample) -> Iterable[tuple[str, Mapping[str, str], float]]:
+    """Yield the numbers of a sample: what follows the family's name, further labels, and the number."""
+    value = sample.value
+    if isinstance(value, int | float):
+        yield "", {}, value
+        return
+    yield "_count", {}, value.count
+    yield "_sum", {}, value.total
+    if isinstance(value, SummaryReading):
+        for quantile, number in value.quantiles:
+            yield "", {"quantile": repr(quantile)}, number
+        return
+    for bound, count in zip(value.bounds, value.cumulative, strict=True):
+        yield "_bucket", {"le": str(int(bound)) if bound == int(bound) else repr(bound)}, count
+    yield "_bucket", {"le": "+Inf"}, value.count
 
 
 def _number(value: float) -> str:
@@ -50,24 +51,6 @@ def _number(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return "-Inf" if value == -math.inf else "+Inf" if value == math.inf else repr(value)
-
-
-def histogram_samples(labels: Mapping[str, str], reading: HistogramReading) -> tuple[Sample, ...]:
-    rows = [
-        Sample({**labels, "le": str(int(bound)) if bound == int(bound) else repr(bound)}, count, "_bucket")
-        for bound, count in zip(reading.bounds, reading.cumulative, strict=True)
-    ]
-    return (
-        Sample(labels, reading.count, "_count"),
-        Sample(labels, reading.total, "_sum"),
-        *rows,
-        Sample({**labels, "le": "+Inf"}, reading.count, "_bucket"),
-    )
-
-
-def summary_samples(labels: Mapping[str, str], reading: SummaryReading) -> tuple[Sample, ...]:
-    rows = [Sample({**labels, "quantile": repr(quantile)}, value) for quantile, value in reading.quantiles]
-    return (Sample(labels, reading.count, "_count"), Sample(labels, reading.total, "_sum"), *rows)
 
 
 def _escaped(text: str) -> str:
