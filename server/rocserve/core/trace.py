@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
@@ -46,6 +46,10 @@ class SpanContext:
     state: str = ""
     """The header `tracestate`, forwarded unchanged."""
 
+    def inner(self) -> SpanContext:
+        """Return a new span of the same trace."""
+        return replace(self, span_id=random_id(64))
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -66,13 +70,13 @@ class TraceGroup:
         parent: SpanContext | None = None,
         makes_spans: bool = False,
     ) -> None:
-        """`numbers`: numbers for all traces. `parent`: the client's span. `makes_spans`: traces also have span ids."""
+        """`numbers`: numbers for all traces. `parent`: the client's span. `makes_spans`: traces also have spans."""
         self.level = level
         self.parent = parent
-        self.makes_spans = makes_spans
-        self.trace_id = parent.trace_id if parent is not None else random_id(128) if makes_spans else 0
-        self.span_id = random_id(64) if makes_spans else 0
-        """Id of the span around the whole request."""
+        self.span: SpanContext | None = None
+        """The span around the whole request; None = traces have no spans."""
+        if makes_spans:
+            self.span = SpanContext(random_id(128), random_id(64)) if parent is None else parent.inner()
         self.wall_offset_ns = time.time_ns() - time.monotonic_ns()
         """Add this to a monotonic time to get the time of the wall clock."""
         self.records: list[Trace] = []
@@ -110,23 +114,23 @@ class Trace:
         self.request_id = request_id
         self.parent_id = parent_id
         """Number of the trace of the request that caused this one; 0 = a client sent it."""
-        self.span_id = random_id(64) if group.makes_spans else 0
+        self.span = None if group.span is None else group.span.inner()
         self.moments: list[Moment] = []
         self.nbytes = 2000
-        self._group = group
+        self.group = group
         self._notes_times = bool(group.level & TraceLevel.TIMESTAMPS)
-        self.wants_tensors = bool(group.level & TraceLevel.TENSORS) and not group.makes_spans
+        self.wants_tensors = bool(group.level & TraceLevel.TENSORS) and group.span is None
         """Whether `note_tensors` has an effect."""
 
     @property
     def context(self) -> str:
         """Return the W3C trace context that a model may pass on, as JSON; "" if there is none."""
-        group = self._group
-        if not group.makes_spans:
+        span = self.span
+        if span is None:
             return ""
-        context = {"traceparent": f"00-{group.trace_id:032x}-{self.span_id:016x}-01"}
-        if group.parent is not None and group.parent.state:
-            context["tracestate"] = group.parent.state
+        context = {"traceparent": f"00-{span.trace_id:032x}-{span.span_id:016x}-01"}
+        if span.state:
+            context["tracestate"] = span.state
         return json.dumps(context, separators=(",", ":"))
 
     def note(self, activity: str, ns: int) -> None:
@@ -151,19 +155,19 @@ class Trace:
 
     def note_front_end(self, activity: str, ns: int) -> None:
         if self._notes_times:
-            self._group.front_end.append(Moment(activity, ns))
+            self.group.front_end.append(Moment(activity, ns))
 
     def child(self, model_name: str, model_version: str, request_id: str) -> Trace:
         """Begin the trace of a request that this one causes, a step of an ensemble or a call by a model."""
-        return self._group.begin(model_name, model_version, request_id, self.number, time.monotonic_ns())
+        return self.group.begin(model_name, model_version, request_id, self.number, time.monotonic_ns())
 
     def keep_open(self) -> None:
         """Expect one more call of `end`: another part of the server may still record activities."""
-        self._group.open_ends += 1
+        self.group.open_ends += 1
 
     def end(self) -> None:
         """End one part's records. After the last expected `end` of the whole group, `on_done` gets the group."""
-        group = self._group
+        group = self.group
         group.open_ends -= 1
         if not group.open_ends and group.on_done is not None:
             on_done, group.on_done = group.on_done, None

@@ -164,10 +164,9 @@ class RequestObserver:
         except ServeError:
             # As in Triton, a request to an unknown model is neither traced nor counted.
             return responder
-        group = self._tracing.begin(version.name, origin.headers)
-        if group is None:
+        trace = self._tracing.begin(version.name, str(version.version), request.id, origin.headers, now_ns)
+        if trace is None:
             return responder
-        trace = group.begin(version.name, str(version.version), request.id, 0, now_ns)
         for name, ns in zip(_RECEIVED[origin.protocol], origin.received_ns, strict=True):
             trace.note_front_end(name, ns)
         request.trace = trace

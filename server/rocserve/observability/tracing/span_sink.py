@@ -23,9 +23,9 @@ from rocserve.core.trace import (
     COMPUTE_OUTPUT_START,
     COMPUTE_START,
     Moment,
+    SpanContext,
     Trace,
     TraceGroup,
-    random_id,
 )
 from rocserve.observability.failures import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
@@ -91,19 +91,19 @@ class SpanSink:
     def _handle(self, groups: list[TraceGroup]) -> None:
         for group in groups:
             moments = [moment for record in group.records for moment in record.moments] + group.front_end
-            if not moments:
+            if not moments or group.span is None:
                 continue
             parent, above = group.parent, None
             if parent is not None:
                 state = TraceState.from_header([parent.state]) if parent.state else None
                 above = SdkContext(parent.trace_id, parent.span_id, True, _SAMPLED, state)
-            root = self._send(group, "InferRequest", above, group.span_id, moments, group.front_end)
-            by_number: dict[int, SdkContext] = {}
+            root = self._send(group, "InferRequest", above, group.span, moments, group.front_end)
+            by_number: dict[int, SdkContext] = {0: root}
             for record in group.records:
-                by_number[record.number] = self._send_record(group, record, by_number.get(record.parent_id, root))
+                by_number[record.number] = self._send_record(group, record, by_number[record.parent_id])
 
     def _send_record(self, group: TraceGroup, record: Trace, above: SdkContext) -> SdkContext:
-        if not record.moments:
+        if not record.moments or record.span is None:
             return above
         attributes: dict[str, str | int] = {
             "triton.model_name": record.model_name,
@@ -115,38 +115,40 @@ class SpanSink:
             attributes["triton.request_id"] = record.request_id
         computing = [moment for moment in record.moments if moment.activity in _COMPUTE]
         others = [moment for moment in record.moments if moment.activity not in _COMPUTE]
-        span = self._send(group, record.model_name, above, record.span_id, record.moments, others, attributes)
+        context = self._send(group, record.model_name, above, record.span, record.moments, others, attributes)
         if computing:
-            self._send(group, "compute", span, random_id(64), computing, computing)
-        return span
+            self._send(group, "compute", context, record.span.inner(), computing, computing)
+        return context
 
     def _send(
         self,
         group: TraceGroup,
         name: str,
         above: SdkContext | None,
-        span_id: int,
+        span: SpanContext,
         moments: list[Moment],
         events: list[Moment],
         attributes: Mapping[str, str | int] = MappingProxyType({}),
     ) -> SdkContext:
         """Send a span below the span `above`. It lasts from the first to the last of `moments`, and shows `events`."""
-        context = SdkContext(group.trace_id, span_id, False, _SAMPLED, None if above is None else above.trace_state)
+        state = None if above is None else above.trace_state
+        context = SdkContext(span.trace_id, span.span_id, False, _SAMPLED, state)
         offset_ns = group.wall_offset_ns
         shown = [Event(each.activity, timestamp=offset_ns + each.ns) for each in sorted(events, key=attrgetter("ns"))]
-        span = ReadableSpan(
-            name,
-            context,
-            above,
-            self._resource,
-            attributes,
-            BoundedList.from_seq(self._most_events, shown),
-            kind=SpanKind.SERVER,
-            start_time=offset_ns + min(moment.ns for moment in moments),
-            end_time=offset_ns + max(moment.ns for moment in moments),
-            instrumentation_scope=_SCOPE,
+        self._processor.on_end(
+            ReadableSpan(
+                name,
+                context,
+                above,
+                self._resource,
+                attributes,
+                BoundedList.from_seq(self._most_events, shown),
+                kind=SpanKind.SERVER,
+                start_time=offset_ns + min(moment.ns for moment in moments),
+                end_time=offset_ns + max(moment.ns for moment in moments),
+                instrumentation_scope=_SCOPE,
+            )
         )
-        self._processor.on_end(span)
         return context
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from rocserve.core.errors import invalid_argument
-from rocserve.core.trace import SpanContext, TraceGroup, TraceLevel
+from rocserve.core.trace import SpanContext, Trace, TraceGroup, TraceLevel
 from rocserve.observability.tracing.json_sink import JsonSink, write_problem
 
 TraceConfig = Sequence[tuple[str, str, str]]
@@ -21,15 +21,8 @@ TraceConfig = Sequence[tuple[str, str, str]]
 MODES = ("triton", "opentelemetry")
 _DEFAULT_URL = "http://localhost:4318/v1/traces"
 _BATCH_DEFAULTS = {"bsp_max_queue_size": 2048, "bsp_schedule_delay": 5000, "bsp_max_export_batch_size": 512}
-_SETTINGS = {
-    "": ("mode", "level", "rate", "count"),
-    "triton": ("file", "log-frequency"),
-    "opentelemetry": ("url", "resource", *_BATCH_DEFAULTS),
-}
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _LARGEST = (1 << 32) - 1
-_BOUNDS = {"rate": (0, _LARGEST), "count": (-1, (1 << 31) - 1), "log-frequency": (0, _LARGEST)}
-_BATCH_BOUNDS = (1, _LARGEST)
 
 _LEVELS = {
     **dict.fromkeys(("false", "off"), TraceLevel.OFF),
@@ -73,62 +66,44 @@ class TraceOptions:
 
 def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.environ) -> TraceOptions:
     """Parse --trace-config. Raises ValueError for an unknown mode or setting, or an impossible value."""
-    mode, file, url = "triton", "", _DEFAULT_URL
-    levels: list[TraceLevel] = []
-    resource: dict[str, str] = {}
-    numbers = {"rate": 1000, "count": -1, "log-frequency": 0}
+    given: dict[str, Any] = {"level": [], "resource": []}
     shown: list[tuple[str, str]] = []
-    for scope, name, value in config:
-        if scope.lower() not in _SETTINGS:
-            _mode(scope)
-        known = _SETTINGS[scope.lower()]
+    for scope, name, text in config:
+        known = _SETTINGS["" if not scope else _mode("", scope)]
         if name not in known:
             whose = f"of the mode '{scope}' " if scope else ""
             raise ValueError(f"unknown setting {whose}'{name}', expected one of {', '.join(known)}")
-        if not value:
+        if not text:
             raise ValueError(f"the setting '{name}' has no value; expected [MODE,]SETTING=VALUE")
-        where = f"{scope}{',' if scope else ''}{name}={value}"
-        if name == "mode":
-            mode = _mode(value)
-        elif name == "level":
-            level = _LEVELS.get(value.lower())
-            if level is None:
-                raise ValueError(f"invalid value for trace level option: {value}; expected OFF, TIMESTAMPS or TENSORS")
-            levels.append(level)
-        elif name == "file":
-            file = value
-        elif name == "url":
-            if not value.lower().startswith(("http://", "https://")):
-                raise ValueError(f"{where}: expected http://HOST:PORT/PATH, such as {_DEFAULT_URL}")
-            url = value
-        elif name == "resource":
-            key, equals, text = value.partition("=")
-            if not equals or not key:
-                raise ValueError(f"{where}: expected KEY=VALUE, such as service.name=vision")
-            resource[key] = text
-        else:
-            numbers[name] = _number(where, value, *_BOUNDS.get(name, _BATCH_BOUNDS))
+        value = known[name](f"{scope}{',' if scope else ''}{name}={text}", text)
+        given[name] = [*given[name], value] if name in ("level", "resource") else value
         if scope.lower() == "opentelemetry":
-            shown.append((name, value))
-    level = TraceLevel.OFF if TraceLevel.OFF in levels else TraceLevel.of(levels)
-    values = TraceValues(level, numbers["rate"], numbers["count"], numbers["log-frequency"])
-    makes_spans = mode == "opentelemetry"
+            shown.append((name, text))
+    makes_spans = given.get("mode") == "opentelemetry"
     for name, default in _BATCH_DEFAULTS.items():
-        if name not in numbers:
+        if name not in given:
             variable = f"OTEL_{name.upper()}"
             text = environment.get(variable, str(default)) if makes_spans else str(default)
-            numbers[name] = _number(f"${variable}={text}", text, *_BATCH_BOUNDS)
-            shown.append((name, str(numbers[name])))
-    size, queue = numbers["bsp_max_export_batch_size"], numbers["bsp_max_queue_size"]
+            given[name] = _BATCH_NUMBER(f"${variable}={text}", text)
+            shown.append((name, text))
+    size, queue = given["bsp_max_export_batch_size"], given["bsp_max_queue_size"]
     if size > queue:
         raise ValueError(
             f"opentelemetry: bsp_max_export_batch_size is {size}, but must be at most bsp_max_queue_size, {queue}"
         )
-    spans = SpanOptions(url, resource, {name: numbers[name] for name in _BATCH_DEFAULTS})
-    return TraceOptions(mode, file, values, spans, tuple(shown) if makes_spans else ())
+    level = TraceLevel.OFF if TraceLevel.OFF in given["level"] else TraceLevel.of(given["level"])
+    values = TraceValues(level, given.get("rate", 1000), given.get("count", -1), given.get("log-frequency", 0))
+    batch = {name: given[name] for name in _BATCH_DEFAULTS}
+    spans = SpanOptions(given.get("url", _DEFAULT_URL), dict(given["resource"]), batch)
+    return TraceOptions(
+        given.get("mode", "triton"), given.get("file", ""), values, spans, tuple(shown) if makes_spans else ()
+    )
 
 
-def _mode(text: str) -> str:
+# Parsers of values. `where` is the setting with its value. They raise ValueError.
+
+
+def _mode(where: str, text: str) -> str:
     if text.lower() not in MODES:
         raise ValueError(
             f'invalid value for trace mode option: {text}. Available options are "triton" and "opentelemetry"'
@@ -136,10 +111,42 @@ def _mode(text: str) -> str:
     return text.lower()
 
 
-def _number(where: str, text: str, least: int, most: int) -> int:
-    if not _WHOLE_NUMBER.fullmatch(text) or not least <= int(text) <= most:
-        raise ValueError(f"{where}: expected a whole number from {least} to {most}")
-    return int(text)
+def _level(where: str, text: str) -> TraceLevel:
+    level = _LEVELS.get(text.lower())
+    if level is None:
+        raise ValueError(f"invalid value for trace level option: {text}; expected OFF, TIMESTAMPS or TENSORS")
+    return level
+
+
+def _url(where: str, text: str) -> str:
+    if not text.lower().startswith(("http://", "https://")):
+        raise ValueError(f"{where}: expected http://HOST:PORT/PATH, such as {_DEFAULT_URL}")
+    return text
+
+
+def _resource(where: str, text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ValueError(f"{where}: expected KEY=VALUE, such as service.name=vision")
+    return key, value
+
+
+def _number(least: int, most: int) -> Callable[[str, str], int]:
+    def parse(where: str, text: str) -> int:
+        if not _WHOLE_NUMBER.fullmatch(text) or not least <= int(text) <= most:
+            raise ValueError(f"{where}: expected a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+_BATCH_NUMBER = _number(1, _LARGEST)
+_SETTINGS: Mapping[str, Mapping[str, Callable[[str, str], Any]]] = {
+    "": {"mode": _mode, "level": _level, "rate": _number(0, _LARGEST), "count": _number(-1, (1 << 31) - 1)},
+    "triton": {"file": lambda where, text: text, "log-frequency": _number(0, _LARGEST)},
+    "opentelemetry": {"url": _url, "resource": _resource, **dict.fromkeys(_BATCH_DEFAULTS, _BATCH_NUMBER)},
+}
+"""Mode -> setting -> parser."""
 
 
 @dataclass(eq=False)
@@ -244,8 +251,11 @@ class Tracing:
                 self._sink.retire(setting)
         self._switch()
 
-    def begin(self, model_name: str, headers: Mapping[str, str]) -> TraceGroup | None:
-        """Begin the trace of a request; None if the request is not chosen. Names of `headers` are in lower case."""
+    def begin(
+        self, model_name: str, model_version: str, request_id: str, headers: Mapping[str, str], now_ns: int
+    ) -> Trace | None:
+        """Begin the trace of a client's request; None if the request is not chosen. Names of `headers` are in lower
+        case."""
         setting = self._setting(model_name)
         if not setting.is_on:
             return None
@@ -253,9 +263,9 @@ class Tracing:
         parent = client_context(headers) if makes_spans else None
         if not setting.choose(parent is not None):
             return None
-        return TraceGroup(
-            setting.initial_values.level, self._numbers, partial(self._sink.take, setting), parent, makes_spans
-        )
+        on_done = partial(self._sink.take, setting)
+        group = TraceGroup(setting.initial_values.level, self._numbers, on_done, parent, makes_spans)
+        return group.begin(model_name, model_version, request_id, 0, now_ns)
 
     def close(self) -> None:
         """Write the remaining traces. Blocks."""

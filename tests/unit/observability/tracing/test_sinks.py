@@ -10,8 +10,9 @@ import re
 import socket
 import sys
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,8 @@ class Bench:
         self.tracing = Tracing(trace_options(config, {}), JsonSink(str(path), LOG))
 
     def trace(self, request_id: str, note: Callable[[Any], None] | None = None) -> None:
-        group = self.tracing.begin("m", {})
-        if group is not None:
-            record = group.begin("m", "3", request_id, 0, 10)
+        record = self.tracing.begin("m", "3", request_id, {}, 10)
+        if record is not None:
             if note is not None:
                 note(record)
             record.note_front_end("GRPC_SEND_END", 99)
@@ -121,10 +121,10 @@ def test_a_step_tells_its_ensemble(tmp_path: Path) -> None:
 )
 def test_tensors(tmp_path: Path, tensor: Tensor, data: str, shape: str) -> None:
     bench = Bench(tmp_path / "trace.json", "TENSORS")
-    group = bench.tracing.begin("m", {})
-    assert group is not None
-    group.begin("m", "1", "", 0, 1).note_tensors("TENSOR_BACKEND_OUTPUT", [tensor])
-    _, entry = json.loads(f"[{group_json(group)}]")
+    record = bench.tracing.begin("m", "1", "", {}, 1)
+    assert record is not None
+    record.note_tensors("TENSOR_BACKEND_OUTPUT", [tensor])
+    _, entry = json.loads(f"[{group_json(record.group)}]")
     expected = {"name": "T", "data": data, "shape": shape, "dtype": tensor.datatype.value}
     assert entry == {"id": 1, "activity": "TENSOR_BACKEND_OUTPUT", "tensor": expected}
 
@@ -229,13 +229,18 @@ def tracing(collector: Collector, *config: tuple[str, str, str], environment: di
     )
 
 
+def trace(traces: Tracing, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+    record = traces.begin("m", "1", "", headers, 1)
+    assert record is not None
+    record.end()
+
+
 def test_an_ensemble_of_a_client_that_traces(collector: Collector) -> None:
     traces = tracing(collector, ("opentelemetry", "resource", "zone=a"))
-    group = traces.begin("ensemble", {"traceparent": TRACEPARENT, "tracestate": "vendor=1"})
-    assert group is not None
-    root = group.begin("ensemble", "2", "id", 0, 100)
+    root = traces.begin("ensemble", "2", "id", {"traceparent": TRACEPARENT, "tracestate": "vendor=1"}, 100)
+    assert root is not None
     root.note_front_end("HTTP_RECV_START", 90)
-    step = group.begin("member", "1", "id", root.number, 200)
+    step = root.group.begin("member", "1", "id", root.number, 200)
     step.note_run(210, (220, 230, 240, 250))
     step.note("REQUEST_END", 260)
     step.end()
@@ -277,16 +282,18 @@ def test_an_ensemble_of_a_client_that_traces(collector: Collector) -> None:
 
 def test_a_request_without_a_client_that_traces(collector: Collector) -> None:
     traces = tracing(collector, ("opentelemetry", "resource", "service.name=vision"))
+    contexts = []
     for _ in range(2):
-        group = traces.begin("m", {})
-        assert group is not None
-        record = group.begin("m", "1", "", 0, 1)
-        assert f"{group.trace_id:032x}-{record.span_id:016x}-01" in record.context
+        record = traces.begin("m", "1", "", {}, 1)
+        assert record is not None
+        contexts.append(record.context)
         record.end()
     traces.close()
     assert [span.name for span in collector.spans] == ["InferRequest", "m"] * 2
     assert len({span.trace_id for span in collector.spans}) == 2
     assert len({span.span_id for span in collector.spans}) == 4
+    told = [f"00-{span.trace_id.hex()}-{span.span_id.hex()}-01" for span in collector.spans if span.name == "m"]
+    assert [json.loads(context) for context in contexts] == [{"traceparent": text} for text in told]
     assert not any(span.parent_span_id for span in collector.spans if span.name == "InferRequest")
     assert collector.resource["service.name"] == "vision"
 
@@ -294,9 +301,7 @@ def test_a_request_without_a_client_that_traces(collector: Collector) -> None:
 def test_the_environment_names_the_service(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=from the environment")
     traces = tracing(collector)
-    group = traces.begin("m", {})
-    assert group is not None
-    group.begin("m", "1", "", 0, 1).end()
+    trace(traces)
     traces.close()
     assert collector.resource["service.name"] == "from the environment"
 
@@ -306,9 +311,7 @@ def test_batches_are_as_large_as_asked_for(collector: Collector) -> None:
         collector, ("opentelemetry", "bsp_max_export_batch_size", "4"), ("opentelemetry", "bsp_schedule_delay", "50")
     )
     for _ in range(6):
-        group = traces.begin("m", {})
-        assert group is not None
-        group.begin("m", "1", "", 0, 1).end()
+        trace(traces)
     collector.wait_for(12)
     traces.close()
     assert max(collector.batches) <= 4
@@ -328,9 +331,9 @@ def test_the_extra_that_is_not_installed(collector: Collector, monkeypatch: pyte
 
 def test_tensors_have_no_place_in_spans(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
     traces = tracing(collector, ("", "level", "TENSORS"))
-    group = traces.begin("m", {})
-    assert group is not None
-    assert not group.begin("m", "1", "", 0, 1).wants_tensors
+    record = traces.begin("m", "1", "", {}, 1)
+    assert record is not None
+    assert not record.wants_tensors
     traces.close()
     assert "Tensor level tracing is not supported by the mode: opentelemetry" in caplog.messages
 
@@ -339,9 +342,7 @@ def test_a_clients_state_that_makes_no_sense_is_no_fault_of_the_collector(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     traces = tracing(collector)
-    group = traces.begin("m", {"traceparent": TRACEPARENT, "tracestate": "no state"})
-    assert group is not None
-    group.begin("m", "1", "", 0, 1).end()
+    trace(traces, {"traceparent": TRACEPARENT, "tracestate": "no state"})
     traces.close()
     assert [span.trace_state for span in collector.spans] == ["", ""]
     assert [record.getMessage() for record in caplog.records if record.name == LOG.name] == []
@@ -363,9 +364,7 @@ def test_a_collector_that_is_not_there_is_said_once_in_the_log(
         LOG,
         {},
     )
-    group = traces.begin("m", {})
-    assert group is not None
-    group.begin("m", "1", "", 0, 1).end()
+    trace(traces)
 
     def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == LOG.name]

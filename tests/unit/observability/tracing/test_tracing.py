@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from support.observation import HeldSink
 
 from rocserve.core.errors import ServeError
-from rocserve.core.trace import SpanContext, TraceLevel
+from rocserve.core.trace import SpanContext, Trace, TraceLevel
 from rocserve.observability.tracing.tracing import (
     TraceConfig,
     TraceOptions,
@@ -32,8 +34,12 @@ def tracing(*config: tuple[str, str, str]) -> Tracing:
     return Tracing(trace_options(config, {}), HeldSink())
 
 
+def begin(tracing: Tracing, headers: Mapping[str, str] = MappingProxyType({}), model: str = "m") -> Trace | None:
+    return tracing.begin(model, "1", "id", headers, 1)
+
+
 def chosen(tracing: Tracing, count: int, model: str = "m") -> list[int]:
-    return [index for index in range(1, count + 1) if tracing.begin(model, {}) is not None]
+    return [index for index in range(1, count + 1) if begin(tracing, model=model) is not None]
 
 
 def test_off_by_default() -> None:
@@ -88,32 +94,31 @@ def test_a_change_for_all_that_one_model_cannot_follow_changes_nothing() -> None
 def test_a_replaced_setting_is_retired() -> None:
     sink = HeldSink()
     settings = Tracing(trace_options(ON, {}), sink)
-    group = settings.begin("m", {})
+    trace = begin(settings)
     settings.change("", {"rate": 2})
     assert len(sink.retired) == 1
-    assert group is not None
-    group.begin("m", "1", "", 0, 1).end()
-    assert sink.groups == [group]
+    assert trace is not None
+    trace.end()
+    assert sink.groups == [trace.group]
     settings.close()
     assert sink.is_closed
     assert len(sink.retired) == 2
-    assert settings.begin("m", {}) is None
+    assert begin(settings) is None
 
 
 def test_a_group_is_handed_on_once_all_of_it_has_ended() -> None:
     sink = HeldSink()
     settings = Tracing(trace_options(ON, {}), sink)
-    group = settings.begin("ensemble", {})
-    assert group is not None
-    root = group.begin("ensemble", "1", "id", 0, 10)
+    root = begin(settings)
+    assert root is not None
     child = root.child("member", "2", "id")
     child.keep_open()
     root.end()
     child.end()
     assert sink.groups == []
     child.end()
-    assert sink.groups == [group]
-    assert [(record.number, record.parent_id) for record in group.records] == [(1, 0), (2, 1)]
+    assert sink.groups == [root.group]
+    assert [(record.number, record.parent_id) for record in root.group.records] == [(1, 0), (2, 1)]
     # Traces that end late are not passed on a second time.
     root.child("member", "2", "id").end()
     assert len(sink.groups) == 1
@@ -121,24 +126,23 @@ def test_a_group_is_handed_on_once_all_of_it_has_ended() -> None:
 
 def test_a_client_that_traces_is_followed_whatever_rate_and_count() -> None:
     settings = tracing(*SPANS, ("", "rate", "0"))
-    assert settings.begin("m", {}) is None
-    group = settings.begin("m", {"traceparent": TRACEPARENT, "tracestate": "a=b"})
-    assert group is not None
-    assert group.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
-    record = group.begin("m", "1", "", 0, 1)
+    assert begin(settings) is None
+    record = begin(settings, {"traceparent": TRACEPARENT, "tracestate": "a=b"})
+    assert record is not None
     context = re.fullmatch(
         r'\{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-([0-9a-f]{16})-01","tracestate":"a=b"\}', record.context
     )
     assert context is not None
-    assert int(context[1], 16) == record.span_id
+    assert record.span is not None
+    assert int(context[1], 16) == record.span.span_id
     settings.change("", {"level": TraceLevel.OFF})
-    assert settings.begin("m", {"traceparent": TRACEPARENT}) is None
+    assert begin(settings, {"traceparent": TRACEPARENT}) is None
 
 
 def test_a_file_has_no_context() -> None:
-    group = tracing(*ON).begin("m", {"traceparent": TRACEPARENT})
-    assert group is not None
-    assert group.begin("m", "1", "", 0, 1).context == ""
+    record = begin(tracing(*ON), {"traceparent": TRACEPARENT})
+    assert record is not None
+    assert record.context == ""
 
 
 @pytest.mark.parametrize(
