@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from support.migraphx_serving import (
     expected,
     index_entry,
     place,
-    wait_for_state,
 )
 from support.server import RocserveProcess
 from support.waiting import wait_until
@@ -107,21 +105,6 @@ class TestAnswers:
         assert properties["migraphx_binding"] == "c_api"
         assert properties["batch_sizes"] == "1, 4"
 
-    def test_only_what_is_asked_for_is_answered(self, server: RocserveProcess) -> None:
-        inputs = migraphx_models.random_inputs(NETWORKS["two"], 2)
-        entries = [triton.InferInput(name, [2, 4], "FP32") for name in inputs]
-        for entry, values in zip(entries, inputs.values(), strict=True):
-            entry.set_data_from_numpy(values)
-        answer = server.client().infer("two", entries, outputs=[triton.InferRequestedOutput("product")])
-        assert [output.name for output in answer.get_response().outputs] == ["product"]
-        np.testing.assert_allclose(
-            answer.as_numpy("product"), expected(NETWORKS["two"], inputs)["product"], rtol=1e-4, atol=1e-4
-        )
-
-    def test_rows_of_another_length_are_refused(self, server: RocserveProcess) -> None:
-        with pytest.raises(InferenceServerException, match=r"unexpected shape for input 'x' for model 'mlp'"):
-            ask(server.client(), "mlp", {"x": np.zeros((1, 15), np.float32)})
-
 
 def test_the_completed_configuration_is_that_of_onnx_runtime(server: RocserveProcess, serve, tmp_path: Path) -> None:
     """For a file whose configuration says only that it batches."""
@@ -159,33 +142,6 @@ def serve_migraphx(serve, migraphx_root: Path, tmp_path: Path, monkeypatch: pyte
 
 
 class TestWhatGoesWrong:
-    def test_what_migraphx_cannot_compile_is_unavailable_in_its_own_words(
-        self, serve_migraphx: Serve, repository: Path
-    ) -> None:
-        place(repository, "fancy", "model.onnx", migraphx_models.unknown_operator(), config(4))
-        client = serve_migraphx(repository).client()
-        reason = wait_for_state(client, "fancy", "UNAVAILABLE")
-        assert "Unknown operator: MyFancyOp" in reason
-
-    def test_a_compile_that_takes_too_long_is_ended_and_reported(self, serve_migraphx: Serve, repository: Path) -> None:
-        text = config(1, compile_timeout_secs="3")
-        place(repository, "slow", "model.onnx", migraphx_models.slow_to_compile(), text)
-        place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(1))
-        server = serve_migraphx(repository)
-        client = server.client()
-        reason = wait_for_state(client, "slow", "UNAVAILABLE")
-        # On a busy machine its process may not have begun to read.
-        assert re.search(
-            r"took longer than compile_timeout_secs \(3 s\) and was stopped while (reading the model|starting)", reason
-        )
-        # The other model's compile may be running.
-        wait_for_state(client, "mlp", "READY")
-        wait_until(lambda: not compiles(server))
-        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
-        np.testing.assert_allclose(
-            ask(client, "mlp", inputs)["scores"], expected(NETWORKS["mlp"], inputs)["scores"], atol=1e-4
-        )
-
     def test_nothing_goes_on_after_a_server_that_was_killed(self, serve_migraphx: Serve, repository: Path) -> None:
         model = migraphx_models.slow_to_compile()
         place(repository, "slow", "model.onnx", model, config(1))
@@ -222,24 +178,6 @@ class TestWhatGoesWrong:
 
 
 class TestSharedPrograms:
-    def test_servers_that_load_a_model_at_once_compile_it_once(
-        self, serve_migraphx: Serve, repository: Path, tmp_path: Path
-    ) -> None:
-        servers = [serve_migraphx(repository) for _ in range(2)]
-        place(repository, "mlp", "model.onnx", NETWORKS["mlp"], config(2))
-        for server in servers:
-            client = server.client()
-            wait_until(
-                lambda client=client: index_entry(client, "mlp") == ("READY", ""),
-                "all programs of both servers",
-                seconds=60,
-            )
-        assert len(list((tmp_path / "cache" / "programs").iterdir())) == 2
-        assert sum(server.log_text.count("of model 'mlp': saving") for server in servers) == 2
-        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
-        first, second = (ask(server.client(), "mlp", inputs)["scores"] for server in servers)
-        np.testing.assert_array_equal(first, second)
-
     def test_instances_of_a_model_compile_it_once(self, serve_migraphx: Serve, repository: Path) -> None:
         text = config(1, tensors="instance_group [ { kind: KIND_CPU count: 3 } ]")
         place(repository, "mlp", "model.onnx", NETWORKS["mlp"], text)

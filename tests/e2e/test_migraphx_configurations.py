@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import tritonclient.grpc as triton
-from onnx import TensorProto, helper
+from onnx import TensorProto
 from support import migraphx_models
 from support.migraphx_serving import Array, ask, config, expected, index_entry, place
 from support.pictures import jpeg
@@ -37,25 +37,6 @@ def accelerated(**parameters: str) -> str:
     return f"optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {named} ] }} }}"
 
 
-def quantised() -> bytes:
-    """`x` FP32 [batch, 3] -> `y` FP32 [batch, 2]: integer weights with their scales (QDQ)."""
-    constants = [
-        helper.make_tensor("scale", TensorProto.FLOAT, [], [0.02]),
-        helper.make_tensor("zero", TensorProto.INT8, [], [0]),
-        helper.make_tensor("w", TensorProto.INT8, [3, 2], [10, -20, 30, 40, -50, 60]),
-    ]
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
-        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["dw"]),
-        helper.make_node("MatMul", ["d", "dw"], ["y"]),
-    ]
-    x, y = (helper.make_tensor_value_info(name, 1, ["batch", width]) for name, width in (("x", 3), ("y", 2)))
-    graph = helper.make_graph(nodes, "graph", [x], [y], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return bytes(model.SerializeToString())
-
-
 MODELS: Mapping[str, tuple[bytes, str]] = {
     "plain": (MLP, config(4, batch_sizes="4")),
     "by_parameters": (MLP, config(4, batch_sizes="4", precision="fp16")),
@@ -68,13 +49,12 @@ MODELS: Mapping[str, tuple[bytes, str]] = {
     "on_cpu": (MLP, config(4, batch_sizes="4", tensors=ON_CPU, target="")),
     "two_instances": (MLP, config(4, batch_sizes="4", tensors="instance_group [ { kind: KIND_CPU count: 2 } ]")),
     "dynamic": (MLP, config(4, dynamic_batch="true")),
-    "any_length": (migraphx_models.any_length(), config(4, batch_sizes="4", input_shapes="x: 5")),
     "brain_floats": (migraphx_models.identity(TensorProto.BFLOAT16), config(4, batch_sizes="4")),
     "brain_floats_on_onnx_runtime": (
         migraphx_models.identity(TensorProto.BFLOAT16),
         config(4, engine="onnxruntime", target=""),
     ),
-    "quantised": (quantised(), config(4, batch_sizes="4")),
+    "quantised": (migraphx_models.quantised(), config(4, batch_sizes="4")),
     "too_large": (
         migraphx_models.identity(shape=("batch", 2_000_000, 3_000_000)),
         config(1, batch_sizes="1"),
@@ -196,13 +176,6 @@ def test_a_dynamic_batch_keeps_within_its_range(server: RocserveProcess) -> None
         ask(server.client(), "dynamic", migraphx_models.random_inputs(MLP, 5))
 
 
-def test_a_dimension_that_input_shapes_fixes(server: RocserveProcess) -> None:
-    values = np.arange(10, dtype=np.float32).reshape(2, 5)
-    np.testing.assert_array_equal(ask(server.client(), "any_length", {"x": values})["y"], 2 * values)
-    with pytest.raises(InferenceServerException, match=r"shape"):
-        ask(server.client(), "any_length", {"x": np.zeros((2, 6), np.float32)})
-
-
 @pytest.mark.parametrize(
     ("name", "engine"), [("brain_floats", "migraphx"), ("brain_floats_on_onnx_runtime", "onnxruntime")]
 )
@@ -219,7 +192,7 @@ def test_brain_floats(server: RocserveProcess, name: str, engine: str) -> None:
 def test_a_quantised_file_runs_as_it_is(server: RocserveProcess) -> None:
     inputs = {"x": np.random.default_rng(3).normal(0, 1, (3, 3)).astype(np.float32)}
     found = ask(server.client(), "quantised", inputs)["y"]
-    np.testing.assert_allclose(found, expected(quantised(), inputs)["y"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found, expected(migraphx_models.quantised(), inputs)["y"], rtol=1e-4, atol=1e-4)
 
 
 def test_instances_have_programs_of_their_own_and_all_answer(server: RocserveProcess) -> None:

@@ -33,12 +33,13 @@ def cache_at(directory: Path, limit_bytes: int = GENEROUS) -> ProgramCache:
 
 def a_recipe(digest: str = "d1", **fields: Any) -> ProgramRecipe:
     plain: dict[str, Any] = {
+        "source": ProgramSource(SourceKind.ONNX, "/models/m/1/model.onnx", digest),
         "options": CompileOptions(Target.REF),
         "environment": ProgramEnvironment("2.14.0"),
         "batch_size": 1,
         "input_shapes": {"x": (1, 3)},
     }
-    return ProgramRecipe(ProgramSource(SourceKind.ONNX, "/models/m/1/model.onnx", digest), **{**plain, **fields})
+    return ProgramRecipe(**{**plain, **fields})
 
 
 def about(recipe: ProgramRecipe, model: str = "m") -> ProgramAbout:

@@ -212,6 +212,23 @@ class _Network:
         return self.weights(f"{name}_{len(self.initializers)}", values.astype(np.float32))
 
 
+def quantised() -> bytes:
+    """`x` FP32 [batch, 3] -> `y` FP32 [batch, 2]: a product with integer weights, with their scales (QDQ)."""
+    constants = [
+        helper.make_tensor("scale", TensorProto.FLOAT, [], [0.02]),
+        helper.make_tensor("zero", TensorProto.INT8, [], [0]),
+        helper.make_tensor("w", TensorProto.INT8, [3, 2], [10, -20, 30, 40, -50, 60]),
+    ]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["dw"]),
+        helper.make_node("MatMul", ["d", "dw"], ["y"]),
+    ]
+    inputs, outputs = (_specs({name: ("batch", width)}, TensorProto.FLOAT) for name, width in (("x", 3), ("y", 2)))
+    return _serialised(nodes, inputs, outputs, constants)
+
+
 _Specs = dict[str, tuple[int, Sequence[Batch]]]
 
 

@@ -58,6 +58,14 @@ def test_a_folder_whose_files_have_changed_is_made_again(cache: Cache, file: str
     assert cache.made == 2
 
 
+def test_a_folder_whose_files_others_may_write_to_is_made_again(cache: Cache) -> None:
+    (cache.folder() / "kernels/one.so").chmod(0o666)
+    assert FolderCache(cache.place, 1 << 30, cache.warnings.append).find("name") is None
+    cache.folder()
+    assert cache.made == 2
+    assert cache.warnings == [f"{cache.place / 'name'} is damaged, and not used: others may write to it"] * 2
+
+
 def test_folders_above_it_are_for_its_owner_alone_too(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from support.cached_programs import (
     stored_by_another_version,
 )
 
-from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, PROGRAM_FILENAME, ProgramCache, open_cache
+from rocserve.backends.migraphx.program_cache import ABOUT_FILENAME, ProgramCache, open_cache
 from rocserve.cache.folders import FolderCache, cache_directory
 from rocserve.settings import EngineSettings
 
@@ -80,52 +79,6 @@ def test_nothing_is_left_of_how_a_program_came_in(cache: ProgramCache) -> None:
     assert len(list((cache.directory / "programs").iterdir())) == 1
 
 
-def test_what_is_there_is_not_built_again(cache: ProgramCache) -> None:
-    recipe = a_recipe()
-    first = store(cache, recipe, b"first")
-    second = store(cache, recipe, b"second")
-    assert second == first
-    assert second.path.read_bytes() == b"first"
-
-
-def flip_a_bit(folder: Path) -> None:
-    program = folder / PROGRAM_FILENAME
-    program.write_bytes(bytes([program.read_bytes()[0] ^ 1]) + program.read_bytes()[1:])
-
-
-def cut(folder: Path) -> None:
-    with (folder / PROGRAM_FILENAME).open("r+b") as file:
-        file.truncate(3)
-
-
-def remove_about(folder: Path) -> None:
-    (folder / ABOUT_FILENAME).unlink()
-
-
-def let_others_write(folder: Path) -> None:
-    (folder / PROGRAM_FILENAME).chmod(0o666)
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (flip_a_bit, "its files are not those that were stored"),
-        (cut, "its files are not those that were stored"),
-        (remove_about, "its files are not those that were stored"),
-        (let_others_write, "others may write to it"),
-    ],
-)
-def test_a_damaged_program_is_not_used_and_made_again(
-    cache: ProgramCache, warnings: list[str], damage: Callable[[Path], None], reason: str
-) -> None:
-    recipe = a_recipe()
-    key = stored(cache, recipe)
-    damage(entry(cache, key))
-    assert cache.find(key) is None
-    assert warnings == [f"{entry(cache, key)} is damaged, and not used: {reason}"]
-    assert store(cache, recipe, b"sound").path.read_bytes() == b"sound"
-
-
 def test_a_program_that_another_version_has_described_is_made_again(cache: ProgramCache, warnings: list[str]) -> None:
     key = a_recipe().key
     stored_by_another_version(cache, key)
@@ -141,14 +94,6 @@ def test_it_is_made_anew_while_the_other_version_holds_it(cache: ProgramCache) -
     assert held is not None
     assert store(cache, a_recipe(), b"sound").path.read_bytes() == b"sound"
     held.release()
-
-
-def test_an_entry_without_its_program_is_none(cache: ProgramCache) -> None:
-    key = stored(cache, a_recipe())
-    (entry(cache, key) / PROGRAM_FILENAME).unlink()
-    assert cache.find(key) is None
-    assert cache.remove(key)
-    assert cache.entries() == []
 
 
 def test_those_used_least_lately_go_first(cache: ProgramCache) -> None:

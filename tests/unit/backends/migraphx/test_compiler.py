@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import migraphx_models as networks
+from support.cached_programs import being_built
 from support.graphdef import classifier
 from support.migraphx_compiling import MLP, Bench
 
@@ -21,9 +18,7 @@ from rocserve.backends.migraphx.compiler import ProgramCompiler
 from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.installation import find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
 from rocserve.core.errors import StatusCode
-from rocserve.core.plain import to_json
 from rocserve.jobs.messages import JobError
 from rocserve.jobs.runner import JobRunner
 from rocserve.settings import EngineSettings
@@ -73,13 +68,6 @@ def test_a_program_is_quantised_with_calibration_data(
     ]
 
 
-def test_calibration_data_that_do_not_fit_are_refused(bench: Bench) -> None:
-    recipe = bench.calibrated(networks.mlp(), 1, Precision.INT8, width=3)
-    error = bench.error(recipe)
-    assert error.code is StatusCode.INVALID_ARGUMENT
-    assert "while reading the calibration data: calibration_data 'samples.npz' has shape [5, 3]" in error.text
-
-
 def test_calibration_data_that_have_been_changed_meanwhile_are_not_used(bench: Bench) -> None:
     recipe = bench.calibrated(networks.mlp(), 1, Precision.INT8)
     np.savez(bench.folder / "samples.npz", x=np.ones((5, networks.MLP_WIDTH), np.float32))
@@ -94,39 +82,12 @@ def test_a_program_for_a_range_of_batches(bench: Bench) -> None:
     assert bench.reports[0] == "compiling batch sizes 1 to 4 of model 'x': reading the model"
 
 
-def test_migraphx_words_and_the_remedy_are_the_error(bench: Bench) -> None:
-    error = bench.error(bench.recipe(networks.unknown_operator(), 1, {"x": (4,)}))
-    assert (error.is_crash, error.code) == (False, StatusCode.UNAVAILABLE)
-    assert error.text.startswith("compiling batch size 1 of model 'x' failed while reading the model: ")
-    assert "Unknown operator: MyFancyOp; this MIGraphX does not know the operator: export the model" in error.text
-
-
-def test_a_target_that_is_not_installed_is_said_before_anything_is_read(bench: Bench) -> None:
-    recipe = bench.recipe(networks.mlp(), 1, MLP, options=CompileOptions(Target.CPU))
-    error = bench.error(recipe)
-    assert "libmigraphx_cpu.so" in error.text
-    assert "this installation of MIGraphX lacks the target: install the package" in error.text
-
-
 def test_a_file_that_has_been_changed_meanwhile_is_not_compiled_under_the_old_key(bench: Bench) -> None:
     recipe = bench.recipe(networks.mlp(), 1, MLP)
     Path(recipe.source.path).write_bytes(networks.mini_resnet())
     error = bench.error(recipe)
     assert error.text.endswith("while reading the model: file model.onnx has been changed meanwhile")
     assert bench.cache.find(recipe.key) is None
-
-
-def test_a_compile_that_takes_too_long_is_stopped_and_leaves_nothing(bench: Bench) -> None:
-    recipe = bench.recipe(networks.slow_to_compile(), 1, {"x": (4,)})
-    error = bench.error(recipe, timeout_seconds=3.0)
-    assert not error.is_crash
-    assert error.text.startswith(
-        "compiling batch size 1 of model 'x' took longer than compile_timeout_secs (3 s) and was stopped while "
-    )
-    assert error.text.endswith(
-        "; raise compile_timeout_secs (0 = no limit), or compile it beforehand with `rocserve compile`"
-    )
-    assert list((bench.cache.directory / "programs").iterdir()) == []
 
 
 def test_a_compile_can_be_called_off(bench: Bench) -> None:
@@ -264,95 +225,13 @@ def test_a_model_that_is_refused_in_its_own_batch_size_too_keeps_its_error(bench
     assert "batch size 2:" not in error.text
 
 
-# Several processes with one cache.
-
-
-OTHER_PROCESS = """
-import logging, sys; sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from rocserve.backends.migraphx.program_cache import ProgramCache
-from rocserve.backends.migraphx.compiler import ProgramCompiler
-from rocserve.backends.migraphx.installation import find_installation
-from rocserve.backends.migraphx.jobs.child import migraphx_jobs
-from rocserve.jobs.runner import JobRunner
-from rocserve.backends.migraphx.planning.recipe import ProgramRecipe
-from rocserve.core.plain import from_json
-from rocserve.settings import EngineSettings
-jobs = migraphx_jobs(find_installation(EngineSettings()))
-runner = JobRunner(jobs, lambda text: print(text, flush=True), logging.getLogger())
-cache = ProgramCache(Path(sys.argv[1]), 1 << 30, spare_directory=Path(sys.argv[1]).parent / "spare")
-compiler = ProgramCompiler(runner, cache, model_name="x", model_folder=Path(sys.argv[2]))
-print("done", compiler.program(from_json(ProgramRecipe, sys.argv[3].encode()), timeout_seconds=100).key)
-"""
-
-
-class OtherProcess:
-    """A process that compiles a recipe of the bench's model with the bench's cache."""
-
-    def __init__(self, bench: Bench, recipe: ProgramRecipe) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", OTHER_PROCESS, str(bench.cache.directory), str(bench.folder), to_json(recipe)],
-            env={**os.environ, "ROCSERVE_MIGRAPHX_ROOT": str(bench.root)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def says(self, text: str) -> bool:
-        """Wait for a line with this text; return whether it came."""
-        assert self.process.stdout is not None
-        return any(text in line for line in self.process.stdout)
-
-    def end(self) -> str:
-        """The reports until its end."""
-        return self.process.communicate(timeout=100)[0]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-
-@pytest.fixture
-def other_process(bench: Bench) -> Iterator[Callable[[ProgramRecipe], OtherProcess]]:
-    started: list[OtherProcess] = []
-
-    def start(recipe: ProgramRecipe) -> OtherProcess:
-        started.append(OtherProcess(bench, recipe))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-
-
-Other = Callable[[ProgramRecipe], OtherProcess]
-
-
-def test_processes_that_want_the_same_program_at_once_compile_it_once(bench: Bench, other_process: Other) -> None:
-    recipe = bench.recipe(networks.mini_resnet(), 1, {"image": networks.IMAGE_SHAPE})
-    outputs = [process.end() for process in [other_process(recipe) for _ in range(3)]]
-    assert [text.splitlines()[-1] for text in outputs] == [f"done {recipe.key}"] * 3
-    assert sum(": compiling" in text for text in outputs) == 1
-
-
-def test_a_process_that_waits_for_one_that_is_killed_compiles_it_itself(bench: Bench, other_process: Other) -> None:
-    recipe = bench.recipe(networks.slow_to_compile(), 1, {"x": (4,)})
-    first = other_process(recipe)
-    assert first.says("model 'x': reading the model")
-    second = other_process(recipe)
-    assert second.says("batch size 1 of model 'x': waiting for another process that compiles it")
-    first.kill()
-    assert second.says("compiling batch size 1 of model 'x': reading the model")
-
-
-def test_the_wait_for_another_process_can_be_called_off(bench: Bench, other_process: Other) -> None:
-    recipe = bench.recipe(networks.slow_to_compile(), 1, {"x": (4,)})
-    assert other_process(recipe).says("model 'x': reading the model")
+def test_the_wait_for_another_process_can_be_called_off(bench: Bench) -> None:
+    recipe = bench.recipe(networks.mlp(), 1, MLP)
 
     def report(text: str) -> None:
         assert text == "batch size 1 of model 'x': waiting for another process that compiles it"
         bench.runner.call_off()
 
-    error = bench.error(recipe, report=report)
+    with being_built(bench.cache, recipe.key):
+        error = bench.error(recipe, report=report)
     assert (error.is_crash, error.text) == (False, "waiting for batch size 1 of model 'x' was called off")

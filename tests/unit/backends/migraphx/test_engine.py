@@ -19,8 +19,8 @@ from support.migraphx_serving import expected
 from rocserve.backends.migraphx.serving.programs import LoadedProgram
 from rocserve.backends.onnx.backend import session_signature
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode
-from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.errors import ServeError
+from rocserve.core.model_config import ModelConfig
 from rocserve.core.requests import TensorSpec
 
 pytestmark = [pytest.mark.in_migraphx_process, pytest.mark.long]
@@ -178,16 +178,6 @@ class TestSignatures:
         values = np.arange(6, dtype=np.float32).reshape(2, 3)
         np.testing.assert_array_equal(answers(model, {"x": values})["y"], values.T)
 
-    def test_other_shapes_than_the_compiled_are_refused(self, engine: Engine) -> None:
-        model = engine.load(migraphx_models.without_batch(), inputs=(given("x", -1, 3),), outputs=(wanted("y", 3, 2),))
-        with pytest.raises(ServeError) as refused:
-            answers(model, {"x": np.zeros((4, 3), np.float32)})
-        assert refused.value.code is StatusCode.INVALID_ARGUMENT
-        assert refused.value.text == (
-            "input 'x' of model 'model' must have the shape [2, 3] that the model is compiled for, got [4, 3]; other"
-            " shapes need a configuration of their own (max_batch_size, dims, or parameter 'input_shapes')"
-        )
-
     def test_outputs_have_the_shapes_that_the_values_of_the_inputs_give_them(self, engine: Engine) -> None:
         network = migraphx_models.cutting()
         for name in ("", " auto "):
@@ -254,53 +244,7 @@ class TestSignatures:
         np.testing.assert_array_equal(answers(model, inputs)["y"], inputs["x"])
 
 
-class TestPrecisions:
-    @pytest.mark.parametrize(("precision", "tolerance"), [("fp16", 0.01), ("bf16", 0.1)])
-    def test_inputs_and_outputs_stay_what_they_are(self, engine: Engine, precision: str, tolerance: float) -> None:
-        model = engine.load(NETWORKS["mlp"], 1, precision=precision)
-        assert model.properties["precision"] == precision
-        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
-        found = answers(model, inputs)["scores"]
-        exact = expected(NETWORKS["mlp"], inputs)["scores"]
-        assert found.dtype == np.float32
-        assert not np.array_equal(found, exact)
-        np.testing.assert_allclose(found, exact, atol=tolerance)
-
-    def test_whole_numbers_need_calibration_data_and_use_them(self, engine: Engine) -> None:
-        engine.write("model.onnx", NETWORKS["mlp"])
-        with pytest.raises(ServeError, match=r"""precision "int8" needs 'calibration_data'"""):
-            engine.load(NETWORKS["mlp"], 1, precision="int8")
-        samples = migraphx_models.random_inputs(NETWORKS["mlp"], 8, seed=5)
-        np.savez(engine.folder / "model" / "samples.npz", **samples)
-        model = engine.load(NETWORKS["mlp"], 1, precision="int8", calibration_data="samples.npz")
-        inputs = migraphx_models.random_inputs(NETWORKS["mlp"], 1)
-        exact = expected(NETWORKS["mlp"], inputs)["scores"]
-        np.testing.assert_allclose(answers(model, inputs)["scores"], exact, atol=0.02)
-
-
-class TestDynamicBatch:
-    def test_one_program_takes_every_size_of_the_range_and_larger_ones_in_pieces(self, engine: Engine) -> None:
-        network = NETWORKS["mlp"]
-        model = engine.complete(network, 5, dynamic_batch="true")
-        assert model.properties["batch_sizes"] == "1 to 5"
-        for rows in (1, 3, 5, 6):
-            inputs = migraphx_models.random_inputs(network, rows)
-            np.testing.assert_allclose(
-                answers(model, inputs)["scores"], expected(network, inputs)["scores"], rtol=1e-4, atol=1e-4
-            )
-
-
 class TestWhatCannotBeHad:
-    def test_an_unknown_operator_is_said_in_migraphx_words(self, engine: Engine) -> None:
-        with pytest.raises(ServeError, match="Unknown operator: MyFancyOp"):
-            engine.load(migraphx_models.unknown_operator(), 1)
-
-    def test_a_compile_is_ended_at_its_limit(self, engine: Engine) -> None:
-        with pytest.raises(ServeError, match=r"took longer than compile_timeout_secs \(1 s\)") as refused:
-            engine.load(migraphx_models.slow_to_compile(), 1, compile_timeout_secs="1")
-        assert refused.value.code is StatusCode.UNAVAILABLE
-        assert not psutil.Process().children(recursive=True)
-
     def test_a_size_that_is_wrong_leaves_the_right_ones_in_service(self, engine: Engine) -> None:
         network = migraphx_models.reshaped_to_constant()
         model = engine.complete(network, 4)
@@ -316,17 +260,3 @@ class TestWhatCannotBeHad:
         assert engine.reports[-1].startswith("serving without batch size 1: ")
         inputs = migraphx_models.random_inputs(network, 3)
         np.testing.assert_allclose(answers(model, inputs)["y"], (inputs["x"] ** 2).reshape(3, 6), rtol=1e-5)
-
-    def test_rows_that_depend_on_each_other_are_found_out(self, engine: Engine) -> None:
-        engine.complete(migraphx_models.mixing_rows(), 2)
-        assert "serving without batch size 2" in engine.reports[-1]
-        assert "rows of random input give another output 'y'" in engine.reports[-1]
-
-    @pytest.mark.parametrize("content", [b"", b"no model at all", NETWORKS["mlp"][:1000]])
-    def test_a_damaged_file_has_a_reason(self, engine: Engine, content: bytes) -> None:
-        with pytest.raises(ServeError, match=r"model\.onnx is (empty|damaged)"):
-            engine.load(content, 1)
-
-    def test_a_target_that_is_not_here_is_said(self, engine: Engine) -> None:
-        with pytest.raises(ServeError, match=r"needs MIGraphX's target gpu, .* \(targets here: .*ref\)"):
-            engine.load(NETWORKS["mlp"], 1, target="gpu", kind=InstanceKind.AUTO)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import migraphx_models
@@ -137,20 +136,8 @@ class TestWithoutOffloadCopy:
             x = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
             np.testing.assert_array_equal(answers(model, {"x": x})["output_0"], x)
 
-    def test_it_is_refused_where_there_is_no_gpu(self, engine: Engine) -> None:
-        network = onnx.load_from_string(migraphx_models.identity())
-        network.graph.input[0].name = network.graph.node[0].input[0] = BUFFER
-        content = compiled(Path(os.environ[ROOT_VARIABLE]), network.SerializeToString(), engine.folder)
-        with pytest.raises(ServeError, match=r"was compiled without offload_copy, .* compile it again here"):
-            serve(engine, content, 1)
-        assert engine.reports == []
-
 
 class TestFilesThatCannotBeUsed:
-    def test_one_of_another_version_is_refused_with_what_to_do(self, engine: Engine, program: bytes) -> None:
-        with pytest.raises(ServeError, match=r"was compiled by MIGraphX 2\.13\.0 .* compile it again here"):
-            serve(engine, other_version(program), 2)
-
     def test_it_is_compiled_anew_where_its_onnx_file_lies_beside(self, engine: Engine, program: bytes) -> None:
         engine.write("model.onnx", NETWORK)
         model = serve(engine, other_version(program), 2)
@@ -247,17 +234,3 @@ def test_without_batches_the_shape_is_the_graphs(engine: Engine) -> None:
     assert model.signature.inputs == (TensorSpec("image", FP32, (2, 8, 8, 3)),)
     images = random(2, 8, 8, 3)
     np.testing.assert_allclose(answers(model, {"image": images})["scores"], classified(images), atol=1e-5)
-
-
-def test_an_operator_that_migraphx_lacks_is_found_before_anything_is_served(engine: Engine) -> None:
-    """MIGraphX reads such a graph, and fails when it runs it."""
-    graph = GraphDef()
-    graph.node("NoSuchOperator", "y", graph.placeholder("x", [-1, 3]))
-    with pytest.raises(ServeError, match="NoSuchOperator"):
-        serve_graph(engine, graph.serialized(), 1)
-
-
-@pytest.mark.parametrize("content", [b"", b"no graph at all", classifier()[:500]])
-def test_a_damaged_graph_has_a_reason(engine: Engine, content: bytes) -> None:
-    with pytest.raises(ServeError, match=r"model\.graphdef"):
-        serve_graph(engine, content, 1)

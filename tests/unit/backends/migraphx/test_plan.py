@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from support import migraphx_models
 
 from rocserve.backends.base import ModelSource
@@ -274,27 +274,6 @@ class TestCalibration:
         assert "'dynamic_batch' does not work with precision \"int8\", for which MIGraphX needs fixed shapes" in refusal
 
 
-def _quantised() -> bytes:
-    """`x` FP32 [batch, 3] -> `y` FP32 [batch, 2]: a product of integers, with their scales (QDQ)."""
-    weights = {
-        "x_scale": np.array(0.02, np.float32),
-        "w_scale": np.array(0.01, np.float32),
-        "zero": np.array(0, np.int8),
-        "w": np.array([[10, -20], [30, 40], [-50, 60]], np.int8),
-    }
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "x_scale", "zero"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "x_scale", "zero"], ["d"]),
-        helper.make_node("DequantizeLinear", ["w", "w_scale", "zero"], ["dw"]),
-        helper.make_node("MatMul", ["d", "dw"], ["y"]),
-    ]
-    x, y = (helper.make_tensor_value_info(*tensor) for tensor in (("x", 1, ["n", 3]), ("y", 1, ["n", 2])))
-    initializers = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    opsets = [helper.make_opsetid("", 17)]
-    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], initializers), opset_imports=opsets, ir_version=8)
-    return bytes(model.SerializeToString())
-
-
 class TestQuantised:
     @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "fp8"])
     def test_it_is_not_quantised_again(self, folder: Folder, precision: str) -> None:
@@ -302,22 +281,5 @@ class TestQuantised:
         parameters = {"precision": precision}
         if precision in ("int8", "fp8"):
             parameters["calibration_data"] = "samples.npz"
-        refusal = folder.refusal(_quantised(), parameters=parameters)
+        refusal = folder.refusal(migraphx_models.quantised(), parameters=parameters)
         assert "model 'm' is quantised already (model.onnx holds quantising operators), so precision" in refusal
-
-    @pytest.mark.in_migraphx_process
-    def test_it_runs_as_it_is(self, folder: Folder) -> None:
-        import onnxruntime
-
-        from rocserve.backends.migraphx.binding.module import open_binding
-        from rocserve.backends.migraphx.installation import find_installation
-        from rocserve.settings import EngineSettings
-
-        recipe = folder.plan(_quantised(), max_batch_size=2).recipes[-1]
-        program = open_binding(find_installation(EngineSettings())).parse_onnx(
-            Path(recipe.source.path), recipe.input_shapes
-        )
-        program.compile("ref")
-        x = np.random.default_rng(3).normal(0, 1, (2, 3)).astype(np.float32)
-        (expected,) = onnxruntime.InferenceSession(_quantised()).run(None, {"x": x})
-        np.testing.assert_allclose(program.run({"x": x})[0], expected, atol=1e-5)

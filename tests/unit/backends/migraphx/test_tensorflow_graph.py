@@ -196,35 +196,3 @@ class TestPlan:
         unknown = (OutputConfig("nothing", DataType.FP32, (2,)),)
         plan = _plan(tmp_path, graphdef.brightening(), max_batch_size=1, outputs=unknown)
         assert plan.recipes[0].output_names == ("brighter", "doubled")
-
-
-@pytest.mark.in_migraphx_process
-class TestOnMigraphx:
-    """What is read and planned equals what MIGraphX makes of it."""
-
-    def _run(self, folder: Path, content: bytes, size: int, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-        from rocserve.backends.migraphx.binding.module import open_binding
-        from rocserve.backends.migraphx.installation import find_installation
-        from rocserve.settings import EngineSettings
-
-        (recipe,) = _plan(folder, content, max_batch_size=size, parameters={"batch": str(size)}).recipes
-        binding = open_binding(find_installation(EngineSettings()))
-        program = binding.parse_tensorflow(Path(recipe.source.path), recipe.input_shapes, size, recipe.output_names)
-        assert {name: tensor.shape for name, tensor in program.parameters.items()} == recipe.input_shapes
-        program.compile("ref")
-        return list(program.run(inputs))
-
-    def test_a_classifier(self, tmp_path: Path) -> None:
-        images = np.random.default_rng(1).random((2, 8, 8, 3), np.float32)
-        inputs = {"image": np.ascontiguousarray(images.transpose(0, 3, 1, 2))}
-        (scores,) = self._run(tmp_path, graphdef.classifier(), 2, inputs)
-        np.testing.assert_allclose(scores, graphdef.classified(images), atol=1e-6)
-
-    def test_an_output_that_is_an_image(self, tmp_path: Path) -> None:
-        generator = np.random.default_rng(2)
-        picture, bias = generator.random((3, 4, 6, 2), np.float32), generator.random((3, 2), np.float32)
-        inputs = {"picture": np.ascontiguousarray(picture.transpose(0, 3, 1, 2)), "bias": bias}
-        brighter, doubled = self._run(tmp_path, graphdef.brightening(), 3, inputs)
-        expected_picture, expected_bias = graphdef.brightened(picture, bias)
-        np.testing.assert_array_equal(brighter.transpose(0, 2, 3, 1), expected_picture)
-        np.testing.assert_array_equal(doubled, expected_bias)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import migraphx_models as models
@@ -223,17 +222,6 @@ def test_an_output_that_lies_turned_round_comes_straight(factory: ProgramFactory
     (y,) = factory.compiled(models.without_batch()).run({"x": x})
     assert y.flags.c_contiguous
     np.testing.assert_array_equal(y, x.T)
-
-
-def test_external_data_lies_beside_the_file(factory: ProgramFactory) -> None:
-    model = onnx.load_from_string(models.mlp())
-    path = factory.folder / "model.onnx"
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    inputs = models.random_inputs(models.mlp(), 1)
-
-    program = factory.binding.parse_onnx(path)
-    program.compile("ref")
-    np.testing.assert_allclose(program.run(inputs)[0], onnx_runtime(models.mlp(), inputs)[0], atol=1e-5)
 
 
 def test_a_program_prints_itself_and_nothing_else(factory: ProgramFactory, capfd: pytest.CaptureFixture[str]) -> None:
