@@ -33,14 +33,9 @@ from rocserve.backends.batch_sizes import pieces, rows_that_fit
 from rocserve.backends.migraphx.configuration.options import PARAMETERS
 from rocserve.backends.migraphx.model_files.graph import ONNX_DATATYPES
 from rocserve.backends.onnx import BACKEND
+from rocserve.backends.onnx.device_sessions import BATCHES_ON_GPU, device_executions, device_stream
 from rocserve.backends.onnx.external_weights import find_external_weights
-from rocserve.backends.onnx.opener import (
-    BATCHES_ON_GPU,
-    SessionOpener,
-    device_executions,
-    device_stream,
-    session_facts,
-)
+from rocserve.backends.onnx.opener import SessionOpener, session_facts
 from rocserve.backends.onnx.provider_options import compiled_batch_sizes, pads_with_first_row
 from rocserve.backends.onnx.providers import Provider, ProviderPlan, plan_providers, with_caches
 from rocserve.backends.onnx.strings import bytes_array, text_array

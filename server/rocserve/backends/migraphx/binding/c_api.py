@@ -10,8 +10,6 @@ import ctypes
 import functools
 import os
 import re
-import tempfile
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import byref, c_void_p
@@ -33,7 +31,7 @@ from rocserve.backends.migraphx.binding.interface import (
     bounds,
     loaded_version,
 )
-from rocserve.backends.standard_error import StandardErrorCapture
+from rocserve.backends.output_capture import STANDARD_OUTPUT, OutputCapture
 
 CALLED_ONCE = frozenset(
     {
@@ -67,10 +65,10 @@ class Library:
             self._library = ctypes.CDLL(path)
         except OSError as error:
             raise MigraphxError(f"MIGraphX's C library cannot be loaded: {error}") from None
-        self._errors = StandardErrorCapture()
-        self._add_message = add_message
         # MIGraphX writes an error in pieces, which overlapping calls would mix.
-        self._capture_lock = threading.RLock()
+        self._errors = OutputCapture()
+        self.output = OutputCapture(STANDARD_OUTPUT)
+        self._add_message = add_message
         # The types half, float and double follow bool. Their sizes identify them.
         for first in range(1, _LATEST_BOOL + 1):
             scalars = [self.new("shape_create_scalar", "shape_destroy", first + offset) for offset in range(4)]
@@ -96,17 +94,12 @@ class Library:
         passed = [ctypes.c_size_t(each) if isinstance(each, int) else each for each in arguments]
         if name not in CALLED_ONCE and function(*passed) == 0:
             return
-        with self._capture_lock:
-            start = self._errors.begin()
-            status = -1
-            try:
-                status = function(*passed)
-            finally:
-                text = self._errors.end(start)
+        with self._errors.captured() as errors:
+            status = function(*passed)
         if status:
-            raise self._error(name, status, text)
-        if text:
-            self._add_message(text)
+            raise self._error(name, status, errors.text)
+        if errors.text:
+            self._add_message(errors.text)
 
     def new(self, name: str, destroy: str, *arguments: Any) -> Handle:
         """Call a function whose first argument receives a new handle, which the caller owns."""
@@ -188,11 +181,6 @@ class Handle:
         self._as_parameter_ = ctypes.c_void_p(pointer)
         self._finalizer = weakref.finalize(self, library.function(destroy), self._as_parameter_)
         self._finalizer.atexit = False
-
-
-_STANDARD_OUTPUT = 1
-_PRINTING = threading.Lock()
-"""Standard output belongs to the process, so only one program is printed at a time."""
 
 
 class CBinding(Binding):
@@ -320,23 +308,15 @@ class CProgram(Program):
         return _Results(self._library, self.outputs)
 
     def _text(self) -> str:
-        """The C API prints to standard output, which is redirected to a file meanwhile."""
+        """The C API prints to standard output."""
         flush = ctypes.CDLL(None).fflush
-        with _PRINTING, tempfile.TemporaryFile() as file:
-            flush(None)
-            try:
-                kept = os.dup(_STANDARD_OUTPUT)
-            except OSError:  # Standard output may be closed.
-                kept = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(file.fileno(), _STANDARD_OUTPUT)
+        flush(None)
+        with self._library.output.captured() as output:
             try:
                 self._library.call("program_print", self._handle)
             finally:
                 flush(None)
-                os.dup2(kept, _STANDARD_OUTPUT)
-                os.close(kept)
-            file.seek(0)
-            return file.read().decode(errors="replace")
+        return output.text
 
     def _target(self, name: str) -> Handle:
         return self._library.new("target_create", "target_destroy", name.encode())

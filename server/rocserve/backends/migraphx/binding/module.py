@@ -28,7 +28,7 @@ from rocserve.backends.migraphx.binding.interface import (
     loaded_version,
 )
 from rocserve.backends.migraphx.installation import MigraphxInstallation
-from rocserve.backends.standard_error import StandardErrorCapture
+from rocserve.backends.output_capture import OutputCapture
 
 Result = TypeVar("Result")
 
@@ -48,7 +48,7 @@ class ModuleBinding(Binding):
             raise MigraphxError(f"MIGraphX's Python module in {folder!r} cannot be imported: {error}") from None
         finally:
             sys.path.remove(folder)
-        self._captured = StandardErrorCapture()
+        self._errors = OutputCapture()
         self.library = str(self.module.__file__)
         # The version of 2.14.0.dev+abc is 2.14.0.
         leading = re.match(r"\d+(\.\d+)*", str(getattr(self.module, "__version__", "")))
@@ -59,11 +59,11 @@ class ModuleBinding(Binding):
 
     def call(self, function: Callable[..., Result], *arguments: Any, **keywords: Any) -> Result:
         """Call a function of the module. Errors become MigraphxError, and other output of MIGraphX becomes messages."""
-        start = self._captured.begin()
         try:
-            return call_uncaptured(function, *arguments, **keywords)
+            with self._errors.captured() as messages:
+                return call_uncaptured(function, *arguments, **keywords)
         finally:
-            self.add_message(self._captured.end(start))
+            self.add_message(messages.text)
 
     def _parse_onnx(self, path: Path, shapes: Shapes, default_dimension: int) -> ModuleProgram:
         keywords: dict[str, Any] = {"default_dim_value": default_dimension}

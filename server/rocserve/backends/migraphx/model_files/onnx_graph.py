@@ -42,16 +42,6 @@ _BITS: Mapping[int, int] = {
     for name in names.split()
     if hasattr(_TYPES, name)
 }
-_FIELDS: Mapping[int, str] = {
-    _TYPES.FLOAT: "float_data",
-    _TYPES.COMPLEX64: "float_data",
-    _TYPES.DOUBLE: "double_data",
-    _TYPES.COMPLEX128: "double_data",
-    _TYPES.INT64: "int64_data",
-    _TYPES.UINT32: "uint64_data",
-    _TYPES.UINT64: "uint64_data",
-}
-"""Datatype -> the field with a tensor's values if raw_data is absent; int32_data for all other datatypes."""
 _COMPLEX = (_TYPES.COMPLEX64, _TYPES.COMPLEX128)
 
 _QUANTISED = frozenset(
@@ -170,11 +160,10 @@ class _GraphReader:
         if tensor.HasField("raw_data"):
             fault = f"{len(tensor.raw_data)} bytes, expected {size}" if len(tensor.raw_data) < size else ""
         else:
-            found = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data")))
+            found = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))) if bits else 0
             # A complex number takes two values. One value holds several numbers of less than a byte.
-            expected = math.prod(tensor.dims) * (1 + (tensor.data_type in _COMPLEX))
-            expected = min(expected, size)
-            fault = f"{found} values, expected {expected}" if bits and found != expected else ""
+            expected = min(math.prod(tensor.dims) * (1 + (tensor.data_type in _COMPLEX)), size)
+            fault = f"{found} values, expected {expected}" if found != expected else ""
         if fault:
             raise self._wrong(f"is damaged: tensor '{as_text(tensor.name)}' has {fault}; copy or export it again")
         return size

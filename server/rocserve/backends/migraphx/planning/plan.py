@@ -161,51 +161,42 @@ def _input_shapes(
     def wrong(text: str) -> ServeError:
         return invalid_argument(f"model '{config.name}': {text}")
 
-    def known_dims(name: str, dims: Dims | None) -> Dims:
-        """Return the model's dimensions, with numbers for open ones from the parameter or the configuration."""
-        chosen, declared = given.get(name), configured.get(name)
-        if dims is None:
-            if chosen is None and declared is None:
-                raise wrong(
-                    f"input '{name}' has no shape in the model file; give it one: parameter 'input_shapes'"
-                    f' "{name}: 3x224x224"'
-                )
-            return chosen if chosen is not None else tuple(dim if dim > 0 else "" for dim in declared or ())
-        if chosen is not None:
-            if len(chosen) != len(dims) or any(
-                isinstance(dim, int) and dim != number for dim, number in zip(dims, chosen, strict=True)
-            ):
-                without = " (without the batch dimension)" if batches else ""
-                raise wrong(
-                    f"'input_shapes' gives input '{name}' {_dims_text(chosen)}, but the model has {_dims_text(dims)}"
-                    f"{without}; only dimensions that it leaves open can be chosen"
-                )
-            return chosen
-        if declared is None or len(declared) != len(dims):
-            # The server's completion reports a configuration that contradicts the model.
-            return dims
-        pairs = zip(dims, declared, strict=True)
-        return tuple(number if isinstance(dim, str) and number > 0 else dim for dim, number in pairs)
-
     own = {tensor.name: tensor.dims[1:] if batches and tensor.dims is not None else tensor.dims for tensor in inputs}
     for name in given:
         if name not in own:
             raise wrong(f"'input_shapes' names '{name}', but the model's inputs are {', '.join(own)}")
     configured = {entry.name: entry.model_dims for entry in config.inputs}
-    known = {name: known_dims(name, dims) for name, dims in own.items()}
+    known: dict[str, Shape] = {}
     numbers: dict[str, int] = {}
     for name, dims in own.items():
-        for symbol, number in zip(dims or (), known[name], strict=False):
-            if not (isinstance(symbol, str) and symbol and isinstance(number, int)):
-                continue
-            if numbers.setdefault(symbol, number) != number:
+        wanted = given.get(name, configured.get(name))
+        if dims is None and wanted is None:
+            raise wrong(
+                f"input '{name}' has no shape in the model file; give it one: parameter 'input_shapes'"
+                f' "{name}: 3x224x224"'
+            )
+        file_dims: Dims = ("",) * len(wanted or ()) if dims is None else dims
+        fits = wanted is not None and len(wanted) == len(file_dims)
+        if name in given and not (fits and all(map(_may_be, file_dims, given[name]))):
+            without = " (without the batch dimension)" if batches else ""
+            raise wrong(
+                f"'input_shapes' gives input '{name}' {_dims_text(given[name])}, but the model has"
+                f" {_dims_text(file_dims)}{without}; only dimensions that it leaves open can be chosen"
+            )
+        # The server's completion reports a configuration that contradicts the model.
+        sizes = wanted if wanted is not None and fits else (0,) * len(file_dims)
+        pairs = zip(file_dims, sizes, strict=True)
+        known[name] = tuple(dim if isinstance(dim, int) else max(size, 0) for dim, size in pairs)
+        for symbol, number in zip(file_dims, known[name], strict=True):
+            if isinstance(symbol, str) and symbol and number and numbers.setdefault(symbol, number) != number:
                 raise wrong(
                     f"dimension '{symbol}' is {numbers[symbol]} in one input and {number} in '{name}'; make"
                     " 'input_shapes' agree"
                 )
     shapes = {}
-    for name, dims in known.items():
-        shapes[name] = tuple(numbers.get(dim, 0) if isinstance(dim, str) else dim for dim in dims)
+    for name, sizes in known.items():
+        dims = own[name] or ("",) * len(sizes)
+        shapes[name] = tuple(size or numbers.get(str(dim), 0) for dim, size in zip(dims, sizes, strict=True))
         if 0 in shapes[name]:
             index = shapes[name].index(0)
             axis, named = index + batches, f" ('{dims[index]}')" if dims[index] else ""
@@ -217,6 +208,10 @@ def _input_shapes(
                 + ("; if it is the batch, set max_batch_size instead" if axis == 0 else "")
             )
     return shapes
+
+
+def _may_be(dim: int | str, number: int) -> bool:
+    return isinstance(dim, str) or dim == number
 
 
 def _dims_text(dims: Dims) -> str:

@@ -1,4 +1,4 @@
-"""Captures what a library writes to descriptor 2, whatever that descriptor is."""
+"""Captures what a library writes to standard error, whatever that is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.backends.standard_error import StandardErrorCapture
+from rocserve.backends.output_capture import OutputCapture
 
 
 @contextmanager
@@ -44,50 +44,36 @@ def descriptor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
 
 
 def test_each_call_sees_what_it_wrote(descriptor: int) -> None:
-    capture = StandardErrorCapture()
+    capture = OutputCapture()
     taken = []
     with led_to(descriptor):
         for text in (b"first\n", b"", b"second \xff\n"):
-            start = capture.begin()
-            os.write(2, text)
-            taken.append(capture.end(start))
+            with capture.captured() as written:
+                os.write(2, text)
+            taken.append(written.text)
         before = os.fstat(2)
     assert taken == ["first\n", "", "second �\n"]
     assert (before.st_dev, before.st_ino) == (os.fstat(descriptor).st_dev, os.fstat(descriptor).st_ino)
 
 
-def test_calls_that_overlap(descriptor: int) -> None:
-    capture = StandardErrorCapture()
-    with led_to(descriptor):
-        outer = capture.begin()
-        os.write(2, b"a")
-        inner = capture.begin()
-        os.write(2, b"b")
-        assert capture.end(outer) == "ab"
-        os.write(2, b"c")
-        assert capture.end(inner) == "bc"
-        again = capture.begin()
-        assert capture.end(again) == ""
-
-
 def test_a_file_without_a_name_keeps_the_text() -> None:
     descriptor = os.memfd_create("standard-error")
-    capture = StandardErrorCapture()
+    capture = OutputCapture()
     with led_to(descriptor):
-        start = capture.begin()
-        os.write(2, b"kept\n")
-        assert capture.end(start) == "kept\n"
+        with capture.captured() as written:
+            os.write(2, b"kept\n")
+        assert written.text == "kept\n"
     assert os.pread(descriptor, 100, 0) == b"kept\n"
     os.close(descriptor)
 
 
 def test_a_log_does_not_get_the_text(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log, led_to(log.fileno()):
-        capture = StandardErrorCapture()
+        capture = OutputCapture()
         os.write(2, b"before\n")
-        start = capture.begin()
-        os.write(2, b"taken\n")
-        assert capture.end(start) == "taken\n"
+        with capture.captured() as written:
+            os.write(2, b"taken\n")
+        assert written.text == "taken\n"
         os.write(2, b"after\n")
     assert (tmp_path / "log").read_bytes() == b"before\nafter\n"
 
@@ -96,26 +82,25 @@ def test_standard_error_that_is_closed() -> None:
     kept = os.dup(2)
     os.close(2)
     try:
-        capture = StandardErrorCapture()
-        start = capture.begin()
-        os.write(2, b"text")
-        assert capture.end(start) == "text"
+        with OutputCapture().captured() as written:
+            os.write(2, b"text")
+        assert written.text == "text"
     finally:
         os.dup2(kept, 2)
         os.close(kept)
 
 
 def test_threads(tmp_path: Path) -> None:
-    """Each thread finds its own text, and standard error is restored at the end."""
-    capture = StandardErrorCapture()
+    """Each thread finds its own text alone, and standard error is restored at the end."""
+    capture = OutputCapture()
     missed: list[str] = []
 
     def work(number: int) -> None:
         for turn in range(200):
             word = f"<{number}.{turn}>"
-            start = capture.begin()
-            os.write(2, word.encode())
-            if word not in capture.end(start):
+            with capture.captured() as written:
+                os.write(2, word.encode())
+            if written.text != word:
                 missed.append(word)
 
     with (tmp_path / "log").open("wb") as log, led_to(log.fileno()):
