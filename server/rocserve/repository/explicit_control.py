@@ -118,9 +118,8 @@ class ExplicitControl:
         scan = await scanner.run([root / folder for root in scanner.roots for folder in folders])
         for key in self._keys(name, scan):
             served = (await self._load(key, parameters, scan)).served_model()
-            if served is not None and self._context.residents is not None:
-                for version in served.versions.values():
-                    await self._context.residents.ensure_loaded(version)
+            for version in () if served is None else served.versions.values():
+                await self._context.residents.ensure_loaded(version)
 
     async def _load(self, key: ModelKey, parameters: LoadParameters, scan: RepositoryScan) -> ManagedModel:
         """Load a model, and first the members of an ensemble, at any depth, that do not serve. Members load at the same

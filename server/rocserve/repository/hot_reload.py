@@ -216,7 +216,7 @@ class HotReload:
             foreseen = foreseen or internal(f"{type(error).__name__}: {error}")
             if isinstance(error, NameTaken):
                 self._blocked[reading] = error.key
-            reading.failure = self._context.retry.next_failure(foreseen, "", reading.failure)
+            reading.failure = self._context.retry.next_failure(foreseen, reading.failure)
             self._table.reject(reading.scan.key, reading.failure)
             read_again = functools.partial(self._queue_reading, reading)
             reading.retry = self._context.retries.schedule(reading.failure, read_again)

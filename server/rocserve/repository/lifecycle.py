@@ -62,10 +62,9 @@ class LifecycleContext:
         settings: RepositorySettings,
         registry: BackendRegistry,
         load: LoadVersion,
-        residents: ResidentModels | None,
+        residents: ResidentModels,
         log: logging.Logger,
     ) -> None:
-        """`residents`: None = every version is loaded and stays loaded."""
         self.settings = settings
         self.load = load
         self.residents = residents

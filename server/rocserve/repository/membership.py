@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from rocserve.config.ensemble_checks import check_ensemble, check_no_cycle
 from rocserve.core.errors import ServeError, invalid_argument
@@ -14,6 +15,28 @@ from rocserve.scheduling.ensemble.graph import find_member
 Served = Mapping[str, ServedModel]
 
 
+@dataclass(frozen=True, slots=True)
+class MemberReview:
+    """How an ensemble fits the models that are served now."""
+
+    problem: ServeError | None = None
+    """Why the ensemble cannot run; None = it can."""
+    is_decoupled: bool = False
+    """Whether a member makes the ensemble decoupled."""
+    are_loading: bool = False
+    """With a problem: whether a member is being loaded."""
+    lacks_files: bool = False
+    """The only members that are missing wait for their files."""
+
+    @property
+    def text(self) -> str:
+        return "" if self.problem is None else self.problem.text
+
+
+FITS = MemberReview()
+"""The review of a model without members."""
+
+
 def members_of(config: ModelConfig) -> tuple[ModelKey, ...]:
     """Return the keys of an ensemble's members, each once."""
     return tuple(dict.fromkeys(step.member for step in config.ensemble_steps))
@@ -21,9 +44,8 @@ def members_of(config: ModelConfig) -> tuple[ModelKey, ...]:
 
 def review(
     key: ModelKey, config: ModelConfig, served: Served, ensembles: Mapping[ModelKey, ModelConfig]
-) -> tuple[ServeError | None, bool]:
-    """Return why an ensemble cannot run with the models served now (None = it can), and whether it is decoupled.
-    `ensembles`: the configurations of all ensembles."""
+) -> MemberReview:
+    """Compare an ensemble with the models served now. `ensembles`: the configurations of all ensembles."""
     found = ((step.member, find_member(step, served)) for step in config.ensemble_steps)
     members = {name: None if member is None else member.config for name, member in found}
     try:
@@ -36,9 +58,9 @@ def review(
                         f"ensemble '{config.name}' depends on '{step.model_name}' whose required version"
                         f" {step.model_version} is not loaded."
                     )
-        return None, check_ensemble(config, members)
+        return MemberReview(is_decoupled=check_ensemble(config, members))
     except ServeError as error:
-        return error, False
+        return MemberReview(error)
 
 
 def reachable(keys: Iterable[ModelKey], next_keys: Callable[[ModelKey], Iterable[ModelKey]]) -> Iterator[ModelKey]:

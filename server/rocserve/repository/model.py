@@ -15,9 +15,9 @@ from rocserve.core.model_names import ModelKey, namespace_of
 from rocserve.core.serving import IndexEntry, ServedModel
 from rocserve.repository.content import ModelContent
 from rocserve.repository.loads import FilesChanged
-from rocserve.repository.membership import Served, members_of, review
+from rocserve.repository.membership import FITS, MemberReview, Served, members_of, review
 from rocserve.repository.retries import Failure
-from rocserve.repository.version import ManagedVersion, VersionState, status_name
+from rocserve.repository.version import ManagedVersion, Phase, VersionState, status_name
 from rocserve.scheduling.ensemble.graph import find_member
 
 if TYPE_CHECKING:
@@ -48,17 +48,12 @@ class ManagedModel:
         self._has_warned = False
         self._versions: Mapping[int, ManagedVersion] = {}
         """In ascending order. Replaced, never changed, because other threads read it."""
-        self._problem: Failure | None = None
-        """Why the current content cannot be used at all."""
-        self._member_problem: Failure | None = None
-        """Why this ensemble cannot be loaded with its present members."""
-        self._is_waiting_for_members = False
-        self._lacks_files_of_members = False
-        """The only members that this ensemble lacks are waiting for their files."""
+        self._rejection: Failure | None = None
+        """Why the folder's present content cannot be used; `content` is then an earlier one."""
+        self._members = FITS
+        """Whether the members allow this ensemble's content to be loaded."""
         self._is_load_due = False
         """This ensemble's content must be loaded as soon as its members allow it."""
-        self._is_rejected = False
-        """The folder's present content cannot be used; `content` is an earlier one."""
 
     @property
     def is_ensemble(self) -> bool:
@@ -73,7 +68,7 @@ class ManagedModel:
     @property
     def is_loading(self) -> bool:
         """Whether a version is being loaded, or an ensemble waits for a member that is being loaded."""
-        return self._is_waiting_for_members or self.has_running_loads
+        return self._members.are_loading or self.has_running_loads
 
     @property
     def has_running_loads(self) -> bool:
@@ -81,7 +76,7 @@ class ManagedModel:
 
     @property
     def waits_for_files(self) -> bool:
-        return any(version.waits_for_files for version in self.versions)
+        return any(version.phase is Phase.DISCARDED for version in self.versions)
 
     @property
     def is_serving(self) -> bool:
@@ -92,28 +87,23 @@ class ManagedModel:
         """Whether the model waits for its files: it has never had a version, or it is an ensemble whose missing members
         all wait for their files. Waiting is not a failure."""
         content = self.content
-        if content is None or self._is_rejected or self._versions:
+        if content is None or self._rejection is not None or self._versions:
             return False
-        return self._lacks_files_of_members if content.scan.versions else self._problem is not None
+        return self._members.lacks_files or not content.scan.versions
 
     def apply(self, content: ModelContent, *, retries_failed: bool = False) -> None:
         """Replace the model's content. A served version stays until its successor is ready. `retries_failed`: ignore
         recent failures."""
         self.content = content
-        self._is_rejected = False
-        if retries_failed:
-            for version in self.versions:
-                version.failure = None
-        self._problem = None
-        if not content.wanted:
-            text = "; ".join((no_version_text(content.definition.config), *content.scan.advice))
-            self._problem = Failure(invalid_argument(text))
+        self._rejection = None
+        for version in self.versions:
+            if retries_failed and version.has_failed:
+                version.setback = None
         self.reconcile()
 
     def reject(self, problem: Failure) -> None:
         """Note that the current content cannot be used. Served versions stay."""
-        self._problem = problem
-        self._is_rejected = True
+        self._rejection = problem
         self._is_load_due = False
         for version in self.versions:
             version.reject(problem.error)
@@ -122,11 +112,8 @@ class ManagedModel:
 
     def remove(self) -> None:
         """Unload all versions. The repository may no longer have the model."""
-        self.content = None
-        self._problem = None
-        self._member_problem = None
-        self._is_waiting_for_members = False
-        self._lacks_files_of_members = False
+        self.content = self._rejection = None
+        self._members = FITS
         self._is_load_due = False
         self.is_optional |= self.folder is None and self.context.is_polling
         self._has_warned = False
@@ -150,27 +137,28 @@ class ManagedModel:
         assert content is not None, "an ensemble has content"
         for version in self.versions:
             if version.served is not None:
-                error, is_decoupled = review(self.key, version.served.config, served, ensembles)
-                version.suspension = "" if error is None else error.text
-                if error is None:
-                    version.served.follow_members(is_decoupled)
+                version.members = review(self.key, version.served.config, served, ensembles)
+                if version.members.problem is None:
+                    version.served.follow_members(version.members.is_decoupled)
         config = content.definition.config
-        error, _ = review(self.key, config, served, ensembles)
+        error = review(self.key, config, served, ensembles).problem
         missing = {step.member for step in config.ensemble_steps if find_member(step, served) is None}
         members = (self._table.member(key) for key in members_of(config) if key in missing)
         reasons = [f"{model.name}: {model.problem_text()}" for model in members if model and model.lacks_files]
         if error is not None and reasons:
             error = invalid_argument("; ".join((error.text, *reasons)))
-        self._member_problem = None if error is None else Failure(error)
-        self._lacks_files_of_members = 0 < len(missing) == len(reasons)
-        self._is_waiting_for_members = error is not None and self._table.is_any_loading(members_of(config))
-        if self._is_load_due and self._member_problem is None:
+        self._members = MemberReview(
+            error,
+            are_loading=error is not None and self._table.is_any_loading(members_of(config)),
+            lacks_files=0 < len(missing) == len(reasons),
+        )
+        if self._is_load_due and error is None:
             self._is_load_due = False
             self._want_versions(content)
 
     def served_model(self) -> ServedModel | None:
         """Return the model's entry in the serving table; None if the model is gone and never served."""
-        if self.content is None and self._problem is None and not self._versions:
+        if self.content is None and self._rejection is None and not self._versions:
             return None
         versions = {
             version.number: version.served for version in self.versions if version.served and version.is_serving
@@ -192,9 +180,9 @@ class ManagedModel:
             # Triton shows a model that was never loaded without a version and a state.
             return [IndexEntry(self.name, "", "", problem)]
         if not self.is_serving:
-            state = VersionState.LOADING if self._is_waiting_for_members else VersionState.UNAVAILABLE
-            content = self.content
-            if self._problem is not None or content is None:
+            members, content = self._members, self.content
+            state = VersionState.LOADING if members.are_loading else VersionState.UNAVAILABLE
+            if self._own_problem is not None or content is None:
                 return [*rows, IndexEntry(self.name, "", state.value, problem)]
             known = {version.number for version in self.versions if not version.is_unloaded}
             lacking = sorted(content.wanted - known)
@@ -217,12 +205,13 @@ class ManagedModel:
         ):
             return False
         if self.is_serving:
-            return not any(version.failure and not version.is_added_later for version in versions if not version.served)
-        if self._problem is not None or any(version.failure is not None for version in versions):
+            unserved = [version for version in versions if version.served is None]
+            return not any(version.has_failed and not version.is_added_later for version in unserved)
+        if self._own_problem is not None or any(version.has_failed for version in versions):
             return False
         if self.is_loading:
             return self._is_added_later
-        return self._member_problem is None
+        return self._members.problem is None
 
     def serves_all(self) -> bool:
         """Whether each version serves, except versions unloaded on purpose: Triton's strict readiness."""
@@ -233,12 +222,13 @@ class ManagedModel:
         """Return why nothing of the model is served; "" if a version serves or nothing has failed."""
         if self.is_serving or self.lacks_files:
             return ""
-        texts = [f"version {version.number}: {version.reason}" for version in self.versions if version.failure]
+        texts = [f"version {version.number}: {version.reason}" for version in self.versions if version.has_failed]
         return self.problem_text() or "; ".join(texts)
 
     def unlogged_failure(self) -> str:
         """Return `failure_text` if it is not logged yet: failed loads and unreadable folders are logged immediately."""
-        return "" if self._is_rejected or any(version.failure for version in self.versions) else self.failure_text()
+        is_logged = self._rejection is not None or any(version.has_failed for version in self.versions)
+        return "" if is_logged else self.failure_text()
 
     def check_loaded(self) -> None:
         """Raise ServeError in Triton's words for the client that asked for the load, unless all is served. The error is
@@ -246,14 +236,12 @@ class ManagedModel:
         content = self.content
         if content is None:
             raise unavailable(f"load failed for model '{self.name}': it was unloaded before it was loaded")
-        problem = self._problem or self._member_problem
-        if problem is not None:
+        if (problem := self._problem) is not None:
             raise invalid_argument(f"load failed for model '{self.name}': {problem.error.text}")
         reasons = ""
         for version in self.versions:
             if version.number in content.wanted and not version.serves(content):
-                changed = version.last_discard or FilesChanged(is_followed=False)
-                error = version.failure.error if version.failure is not None else changed
+                error = FilesChanged(is_followed=False) if version.setback is None else version.setback.error
                 reasons += f"version {version.number} is at UNAVAILABLE state: {status_name(error)}: {error.text};\n"
         if reasons:
             raise invalid_argument(f"load failed for model '{self.name}': {reasons}")
@@ -265,18 +253,15 @@ class ManagedModel:
     def reconcile(self) -> None:
         """Load and retire versions as the content asks, and publish the result."""
         content = self.content
-        if content is not None and not self._is_rejected:
+        if content is not None and self._rejection is None:
             for version in self.versions:
                 if version.number not in content.wanted:
-                    version.stop_loading()
-                    version.failure = None
+                    version.reject(None)
             if content.definition.config.is_ensemble:
                 # Publishing compares the ensemble with its members, and starts the load when they fit.
                 self._is_load_due = True
             else:
-                self._member_problem = None
-                self._is_waiting_for_members = False
-                self._lacks_files_of_members = False
+                self._members = FITS
                 self._want_versions(content)
             self._retire_unwanted(content)
             self._forget_versions()
@@ -329,9 +314,23 @@ class ManagedModel:
             if version not in too_many and not version.is_forgettable
         }
 
+    @property
+    def _own_problem(self) -> Failure | None:
+        """Why the present content cannot be used, whatever is served."""
+        rejection, content = self._rejection, self.content
+        if rejection is not None or content is None or content.wanted:
+            return rejection
+        return Failure(invalid_argument("; ".join((no_version_text(content.definition.config), *content.scan.advice))))
+
+    @property
+    def _problem(self) -> Failure | None:
+        """Why the model cannot be loaded."""
+        own, of_members = self._own_problem, self._members.problem
+        return own if own is not None or of_members is None else Failure(of_members)
+
     def problem_text(self) -> str:
         """Return why the model cannot be loaded, or what to do if it `lacks_files`."""
-        problem = self._problem or self._member_problem
+        problem = self._problem
         return "" if problem is None else problem.text
 
 

@@ -40,7 +40,7 @@ class ModelRepository:
         load: LoadVersion,
         tables: ServingTableHolder,
         log: logging.Logger,
-        residents: ResidentModels | None = None,
+        residents: ResidentModels,
     ) -> None:
         self._settings = settings
         self._log = log

@@ -16,14 +16,17 @@ from support.waiting import PATIENCE_SECONDS
 from rocserve.backends.base import BackendSpec, EngineSpec
 from rocserve.backends.registry import BackendRegistry
 from rocserve.config.definition import ModelDefinition
+from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, internal
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.serving import IndexEntry, ServingTableHolder
 from rocserve.core.statistics import ModelStatistics
+from rocserve.plane.loop import PlaneLoop
 from rocserve.repository.loads import LoadOrder
 from rocserve.repository.model_repository import ModelRepository
+from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scanner import RepositoryScanner
-from rocserve.settings import ControlMode, RepositorySettings
+from rocserve.settings import ControlMode, RepositorySettings, ResidencySettings
 
 SETTLE_SECONDS = 0.2
 
@@ -246,9 +249,13 @@ async def make(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Se
             "retry_seconds": 0.3,
             **changes,
         }
-        table = ServingTableHolder()
+        log, table, plane = logging.getLogger("test"), ServingTableHolder(), PlaneLoop(logging.getLogger("test"))
+        dispatcher = Dispatcher(table, plane.work_off)
+        residents = ResidentModels(
+            ResidencySettings(), plane, dispatcher, pinned=(), most_waiting=3, concurrent_loads=2, log=log
+        )
         repository = ModelRepository(
-            RepositorySettings(roots or (root,), **settings), REGISTRY, loader.load, table, logging.getLogger("test")
+            RepositorySettings(roots or (root,), **settings), REGISTRY, loader.load, table, log, residents
         )
         made.append(repository)
         return Served(repository, table, loader)

@@ -10,7 +10,7 @@ import pytest
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.model_config import InputConfig, ModelConfig, OutputConfig, SequenceBatching
-from rocserve.repository.version import lost_interface
+from rocserve.repository.interface_check import lost_interface
 
 from .conftest import Folders, Served
 

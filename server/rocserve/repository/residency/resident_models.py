@@ -273,7 +273,7 @@ class ResidentModels:
             version.failure = None if problem is None else Failure(problem)
         else:
             self.counts.failed_loads += 1
-            version.failure = self._retry.next_failure(error, "", version.failure, took_seconds)
+            version.failure = self._retry.next_failure(error, version.failure, took_seconds)
             if not version.is_first_load:
                 text = version.failure.text
                 self._log.error("failed to load '%s' version %d: %s", version.name, version.version, text)
