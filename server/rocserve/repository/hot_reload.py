@@ -15,7 +15,7 @@ import functools
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rocserve.core.errors import ServeError, internal
@@ -25,7 +25,7 @@ from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.retries import Failure
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScan
-from rocserve.repository.table import ModelTable, NameTaken
+from rocserve.repository.table import ModelTable
 from rocserve.repository.watch import UNWATCHED_POLL_SECONDS
 
 _SHORTEST_PAUSE_SECONDS = 0.05
@@ -68,9 +68,6 @@ class HotReload:
         self._readings: dict[ModelKey, _FolderReading] = {}
         self._queue: deque[_FolderReading] = deque()
         self._readers: set[asyncio.Task[None]] = set()
-        self._blocked: dict[_FolderReading, ModelKey] = {}
-        """Reading of a folder with a model whose name another folder has -> the model's key."""
-        self._unsubscribe = table.subscribe(self._retry_blocked)
 
     async def run(self) -> None:
         clock, watch = asyncio.get_running_loop().time, self._context.watch
@@ -138,7 +135,6 @@ class HotReload:
             await asyncio.wait(set(self._readers))
 
     def stop(self) -> None:
-        self._unsubscribe()
         self._queue.clear()
         for task in (*self._readers, *(reading.retry for reading in self._readings.values())):
             if task is not None:
@@ -147,10 +143,8 @@ class HotReload:
     def _take_folder(self, folder: ModelKey, scan: ModelScan | None) -> None:
         """Queue a settled folder for reading. `scan`: None = the folder is gone."""
         previous = self._readings.pop(folder, None)
-        if previous is not None:
-            self._blocked.pop(previous, None)
-            if previous.retry is not None:
-                previous.retry.cancel()
+        if previous is not None and previous.retry is not None:
+            previous.retry.cancel()
         for text in () if scan is None else scan.advice:
             self._context.log.warning("%s", text)
         if scan is None or (not scan.looks_like_model and not scan.refusal):
@@ -159,16 +153,9 @@ class HotReload:
         reading = self._readings[folder] = _FolderReading(scan)
         self._queue_reading(reading)
 
-    def _retry_blocked(self, changed: Collection[ModelKey]) -> None:
-        """Read a refused folder again as soon as the model that had taken its name is gone."""
-        for reading, name in tuple(self._blocked.items()):
-            if name in changed and self._table.folder_of(name) is None:
-                self._blocked.pop(reading)
-                if reading.retry is not None:
-                    reading.retry.cancel()
-                self._queue_reading(reading)
-
     def _queue_reading(self, reading: _FolderReading) -> None:
+        if reading.retry is not None:
+            reading.retry.cancel()
         reading.is_queued = True
         self._queue.append(reading)
         if len(self._readers) < _READERS:
@@ -205,18 +192,16 @@ class HotReload:
 
     def _apply(self, reading: _FolderReading, outcome: Sequence[ModelContent] | Exception) -> None:
         reading.is_queued = False
-        self._blocked.pop(reading, None)
+        read_again = functools.partial(self._queue_reading, reading)
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            self._table.apply(reading.scan.key, outcome)
+            # A folder that is refused because of its model's name is read as soon as the name is free.
+            self._table.apply(reading.scan.key, outcome, on_freed=read_again)
         except Exception as error:
             # The traceback would keep all objects of the reading alive.
             foreseen = error.with_traceback(None) if isinstance(error, ServeError) else None
             foreseen = foreseen or internal(f"{type(error).__name__}: {error}")
-            if isinstance(error, NameTaken):
-                self._blocked[reading] = error.key
             reading.failure = self._context.retry.next_failure(foreseen, reading.failure)
             self._table.reject(reading.scan.key, reading.failure)
-            read_again = functools.partial(self._queue_reading, reading)
             reading.retry = self._context.retries.schedule(reading.failure, read_again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Collection, Set
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from rocserve.repository.content import ModelContent
 from rocserve.repository.lifecycle import LifecycleContext
 from rocserve.repository.model import wait_for_loads
 from rocserve.repository.retries import Failure
-from rocserve.repository.table import ModelTable, NameTaken
+from rocserve.repository.table import ModelTable
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +27,6 @@ class _ImageModelSet:
     """The served configuration that the image models are made for."""
     content: ModelContent | None = None
     models: tuple[GeneratedModel, ...] = ()
-    blocked_by: ModelKey | None = None
-    """Key of another folder's model with one of the names; that folder may go on without this model."""
     task: asyncio.Task[None] | None = None
 
 
@@ -59,20 +58,17 @@ class ImageModels:
                 image_set.task.cancel()
 
     def _review(self, changed: Collection[ModelKey]) -> None:
-        blocked = (key for key, image_set in self._sets.items() if image_set.blocked_by)
-        for key in {*changed, *blocked} & self._table.models.keys():
+        for key in {*changed} & self._table.models.keys():
             model = self._table.models[key]
             served = model.served_model()
             config = None if served is None or served.latest is None else served.latest.config
             if config is not None and PREPROCESS in config.parameters and model.content is not None:
                 image_set = self._sets.setdefault(key, _ImageModelSet())
-                is_free_again = image_set.blocked_by is not None and self._is_free(image_set.blocked_by, key)
                 # The model was loaded again, so its unloaded image models are wanted again.
                 is_wanted_back = image_set.content is not model.content and self._lacks_some(key, image_set)
-                is_due = image_set.config is not config or is_free_again or is_wanted_back
+                is_due = image_set.config is not config or is_wanted_back
                 image_set.config, image_set.content = config, model.content
                 if is_due:
-                    image_set.blocked_by = None
                     if image_set.task is not None:
                         image_set.task.cancel()
                     work = self._renew(key, model.content, config, image_set)
@@ -83,8 +79,11 @@ class ImageModels:
                     image_set.task.cancel()
                 self._table.drop(_folder(key))
 
-    def _is_free(self, name: ModelKey, key: ModelKey) -> bool:
-        return self._table.folder_of(name) in (None, _folder(key))
+    def _make_again(self, key: ModelKey) -> None:
+        """Make image models that were refused because another folder had a model of their name."""
+        if key in self._sets:
+            self._sets[key].config = None
+            self._review((key,))
 
     def _lacks_some(self, key: ModelKey, image_set: _ImageModelSet) -> bool:
         return len(self._table.models_of(_folder(key))) < len(image_set.models)
@@ -97,11 +96,11 @@ class ImageModels:
             # A version that was replaced by an equal one needs no new image models.
             if models != image_set.models or self._lacks_some(key, image_set):
                 contents = await asyncio.to_thread(self._context.reader.read_generated, models, content.scan.namespace)
-                self._table.apply(_folder(key), contents, retries_failed=True)
+                on_freed = functools.partial(self._make_again, key)
+                self._table.apply(_folder(key), contents, retries_failed=True, on_freed=on_freed)
                 image_set.models = models
         except ServeError as error:
             image_set.models = ()
-            image_set.blocked_by = error.key if isinstance(error, NameTaken) else None
             self._table.reject(_folder(key), Failure(error), ModelKey(f"{key}_image"))
 
     def _generate(self, definition: ModelDefinition, config: ModelConfig) -> tuple[GeneratedModel, ...]:

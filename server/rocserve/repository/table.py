@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rocserve.core.errors import ServeError, StatusCode, unavailable
+from rocserve.core.errors import invalid_argument, unavailable
 from rocserve.core.model_names import ModelKey, ModelNames
 from rocserve.core.serving import IndexEntry, ServedModel, ServingTableHolder
 from rocserve.repository.content import ModelContent
@@ -81,15 +81,6 @@ class RepositoryEvents:
         waited.set()
 
 
-class NameTaken(ServeError):
-    """Another folder defines a model of this key. `folders`: the two folders, in words."""
-
-    def __init__(self, key: ModelKey, folders: str) -> None:
-        text = f"model '{key}' is defined by both {folders} of the model repository; rename one"
-        super().__init__(StatusCode.INVALID_ARGUMENT, text)
-        self.key = key
-
-
 class ModelTable:
     """Gives the contents of folders to their models, and publishes what the models serve. Calls are made on the loop's
     thread unless stated otherwise."""
@@ -107,6 +98,8 @@ class ModelTable:
         self._is_closed = False
         self._keys_by_folder: dict[ModelKey, set[ModelKey]] = {}
         """The keys of the models that each folder defines."""
+        self._waiting_for: dict[ModelKey, tuple[ModelKey, Callable[[], None]]] = {}
+        """Refused folder -> the key that another folder's model has, and the call when that model is gone."""
         self._removed: dict[ModelKey, None] = {}
         """Removed models in the order of their removal; the values mean nothing."""
         self._served: dict[ModelKey, ServedModel] = {}
@@ -157,20 +150,35 @@ class ModelTable:
     def close(self) -> None:
         """Refuse `apply` from now on, and cancel the running loads."""
         self._is_closed = True
+        self._waiting_for.clear()
         self.events.end()
         for model in self.models.values():
             model.stop_loading()
 
-    def apply(self, folder: ModelKey, contents: Sequence[ModelContent], *, retries_failed: bool = False) -> None:
-        """Give a folder's contents to its models, and remove models that it no longer defines. Raises, before anything
-        is changed: NameTaken if another folder defines one of the names; ServeError (UNAVAILABLE) after `close`."""
+    def apply(
+        self,
+        folder: ModelKey,
+        contents: Sequence[ModelContent],
+        *,
+        retries_failed: bool = False,
+        on_freed: Callable[[], None] | None = None,
+    ) -> None:
+        """Give a folder's contents to its models, and remove models that it no longer defines. Raises ServeError,
+        before anything is changed: INVALID_ARGUMENT if another folder defines one of the names; `on_freed` is then
+        called when it no longer does; UNAVAILABLE after `close`."""
         if self._is_closed:
             raise unavailable("Server exiting")
+        self._waiting_for.pop(folder, None)
         names = [content.model for content in contents]
         for name in names:
             owner = self.folder_of(name)
             if owner not in (None, folder):
-                raise NameTaken(name, f"the folders '{owner}' and '{folder}'")
+                if on_freed is not None:
+                    self._waiting_for[folder] = name, on_freed
+                raise invalid_argument(
+                    f"model '{name}' is defined by both the folders '{owner}' and '{folder}' of the model repository;"
+                    " rename one"
+                )
         for model in self.models_of(folder):
             if model.key not in names:
                 self._remove(model)
@@ -199,6 +207,7 @@ class ModelTable:
 
     def drop(self, folder: ModelKey) -> None:
         """Remove the models of a folder that is gone or holds no model any more."""
+        self._waiting_for.pop(folder, None)
         for model in self.models_of(folder):
             self._remove(model)
 
@@ -257,6 +266,10 @@ class ModelTable:
             for known in (self._removed, self.models, self._served):
                 known.pop(key, None)
             self.events.forget(key)
+        for folder, (name, on_freed) in tuple(self._waiting_for.items()):
+            if name in changed_keys and self.folder_of(name) is None:
+                del self._waiting_for[folder]
+                on_freed()
         for callback in tuple(self._subscribers):
             try:
                 callback(changed_keys)
