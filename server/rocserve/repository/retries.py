@@ -44,17 +44,21 @@ class RetryPolicy:
     longest_seconds: float
     enabled: bool = True
 
+    def pause(self, attempts: int, took_seconds: float = 0.0) -> float | None:
+        """Return the seconds until the next try after `attempts` failures; None = no retry. Never less than the last
+        try took: a load that fails after an hour of compiling must not compile all the time."""
+        if not self.enabled:
+            return None
+        pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
+        return float(max(pause, took_seconds))
+
     def next_failure(
         self, error: ServeError, previous: Failure | None = None, took_seconds: float = 0.0, can_pass: bool = True
     ) -> Failure:
-        """Record a failure. `previous`: how the same content failed before. `can_pass`: a later try may succeed. The
-        pause is never less than the last try took: a load that fails after an hour of compiling must not compile all
-        the time."""
+        """Record a failure. `previous`: how the same content failed before. `can_pass`: a later try may succeed."""
         attempts = 1 if previous is None else previous.attempts + 1
-        if not (self.enabled and can_pass):
-            return Failure(error, attempts)
-        pause = min(self.longest_seconds, self.first_seconds * 2.0 ** min(attempts - 1, 60))
-        return Failure(error, attempts, time.monotonic() + max(pause, took_seconds))
+        pause = self.pause(attempts, took_seconds) if can_pass else None
+        return Failure(error, attempts, None if pause is None else time.monotonic() + pause)
 
 
 class Retries:
