@@ -203,7 +203,7 @@ class InferRequest:
     may_be_overtaken: bool = field(default=False, init=False)
     """Whether the client has set a deadline and newer requests may overtake the request."""
     waiting: bool = field(default=False, init=False)
-    """Whether the request is in the queue."""
+    """Whether the request waits and was not handed to an instance."""
     watched: bool = field(default=False, init=False)
     """Whether the responder was asked to report that the client has gone."""
     on_reschedule: Callable[[InferRequest], None] | None = field(default=None, init=False)

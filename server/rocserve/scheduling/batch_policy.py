@@ -32,7 +32,7 @@ requests and know no deadlines: requests with short deadlines would be lost behi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -108,7 +108,7 @@ class DynamicBatcher:
         self._largest_preferred = max(preferred_batch_sizes)
         self._delay_ns = max_queue_delay_ns
 
-    def decide(self, queue: RequestQueue, now_ns: int) -> BatchDecision:
+    def decide(self, queue: Iterable[InferRequest], now_ns: int) -> BatchDecision:
         rows = count = preferred_count = 0
         most, largest_preferred, preferred = self._max_batch_size, self._largest_preferred, self._preferred
         first: RequestPlan | None = None
@@ -245,7 +245,7 @@ class Triage:
         return NOTHING
 
     def _drop(self, request: InferRequest) -> None:
-        self._queue.drop_late(request)
+        self._queue.remove(request)
         self.dropped.append(request)
 
     def _overdue(self, members: Sequence[InferRequest], begins: float) -> list[InferRequest]:

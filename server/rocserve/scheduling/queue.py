@@ -213,38 +213,29 @@ class RequestQueue:
                 self.deadline_count -= 1
         return next_requests
 
-    def remove(self, request: InferRequest) -> bool:
-        """Remove a request. Returns False if it has already left the queue."""
-        if not request.waiting:
-            return False
-        self._levels[request.level].remove(request)
+    def remove(self, request: InferRequest) -> None:
+        """Remove a waiting request: its time has passed, or its client has left."""
+        level = self._levels[request.level]
+        # A client may leave at its deadline before the server notices: the request counts as dropped for lack of time.
+        level.has_dropped |= request.expires_at is not None
+        level.remove(request)
         request.waiting = False
         self.count -= 1
         self._nbytes -= request.nbytes
         self.deadline_count -= request.deadline is not None
         if request.level != self._default_level:
             self._close_if_empty(request.level)
-        return True
 
-    def expire(self, request: InferRequest, now: float) -> bool:
-        """Remove a waiting request whose time has passed, and return True. With the action DELAY the request runs after
-        the rest of its level instead, and may expire again at the client's deadline; then return False. A request whose
-        client's deadline has passed is always removed."""
+    def delay(self, request: InferRequest) -> bool:
+        """With the action DELAY, let a request whose timeout has passed run after the rest of its level; it expires
+        again at its client's deadline. Returns whether the action is DELAY."""
         level = self._levels[request.level]
-        deadline = request.deadline
-        if level.policy.timeout_action is TimeoutAction.DELAY and (deadline is None or deadline > now):
-            level.remove(request)
-            level.delayed.append(request)
-            request.expires_at = deadline
+        if level.policy.timeout_action is not TimeoutAction.DELAY:
             return False
-        self.drop_late(request)
+        level.remove(request)
+        level.delayed.append(request)
+        request.expires_at = request.deadline
         return True
-
-    def drop_late(self, request: InferRequest) -> bool:
-        """Remove a request that is dropped for lack of time. Returns as `remove`."""
-        if request.waiting:
-            self._levels[request.level].has_dropped = True
-        return self.remove(request)
 
     def __iter__(self) -> Iterator[InferRequest]:
         return chain.from_iterable(map(self._levels.__getitem__, self._order))

@@ -7,8 +7,9 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rocserve.core.errors import ServeError, StatusCode, copied_error, deadline_exceeded, internal, unavailable
 from rocserve.core.model_config import ModelConfig
@@ -38,6 +39,14 @@ Refused = tuple[InferRequest, ServeError]
 """A request that must not run, and the error for its client."""
 
 
+class WaitingRequests(Protocol):
+    """The requests that were not handed to an instance."""
+
+    count: int
+
+    def __iter__(self) -> Iterator[InferRequest]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerParts:
     config: ModelConfig
@@ -60,6 +69,8 @@ class Scheduler(ABC):
     """Runs the requests of a model version on its instances. Used on the data plane's thread. The events of a turn of
     the loop change the queues; at the turn's end all batches start that can run. A subclass decides by its
     `_start_work` which requests run together, and where."""
+
+    _queue: WaitingRequests
 
     def __init__(self, parts: SchedulerParts, sends_ahead: bool) -> None:
         """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
@@ -98,39 +109,36 @@ class Scheduler(ABC):
     def submit(self, request: InferRequest, responder: Responder) -> None:
         """Take a validated request. Raises ServeError, for example if the queue is full or there is no worker."""
 
-    @property
-    @abstractmethod
-    def waiting(self) -> int:
-        """How many requests have not begun to run. From any thread."""
-
-    @abstractmethod
-    def _waiting_requests(self) -> Iterable[InferRequest]:
-        """Return the requests that have not begun to run, as far as the server can know."""
-
-    @abstractmethod
-    def _has_queued(self) -> bool:
-        """Return whether a request waits that was not handed to an instance."""
-
     @abstractmethod
     def _start_work(self) -> None:
-        """Run (`_run`) all batches that can run now. Stop if a batch could not be handed over, which schedules the pump
-        again: the rest waits for the next turn, because all of it may fail."""
+        """Run (`_run`) all batches that can run now. Stop if a batch could not be handed over: the rest waits for the
+        next turn, because all of it may fail."""
 
     @abstractmethod
-    def _drop_abandoned(self, request: InferRequest) -> None:
-        """Take out and refuse a request whose client has left, if it has not begun to run."""
+    def _take_out(self, request: InferRequest, error: ServeError) -> None:
+        """Refuse a request of the queue with `error`."""
 
     @abstractmethod
-    def _time_out(self, request: InferRequest, now: float) -> None:
-        """Take out and refuse a request whose time has passed, if it has not begun to run."""
-
-    @abstractmethod
-    def _batch_left(self, batch: FormedBatch) -> None:
-        """Note that a batch has left its instance. `_run` calls this if the batch could not be handed over."""
+    def _time_out(self, request: InferRequest) -> ServeError | None:
+        """Return the error for a request whose timeout has passed; None if it runs all the same, but later."""
 
     @abstractmethod
     def _requeue(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """Requeue or refuse the requests of a batch of which nothing ran, because the worker is gone."""
+
+    # Requests that have not begun to run
+
+    @property
+    def waiting(self) -> int:
+        """How many requests have not begun to run, as far as the server can know. From any thread."""
+        return self._queue.count + sum(1 for _ in self._pool.waiting())
+
+    def _refuse(self, request: InferRequest, error: ServeError) -> None:
+        """Refuse a request, unless it has begun to run."""
+        if request.waiting:
+            self._take_out(request, error)
+        elif (batch := self._pool.batch_ahead(request)) is not None and self._answerer.drop(batch, request):
+            self._refused.append((request, error))
 
     # Instances
 
@@ -166,7 +174,7 @@ class Scheduler(ABC):
         self._schedule_pump()
 
     def _is_empty(self) -> bool:
-        return not self._has_queued() and not self._refused
+        return not self._queue.count and not self._refused
 
     def _break_cycles(self) -> None:
         """Break the reference cycles that would keep a drained scheduler until the next garbage collection."""
@@ -193,8 +201,10 @@ class Scheduler(ABC):
             expiring, self._expiring = self._expiring, []
             for request in expiring:
                 when = request.expires_at
-                if when is not None and self._may_expire(request) and self._deadlines.add(when, request, self._expire):
-                    self._deadlines.keep_only(self._waiting_requests())
+                if when is None or not (request.waiting or self._pool.batch_ahead(request)):
+                    continue
+                if self._deadlines.add(when, request, self._expire):
+                    self._deadlines.keep_only(itertools.chain(self._queue, self._pool.waiting()))
         if self._refused:
             refused = self._refused.copy()
             self._refused.clear()
@@ -209,16 +219,18 @@ class Scheduler(ABC):
                 responder.send(error)
         if self._drain.on_drained is not None and self._is_empty() and self._drain.report_if_done():
             self._break_cycles()
-        if self._watch is None and self._has_queued():
+        if self._watch is None and self._queue.count:
             self._watch_soon()
 
-    def _run(self, instance: Instance, batch: FormedBatch) -> None:
+    def _run(self, instance: Instance, batch: FormedBatch) -> bool:
+        """Hand a batch over. Returns False if that failed: its requests will be refused, or run again."""
         self._drain.running += 1
         if self._watch is None and (batch.sent_ahead or batch.is_grouped or self._answers_requests):
             self._watch_soon()
         try:
             members = self._answerer.members(batch, instance)
             instance.execute(batch.is_grouped, members, functools.partial(self._finish, instance, batch))
+            return True
         except WorkerGone as gone:
             self._worker_gone(instance, batch, gone)
         except Exception as error:
@@ -229,8 +241,8 @@ class Scheduler(ABC):
             self._drain.running -= 1
             self._pool.end(instance, batch)
             self._refused += [(request, failure) for request in batch.undropped]
-            self._batch_left(batch)
             self._schedule_pump()
+        return False
 
     def _worker_gone(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         self._answerer.forget(batch)
@@ -248,7 +260,7 @@ class Scheduler(ABC):
             self._times.observe(batch, outcome)
         is_answered = True
         try:
-            if self._has_queued() or self._refused:
+            if self._queue.count or self._refused:
                 self._pump()
         finally:
             try:
@@ -264,14 +276,14 @@ class Scheduler(ABC):
 
     # Time, and clients that leave
 
-    @abstractmethod
-    def _may_expire(self, request: InferRequest) -> bool:
-        """Return whether a request has not begun to run."""
-
     def _expire(self) -> None:
         now = time.monotonic()
         for request in self._deadlines.pop_due(now, self._expire):
-            self._time_out(request, now)
+            deadline = request.deadline
+            is_late = deadline is not None and deadline <= now
+            error = deadline_exceeded() if is_late else self._time_out(request)
+            if error is not None:
+                self._refuse(request, error)
         self._schedule_pump()
 
     def _watch_soon(self) -> None:
@@ -280,20 +292,19 @@ class Scheduler(ABC):
     def _watch_clients(self) -> None:
         oldest_ns = time.monotonic_ns() - int(_WATCH_AFTER_SECONDS * 1e9)
         unanswered = self._answerer.unanswered_requests()
-        unwatched = [
-            request for request in itertools.chain(self._waiting_requests(), unanswered) if not request.watched
-        ]
+        unended = itertools.chain(self._queue, self._pool.waiting(), unanswered)
+        unwatched = [request for request in unended if not request.watched]
         for request in unwatched:
             if request.queue_start_ns <= oldest_ns:
                 request.watched = True
                 request.responder.watch_cancellation(functools.partial(self._client_left, request))
         self._watch = None
-        if unwatched or self._has_queued() or self._pool.has_waiting:
+        if unwatched or self._queue.count or self._pool.has_waiting:
             self._watch_soon()
 
     def _client_left(self, request: InferRequest) -> None:
         self._answerer.cancel(request)
-        self._drop_abandoned(request)
+        self._refuse(request, cancelled())
         self._schedule_pump()
 
 
@@ -323,7 +334,7 @@ class ModelScheduler(Scheduler):
 
     def __init__(self, parts: SchedulerParts) -> None:
         batching = parts.config.dynamic_batching
-        self._queue = RequestQueue(batching, parts.limits)
+        self._queue: RequestQueue = RequestQueue(batching, parts.limits)
         super().__init__(parts, sends_ahead=not self._queue.has_policies)
         self._policy = batch_policy(parts.config, self._times, parts.answers_requests)
         self._sequencer = ResponseSequencer() if batching is not None and batching.preserve_ordering else None
@@ -354,17 +365,6 @@ class ModelScheduler(Scheduler):
         if not self._is_pump_scheduled:
             self._is_pump_scheduled = True
             self._plane.at_end_of_turn(self._pump)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._queue) + sum(1 for _ in self._pool.waiting())
-
-    def _waiting_requests(self) -> Iterator[InferRequest]:
-        yield from self._queue
-        yield from self._pool.waiting()
-
-    def _has_queued(self) -> bool:
-        return self._queue.count > 0
 
     def fail_queue(self, outage: ServeError) -> None:
         self._outage = outage
@@ -413,9 +413,6 @@ class ModelScheduler(Scheduler):
             pool.begin(instance, batch)
             self._run(instance, batch)
 
-    def _batch_left(self, batch: FormedBatch) -> None:
-        """See Scheduler. Nothing waits for a batch to leave."""
-
     def _requeue(self, instance: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """See Scheduler. The requests return to the front of the queue."""
         self._pool.detach(instance)
@@ -429,30 +426,14 @@ class ModelScheduler(Scheduler):
             if request.deadline is not None:
                 self._triage.note(request)
 
-    # Time, and clients that leave
+    # Requests that have not begun to run
 
-    def _may_expire(self, request: InferRequest) -> bool:
-        return request.waiting or self._pool.batch_ahead(request) is not None
+    def _take_out(self, request: InferRequest, error: ServeError) -> None:
+        self._queue.remove(request)
+        self._refused.append((request, error))
 
-    def _drop_abandoned(self, request: InferRequest) -> None:
-        # A client may leave at its deadline before the server notices: the request counts as dropped for lack of time.
-        removed = self._queue.remove(request) if request.deadline is None else self._queue.drop_late(request)
-        if removed or self._drop_ahead(request):
-            self._refused.append((request, cancelled()))
-
-    def _time_out(self, request: InferRequest, now: float) -> None:
-        if request.waiting:
-            if not self._queue.expire(request, now):
-                if request.expires_at is not None:
-                    self._expiring.append(request)
-                return
-        elif not self._drop_ahead(request):
-            return
-        deadline = request.deadline
-        is_late = deadline is not None and deadline <= now
-        self._refused.append((request, deadline_exceeded() if is_late else unavailable("Request timeout expired")))
-
-    def _drop_ahead(self, request: InferRequest) -> bool:
-        """Drop a request that waits in a worker. Returns whether it was dropped: then the caller must answer it."""
-        batch = self._pool.batch_ahead(request)
-        return batch is not None and self._answerer.drop(batch, request)
+    def _time_out(self, request: InferRequest) -> ServeError | None:
+        if request.waiting and self._queue.delay(request):
+            self._expiring.append(request)
+            return None
+        return unavailable("Request timeout expired")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from rocserve.core.sequences import SequenceId, SequenceTag
 from rocserve.core.serving import ForwardingResponder, Responder
 from rocserve.core.tensors import Buffer, Tensor, encode_bytes_elements
 from rocserve.core.validation import InputPlan, RequestPlan
-from rocserve.scheduling.sequence.table import SequenceRequest, Slot
+from rocserve.scheduling.sequence.table import LiveSequence, SequenceInstance, SequenceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,33 +117,29 @@ class SequenceInputs:
         self._zero_bytes = b""
         """Zeros that all inputs of padding rows share, as many as the largest needed."""
 
-    def begin(self, request: SequenceRequest, slot: Slot) -> None:
-        """Let a request use its slot's states, or begin new ones if it starts a sequence."""
-        if request.tag.starts or slot.states is None:
-            slot.states = list(self._initial)
-        request.slot = slot
-        request.states = slot.states
+    def ready_requests(self, instance: SequenceInstance) -> Iterator[SequenceRequest]:
+        """Yield the next requests of an instance's ready slots, with controls and states added."""
+        for slot in instance.ready:
+            assert slot.live is not None, "it has a request"
+            request = slot.live.queue[0]
+            if request.original is None:
+                self._add_to(request, slot.live)
+            yield request
 
-    def plan(self, request: SequenceRequest) -> RequestPlan:
-        """Return the request's plan with controls and states. `begin` must have been called."""
-        assert request.states is not None
-        shapes = tuple([value.shape for value in request.states])
-        plan = self._plans.get((request.plan, shapes))
-        if plan is None:
-            plan = self._make(request.plan, shapes)
-            if plan.is_small:
-                self._plans.keep((request.plan, shapes), plan)
-        return plan
-
-    def add_to(self, request: SequenceRequest) -> None:
-        """Add controls and states to a request. `begin` must have been called."""
-        assert request.states is not None
-        plan = self.plan(request)
-        request.original = (request.data, request.plan)
-        states = [value.data for value in request.states]
-        request.data = [*request.data, *self.controls.of(request.tag), *states]
+    def _add_to(self, request: SequenceRequest, live: LiveSequence) -> None:
+        """Add controls and states to a request; its sequence begins new states if it starts."""
+        if request.tag.starts or live.states is None:
+            live.states = list(self._initial)
+        plan, shapes = request.plan, tuple([value.shape for value in live.states])
+        request.original = (request.data, plan)
+        request.data = [*request.data, *self.controls.of(request.tag), *[value.data for value in live.states]]
         request.sequence = request.tag
-        request.plan = plan
+        full = self._plans.get((plan, shapes))
+        if full is None:
+            full = self._make(plan, shapes)
+            if full.is_small:
+                self._plans.keep((plan, shapes), full)
+        request.plan = full
 
     def take_states(self, outputs: Sequence[Tensor], states: SequenceStates) -> None:
         """Replace the states that are among the outputs; none if it raises ServeError (INTERNAL) for a wrong
@@ -234,14 +230,15 @@ class SequenceResponder(ForwardingResponder):
         request = self.request
         if (
             request is not None
-            and request.states is not None
+            and request.live is not None
+            and request.live.states is not None
             and request.original is not None
             and self._inputs.states
             and isinstance(answer, InferResponse)
         ):
             # Some outputs are only states: the client did not ask for them.
             try:
-                self._inputs.take_states(answer.outputs, request.states)
+                self._inputs.take_states(answer.outputs, request.live.states)
             except ServeError as error:
                 answer = error
             else:

@@ -4,116 +4,76 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
+from operator import attrgetter
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, copied_error, deadline_exceeded, invalid_argument
+from rocserve.core.errors import ServeError, copied_error, invalid_argument, unavailable
 from rocserve.core.model_config import ModelConfig, SequenceBatching
 from rocserve.core.request_prefix import request_prefix
 from rocserve.core.requests import InferRequest
 from rocserve.core.sequences import NO_SEQUENCE, SequenceId, SequenceTag
 from rocserve.core.serving import Responder
 from rocserve.scheduling.batch import FormedBatch
-from rocserve.scheduling.batch_policy import BatchPolicy, DynamicBatcher, NoBatching
+from rocserve.scheduling.batch_policy import DynamicBatcher
 from rocserve.scheduling.deadlines import Alarm
 from rocserve.scheduling.queue import QueueFull
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
-from rocserve.scheduling.scheduler import Scheduler, SchedulerParts, cancelled
+from rocserve.scheduling.scheduler import Scheduler, SchedulerParts
 from rocserve.scheduling.sequence.inputs import (
     NULL_RESPONDER,
     SequenceInputs,
     SequenceResponder,
 )
-from rocserve.scheduling.sequence.table import SequenceInstance, SequenceRequest, SequenceTable, Slot
+from rocserve.scheduling.sequence.table import SequenceInstance, SequenceRequest, SequenceTable
 from rocserve.workers.instance import Instance, WorkerGone
 from rocserve.workers.results import BatchOutcome
 
-_DEFAULT_CANDIDATES = 1
+_ARRIVAL = attrgetter("queue_start_ns")
 
 
 class DirectStrategy:
     """Forms batches by Triton's strategy "direct": each sequence keeps its row, and rows between are padding."""
 
-    def __init__(
-        self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
-    ) -> None:
+    def __init__(self, config: ModelConfig, batching: SequenceBatching, inputs: SequenceInputs) -> None:
         self.slot_count = max(config.max_batch_size, 1)
         direct = batching.direct
         self._delay_ns = direct.max_queue_delay_microseconds * 1000 if direct is not None else 0
         self._utilization = direct.minimum_slot_utilization if direct is not None else 0.0
-        self._table = table
         self._inputs = inputs
 
-    def feed(self, slot: Slot, now: float) -> None:
-        """Feed a slot that is not busy, after it got a request or ended one: nothing to do."""
-
-    def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
-        """Return the time.monotonic_ns() from which the instance has a batch to run; None if no request waits."""
-        fronts = [slot.queue[0] for slot in self._waiting(instance)]
-        if not fronts:
-            return None
-        is_used = len(fronts) / self.slot_count >= self._utilization
-        if not self._delay_ns or not self._utilization or is_used:
-            return now_ns
-        return min(request.queue_start_ns for request in fronts) + self._delay_ns
-
-    def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
-        """Take a ready batch: the requests that may join the oldest. Padding rows have the responder NULL_RESPONDER."""
-        waiting = self._waiting(instance)
-        for slot in waiting:
-            self._inputs.begin(slot.queue[0], slot)
-        oldest = min(waiting, key=lambda slot: slot.queue[0].queue_start_ns)
-        batch_key = self._inputs.plan(oldest.queue[0]).batch_key
-        rows: dict[int, SequenceRequest] = {}
-        for slot in waiting:
-            if self._inputs.plan(slot.queue[0]).batch_key == batch_key:
-                slot.busy = True
-                request = rows[slot.index] = self._table.take(slot, now_ns / 1e9)
-                self._inputs.add_to(request)
-        model = rows[oldest.index]
-        return [rows.get(index) or self._inputs.padding_row(model) for index in range(max(rows) + 1)]
-
-    def _waiting(self, instance: SequenceInstance) -> list[Slot]:
-        return [slot for slot in instance.slots if slot.queue and not slot.busy]
+    def choose(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest] | int:
+        """Return the requests of the next batch, or the time.monotonic_ns() at which to choose again. The instance has
+        requests that are ready. Padding rows have the responder NULL_RESPONDER."""
+        ready = list(self._inputs.ready_requests(instance))
+        oldest = min(ready, key=_ARRIVAL)
+        if self._delay_ns and len(ready) < self._utilization * self.slot_count:
+            due_ns = oldest.queue_start_ns + self._delay_ns
+            if due_ns > now_ns:
+                return due_ns
+        key = oldest.plan.batch_key
+        rows = {request.slot.index: request for request in ready if request.plan.batch_key == key}
+        return [rows.get(index) or self._inputs.padding_row(oldest) for index in range(max(rows) + 1)]
 
 
 class OldestStrategy:
     """Forms batches by Triton's strategy "oldest": each slot hands one request at a time to a dynamic batcher."""
 
-    def __init__(
-        self, config: ModelConfig, batching: SequenceBatching, table: SequenceTable, inputs: SequenceInputs
-    ) -> None:
+    def __init__(self, config: ModelConfig, batching: SequenceBatching, inputs: SequenceInputs) -> None:
         oldest = batching.oldest
         assert oldest is not None, "the other strategy"
-        self.slot_count = oldest.max_candidate_sequences or max(config.max_batch_size, _DEFAULT_CANDIDATES)
-        self._policy: BatchPolicy = NoBatching(None)
-        if rows := config.max_batch_size:
-            delay_ns = oldest.max_queue_delay_microseconds * 1000
-            self._policy = DynamicBatcher(rows, oldest.preferred_batch_sizes or (rows,), delay_ns)
-        self._table = table
+        rows = max(config.max_batch_size, 1)
+        self.slot_count = oldest.max_candidate_sequences or rows
+        preferred = oldest.preferred_batch_sizes if config.max_batch_size else ()
+        self._batcher = DynamicBatcher(rows, preferred or (rows,), oldest.max_queue_delay_microseconds * 1000)
         self._inputs = inputs
 
-    def feed(self, slot: Slot, now: float) -> None:
-        if not slot.queue:
-            return
-        slot.busy = True
-        self._inputs.begin(slot.queue[0], slot)
-        request = self._table.take(slot, now)
-        self._inputs.add_to(request)
-        slot.instance.candidates.push(request)
-
-    def ready_at(self, instance: SequenceInstance, now_ns: int) -> int | None:
-        queue = instance.candidates
-        if not queue.count:
-            return None
-        decision = self._policy.decide(queue, now_ns)
-        return now_ns if decision.request_count else decision.decide_again_at_ns
-
-    def form(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest]:
-        queue = instance.candidates
-        count = self._policy.decide(queue, now_ns).request_count
-        return [request for request in queue.take(count) if isinstance(request, SequenceRequest)]
+    def choose(self, instance: SequenceInstance, now_ns: int) -> list[SequenceRequest] | int:
+        decision = self._batcher.decide(self._inputs.ready_requests(instance), now_ns)
+        if not decision.request_count:
+            return decision.decide_again_at_ns
+        return list(itertools.islice(self._inputs.ready_requests(instance), decision.request_count))
 
 
 _DEFAULT_IDLE_MICROSECONDS = 1_000_000
@@ -133,11 +93,11 @@ class SequenceScheduler(Scheduler):
         self._correlation_id = self._inputs.controls.correlation_id
         self._numbers = itertools.count(1)
         """Sequence ids for an iterative model's requests without one: each is a separate sequence."""
-        self._table = SequenceTable(
+        self._queue = self._table = SequenceTable(
             config.name, parts.limits, self._times, max(config.max_batch_size, 1), self._refused
         )
         kind = DirectStrategy if batching.oldest is None else OldestStrategy
-        self._strategy: DirectStrategy | OldestStrategy = kind(config, batching, self._table, self._inputs)
+        self._strategy: DirectStrategy | OldestStrategy = kind(config, batching, self._inputs)
         self._instances: dict[Instance, SequenceInstance] = {}
         self._instance_count = 0
         """Instances that were ever attached."""
@@ -211,22 +171,20 @@ class SequenceScheduler(Scheduler):
 
     def _place(self, request: SequenceRequest, now: float) -> None:
         try:
-            slot = self._table.place(request, now)
+            has_slot = self._table.place(request, now)
         except QueueFull:
             if not self._is_pump_scheduled:
                 raise
             # Requests of this turn that can run now leave their slots first.
             self._pump()
-            slot = self._table.place(request, now)
+            has_slot = self._table.place(request, now)
         request.expires_at = request.deadline
         timeout = request.plan.timeout_microseconds
-        if slot is None and timeout:
+        if timeout and not has_slot:
             limit = now + timeout / 1e6
             request.expires_at = limit if request.expires_at is None else min(limit, request.expires_at)
         if request.expires_at is not None:
             self._expiring.append(request)
-        if slot is not None:
-            self._feed_slot(slot, now)
         self._watch_idle()
 
     def adopt(self, request: InferRequest, responder: Responder) -> None:
@@ -243,19 +201,6 @@ class SequenceScheduler(Scheduler):
     def knows(self, sequence: SequenceId) -> bool:
         return sequence in self._table
 
-    @property
-    def waiting(self) -> int:
-        # A copy, made in one step, because the data plane changes the list meanwhile.
-        return self._table.count + sum(instance.candidates.count for instance in tuple(self._table.instances))
-
-    def _waiting_requests(self) -> Iterator[InferRequest]:
-        yield from self._table.waiting()
-        for instance in self._table.instances:
-            yield from instance.candidates
-
-    def _has_queued(self) -> bool:
-        return self._table.count > 0 or any(instance.candidates.count for instance in self._table.instances)
-
     def _is_empty(self) -> bool:
         return self._table.is_empty and super()._is_empty()
 
@@ -271,9 +216,7 @@ class SequenceScheduler(Scheduler):
         if self._keeps_order:
             instance.sequencer = ResponseSequencer()
         self._instances[worker] = instance
-        now = time.monotonic()
-        self._table.add_instance(instance, now)
-        self._feed(instance, now)
+        self._table.add_instance(instance, time.monotonic())
         self._watch_idle()
 
     def detach(self, worker: Instance) -> None:
@@ -285,80 +228,50 @@ class SequenceScheduler(Scheduler):
         """May be called twice."""
         self._pool.detach(worker)
         instance = self._instances.pop(worker, None)
-        if instance is None:
-            return
-        self._table.remove_instance(instance, reason)
-        for request in instance.candidates.take(instance.candidates.count):
-            if isinstance(request, SequenceRequest):
-                self._refused.append((request, self._table.lost_sequence_error(request.tag.id, reason)))
+        if instance is not None:
+            self._table.remove_instance(instance, reason)
 
     def fail_queue(self, outage: ServeError) -> None:
         self._outage = outage
         self._table.clear_backlog(outage)
         self._schedule_pump()
 
-    # Slots
-
-    def _feed(self, instance: SequenceInstance, now: float) -> None:
-        for slot in instance.slots:
-            self._feed_slot(slot, now)
-
-    def _feed_slot(self, slot: Slot, now: float) -> None:
-        if not slot.busy and not slot.instance.gone:
-            self._table.advance(slot, now)
-            self._strategy.feed(slot, now)
-
-    def _request_done(self, request: InferRequest) -> None:
-        """Let the next request of a sequence run, because this one has ended."""
-        if isinstance(request, SequenceRequest) and request.slot is not None:
-            # Only once for each request: the slot may soon be busy with another.
-            slot, request.slot = request.slot, None
-            slot.busy = False
-            self._feed_slot(slot, time.monotonic())
-
     # Work
 
     def _start_work(self) -> None:
         for instance in self._table.instances:
             batch = self._next_batch(instance, time.monotonic_ns())
-            if batch is not None:
-                self._run(instance.worker, batch)
-            if self._is_pump_scheduled:
+            if batch is not None and not self._run(instance.worker, batch):
+                self._batch_left(batch)
                 return
 
     def _next_batch(self, instance: SequenceInstance, now_ns: int) -> FormedBatch | None:
         worker = instance.worker
         if instance.is_answering or not self._pool.is_idle(worker):
             return None
-        if self._table.deadline_count or instance.candidates.deadline_count:
-            self._drop_hopeless(instance, now_ns / 1e9)
-        ready_at = self._strategy.ready_at(instance, now_ns)
-        if ready_at is None:
+        if self._table.deadline_count:
+            # Requests may have lost their time since they became ready.
+            for slot in tuple(instance.ready):
+                self._table.advance(slot, now_ns / 1e9)
+        if not instance.ready:
             return None
-        if ready_at > now_ns:
-            self._delay.set(ready_at / 1e9, self._schedule_pump)
+        chosen = self._strategy.choose(instance, now_ns)
+        if isinstance(chosen, int):
+            self._delay.set(chosen / 1e9, self._schedule_pump)
             return None
         if not self._pool.claim(worker):
             return None
-        requests: list[InferRequest] = list(self._strategy.form(instance, now_ns))
-        batch = FormedBatch(requests, now_ns)
-        for request in requests:
+        batch = FormedBatch(list[InferRequest](chosen), now_ns)
+        for request in chosen:
             if request.responder is NULL_RESPONDER:
                 batch.drop(request)
                 batch.padding_rows += 1
-            elif instance.sequencer is not None and not isinstance(request.responder, OrderedResponder):
+                continue
+            self._table.take(request, now_ns / 1e9)
+            if instance.sequencer is not None and not isinstance(request.responder, OrderedResponder):
                 request.responder = OrderedResponder(request.responder, instance.sequencer.ticket(), self.work_off)
         self._pool.begin(worker, batch)
         return batch
-
-    def _drop_hopeless(self, instance: SequenceInstance, now: float) -> None:
-        """Refuse candidates that have lost their time since they left their slots."""
-        for request in list(instance.candidates):
-            if isinstance(request, SequenceRequest) and self._table.is_hopeless(request, now):
-                instance.candidates.remove(request)
-                self._refused.append((request, deadline_exceeded()))
-                self._request_done(request)
-        self._feed(instance, now)
 
     def _finish(self, worker: Instance, batch: FormedBatch, outcome: BatchOutcome) -> None:
         """See Scheduler. If the next requests need the answers, no batch is formed until all are answered."""
@@ -376,9 +289,11 @@ class SequenceScheduler(Scheduler):
             self._schedule_pump()
 
     def _batch_left(self, batch: FormedBatch) -> None:
-        """See Scheduler. The next requests of the batch's sequences may run."""
+        """Let the next requests of the batch's sequences run."""
+        now = time.monotonic()
         for request in batch.undropped:
-            self._request_done(request)
+            if isinstance(request, SequenceRequest):
+                self._table.request_done(request, now)
 
     def _requeue(self, worker: Instance, batch: FormedBatch, gone: WorkerGone) -> None:
         """See Scheduler. The sequences of the batch are lost."""
@@ -389,28 +304,28 @@ class SequenceScheduler(Scheduler):
 
     def _request_ended(self, request: SequenceRequest) -> None:
         """Free the slot of a request whose last answer comes, if the sequence's next request waits for answers."""
-        if request.slot is None:
+        if request.live is None:
             return
         if self._iterative:
-            self._table.end(request.slot, request.tag.id)
-        self._request_done(request)
+            self._table.end(request.live)
+        self._table.request_done(request, time.monotonic())
         self._schedule_pump()
 
     def _run_again(self, request: InferRequest) -> None:
         """Run a request once more because its model asks for it, unchanged but for the flags."""
         assert isinstance(request, SequenceRequest)
-        slot, answers = request.slot, request.answers
-        assert slot is not None and answers is not None and request.original is not None, "it has run"
-        request.slot, slot.busy = None, False
+        answers = request.answers
+        assert answers is not None and request.original is not None, "it has run"
         now_ns = time.monotonic_ns()
         again = copy(request)
         (again.data, again.plan), again.original = request.original, None
         again.queue_start_ns, again.tag = now_ns, SequenceTag(request.tag.id)
         answers.request = again
-        if not self._table.requeue(again, slot, now_ns / 1e9):
+        if not self._table.requeue(again, now_ns / 1e9):
+            again.live = None
             error = self._table.lost_error(again.tag.id) or self._unknown(again.tag.id)
             self._refused.append((again, error))
-        self._feed_slot(slot, now_ns / 1e9)
+        self._table.request_done(request, now_ns / 1e9)
         self._schedule_pump()
 
     # The end
@@ -418,10 +333,7 @@ class SequenceScheduler(Scheduler):
     def close(self, drained: Callable[[], None]) -> None:
         """See Scheduler. Sequences go on as long as their requests can come through another version."""
         if not self._router.begin_closing(self):
-            self._table.end_all()
-            now = time.monotonic()
-            for instance in self._table.instances:
-                self._feed(instance, now)
+            self._table.end_all(time.monotonic())
         super().close(drained)
 
     def _break_cycles(self) -> None:
@@ -431,29 +343,18 @@ class SequenceScheduler(Scheduler):
 
     # Time, and clients that leave
 
-    def _may_expire(self, request: InferRequest) -> bool:
-        return request.waiting or (isinstance(request, SequenceRequest) and request.original is None)
-
     def _client_left(self, request: InferRequest) -> None:
         """See Scheduler. A request that was run again has been replaced by a copy with the same client."""
         answers = request.answers if isinstance(request, SequenceRequest) else None
         super()._client_left((answers and answers.request) or request)
 
-    def _drop_abandoned(self, request: InferRequest) -> None:
+    def _take_out(self, request: InferRequest, error: ServeError) -> None:
         """See Scheduler. The request's sequence ends with it."""
-        if not isinstance(request, SequenceRequest) or self._table.cancel(request, time.monotonic()):
-            return
-        if request.slot is not None and request.slot.instance.candidates.remove(request):
-            self._refused.append((request, cancelled()))
-            self._request_done(request)
-
-    def _time_out(self, request: InferRequest, now: float) -> None:
         assert isinstance(request, SequenceRequest)
-        deadline = request.deadline
-        if deadline is not None and deadline <= now:
-            self._drop_abandoned(request)
-        else:
-            self._table.expire(request)
+        self._table.take_out(request, error, time.monotonic())
+
+    def _time_out(self, request: InferRequest) -> ServeError | None:
+        return unavailable("timeout of the corresponding sequence has been expired")
 
     def _watch_idle(self) -> None:
         if not self._idle.is_set:
@@ -463,7 +364,4 @@ class SequenceScheduler(Scheduler):
 
     def _end_idle(self) -> None:
         self._watch_idle()
-        now = time.monotonic()
-        for instance in self._table.instances:
-            self._feed(instance, now)
         self._schedule_pump()

@@ -16,7 +16,7 @@ from rocserve.core.tensors import Buffer
 from rocserve.core.validation import RequestPlan
 from rocserve.scheduling.batch_policy import half_time
 from rocserve.scheduling.compute_times import ComputeTimes
-from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
+from rocserve.scheduling.queue import QueueFull, QueueLimits
 from rocserve.scheduling.response_sequencer import ResponseSequencer
 from rocserve.scheduling.scheduler import Refused, cancelled
 from rocserve.workers.instance import Instance
@@ -46,32 +46,44 @@ class SequenceRequest(InferRequest):
         return own
 
     tag: SequenceTag = NO_SEQUENCE
-    place: Place | None = None
-    """The slot or backlog in which the request waits; None before and after."""
-    slot: Slot | None = None
-    """The slot in which the request runs or has run; None before."""
-    states: SequenceStates | None = None
-    """The sequence's states, which the answer to this request changes."""
-    cancelled: bool = False
+    live: LiveSequence | None = None
+    """The sequence in which the request waits or runs; None before and after."""
+    refusal: ServeError | None = None
+    """Its time has passed, or its client has left: the sequence ends with this error when the request's turn comes."""
     answers: SequenceResponder | None = None
     """Takes the states out of the answers. A request that is run again keeps this responder."""
     original: tuple[Sequence[Buffer], RequestPlan] | None = None
-    """The client's data, and the plan, without controls and states."""
+    """The client's data, and the plan, without controls and states; None as long as these are not added."""
+
+    @property
+    def slot(self) -> SequenceSlot:
+        """Return the slot of a request that was the first of its slot."""
+        assert self.live is not None and self.live.slot is not None, "it waits for a slot, or has ended"
+        return self.live.slot
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
-    """A slot of an instance, for one sequence at a time; not a slot of a heap."""
+class LiveSequence:
+    """A sequence that goes on, or that has ended and has requests which wait or run."""
+
+    id: SequenceId
+    queue: deque[SequenceRequest] = field(default_factory=deque)
+    slot: SequenceSlot | None = None
+    """None = the sequence waits for a slot."""
+    states: SequenceStates | None = None
+    has_ended: bool = False
+    """No more requests of the sequence come: its slot is free when the present ones run."""
+
+
+@dataclass(slots=True, eq=False)
+class SequenceSlot:
+    """A slot of an instance, for one sequence at a time."""
 
     instance: SequenceInstance
     index: int
-    queue: deque[SequenceRequest] = field(default_factory=deque)
-    sequence: SequenceId | None = None
-    states: SequenceStates | None = None
+    live: LiveSequence | None = None
     busy: bool = False
     """A request of the slot runs, maybe the last of an earlier sequence: the next must wait."""
-    forced_end: bool = False
-    """No more requests of the sequence come: the slot is free when the present ones have run."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,28 +92,14 @@ class SequenceInstance:
     number: int
     slot_count: int
     """The most sequences at a time."""
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[SequenceSlot] = field(default_factory=list)
     """Made when needed: all slots that have had a sequence, and the next one."""
-    candidates: RequestQueue = field(init=False)
-    """The requests that slots have handed to the dynamic batcher; always empty with the direct strategy."""
-    gone: bool = False
+    ready: dict[SequenceSlot, None] = field(default_factory=dict)
+    """The slots that are not busy and have a request, in the order in which they became so."""
     is_answering: bool = False
     """A batch is being answered: the next one is formed after that."""
     sequencer: ResponseSequencer | None = None
     """None = responses need no order."""
-
-    def __post_init__(self) -> None:
-        # Each slot has at most one request here.
-        self.candidates = RequestQueue(None, QueueLimits(self.slot_count + 1, 1 << 62))
-
-
-@dataclass(slots=True, eq=False)
-class Backlog:
-    sequence: SequenceId
-    queue: deque[SequenceRequest] = field(default_factory=deque)
-
-
-Place = Slot | Backlog
 
 
 _REMEMBERED_LOSSES = 10_000
@@ -119,11 +117,12 @@ class SequenceTable:
         self._times = times
         self._largest_batch = largest_batch
         self.instances: list[SequenceInstance] = []
-        self._places: dict[SequenceId, Place] = {}
-        """Sequence that goes on -> its slot or backlog; a sequence leaves with its last request."""
-        self._ready: list[tuple[int, int, Slot]] = []
+        self._live: dict[SequenceId, LiveSequence] = {}
+        """The sequences that go on."""
+        self._free: list[tuple[int, int, SequenceSlot]] = []
         """Heap of free slots by index: using the lowest keeps batches short."""
-        self._backlog: deque[Backlog] = deque()
+        self._backlog: deque[LiveSequence] = deque()
+        """The sequences that wait for a slot."""
         self._last_used: OrderedDict[SequenceId, float] = OrderedDict()
         """time.monotonic() of the last use of each sequence in a slot, the longest unused first."""
         self._lost: OrderedDict[SequenceId, str] = OrderedDict()
@@ -135,11 +134,20 @@ class SequenceTable:
     # Sequences
 
     def __contains__(self, sequence: SequenceId) -> bool:
-        return sequence in self._places
+        return sequence in self._live
+
+    def __iter__(self) -> Iterator[SequenceRequest]:
+        """Yield the requests that wait."""
+        for instance in self.instances:
+            for slot in instance.slots:
+                if slot.live is not None:
+                    yield from slot.live.queue
+        for live in self._backlog:
+            yield from live.queue
 
     @property
     def is_empty(self) -> bool:
-        return not self._places and not self.count
+        return not self._live and not self.count
 
     def lost_error(self, sequence: SequenceId) -> ServeError | None:
         """Return the error for requests of a lost sequence; None if it was not lost, or the loss is forgotten."""
@@ -152,114 +160,120 @@ class SequenceTable:
             f" {reason}"
         )
 
-    def place(self, request: SequenceRequest, now: float) -> Slot | None:
-        """Add a request; return its slot, None if its sequence waits for a slot. Raises QueueFull."""
+    def place(self, request: SequenceRequest, now: float) -> bool:
+        """Add a request. Returns whether its sequence has a slot. Raises QueueFull."""
         if self.count >= self._limits.max_requests or self._nbytes + request.nbytes > self._limits.max_bytes:
             raise QueueFull(request.id)
         sequence = request.tag.id
-        place = self._places.get(sequence)
-        if place is None:
+        live = self._live.get(sequence)
+        if live is None:
             self._lost.pop(sequence, None)
-            if self._ready:
-                place = heapq.heappop(self._ready)[2]
-                place.sequence = sequence
-                if place is place.instance.slots[-1]:
-                    self._open_slot(place.instance, now)
+            live = self._live[sequence] = LiveSequence(sequence)
+            if self._free:
+                free = heapq.heappop(self._free)[2]
+                free.live, live.slot = live, free
+                if free is free.instance.slots[-1]:
+                    self._open_slot(free.instance, now)
             else:
-                place = Backlog(sequence)
-                self._backlog.append(place)
-            self._places[sequence] = place
-        self._add(request, place)
+                self._backlog.append(live)
+        self._add(request, live)
         if request.tag.ends:
-            self._forget(sequence)
-        elif isinstance(place, Slot):
-            self._use(sequence, now)
-        return place if isinstance(place, Slot) else None
+            self.end(live)
+        slot = live.slot
+        if slot is None:
+            return False
+        self._use(live, now)
+        if not slot.busy:
+            self.advance(slot, now)
+        return True
 
-    def end(self, slot: Slot, sequence: SequenceId) -> None:
-        """End a slot's sequence: the slot is free when the present requests have run."""
-        if slot.sequence == sequence and not slot.forced_end:
-            slot.forced_end = True
-            self._forget_place(slot)
+    def end(self, live: LiveSequence) -> None:
+        if not live.has_ended:
+            live.has_ended = True
+            del self._live[live.id]
+            self._last_used.pop(live.id, None)
 
-    def end_all(self) -> None:
-        """End all sequences; those in the backlog run to the last request that has come."""
-        for place in self._places.values():
-            if isinstance(place, Slot):
-                place.forced_end = True
-        self._places.clear()
-        self._last_used.clear()
+    def end_all(self, now: float) -> None:
+        """End all sequences; each runs to the last request that has come."""
+        for live in tuple(self._live.values()):
+            self.end(live)
+            if live.slot is not None and not live.slot.busy:
+                self.advance(live.slot, now)
 
-    def _use(self, sequence: SequenceId, now: float) -> None:
-        self._last_used[sequence] = now
-        self._last_used.move_to_end(sequence)
-
-    def _forget_place(self, place: Place) -> None:
-        """Forget the sequence of a slot or backlog, if it still goes on there."""
-        if place.sequence is not None and self._places.get(place.sequence) is place:
-            self._forget(place.sequence)
-
-    def _forget(self, sequence: SequenceId) -> None:
-        self._places.pop(sequence, None)
-        self._last_used.pop(sequence, None)
+    def _use(self, live: LiveSequence, now: float) -> None:
+        if not live.has_ended:
+            self._last_used[live.id] = now
+            self._last_used.move_to_end(live.id)
 
     # Slots
 
-    def advance(self, slot: Slot, now: float) -> None:
+    def advance(self, slot: SequenceSlot, now: float) -> None:
         """Give the slot to the next sequence if the present one has ended, or if its next request cannot be
         answered."""
-        while self._has_ended(slot, now) if slot.queue else slot.forced_end:
+        while slot.live is not None and self._is_over(slot.live, now):
             self._release(slot, now)
+        if slot.live is None or not slot.live.queue or slot.busy:
+            slot.instance.ready.pop(slot, None)
+        else:
+            slot.instance.ready[slot] = None
 
-    def _has_ended(self, place: Place, now: float) -> bool:
-        """End the sequence if its next request is too late or its client has left. Returns whether it did."""
-        request = place.queue[0]
-        is_hopeless = self.is_hopeless(request, now)
-        if not is_hopeless and not request.cancelled:
+    def _is_over(self, live: LiveSequence, now: float) -> bool:
+        """Return whether a sequence has ended and no request of it waits. If its next request is too late, or is to be
+        refused, the sequence ends."""
+        if not live.queue:
+            return live.has_ended
+        error = deadline_exceeded() if self.is_hopeless(live.queue[0], now) else live.queue[0].refusal
+        if error is None:
             return False
-        self._forget_place(place)
-        if is_hopeless:
-            self._drop(place.queue.popleft())
-            self._refused.append((request, deadline_exceeded()))
-        self._refuse(place.queue, cancelled())
+        self.end(live)
+        self._refuse(live.queue.popleft(), error)
+        self._refuse_all(live, cancelled())
         return True
 
-    def take(self, slot: Slot, now: float) -> SequenceRequest:
-        request = slot.queue.popleft()
-        self._drop(request)
-        if request.tag.ends:
+    def take(self, request: SequenceRequest, now: float) -> None:
+        """Take a slot's next request, which runs now."""
+        slot, live = request.slot, request.slot.live
+        assert live is not None, "the request's sequence has the slot"
+        live.queue.popleft()
+        self._forget(request)
+        slot.busy = True
+        del slot.instance.ready[slot]
+        if live.has_ended and not live.queue:
             self._release(slot, now)
-        return request
 
-    def requeue(self, request: SequenceRequest, slot: Slot, now: float) -> bool:
+    def request_done(self, request: SequenceRequest, now: float) -> None:
+        """Let the next request of a slot run, because this one has ended. Only the first call has an effect, as the
+        slot may soon be busy with another."""
+        if request.live is not None and not request.waiting:
+            slot, request.live = request.slot, None
+            slot.busy = False
+            self.advance(slot, now)
+
+    def requeue(self, request: SequenceRequest, now: float) -> bool:
         """Queue a request that has run and must run again. Returns False if its sequence no longer has the slot."""
-        sequence = request.tag.id
-        if slot.instance.gone or slot.sequence != sequence:
+        live = request.slot.live
+        if live is None or live is not request.live:
             return False
-        self._add(request, slot)
-        if self._places.get(sequence) is slot:
-            self._use(sequence, now)
+        self._add(request, live)
+        self._use(live, now)
         return True
 
-    def _release(self, slot: Slot, now: float) -> None:
-        slot.sequence, slot.states, slot.forced_end = None, None, False
-        if slot.instance.gone:
-            return
+    def _release(self, slot: SequenceSlot, now: float) -> None:
+        slot.live = None
+        slot.instance.ready.pop(slot, None)
         while self._backlog:
-            backlog = self._next_backlog(now)
-            if self._has_ended(backlog, now):
+            live = self._next_backlog(now)
+            if self._is_over(live, now):
                 continue
-            slot.queue, slot.sequence = backlog.queue, backlog.sequence
-            for request in slot.queue:
+            slot.live, live.slot = live, slot
+            for request in live.queue:
                 # The timeout limits only the wait for a slot.
-                request.place, request.expires_at = slot, request.deadline
-            if self._places.get(backlog.sequence) is backlog:
-                self._places[backlog.sequence] = slot
-                self._use(backlog.sequence, now)
+                request.expires_at = request.deadline
+            self._use(live, now)
             return
-        heapq.heappush(self._ready, (slot.index, slot.instance.number, slot))
+        heapq.heappush(self._free, (slot.index, slot.instance.number, slot))
 
-    def _next_backlog(self, now: float) -> Backlog:
+    def _next_backlog(self, now: float) -> LiveSequence:
         """Remove and return the sequence that gets a slot: the newest with a deadline if the oldest has used half of
         its time (see Triage), otherwise the oldest."""
         first = self._backlog[0].queue[0]
@@ -278,25 +292,25 @@ class SequenceTable:
     def _open_slot(self, instance: SequenceInstance, now: float) -> None:
         """Make slots until one is free: not all, because a configuration may allow two billion."""
         while len(instance.slots) < instance.slot_count:
-            slot = Slot(instance, len(instance.slots))
+            slot = SequenceSlot(instance, len(instance.slots))
             instance.slots.append(slot)
             self._release(slot, now)
-            if slot.sequence is None:
+            self.advance(slot, now)
+            if slot.live is None:
                 return
 
     def remove_instance(self, instance: SequenceInstance, reason: str) -> None:
         """Lose an instance's sequences, and refuse their requests."""
-        instance.gone = True
         self.instances.remove(instance)
-        self._ready = [ready for ready in self._ready if ready[2].instance is not instance]
-        heapq.heapify(self._ready)
+        self._free = [free for free in self._free if free[2].instance is not instance]
+        heapq.heapify(self._free)
         for slot in instance.slots:
-            if slot.sequence is not None:
-                if self._places.get(slot.sequence) is slot:
-                    self._forget(slot.sequence)
-                    self._lost[slot.sequence] = reason
-                self._refuse(slot.queue, self.lost_sequence_error(slot.sequence, reason))
-            slot.sequence = None
+            live, slot.live = slot.live, None
+            if live is not None:
+                if not live.has_ended:
+                    self.end(live)
+                    self._lost[live.id] = reason
+                self._refuse_all(live, self.lost_sequence_error(live.id, reason))
         # The slots refer to the instance: the cycle would last until the next garbage collection.
         instance.slots = []
         while len(self._lost) > _REMEMBERED_LOSSES:
@@ -315,22 +329,15 @@ class SequenceTable:
             return False
         return deadline <= now or not self._times.may_probe(int(now * 1e9))
 
-    def cancel(self, request: SequenceRequest, now: float) -> bool:
-        """End the sequence of a request whose client has left: now; if it has a slot, when the request's turn comes.
-        Returns False if the request does not wait."""
-        place, deadline = request.place, request.deadline
-        if isinstance(place, Slot):
-            request.cancelled = True
-            self.advance(place, now)
-        elif place is not None:
-            is_late = deadline is not None and deadline <= now
-            self._refuse_backlog(place, deadline_exceeded() if is_late else cancelled())
-        return place is not None
-
-    def expire(self, request: SequenceRequest) -> None:
-        """Refuse a whole sequence that waits for a slot, because one of its requests has waited for its timeout."""
-        if isinstance(request.place, Backlog):
-            self._refuse_backlog(request.place, unavailable("timeout of the corresponding sequence has been expired"))
+    def take_out(self, request: SequenceRequest, error: ServeError, now: float) -> None:
+        """Refuse a request that waits, and end its sequence: now; if it has a slot, when the request's turn comes."""
+        live = request.live
+        assert live is not None, "it waits"
+        if live.slot is None:
+            self._refuse_backlog(live, error)
+        else:
+            request.refusal = error
+            self.advance(live.slot, now)
 
     def end_idle(self, now: float, idle_seconds: float) -> float | None:
         """End sequences without requests for `idle_seconds`. Returns when to call again (time.monotonic()), or None."""
@@ -338,44 +345,39 @@ class SequenceTable:
             sequence, used = next(iter(self._last_used.items()))
             if used + idle_seconds > now:
                 return used + idle_seconds
-            slot = self._places.get(sequence)
-            if not isinstance(slot, Slot):
-                del self._last_used[sequence]
-            elif slot.busy or slot.queue:
+            live = self._live[sequence]
+            assert live.slot is not None, "only sequences in slots are used"
+            if live.slot.busy or live.queue:
                 # A client that waits for an answer cannot send the next request.
-                self._use(sequence, now)
+                self._use(live, now)
             else:
-                self.end(slot, sequence)
-                self.advance(slot, now)
+                self.end(live)
+                self.advance(live.slot, now)
         return None
 
-    def waiting(self) -> Iterator[SequenceRequest]:
-        for instance in self.instances:
-            for slot in instance.slots:
-                yield from slot.queue
-        for backlog in self._backlog:
-            yield from backlog.queue
+    def _refuse_backlog(self, live: LiveSequence, error: ServeError) -> None:
+        self._backlog.remove(live)
+        self.end(live)
+        self._refuse_all(live, error)
 
-    def _refuse_backlog(self, backlog: Backlog, error: ServeError) -> None:
-        self._backlog.remove(backlog)
-        self._forget_place(backlog)
-        self._refuse(backlog.queue, error)
+    def _refuse_all(self, live: LiveSequence, error: ServeError) -> None:
+        while live.queue:
+            self._refuse(live.queue.popleft(), error)
 
-    def _refuse(self, queue: deque[SequenceRequest], error: ServeError) -> None:
-        while queue:
-            request = queue.popleft()
-            self._drop(request)
-            self._refused.append((request, error))
+    def _refuse(self, request: SequenceRequest, error: ServeError) -> None:
+        self._forget(request)
+        request.live = None
+        self._refused.append((request, error))
 
-    def _add(self, request: SequenceRequest, place: Place) -> None:
-        place.queue.append(request)
-        request.place = place
+    def _add(self, request: SequenceRequest, live: LiveSequence) -> None:
+        live.queue.append(request)
+        request.live, request.waiting = live, True
         self.count += 1
         self.deadline_count += request.deadline is not None
         self._nbytes += request.nbytes
 
-    def _drop(self, request: SequenceRequest) -> None:
-        request.place = None
+    def _forget(self, request: SequenceRequest) -> None:
+        request.waiting = False
         self.count -= 1
         self.deadline_count -= request.deadline is not None
         self._nbytes -= request.nbytes

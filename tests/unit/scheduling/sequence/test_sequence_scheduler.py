@@ -222,6 +222,26 @@ def test_the_queue_has_a_bound(make_bench):
     assert bench.scheduler.waiting == 2
 
 
+@pytest.mark.parametrize("oldest", [None, OLDEST], ids=["direct", "oldest"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["its client leaves", "its deadline passes"])
+def test_a_request_that_is_next_but_has_not_begun_ends_its_sequence(make_bench, oldest, is_late: bool):
+    bench = make_bench(oldest=oldest)
+    running = bench.ask(1, 1, start=True)
+    following = bench.ask(2, 2, start=True, deadline=time.monotonic() + 0.02 if is_late else None)
+    behind = bench.ask(2, 3)
+    if not is_late:
+        bench.loop.wait_for(lambda: following.leave is not None)
+        following.leave()
+    assert following.done.wait(5)
+    assert following.error.code is (StatusCode.DEADLINE_EXCEEDED if is_late else StatusCode.CANCELLED)
+    assert behind.error.code is StatusCode.CANCELLED
+    bench.instance.last.finish()
+    assert running.value == 1
+    assert len(bench.instance.executions) == 1
+    with pytest.raises(ServeError, match="for sequence 2 to model 'm' must specify the START flag"):
+        bench.ask(2)
+
+
 @pytest.mark.parametrize("strategy", [{}, {"oldest": OldestStrategy(max_candidate_sequences=1)}])
 def test_a_client_that_leaves_ends_its_sequence(make_bench, strategy):
     bench = make_bench(**strategy)
@@ -289,7 +309,7 @@ def test_the_newest_sequence_gets_the_slot_while_the_oldest_has_waited_for_too_l
     for sequence in (6, 7, 8):
         bench.ask(sequence, start=True, end=True, deadline=time.monotonic() + 10)
     # As if they had waited for long.
-    for request in bench.scheduler._table.waiting():
+    for request in bench.scheduler._table:
         request.queue_start_ns -= 100_000_000_000
     while len(order) < 7:
         bench.instance.last.finish()
@@ -393,6 +413,17 @@ def test_a_version_without_a_successor_ends_its_sequences(make_bench):
     assert not drained.is_set()
     bench.instance.last.finish()
     assert (running.value, queued.value) == (1, 2)
+    assert drained.is_set()
+
+
+def test_a_version_without_a_successor_also_ends_the_sequences_that_wait_for_a_slot(make_bench):
+    bench = make_bench(oldest=OldestStrategy(max_candidate_sequences=1))
+    answers = [bench.ask(sequence, sequence, start=True) for sequence in (1, 2, 3)]
+    drained = Flag(bench.loop)
+    bench.scheduler.close(drained.set)
+    for execution in range(3):
+        bench.instance.executions[execution].finish()
+    assert [answer.value for answer in answers] == [1, 2, 3]
     assert drained.is_set()
 
 
