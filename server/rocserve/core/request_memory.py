@@ -1,7 +1,8 @@
 """Limits the memory of requests (partly received, waiting or running) and of responses that are not sent yet.
 
-A holder is an object that keeps bytes of a request or a response. RequestMemory notes these bytes in the holder's
-`held_bytes` and releases only noted bytes, so no byte is released twice, however many ways a request may end.
+A holder is an object that keeps bytes of a request or a response. A pool counts the bytes of one kind. It notes them in
+the holder's `held_bytes` and releases only noted bytes, so no byte is released twice, however many ways a request may
+end.
 
 Partly received requests may use half of the limit, because clients that never finish a request must not keep out whole
 requests, at least those that arrive in one piece.
@@ -18,8 +19,10 @@ room for one.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Protocol
+from functools import partial
+from typing import NoReturn, Protocol
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.printable import readable_size
@@ -40,7 +43,7 @@ def default_limit(total_bytes: int | None) -> int:
 
 
 class Holder(Protocol):
-    """An object that keeps bytes of one request, or of one call's responses. Only RequestMemory writes `held_bytes`."""
+    """An object that keeps bytes of one request, or of one call's responses. Only pools write `held_bytes`."""
 
     held_bytes: int
 
@@ -75,60 +78,134 @@ class MemoryUse:
     refused_answers: int = 0
 
 
-_COLUMNS = len(fields(MemoryUse))
+_COLUMNS = [entry.name for entry in fields(MemoryUse)]
 
 
 def table_bytes(processes: int) -> int:
-    return 8 * _COLUMNS * processes
+    return 8 * len(_COLUMNS) * processes
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Counts the bytes of one kind that this process holds, and bounds those of all processes. Safe on any thread,
+    because slow methods end on the event loop."""
+
+    # acquire() and release() instead of `with`, which takes twice as long; a request has four such steps. On x86 the
+    # release is also the fence between the addition to this process's row and the reading of the sums. On other
+    # processors two processes that add at the same moment may both be admitted.
+    _lock: threading.Lock
+    _row: int
+    """This process's word in each column."""
+    _column: memoryview
+    _bounded: memoryview
+    """The words whose sum is bounded."""
+    _bound: int
+    _refusals: memoryview
+    _error: Callable[[int, int, int], MemoryFull]
+    """Makes the error from the bytes that the holder would have, those that it asked for, and those in use."""
+    _whole: Pool | None = None
+    """The pool of which this one is a part: its bytes count there too."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Return the bytes of this process."""
+        return self._column[self._row]
+
+    def admit(self, holder: Holder, nbytes: int) -> None:
+        """Note more bytes. Raises MemoryFull, with nothing noted, if there is no room."""
+        whole = self._whole
+        self._lock.acquire()
+        self._column[self._row] += nbytes
+        if whole is not None:
+            whole._column[self._row] += nbytes
+        holder.held_bytes += nbytes
+        self._lock.release()
+        used = sum(self._bounded)
+        if used > self._bound:
+            self._refuse(holder, nbytes, used, self)
+        if whole is not None:
+            used = sum(whole._bounded)
+            if used > whole._bound:
+                self._refuse(holder, nbytes, used, whole)
+
+    def take_over(self, holder: Holder, nbytes: int, other: Pool) -> None:
+        """Note bytes in place of those that the holder has in another pool. Raises MemoryFull, with nothing noted, if
+        there is no room."""
+        self._lock.acquire()
+        other._column[self._row] -= holder.held_bytes
+        self._column[self._row] += nbytes
+        holder.held_bytes = nbytes
+        self._lock.release()
+        used = sum(self._bounded)
+        if used > self._bound:
+            self._refuse(holder, nbytes, used, self)
+
+    def release(self, holder: Holder, nbytes: int = _ALL) -> None:
+        """Release noted bytes, at most those that the holder has. The default releases all."""
+        self._lock.acquire()
+        if nbytes > holder.held_bytes:
+            nbytes = holder.held_bytes
+        self._column[self._row] -= nbytes
+        if self._whole is not None:
+            self._whole._column[self._row] -= nbytes
+        holder.held_bytes -= nbytes
+        self._lock.release()
+
+    def _refuse(self, holder: Holder, nbytes: int, used: int, full: Pool) -> NoReturn:
+        self.release(holder, nbytes)
+        with self._lock:
+            self._refusals[self._row] += 1
+        raise full._error(holder.held_bytes + nbytes, nbytes, used - nbytes)
 
 
 class RequestMemory:
-    """Counts and limits memory. Safe on any thread, because slow methods end on the event loop."""
+    """The pools of this process, and its access to those of all processes."""
+
+    requests: Pool
+    unfinished: Pool
+    """Partly received requests."""
+    answers: Pool
+    steps: Pool
+    """Tensors between the steps of ensembles, which only the server runs."""
 
     def __init__(self, limit_bytes: int = LARGEST_DEFAULT_BYTES) -> None:
         self.limit_bytes = limit_bytes
-        # acquire() and release() instead of `with`, which takes twice as long; a request has four such steps. On x86
-        # the release is also the fence between the addition to this process's row and the reading of the sums. On other
-        # processors two processes that add at the same moment may both be admitted.
         self._lock = threading.Lock()
         self.share(memoryview(bytearray(table_bytes(1))), 0)
 
     def share(self, table: memoryview, row: int) -> None:
         """Count in this row of a shared table (of `table_bytes`) from now on. Called before anything is counted."""
-        self._table = words = table.cast("Q")
-        rows = self._rows = len(words) // _COLUMNS
-        self._own = range(row, len(words), rows)
-        self._requests, self._answers, self._unfinished, self._steps, self._refused, self._refused_answers = self._own
-        self._all_used = words[: 2 * rows]
-        self._all_answers, self._all_unfinished = words[rows : 2 * rows], words[2 * rows : 3 * rows]
+        words = table.cast("Q")
+        rows = len(words) // len(_COLUMNS)
+        self._row = row
         self._free_rows = [other for other in range(rows) if other != row]
+        self._columns = {name: words[place * rows : (place + 1) * rows] for place, name in enumerate(_COLUMNS)}
+        requests, answers, unfinished, steps, refused, refused_answers = self._columns.values()
+        # The first two columns. One sum over both takes less time than two.
+        self._all_used = words[: 2 * rows]
+        limit, half = self.limit_bytes, self.limit_bytes // 2
+        pool = partial(Pool, self._lock, row)
+        self.requests = pool(requests, self._all_used, limit, refused, self._no_room_for_request)
+        self.unfinished = pool(unfinished, unfinished, half, refused, self._no_room_for_part, self.requests)
+        self.answers = pool(answers, answers, limit, refused_answers, self._no_room_for_answer)
+        self.steps = pool(steps, steps, half, refused_answers, self._no_room_for_step, self.answers)
 
     @property
     def share_bytes(self) -> int:
         """Return each front end's share of the limit; without front end processes, the whole limit."""
-        return self.limit_bytes // max(self._rows - 1, 1)
+        return self.limit_bytes // max(len(self._all_used) // 2 - 1, 1)
 
     def add_front_end(self) -> int:
         return self._free_rows.pop()
 
     def forget_front_end(self, row: int) -> None:
         """Free the row of a front end that has ended; its refusals stay counted."""
-        table = self._table
         with self._lock:
-            for place, own in zip(range(row, len(table), self._rows), self._own, strict=True):
-                if own in (self._refused, self._refused_answers):
-                    table[own] += table[place]
-                table[place] = 0
+            for name, column in self._columns.items():
+                if name.startswith("refused"):
+                    column[self._row] += column[row]
+                column[row] = 0
         self._free_rows.append(row)
-
-    @property
-    def request_bytes(self) -> int:
-        """Return the bytes of this process's requests."""
-        return self._table[self._requests]
-
-    @property
-    def answer_bytes(self) -> int:
-        return self._table[self._answers]
 
     @property
     def used_bytes(self) -> int:
@@ -137,126 +214,44 @@ class RequestMemory:
 
     def use(self) -> MemoryUse:
         """Return the use of all processes, with the refusals of front ends that have ended."""
-        rows = self._rows
-        return MemoryUse(*(sum(self._table[begin : begin + rows]) for begin in range(0, len(self._table), rows)))
+        return MemoryUse(*map(sum, self._columns.values()))
 
-    def admit(self, holder: Holder, nbytes: int) -> None:
-        """Note more bytes of a request. Raises MemoryFull, with nothing noted, if there is no room."""
-        # Written out here and below instead of calling _add, because every gRPC request comes through here.
-        self._lock.acquire()
-        self._table[self._requests] += nbytes
-        holder.held_bytes += nbytes
-        self._lock.release()
-        used = sum(self._all_used)
-        if used > self.limit_bytes:
-            self._take_back(self._refused, holder, nbytes, self._requests)
-            raise self._full("request", holder.held_bytes + nbytes, used - nbytes)
+    def _no_room_for_request(self, held: int, nbytes: int, used: int) -> MemoryFull:
+        if held > self.limit_bytes:
+            return self._too_large("request", held, "send smaller requests")
+        return self._full("request", held, used, "requests and answers")
 
-    def release(self, holder: Holder) -> None:
-        """Release all bytes of a request that has ended."""
-        self._add(holder, -_ALL, self._requests)
+    def _no_room_for_answer(self, held: int, nbytes: int, used: int) -> MemoryFull:
+        if nbytes > self.limit_bytes:
+            return self._too_large("answer", nbytes, "ask for fewer or smaller outputs")
+        return self._full("answer", nbytes, used, "answers that are not read yet or within ensembles")
 
-    def admit_part(self, holder: Holder, nbytes: int) -> None:
-        """Note more bytes of a partly received request. Raises MemoryFull, with nothing noted, if there is no room."""
-        share = self.limit_bytes // 2
-        self._add(holder, nbytes, self._requests, self._unfinished)
-        unfinished, used = sum(self._all_unfinished), sum(self._all_used)
-        if unfinished <= share and used <= self.limit_bytes:
-            return
-        self._take_back(self._refused, holder, nbytes, self._requests, self._unfinished)
-        asked = holder.held_bytes + nbytes
-        if unfinished <= share:
-            raise self._full("request", asked, used - nbytes)
-        raise MemoryFull(
-            f"incomplete requests may take {readable_size(share)} together, half of the server's memory"
-            f" for requests ({_FLAG}), and {readable_size(asked)} have come of this one; send fewer or"
+    def _no_room_for_part(self, held: int, nbytes: int, used: int) -> MemoryFull:
+        half = self.limit_bytes // 2
+        return MemoryFull(
+            f"incomplete requests may take {readable_size(half)} together, half of the server's memory"
+            f" for requests ({_FLAG}), and {readable_size(held)} have come of this one; send fewer or"
             " smaller requests at once, and try again later",
-            fits_never=asked > share,
+            fits_never=held > half,
         )
 
-    def release_part(self, holder: Holder, nbytes: int = _ALL) -> None:
-        """Release `nbytes` that `admit_part` noted, or all of them if they are fewer. The default releases all."""
-        self._add(holder, -nbytes, self._requests, self._unfinished)
-
-    def admit_answer(self, holder: Holder, nbytes: int) -> None:
-        """Note more bytes of a response to send. Raises MemoryFull, with nothing noted, if there is no room."""
-        self._add(holder, nbytes, self._answers)
-        used = sum(self._all_answers)
-        if used > self.limit_bytes:
-            self._take_back(self._refused_answers, holder, nbytes, self._answers)
-            raise self._full("answer", nbytes, used - nbytes)
-
-    def exchange(self, holder: Holder, nbytes: int) -> None:
-        """Replace a request's bytes by its response's. Raises MemoryFull, with nothing noted, if there is no room."""
-        self._lock.acquire()
-        self._table[self._requests] -= holder.held_bytes
-        self._table[self._answers] += nbytes
-        holder.held_bytes = nbytes
-        self._lock.release()
-        used = sum(self._all_answers)
-        if used > self.limit_bytes:
-            self._take_back(self._refused_answers, holder, nbytes, self._answers)
-            raise self._full("answer", nbytes, used - nbytes)
-
-    def release_answer(self, holder: Holder, nbytes: int = _ALL) -> None:
-        """Release bytes of a response that were sent, at most the noted ones. The default releases all, sent or not."""
-        self._lock.acquire()
-        sent = min(nbytes, holder.held_bytes)
-        self._table[self._answers] -= sent
-        holder.held_bytes -= sent
-        self._lock.release()
-
-    def admit_step(self, holder: Holder, nbytes: int) -> None:
-        """Note bytes between the steps of an ensemble, negative if a step's outputs are smaller than its inputs. Only
-        the server runs ensembles. Raises MemoryFull, with nothing noted, if there is no room."""
-        share = self.limit_bytes // 2
-        self._add(holder, nbytes, self._answers, self._steps)
-        steps, used = self._table[self._steps], sum(self._all_answers)
-        if nbytes <= 0 or (steps <= share and used <= self.limit_bytes):
-            return
-        self._take_back(self._refused_answers, holder, nbytes, self._answers, self._steps)
-        if steps <= share:
-            raise self._full("answer", nbytes, used - nbytes)
-        raise MemoryFull(
-            f"tensors between the steps of ensembles may take {readable_size(share)} together, half of the server's"
-            f" memory for requests ({_FLAG}), and {readable_size(nbytes)} more are needed; send fewer or"
+    def _no_room_for_step(self, held: int, nbytes: int, used: int) -> MemoryFull:
+        return MemoryFull(
+            f"tensors between the steps of ensembles may take {readable_size(self.limit_bytes // 2)} together, half of"
+            f" the server's memory for requests ({_FLAG}), and {readable_size(nbytes)} more are needed; send fewer or"
             " smaller requests at once, and try again later"
         )
 
-    def release_step(self, holder: Holder, nbytes: int = _ALL) -> None:
-        """Release `nbytes` that `admit_step` noted, or all of them if they are fewer."""
-        self._add(holder, -nbytes, self._answers, self._steps)
-
-    def _add(self, holder: Holder, nbytes: int, place: int, part: int | None = None) -> None:
-        """Add `nbytes` to the columns `place` and `part`; a negative number releases at most the holder's bytes."""
-        self._lock.acquire()
-        try:
-            if nbytes < -holder.held_bytes:
-                nbytes = -holder.held_bytes
-            self._table[place] += nbytes
-            if part is not None:
-                self._table[part] += nbytes
-            holder.held_bytes += nbytes
-        finally:
-            self._lock.release()
-
-    def _take_back(self, refused: int, holder: Holder, nbytes: int, place: int, part: int | None = None) -> None:
-        self._add(holder, -nbytes, place, part)
-        with self._lock:
-            self._table[refused] += 1
-
-    def _full(self, what: str, nbytes: int, used: int) -> MemoryFull:
-        limit = readable_size(self.limit_bytes)
-        if nbytes > self.limit_bytes:
-            remedy = "send smaller requests" if what == "request" else "ask for fewer or smaller outputs"
-            return MemoryFull(
-                f"this {what} takes {readable_size(nbytes)} of memory, more than the {limit} that the server has for"
-                f" all {what}s ({_FLAG}); {remedy}, or have the limit raised",
-                fits_never=what == "request",
-            )
-        held_by = "requests and answers" if what == "request" else "answers that are not read yet or within ensembles"
+    def _too_large(self, what: str, nbytes: int, remedy: str) -> MemoryFull:
         return MemoryFull(
-            f"the server's memory for requests is full: {readable_size(used)} of {limit} ({_FLAG}) are in"
-            f" use by {held_by}, and this {what} needs {readable_size(nbytes)}; send fewer or smaller requests at once,"
-            " and try again later"
+            f"this {what} takes {readable_size(nbytes)} of memory, more than the {readable_size(self.limit_bytes)} that"
+            f" the server has for all {what}s ({_FLAG}); {remedy}, or have the limit raised",
+            fits_never=what == "request",
+        )
+
+    def _full(self, what: str, nbytes: int, used: int, held_by: str) -> MemoryFull:
+        return MemoryFull(
+            f"the server's memory for requests is full: {readable_size(used)} of {readable_size(self.limit_bytes)}"
+            f" ({_FLAG}) are in use by {held_by}, and this {what} needs {readable_size(nbytes)}; send fewer or smaller"
+            " requests at once, and try again later"
         )

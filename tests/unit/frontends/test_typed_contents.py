@@ -213,7 +213,7 @@ def test_memory_is_asked_for_before_it_is_used() -> None:
     data = message_of("INT64", "int64_contents", [1] * COUNT).SerializeToString()
     memory, holding = RequestMemory(COUNT), Holding()
     with pytest.raises(MemoryFull) as raised:
-        decoded(data, lambda nbytes: memory.admit(holding, nbytes))
+        decoded(data, lambda nbytes: memory.requests.admit(holding, nbytes))
     assert raised.value.code is StatusCode.RESOURCE_EXHAUSTED
     # The bytes of the other inputs.
     assert holding.held_bytes == 4 + 5

@@ -169,7 +169,7 @@ class Counted:
         return list(self.unfinished.check(self.now, {{"a": A, "b": B}[name]: at for name, at in oldest.items()}))
 
     def has_come(self, nbytes: int) -> bool:
-        return abs(self.memory.request_bytes - nbytes) <= CLOSE
+        return abs(self.memory.requests.own_bytes - nbytes) <= CLOSE
 
 
 def test_what_came_before_a_call_began_is_none_of_its_message() -> None:
@@ -179,11 +179,11 @@ def test_what_came_before_a_call_began_is_none_of_its_message() -> None:
     counted.check()
     counted.bytes[A] += MESSAGE
     counted.check(a=2.0)
-    assert counted.memory.request_bytes == 0, "it has not waited for a whole check"
+    assert counted.memory.requests.own_bytes == 0, "it has not waited for a whole check"
     counted.check(a=2.0)
     assert counted.has_come(MESSAGE)
     counted.check()
-    assert counted.memory.request_bytes == 0
+    assert counted.memory.requests.own_bytes == 0
 
 
 def test_messages_that_come_whole_beside_a_waiting_one_are_taken_off() -> None:
@@ -195,9 +195,9 @@ def test_messages_that_come_whole_beside_a_waiting_one_are_taken_off() -> None:
         counted.bytes[A] += MESSAGE
         counted.unfinished.count_complete(A, counted.now, MESSAGE)
         counted.check(a=0.0)
-    assert 0 <= counted.memory.request_bytes <= MESSAGE // 2 + CLOSE
+    assert 0 <= counted.memory.requests.own_bytes <= MESSAGE // 2 + CLOSE
     counted.unfinished.count_complete(A, 0.0, MESSAGE // 2)
-    assert counted.memory.request_bytes == 0, "its request counts in its place"
+    assert counted.memory.requests.own_bytes == 0, "its request counts in its place"
 
 
 def test_what_ended_calls_had_sent_is_forgotten_once_all_have_ended_that_waited_beside_them() -> None:
@@ -209,7 +209,7 @@ def test_what_ended_calls_had_sent_is_forgotten_once_all_have_ended_that_waited_
     counted.bytes[A] += MESSAGE
     for at in (1.0, 1.0, 4.0, 4.0, 6.0, 6.0):
         counted.check(a=at)
-    assert counted.memory.request_bytes <= CLOSE
+    assert counted.memory.requests.own_bytes <= CLOSE
 
 
 def test_the_connection_that_holds_most_makes_room_for_the_others() -> None:
@@ -225,7 +225,7 @@ def test_an_idle_connection_that_is_pinged_holds_nothing() -> None:
     for _ in range(1000):
         counted.bytes[A] += 17
         counted.check(a=0.0)
-    assert counted.memory.request_bytes == 0
+    assert counted.memory.requests.own_bytes == 0
 
 
 def test_a_system_that_does_not_tell_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -292,16 +292,16 @@ def test_answers_that_nobody_reads_count_until_they_are_given_up(
     transport = served.transport
     for _ in range(CLIENTS):
         connections.enter_context(call_without_reading(served.port, path))
-    wait_until(lambda: transport.memory.answer_bytes == CLIENTS * held)
+    wait_until(lambda: transport.memory.answers.own_bytes == CLIENTS * held)
     time.sleep(0.2)
     transport.cancel_unread_calls()
-    assert transport.memory.answer_bytes == CLIENTS * held, "given up before its time"
+    assert transport.memory.answers.own_bytes == CLIENTS * held, "given up before its time"
     # 0.3 s, and 16 s more for 1 MiB.
     transport.sending.update(dict.fromkeys(transport.sending, time.monotonic() - 1000))
     transport.cancel_unread_calls()
-    wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+    wait_until(lambda: transport.memory.answers.own_bytes == 0 and not transport.sending)
     assert len(served.unary()(b"x", timeout=10)) == ANSWER_BYTES
-    wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+    wait_until(lambda: transport.memory.answers.own_bytes == 0 and not transport.sending)
 
 
 @pytest.mark.parametrize("path", [UNARY, STREAM])
@@ -310,8 +310,8 @@ def test_a_client_that_vanishes_with_answers_unread_leaves_nothing(serve: Any, p
     transport = served.transport
     for _ in range(CLIENTS):
         with call_without_reading(served.port, path):
-            wait_until(lambda: transport.memory.answer_bytes > 0)
-        wait_until(lambda: transport.memory.answer_bytes == 0 and not transport.sending)
+            wait_until(lambda: transport.memory.answers.own_bytes > 0)
+        wait_until(lambda: transport.memory.answers.own_bytes == 0 and not transport.sending)
 
 
 def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: Any, plane: PlaneLoop) -> None:
@@ -333,7 +333,7 @@ def test_streams_that_are_cancelled_while_answers_are_sent_leave_nothing(serve: 
         rpc.cancel()
         done.set()
     transport = served.transport
-    wait_until(lambda: not transport.live and not transport.sending and not transport.memory.answer_bytes)
+    wait_until(lambda: not transport.live and not transport.sending and not transport.memory.answers.own_bytes)
 
 
 def held_open(done: threading.Event) -> Iterator[bytes]:

@@ -371,7 +371,7 @@ def test_what_goes_between_steps_counts_until_the_ensemble_has_answered():
         Member("a", plus(1)), second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], memory=2 * 3 * 8
     )
     waiting = [ask(version, 1, 1) for _ in range(3)]
-    assert version.memory.answer_bytes == 24
+    assert version.memory.answers.own_bytes == 24
     refused = ask(version, 1, 1)
     assert refused.error.code is StatusCode.RESOURCE_EXHAUSTED
     assert refused.error.text.startswith("in ensemble 'e', tensors between the steps of ensembles may take 24 B ")
@@ -379,7 +379,7 @@ def test_what_goes_between_steps_counts_until_the_ensemble_has_answered():
     for left, answer in zip((16, 8, 0), waiting, strict=True):
         second.finish()
         assert answer.value() == [3, 3]
-        assert version.memory.answer_bytes == left
+        assert version.memory.answers.own_bytes == left
     assert ask(version, 1, 1).error is None
 
 
@@ -390,10 +390,10 @@ def test_what_goes_between_steps_is_given_back_when_a_step_fails():
     last = Member("b", refuse, held=True)
     version = ensemble(Member("a", plus(1)), last, steps=[step("a", "X", "mid"), step("b", "mid", "Y")])
     answer = ask(version, 1, 1)
-    assert version.memory.answer_bytes == 8
+    assert version.memory.answers.own_bytes == 8
     last.finish()
     assert answer.error.text == "in ensemble 'e', no"
-    assert version.memory.answer_bytes == 0
+    assert version.memory.answers.own_bytes == 0
 
 
 def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
@@ -410,19 +410,19 @@ def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
     for value in (1.0, 2.0, 3.0):
         data = np.array([value, value], np.float32).tobytes()
         responder.send(InferResponse.of("a", "1", "", [Tensor("OUT", FP32, (1, 2), data)]), final=False)
-    assert version.memory.answer_bytes == 24
+    assert version.memory.answers.own_bytes == 24
     second.finish()
     assert answer.value() == [2, 2]
     # The first request has ended; the second step's answers to the others have not arrived.
-    assert version.memory.answer_bytes == 16
+    assert version.memory.answers.own_bytes == 16
     second._waiting.reverse()
     second.finish()
     # The third step's input takes the place of the second step's.
-    assert (answer.count, version.memory.answer_bytes) == (1, 16)
+    assert (answer.count, version.memory.answers.own_bytes) == (1, 16)
     second.finish()
-    assert (answer.count, version.memory.answer_bytes) == (3, 0)
+    assert (answer.count, version.memory.answers.own_bytes) == (3, 0)
     responder.send(None)
-    assert version.memory.answer_bytes == 0
+    assert version.memory.answers.own_bytes == 0
 
 
 def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():

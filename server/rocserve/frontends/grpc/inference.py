@@ -63,13 +63,13 @@ class InferenceHandlers:
         call.handlers = self
         message = call.message
         try:
-            self.memory.admit(call, len(message))
+            self.memory.requests.admit(call, len(message))
             if len(message) > DECODED_AT_ONCE and (large := self.decoder.large_contents(message)) is not None:
                 self._decode_large(large, call)
                 return
             request = self.decoder.decode_request(message)
             if request.head.is_typed:
-                self.memory.admit(call, _nbytes(request))
+                self.memory.requests.admit(call, _nbytes(request))
             if self.order.held and self.order.wait_if_held(request, partial(call.begin, request)):
                 return
             call.begin(request)
@@ -89,7 +89,7 @@ class InferenceHandlers:
 
     def _decode_in_steps(self, unread: UnreadRequest, call: InferCall | _StreamResponder) -> Steps[None]:
         try:
-            request = yield from unread.decode(partial(self.memory.admit, call))
+            request = yield from unread.decode(partial(self.memory.requests.admit, call))
         except ServeError as error:
             call.refuse(error)
         except Exception as error:
@@ -191,7 +191,7 @@ class InferenceStream:
         try:
             self.handlers.model_infer(responder)
         except BaseException:
-            self.handlers.memory.release(responder)
+            self.handlers.memory.requests.release(responder)
             raise
 
     def on_half_close(self) -> None:
@@ -321,7 +321,7 @@ class _StreamResponder:
             self._stream.call.send(message)
             return
         self._stream.watchers.discard(self)
-        self.handlers.memory.release(self)
+        self.handlers.memory.requests.release(self)
         # The callback refers to the queued request, which refers to this responder. The message would otherwise stay
         # until the answers before this one have been sent.
         self._callback, self.message = None, b""

@@ -146,7 +146,8 @@ class ServerUnaryCall(ServerCall):
             self._drop()
             return
         try:
-            transport.memory.exchange(self, len(message))
+            memory = transport.memory
+            memory.answers.take_over(self, len(message), memory.requests)
         except ServeError as error:
             self.reply_error(error)
             return
@@ -168,11 +169,11 @@ class ServerUnaryCall(ServerCall):
     def _drop(self) -> None:
         """Release the request's memory, unless an answer is being sent."""
         if self not in self._transport.sending:
-            self._transport.memory.release(self)
+            self._transport.memory.requests.release(self)
 
     def _on_sent(self, event: Event) -> None:
         self._transport.sending.pop(self, None)
-        self._transport.memory.release_answer(self)
+        self._transport.memory.answers.release(self)
 
     def _end(self, operations: tuple[Any, ...], on_sent: Callable[[Event], None]) -> None:
         live = self._transport.live
@@ -311,7 +312,7 @@ class ServerStreamCall(ServerCall):
             return
         nbytes = len(message)
         try:
-            self._transport.memory.admit_answer(self, nbytes)
+            self._transport.memory.answers.admit(self, nbytes)
             backlog_bytes = self.held_bytes - self._sending_bytes
             if self._sending and backlog_bytes >= self._transport.limits.stream_backlog_limit_bytes:
                 text = "the client does not read: too many bytes wait to be sent on this stream"
@@ -377,7 +378,7 @@ class ServerStreamCall(ServerCall):
             self._drop()
             return
         # A message that has been sent holds no memory.
-        self._transport.memory.release_answer(self, self._sending_bytes)
+        self._transport.memory.answers.release(self, self._sending_bytes)
         self._sending_bytes = 0
         if self._backlog:
             message = self._backlog.popleft()
@@ -393,4 +394,4 @@ class ServerStreamCall(ServerCall):
         """Drop the backlog and release its memory."""
         self._backlog.clear()
         self._sending_bytes = 0
-        self._transport.memory.release_answer(self)
+        self._transport.memory.answers.release(self)

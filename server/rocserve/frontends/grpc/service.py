@@ -166,12 +166,12 @@ class MethodRoutes:
                 # each other alive.
                 self._plane.call_soon(partial(self._fail, call, error))
             finally:
-                self._memory.release(holding)
+                self._memory.requests.release(holding)
 
         def hand_over(call: UnaryCall) -> None:
             holding = Holding()
             try:
-                self._memory.admit(holding, len(call.message))
+                self._memory.requests.admit(holding, len(call.message))
             except ServeError as error:
                 self._fail(call, error)
                 return

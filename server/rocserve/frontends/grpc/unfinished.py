@@ -317,7 +317,7 @@ class UnfinishedBytes:
                 count.whole_bytes += taken
         if since < self._earlier[-1][0]:
             # The last check has counted it.
-            self._memory.release_part(connection, taken)
+            self._memory.unfinished.release(connection, taken)
 
     def check(self, now: float, oldest: Mapping[str, float]) -> dict[str, ServeError]:
         """Count again. The connections with the fewest bytes get memory first. Returns peer -> error for connections
@@ -355,7 +355,7 @@ class UnfinishedBytes:
         refused: dict[str, ServeError] = {}
         for peer in sorted(held, key=held.__getitem__):
             try:
-                self._memory.admit_part(connections[peer], held[peer])
+                self._memory.unfinished.admit(connections[peer], held[peer])
             except ServeError as error:
                 del connections[peer]
                 refused[peer] = error
@@ -364,5 +364,5 @@ class UnfinishedBytes:
     def drop(self) -> None:
         """Release the memory of all connections."""
         for connection in self.connections.values():
-            self._memory.release_part(connection)
+            self._memory.unfinished.release(connection)
         self.connections = {}

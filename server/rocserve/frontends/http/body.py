@@ -154,7 +154,7 @@ class BodyReader:
             plain = decompressed(body, self.max_input_size)
         else:
             plain = await asyncio.to_thread(decompressed, body, self.max_input_size)
-        self._memory.admit(holder, len(plain))
+        self._memory.requests.admit(holder, len(plain))
         return plain
 
     def json_length(self, stated: StatedLength | None, body_length: int) -> int:
@@ -197,7 +197,7 @@ class BodyReader:
                 if len(request.data) > limit:
                     raise _too_large(len(request.data), limit)
                 # Only bytes that have come count, whatever length was promised.
-                self._memory.admit_part(part, len(request.data) - part.held_bytes)
+                self._memory.unfinished.admit(part, len(request.data) - part.held_bytes)
         except TimeoutError:
             come = len(request.data)
             raise HttpError(
@@ -206,7 +206,7 @@ class BodyReader:
                 f" {self.body_seconds:g} s for a body, and one more for each 64 KiB that have come",
             ) from None
         finally:
-            self._memory.release_part(part)
+            self._memory.unfinished.release(part)
         return self.complete_body(request, holder, limit)
 
     def complete_body(self, request: Request, holder: Holder, limit: int) -> Buffer:
@@ -214,7 +214,7 @@ class BodyReader:
         body = request.data
         if len(body) > limit:
             raise _too_large(len(body), limit)
-        self._memory.admit(holder, len(body))
+        self._memory.requests.admit(holder, len(body))
         return body
 
     def _seconds(self, nbytes: int) -> float:

@@ -227,7 +227,7 @@ class AnswerStream(HttpResponder):
     async def next(self) -> Answer:
         """Return the next response or error; None if no further one comes."""
         # The previous answer has been sent.
-        self._parts.memory.release_answer(self._answers, self._sending_bytes)
+        self._parts.memory.answers.release(self._answers, self._sending_bytes)
         self._sending_bytes = 0
         try:
             async with asyncio.timeout_at(self._deadline):
@@ -243,7 +243,7 @@ class AnswerStream(HttpResponder):
     def close(self) -> None:
         """Release all answers: they have been sent, or nobody reads them."""
         self._is_closed = True
-        self._parts.memory.release_answer(self._answers)
+        self._parts.memory.answers.release(self._answers)
 
     def expect_many(self) -> None: ...
 
@@ -260,7 +260,7 @@ class AnswerStream(HttpResponder):
         if self._is_closed:
             return
         try:
-            self._parts.memory.admit_answer(self._answers, _size(answer))
+            self._parts.memory.answers.admit(self._answers, _size(answer))
             if self._answers.held_bytes - self._sending_bytes > BACKLOG_LIMIT_BYTES:
                 raise ServeError(
                     StatusCode.RESOURCE_EXHAUSTED,
@@ -278,7 +278,7 @@ class AnswerStream(HttpResponder):
     def _drop_all(self) -> None:
         while not self._queue.empty():
             self._queue.get_nowait()
-        self._parts.memory.release_answer(self._answers)
+        self._parts.memory.answers.release(self._answers)
         self.cancel()
 
 

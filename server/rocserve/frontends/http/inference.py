@@ -128,7 +128,7 @@ class HttpResponder(ClientResponder):
         """Release the request's body. The callbacks refer to the request, which refers to this responder; the cycle
         would keep the client's data until the next garbage collection."""
         self._callbacks = ()
-        self._parts.memory.release(self)
+        self._parts.memory.requests.release(self)
 
     def origin(self) -> RequestOrigin:
         request = self.request
@@ -278,7 +278,7 @@ class InferCall(HttpResponder):
     def _end_with(self, error: BaseException) -> None:
         """End the request with an error. Raises every error but a ServeError."""
         self._end()
-        self._parts.memory.release(self)
+        self._parts.memory.requests.release(self)
         if not isinstance(error, ServeError):
             raise error
         self._parts.inference.refuse(error, partial(refused_request_id, memoryview(self._body)[: self._json_bytes]))
@@ -302,7 +302,7 @@ class InferCall(HttpResponder):
         request, forwarding = self.request, self._parts.forwarding
         if self._head.json_length is None:
             # The tensors are copies, not views on the body.
-            self._parts.memory.admit(self, sum(map(len, infer_request.data)))
+            self._parts.memory.requests.admit(self, sum(map(len, infer_request.data)))
         if forwarding is not None:
             pairs = ((name.decode("latin-1"), value) for name, value in request.head.pairs)
             infer_request.head = forwarding.forward(infer_request.head, pairs)
@@ -367,12 +367,12 @@ class InferCall(HttpResponder):
     async def _send(self, outcome: InferResponse, layout: AnswerLayout) -> Response | None:
         memory, encoding = self._parts.memory, self._head.answer_encoding
         try:
-            memory.admit_answer(self, sum(map(len, outcome.data)))
+            memory.answers.admit(self, sum(map(len, outcome.data)))
             body = await worked_off(self._parts.inference.plane, layout.body(outcome))
             content_type, headers = _content(body)
             pieces = [*body.json, *body.tensors]
-            memory.release_answer(self)
-            memory.admit_answer(self, sum(map(len, pieces)))
+            memory.answers.release(self)
+            memory.answers.admit(self, sum(map(len, pieces)))
             if encoding != IDENTITY:
                 pieces = await asyncio.to_thread(compressed, pieces, encoding)
                 headers = {**headers, "Content-Encoding": encoding}
@@ -381,7 +381,7 @@ class InferCall(HttpResponder):
         except ServeError as error:
             return error_response(error, PLAIN)
         finally:
-            memory.release_answer(self)
+            memory.answers.release(self)
 
 
 def _content(body: AnswerBody) -> tuple[str, Mapping[str, str]]:

@@ -157,7 +157,7 @@ class HttpService:
         except ServeError as error:
             return error_response(error, route.content_type)
         finally:
-            self._parts.memory.release(holding)
+            self._parts.memory.requests.release(holding)
         text = b"" if answer is None else answer if isinstance(answer, bytes) else json_bytes(answer)
         return Response(200, text, route.content_type)
 

@@ -73,14 +73,14 @@ class Forwarding:
         """Forward a call to the server, and return its number. `take` gets each answer, `fail` the error that ends the
         call. Raises ServeError (RESOURCE_EXHAUSTED) if there is no memory for the message."""
         holding = Holding()
-        self._memory.admit(holding, len(message))
+        self._memory.requests.admit(holding, len(message))
         number = self._number = self._number % _LARGEST_NUMBER + 1
         texts = [(key, value if isinstance(value, str) else value.decode("latin-1")) for key, value in metadata]
         origin = json.dumps((texts, peer))
         try:
             self._link.post_contents(entries.CALL, number, (method.encode(), origin.encode(), message))
         except HeapFull:
-            self._memory.release(holding)
+            self._memory.requests.release(holding)
             raise
         self._waiting[number] = take, fail, holding
         return number
@@ -88,7 +88,7 @@ class Forwarding:
     def cancel(self, number: int) -> None:
         """Stop waiting for a call's answers."""
         if number in self._waiting:
-            self._memory.release(self._waiting.pop(number)[2])
+            self._memory.requests.release(self._waiting.pop(number)[2])
             self._link.post(ENTRY.pack(entries.CALL_LEFT, 0, 0, number, 0, 0, 0))
 
     def on_message(self, kind: int, number: int, count: int, content: bytes) -> None:
@@ -96,7 +96,7 @@ class Forwarding:
         if waiting is None:
             return  # The client has left meanwhile.
         take, fail, holding = waiting
-        self._memory.release(holding)
+        self._memory.requests.release(holding)
         if kind != entries.CALL_MESSAGE:
             del self._waiting[number]
         if kind == entries.CALL_END:

@@ -105,7 +105,7 @@ class ServerLink:
         os.close(edition_file)
         self._listening: GrpcFrontEnd | HttpFrontEnd | None = None
         """None until the front end listens."""
-        self._trim = HeapTrim(lambda: memory.request_bytes + memory.answer_bytes, keep_freed_memory())
+        self._trim = HeapTrim(lambda: memory.requests.own_bytes + memory.answers.own_bytes, keep_freed_memory())
         paths = PrivatePaths((*settings.repository.roots, *settings.repository.worker_load_folders))
         self.inference = RemoteInference(link, plane, paths, log, self._on_message, lambda: os._exit(0))
         self.forwarding = Forwarding(memory, self.inference.end)

@@ -246,8 +246,11 @@ class EnsembleRun:
                 # In one call: if other requests could take the released room in between, many might all fail.
                 nbytes -= over.last_read_bytes
             elif (read := self._holdings.get(over.iteration)) is not None:
-                memory.release_step(read, over.last_read_bytes)
-        memory.admit_step(holding, nbytes)
+                memory.steps.release(read, over.last_read_bytes)
+        if nbytes > 0:
+            memory.steps.admit(holding, nbytes)
+        else:
+            memory.steps.release(holding, -nbytes)
 
     def advance(self, iteration: int, new_tensors: Mapping[str, _HeldTensor], is_step_over: bool) -> None:
         """Store new tensors, start the steps that waited only for them, and send the answers that are complete."""
@@ -452,7 +455,7 @@ class EnsembleRun:
         """Release an iteration's memory: its bytes now count as those of a sent answer."""
         holding = self._holdings.pop(iteration, None)
         if holding is not None:
-            self.ensemble.memory.release_step(holding)
+            self.ensemble.memory.steps.release(holding)
 
     def _end(self, failed: bool) -> None:
         """End the run before the last answer is sent, because its client may then ask for the statistics."""

@@ -16,7 +16,7 @@ import pytest
 from support.waiting import until
 
 from rocserve.core.errors import ServeError
-from rocserve.core.request_memory import Holding, RequestMemory
+from rocserve.core.request_memory import Holding, Pool, RequestMemory
 from rocserve.core.tensors import Buffer
 from rocserve.frontends.http import body as body_module
 from rocserve.frontends.http import request as request_module
@@ -83,7 +83,7 @@ async def test_a_large_body_stays_where_it_is_while_it_grows(
             if nbytes > 2 << 20:
                 places.add(np.frombuffer(request.data, np.uint8).ctypes.data)
 
-        monkeypatch.setattr(bodies._memory, "admit_part", lambda holder, nbytes: note(len(request.data)))
+        monkeypatch.setattr(Pool, "admit", lambda pool, holder, nbytes: note(len(request.data)))
         come.append(bytes(await bodies.read(request, Holding())))
         return Response(200, b"end", "text/plain")
 

@@ -233,10 +233,10 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
     await begun.wait()
     writer.close()
     await left.wait()
-    assert memory.request_bytes == len(body)
+    assert memory.requests.own_bytes == len(body)
     may_end.set()
     await asyncio.sleep(0.1)
-    assert memory.request_bytes == 0
+    assert memory.requests.own_bytes == 0
     await listener.stop()
 
 
