@@ -28,7 +28,7 @@ from rocserve.workers.instance import HEAP_BYTES, Instance, InstanceMail
 from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.launcher import WorkerLauncher
 from rocserve.workers.messages import LaunchOptions, Load, Progress, Verbosity, WarmUp, WorkerPlan
-from rocserve.workers.process import WorkerProcess, WorkerSession
+from rocserve.workers.process import WorkerSession
 
 _Result = TypeVar("_Result")
 
@@ -290,40 +290,37 @@ class WorkerSupervisor:
 
     async def load(self) -> Signature:
         """Load the model in a new worker, or in one of the previous server. Cleans up on failure. Raises ServeError."""
-        try:
-            async with asyncio.timeout(_TAKE_OVER_SECONDS):
-                is_held = self._key and not self._options.shared_worker
-                process = await self._group.launcher.take_over(self._key, self._options, self._log) if is_held else None
-                if process is not None:
-                    return await self._load_by(process)
-        except (ServeError, TimeoutError) as error:
-            reason = str(error) or f"it has not answered within {_TAKE_OVER_SECONDS:g} s"
-            self._log.warning("the worker of %s that was left could not be taken over: %s", self._name, reason)
-        return await self._load_by()
+        worker = await self._launch()
+        if worker.process.was_left and not self._options.shared_worker:
+            try:
+                async with asyncio.timeout(_TAKE_OVER_SECONDS):
+                    return await self._load_in(worker)
+            except (ServeError, TimeoutError) as error:
+                reason = str(error) or f"it has not answered within {_TAKE_OVER_SECONDS:g} s"
+                self._log.warning("the worker of %s that was left could not be taken over: %s", self._name, reason)
+            worker = await self._launch()
+        return await self._load_in(worker)
 
-    async def _load_by(self, process: WorkerProcess | None = None) -> Signature:
-        """`process`: None = start a new one."""
+    async def _launch(self) -> WorkerSession:
+        """Raises ServeError."""
         instances: list[Instance] = []
-        self._load_limit = LoadLimit(self._group.limits.load_timeout_seconds)
         group, plan = self._group, self._load.plan
         shared = (self._load.model_name, group.mail, group.inputs, self._instance_broken, self._log, group.start_call)
         try:
             for _ in range(plan.instance_count):
                 instances.append(Instance(*shared, plan.device, plan.rate_limiter))
-            if process is not None:
-                self.worker = await WorkerSession.open(process, instances)
-            else:
-                self.worker = await group.launcher.launch(self._options, instances, self._log, self._key)
+            self.worker = await group.launcher.launch(self._options, instances, self._log, self._key)
         except BaseException as error:
-            if process is not None:
-                process.kill()
             for instance in instances:
                 instance.peer.close()
             self._end_instances(instances, f"the worker of {self._name} was not started")
             if isinstance(error, OSError):
                 raise internal(f"the worker of {self._name} cannot be started: {error}") from error
             raise
-        worker = self.worker
+        return self.worker
+
+    async def _load_in(self, worker: WorkerSession) -> Signature:
+        self._load_limit = LoadLimit(self._group.limits.load_timeout_seconds)
         worker.send(Verbosity(self._log.isEnabledFor(logging.DEBUG)))
         async with self._limited_load(worker):
             loaded = await worker.load(self._load, functools.partial(self._progress, worker))
@@ -444,7 +441,7 @@ class WorkerSupervisor:
             self._group.limits,
             functools.partial(process_state, process.pid),
             functools.partial(self._group.worker_silent, self._index),
-            lambda reason: process.kill_for_limit(name + reason),
+            lambda reason: process.end_because(name + reason, exceeds_limit=True),
         )
         try:
             await worker.ended.wait()
@@ -452,7 +449,8 @@ class WorkerSupervisor:
             watch.stop()
 
     def _lose(self, worker: WorkerSession) -> str:
-        text = f"{worker.process.title} of {self._name} {worker.process.end_text}"
+        process = worker.process
+        text = f"{process.title} of {self._name} {process.end.description}"
         self._log.error("%s; it is being restarted", text)
         self.worker = None
         self._group.worker_progress(self._index, "")
@@ -460,7 +458,7 @@ class WorkerSupervisor:
             instance.stop_taking()
             self._group.events.instance_lost(instance)
         self._end_instances(worker.instances, f"{text}; the request was in it; the model is being restarted")
-        return f"{worker.process.title} {worker.process.end_text}"
+        return f"{process.title} {process.end.description}"
 
     def _end_instances(self, instances: Sequence[Instance], text: str) -> None:
         for instance in instances:

@@ -19,7 +19,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rocserve.core.errors import ServeError, internal
+from rocserve.core.errors import internal
 from rocserve.core.passed_descriptors import receive_with_descriptors
 from rocserve.settings import KEEP_USER, WorkerSettings
 from rocserve.workers import messages
@@ -125,7 +125,7 @@ class WorkerLauncher:
         self._launches: deque[tuple[asyncio.Future[WorkerProcess], messages.LaunchOptions, logging.Logger]] = deque()
         self._takes_replies = self.zygote is None
         """Whether replies are for this server. Until the zygote returns NewServer, they are for the previous server."""
-        self._may_take_over = self.zygote is not None
+        self._may_have_left_workers = self.zygote is not None
         self._workers: dict[int, WorkerProcess] = {}
         self._shared: dict[str, WorkerProcess] = {}
         """The latest process of each group of models that share a process, by the group's name."""
@@ -146,15 +146,14 @@ class WorkerLauncher:
     async def launch(
         self, options: messages.LaunchOptions, instances: Sequence[Instance], log: logging.Logger, key: str
     ) -> WorkerSession:
-        """Open a session with these instances in a new process or, if models share it, in the group's process, which
-        may come from the previous server. The output goes to `log`. `key`: see WorkerSession.open. Raises ServeError
-        (INTERNAL) if the process cannot be started, OSError if no descriptor or no cgroup is free."""
+        """Open a session with these instances in the process that the previous server kept under the key, else in a
+        new one; if models share it, in the group's process, whose key is the group's name. The output goes to `log`.
+        Raises ServeError (INTERNAL) if the process cannot be started, OSError if no descriptor or no cgroup is free."""
         name = options.shared_worker
         async with self._starting[name] if name else nullcontext():
             process = self._shared.get(name)
             if process is None or not process.takes_sessions:
-                taken = await self.take_over(name, options, log) if name else None
-                process = taken or await self._start(options, log)
+                process = await self._start(options, log, name or key)
                 if name:
                     self._shared[name] = process
             try:
@@ -164,8 +163,8 @@ class WorkerLauncher:
                     process.kill()
                 raise
 
-    async def _start(self, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess:
-        """Start a process without a session. Raises as `launch`."""
+    async def _start(self, options: messages.LaunchOptions, log: logging.Logger, key: str) -> WorkerProcess:
+        """Start a process without a session, or take one over. Raises as `launch`."""
         settings, folder = self._bounded_settings(options), ""
         if self.groups is not None and (settings.memory_bytes or settings.tasks):
             folder = str(self.groups.create(settings.memory_bytes, settings.tasks).folder)
@@ -173,23 +172,18 @@ class WorkerLauncher:
         spawn = messages.Spawn(
             replace(options, environment={**named, **options.environment}),
             Confinement(self._candidates, settings.core_dumps, settings.file_bytes, folder),
+            key,
         )
+        worker: WorkerProcess | None = None
         try:
             for _ in range(_LAUNCH_ATTEMPTS):
                 with suppress(ConnectionResetError):
-                    return await self._ask(spawn, options, log)
+                    worker = await self._ask(spawn, options, log)
+                    return worker
             raise internal("the zygote, which starts workers, ends again and again; see the server's log")
-        except BaseException:
-            if folder:
+        finally:
+            if folder and (worker is None or worker.was_left):
                 self._watch.add_grouped(ControlGroup(Path(folder), 0, 0), None)
-            raise
-
-    async def take_over(self, key: str, options: messages.LaunchOptions, log: logging.Logger) -> WorkerProcess | None:
-        """Take over the worker that the previous server kept under this key. Returns None if there is none."""
-        if self._may_take_over:
-            with suppress(OSError, ServeError):
-                return await self._ask(messages.TakeOver(key), options, log)
-        return None
 
     def _bounded_settings(self, options: messages.LaunchOptions) -> WorkerSettings:
         bounds: Mapping[str, Any] = options.bounds
@@ -215,6 +209,7 @@ class WorkerLauncher:
             WorkerOutput(output, options.output_prefix, log),
             group,
             options.shared_worker,
+            spawned.was_left,
         )
         if group is not None:
             self._watch.add_grouped(group, worker)
@@ -240,9 +235,9 @@ class WorkerLauncher:
 
     def end_left_workers(self) -> None:
         """End the previous server's workers and sessions that were not taken over, and remove its cgroups."""
-        if not self._may_take_over:
+        if not self._may_have_left_workers:
             return
-        self._may_take_over = False
+        self._may_have_left_workers = False
         self._post(messages.EndLeft())
         for process in self._shared.values():
             with suppress(OSError):
@@ -281,7 +276,7 @@ class WorkerLauncher:
                 self.zygote.connection.send(messages.encode_message(message), socket.MSG_DONTWAIT)
 
     async def _ask(
-        self, message: messages.Spawn | messages.TakeOver, options: messages.LaunchOptions, log: logging.Logger
+        self, message: messages.Spawn, options: messages.LaunchOptions, log: logging.Logger
     ) -> WorkerProcess:
         """Return the worker that the zygote replies with; if cancelled, end it. Raises ConnectionResetError if the
         zygote has ended, ServeError (INTERNAL) if there is no worker, OSError if no descriptors are free."""

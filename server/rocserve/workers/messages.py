@@ -1,9 +1,10 @@
 """Defines the messages between the server, the zygote and the workers, except for batches and results (`entries.py`).
 
 Through the control socket of a session go, one at a time: Load -> Loaded | LoadFailed, WarmUp -> WarmedUp | LoadFailed,
-Unload -> (the session ends); Progress and MetricChanges come from the worker in between. The zygote answers Spawn and
-TakeOver in their order, gets Keep, NewServer and EndLeft, and sends Exited at any time. A message is its name and JSON,
-on a control socket with its length in front. Pickle is not used, because it would let a message run or import code.
+Unload -> (the session ends); Progress and MetricChanges come from the worker in between. The zygote answers Spawn by
+Spawned or SpawnFailed, in their order, gets Keep, NewServer and EndLeft, and sends Exited at any time. A message is its
+name and JSON, on a control socket with its length in front. Pickle is not used, because it would let a message run or
+import code.
 """
 
 from __future__ import annotations
@@ -167,8 +168,12 @@ class LaunchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
+    """Start a worker, unless one with the key is left from the previous server: then take that one over."""
+
     options: LaunchOptions
     confinement: Confinement = field(default_factory=Confinement)
+    key: str = ""
+    """See Keep; "" = start a new worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,8 @@ class Spawned:
     Linux 5.3, a pidfd."""
 
     pid: int
+    was_left: bool = False
+    """The worker is left from the previous server."""
     user_problem: str = ""
     """Why the worker does not run as the preferred user; "" = it does."""
     control_group: str = ""
@@ -211,20 +218,13 @@ class NewServer:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeOver:
-    """Take over a worker that is kept from the previous server."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
 class EndLeft:
     """End the workers that are still kept from the previous server."""
 
 
 Message = (
     Load | Loaded | LoadFailed | Progress | MetricChanges | WarmUp | WarmedUp | Unload | Verbosity
-    | Spawn | Spawned | SpawnFailed | Exited | Keep | NewServer | TakeOver | EndLeft
+    | Spawn | Spawned | SpawnFailed | Exited | Keep | NewServer | EndLeft
 )  # fmt: skip
 
 _NAMED: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}

@@ -24,6 +24,26 @@ _STATUS_WAIT_SECONDS = 1.0
 """A worker that has closed its socket should end within this time; otherwise it is killed."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """How a worker process ended, and why, as far as it is known."""
+
+    status: str = "no exit status"
+    """"killed by signal 9", "exited with status 3"."""
+    reason: str = ""
+    """Why the server or the kernel ended it; "" = it ended by itself."""
+    exceeds_limit: bool = False
+    """The reason is a limit that the worker exceeded."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.reason}; {self.status}" if self.reason else self.status
+
+    @property
+    def description(self) -> str:
+        return f"was killed: {self.reason}" if self.exceeds_limit else f"ended unexpectedly ({self.text})"
+
+
 @dataclass(eq=False)
 class WorkerProcess:
     """A process that serves one model version, or those of a group that share it. Lives on the asyncio loop."""
@@ -36,6 +56,8 @@ class WorkerProcess:
     control_group: ControlGroup | None = None
     shared_worker: str = ""
     """See LaunchOptions."""
+    was_left: bool = False
+    """The previous server has left it."""
 
     def __post_init__(self) -> None:
         self.sessions: list[WorkerSession] = []
@@ -43,23 +65,12 @@ class WorkerProcess:
         self._loop = asyncio.get_running_loop()
         self.exited = asyncio.Event()
         self._is_killed = False
-        self._exit_text = "no exit status"
-        self._kill_reason = ""
-        self._exceeded_limit = ""
+        self.end = ProcessEnd()
         self._status_timer: asyncio.TimerHandle | None = None
 
     @property
     def title(self) -> str:
         return f"shared worker '{self.shared_worker}'" if self.shared_worker else "worker"
-
-    @property
-    def reason(self) -> str:
-        """How the process ended ("killed by signal 9", "exited with status 3"), and why, if known."""
-        return f"{self._kill_reason}; {self._exit_text}" if self._kill_reason else self._exit_text
-
-    @property
-    def end_text(self) -> str:
-        return f"was killed: {self._exceeded_limit}" if self._exceeded_limit else f"ended unexpectedly ({self.reason})"
 
     @property
     def last_words(self) -> str:
@@ -80,14 +91,12 @@ class WorkerProcess:
         self._is_killed = True
         kill(self.pid, self._pidfd)
 
-    def kill_for_limit(self, reason: str) -> None:
-        """Kill the process because it hangs or exceeds a bound."""
-        self._exceeded_limit = reason
-        self.break_off(reason)
-
-    def break_off(self, reason: str) -> None:
-        """Kill the process because it sends invalid messages or none."""
-        self._kill_reason = reason
+    def end_because(self, reason: str, exceeds_limit: bool = False) -> None:
+        """Kill the process, because it exceeds a limit, or sends invalid messages or none."""
+        if self.exited.is_set():
+            return
+        if exceeds_limit or not self.end.exceeds_limit:
+            self.end = ProcessEnd(reason=reason, exceeds_limit=exceeds_limit)
         self.kill()
         self._status_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
@@ -111,17 +120,18 @@ class WorkerProcess:
         """`wait_status`: None = not known."""
         if self.exited.is_set():
             return
-        self._exit_text = "its exit status is not known"
+        status = "its exit status is not known"
         if wait_status is not None:
             code = os.waitstatus_to_exitcode(wait_status)
-            self._exit_text = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
-        if self.control_group is not None:
+            status = f"killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        self.end = replace(self.end, status=status)
+        if (group := self.control_group) is not None:
             # If the kernel ended it by a bound, the bound is the reason. Processes that it started end too.
-            if not self._exceeded_limit and (excess := self.control_group.excess()):
-                self._exceeded_limit = self._kill_reason = excess
-            elif not self._exceeded_limit and self.control_group.was_refused_tasks():
-                self._exit_text += f"; it was refused more than {self.control_group.tasks} tasks"
-            self.control_group.kill()
+            if not self.end.exceeds_limit and (excess := group.excess()):
+                self.end = ProcessEnd(status, excess, exceeds_limit=True)
+            elif not self.end.exceeds_limit and group.was_refused_tasks():
+                self.end = replace(self.end, status=f"{status}; it was refused more than {group.tasks} tasks")
+            group.kill()
         if self._status_timer is not None:
             self._status_timer.cancel()
         if self._pidfd is not None:
@@ -247,7 +257,7 @@ class WorkerSession:
             # The control socket closes a moment before the process' status is known.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ended.wait(), _STATUS_WAIT_SECONDS)
-            raise internal(f"worker ended while {doing} ({self.process.reason}){self.process.last_words}") from None
+            raise internal(f"worker ended while {doing} ({self.process.end.text}){self.process.last_words}") from None
         finally:
             self._reply = None
         if isinstance(answer, messages.LoadFailed):
@@ -313,7 +323,7 @@ class WorkerSession:
     def instance_broken(self, reason: str) -> None:
         """Kill the process after a second, because an instance is broken, unless its end is reported before."""
         if not self.ended.is_set() and not self._is_unloading and self._kill_timer is None:
-            self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.process.break_off, reason)
+            self._kill_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.process.end_because, reason)
 
     def end(self) -> None:
         """Finish after the process has ended, or when no server needs the session."""

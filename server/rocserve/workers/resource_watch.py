@@ -103,7 +103,7 @@ class ResourceWatch:
             if worker is not None and not worker.has_ended:
                 if not (excess := group.excess()):
                     continue
-                worker.kill_for_limit(excess)
+                worker.end_because(excess, exceeds_limit=True)
                 self._grouped[group] = None
             # Killed at each check, because a process may enter the cgroup late.
             group.kill()
@@ -118,7 +118,7 @@ class ResourceWatch:
         own = _find_processes(watched, processes)
         if not watched.is_killed and (excess := _excess(watched, own)):
             _stop(watched)
-            worker.kill_for_limit(excess)
+            worker.end_because(excess, exceeds_limit=True)
             watched.is_killed = True
         if watched.is_killed:
             for pid, _ in watched.known_processes:

@@ -78,27 +78,26 @@ class Spawner:
             return False
         match messages.decode_message(data):
             case messages.Spawn() as spawn:
-                self._start(spawn)
+                for pid, held in self._held.items():
+                    if held.is_left and held.key == spawn.key:
+                        self._send_worker(pid, held)
+                        held.is_left = False
+                        break
+                else:
+                    self._start(spawn)
             case messages.Keep(pid, key):
-                if held := self._held.get(pid):
-                    held.key = key
+                if kept := self._held.get(pid):
+                    kept.key = key
             case messages.NewServer() as arrival:
                 for pid, held in self._held.items():
                     held.is_left = bool(held.key)
                     if not held.is_left:
                         _end_group(pid)
                 self._send(arrival)
-            case messages.TakeOver(key):
-                for pid, held in self._held.items():
-                    if held.is_left and held.key == key:
-                        held.is_left = False
-                        self._send_worker(pid, held)
-                        break
-                else:
-                    self._send(messages.SpawnFailed("no such worker is held"))
             case messages.EndLeft():
                 for pid, held in self._held.items():
                     if held.is_left:
+                        held.is_left = False
                         _end_group(pid)
             case message:
                 raise ValueError(f"a {type(message).__name__} is nothing for the zygote")
@@ -211,7 +210,7 @@ class Spawner:
         descriptors = [held.reception.fileno(), held.output]
         with suppress(OSError):
             descriptors.append(os.pidfd_open(pid))
-        message = messages.Spawned(pid, problem, held.control_group)
+        message = messages.Spawned(pid, held.is_left, problem, held.control_group)
         try:
             send_with_descriptors(self._connection, messages.encode_message(message), descriptors)
         finally:

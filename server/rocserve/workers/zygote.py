@@ -2,12 +2,12 @@
 
 It is started by exec before the server imports grpc, has one thread and none of the server's state. So forking it is
 safe, and takes milliseconds, while importing an engine takes seconds. Workers that must not be forked are started by
-exec. The zygote answers Spawn and TakeOver in their order, and reports Exited for every worker, one message per
-datagram. Spawned comes with descriptors: the server's ends of the worker's reception and output pipe.
+exec. The zygote answers Spawn messages in their order, and reports Exited for every worker, one message per datagram.
+Spawned comes with descriptors: the server's ends of the worker's reception and output pipe.
 
-The zygote outlives the server, and keeps these descriptors, by which the next server takes workers over and passes them
-the sockets of new sessions. It ends with the supervisor, which holds its connection, or when a server has started
-another zygote.
+The zygote outlives the server, and keeps these descriptors. If the next server wants a worker that the previous one has
+left, it gets the descriptors of that worker instead of a new one's, and passes the sockets of new sessions through the
+reception. The zygote ends with the supervisor, which holds its connection, or when a server has started another zygote.
 """
 
 from __future__ import annotations

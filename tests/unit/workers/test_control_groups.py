@@ -199,7 +199,8 @@ class Worker:
         self.has_ended = False
         self.reasons: list[str] = []
 
-    def kill_for_limit(self, reason: str) -> None:
+    def end_because(self, reason: str, exceeds_limit: bool) -> None:
+        assert exceeds_limit
         self.reasons.append(reason)
 
 

@@ -26,9 +26,9 @@ from rocserve.workers.launcher import WorkerLauncher, ZygoteProcess
 from rocserve.workers.messages import (
     LaunchOptions,
     NewServer,
+    Spawn,
     Spawned,
     SpawnFailed,
-    TakeOver,
     WorkerPlan,
     decode_message,
     encode_message,
@@ -364,12 +364,14 @@ async def test_replies_to_the_server_before_are_passed_over(sleepers) -> None:
     zygotes.send(encode_message(Spawned(worker.pid)))
     launcher = WorkerLauncher((), LOG, zygote=ZygoteProcess(zygote.pid, connection))
     launcher.start()
-    asking = asyncio.create_task(launcher.take_over("key", LaunchOptions("m", forked=True), LOG))
+    asking = asyncio.create_task(launcher.launch(LaunchOptions("m", forked=True), [], LOG, "key"))
     await asyncio.sleep(0)
-    assert [decode_message(zygotes.recv(1024)) for _ in range(2)] == [NewServer(), TakeOver("key")]
+    greeting, spawn = (decode_message(zygotes.recv(1 << 16)) for _ in range(2))
+    assert greeting == NewServer() and isinstance(spawn, Spawn) and spawn.key == "key"
     zygotes.send(encode_message(NewServer()))
-    zygotes.send(encode_message(SpawnFailed("no such worker is held")))
-    assert await asking is None
+    zygotes.send(encode_message(SpawnFailed("no memory")))
+    with pytest.raises(ServeError, match="no memory"):
+        await asking
     assert worker.wait(30) == -signal.SIGKILL
     await launcher.close()
     assert zygote.wait(30) == -signal.SIGKILL

@@ -55,7 +55,8 @@ class Worker:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def kill_for_limit(self, reason: str) -> None:
+    def end_because(self, reason: str, exceeds_limit: bool) -> None:
+        assert exceeds_limit
         self.reasons.append(reason)
         group = [process.pid for process in read_processes() if process.group == self.pid and not process.is_zombie]
         self.states = [psutil.Process(pid).status() for pid in group]
