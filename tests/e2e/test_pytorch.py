@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -48,7 +47,6 @@ def server(torch_files: TorchFiles, tmp_path_factory: pytest.TempPathFactory) ->
     drop(repository, "traced", torch_files.data("traced"), TRACED, filename="model.pt")
     drop(repository, "placed", torch_files.data("few"), PLACED, filename="model.pt2")
     drop(repository, "two", torch_files.data("classifier"), TWO_AT_ONCE, filename="model.pt2")
-    drop(repository, "weights", torch_files.data("weights"), filename="model.pt")
     with zipfile.ZipFile(folder / "archived.mar", "w") as archive:
         model = {"modelName": "archived", "modelVersion": "1.0", "serializedFile": "net.pt", "handler": "own.py"}
         archive.writestr("MAR-INF/MANIFEST.json", json.dumps({"model": model}))
@@ -141,17 +139,6 @@ def test_what_a_program_may_do_hurts_its_own_request_only(server: RocserveProces
             with pytest.raises(Internal, match=r"output 'o' is a tensor in torch.sparse_coo of torch.float32"):
                 client.infer("sparse", {"x": x[0]})
     assert "ended unexpectedly" not in server.log_text
-
-
-def test_a_pickle_is_refused_with_what_to_do(server: RocserveProcess) -> None:
-    with Client(server.address) as client:
-
-        def reason() -> str:
-            return next(row.reason for row in client.repository_index() if row.name == "weights")
-
-        wait_until(lambda: "pickle" in reason(), seconds=LOAD_SECONDS)
-        assert "model.pt holds a pickle of weights or of a module, not a program" in reason()
-    shutil.rmtree(server.repositories[0] / "weights")  # Each retry would import PyTorch again.
 
 
 def test_the_server_itself_has_no_pytorch(server: RocserveProcess) -> None:

@@ -18,7 +18,6 @@ from support.amd_rocal import STAND_IN
 from support.infer_inputs import infer_input
 from support.server import RocserveProcess
 from support.waiting import wait_until
-from tritonclient.utils import InferenceServerException
 
 from rocserve.backends.installed import is_installed
 from rocserve.backends.rocal.decoding.decoder import Decoder
@@ -97,39 +96,6 @@ def test_the_same_tensors_as_from_the_cpu_engine(with_rocal: None, repository: P
         given = client.infer("on_rocal", inputs).as_numpy("IMAGE")
         assert given.shape == (count, 3, 20, 24)
         np.testing.assert_array_equal(given, client.infer("on_cpu", inputs).as_numpy("IMAGE"))
-
-
-def test_a_bad_image_in_a_batch_fails_alone(with_rocal: None, repository: Path, serve: Serve) -> None:
-    add_model(repository, "rocal")
-    server = serve(repository)
-    server.wait_until_ready()
-    client = server.client()
-    alone = {seed: client.infer("on_rocal", entry_of(jpeg(seed))).as_numpy("IMAGE") for seed in range(5)}
-    answers: list[tuple[int, object, object]] = []
-    images = [jpeg(seed) if seed != 2 else jpeg(seed)[:300] for seed in range(5)] * 4
-    for index, image in enumerate(images):
-        client.async_infer(
-            "on_rocal", entry_of(image), lambda result, error, index=index: answers.append((index, result, error))
-        )
-    wait_until(lambda: len(answers) == len(images), "all answers")
-    for index, result, error in answers:
-        if index % 5 == 2:
-            assert isinstance(error, InferenceServerException)
-            assert "Premature end of JPEG file" in str(error)
-        else:
-            assert error is None
-            np.testing.assert_array_equal(result.as_numpy("IMAGE"), alone[index % 5])
-
-
-@pytest.mark.skipif(is_installed("amd.rocal"), reason="this machine has amd.rocal")
-def test_without_amd_rocal_the_model_says_so(repository: Path, serve: Serve) -> None:
-    add_model(repository, "rocal")
-    server = serve(repository)
-    client = server.client()
-    index = client.get_model_repository_index
-    wait_until(lambda: any(model.state == "UNAVAILABLE" for model in index().models), "the failure")
-    (model,) = index().models
-    assert "amd.rocal is not installed" in model.reason
 
 
 OWN_GOLDEN = Path(__file__).parents[1] / "data" / "rocal-golden"

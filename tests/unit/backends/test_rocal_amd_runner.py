@@ -1,5 +1,5 @@
-"""Batches through one rocAL pipeline: complete, from lasting memory, and never answered with an older batch's results.
-The first tests compare the stand-in with rocAL, because the others would miss faults without it."""
+"""Batches through one rocAL pipeline: complete, from lasting memory, and never answered with an older batch's
+results."""
 
 from __future__ import annotations
 
@@ -19,108 +19,6 @@ from support.pictures import jpeg
 RESIZE = {"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}
 SHAPES = [(8, 16, 3)]
 pytestmark = pytest.mark.usefixtures("rocal")
-
-
-class BareRocal:
-    """Uses rocAL as AMD's examples do: JPEGs by their addresses."""
-
-    def __init__(self, native: ModuleType, batch_size: int = 2, with_output: bool = True) -> None:
-        from amd.rocal import fn, types
-        from amd.rocal.pipeline import Pipeline
-
-        self.native, self.types = native, types
-        self.pipeline = Pipeline(batch_size=batch_size, num_threads=1, device_id=0, rocal_cpu=True)
-        with self.pipeline:
-            image, _ = fn.external_source([], mode=types.EXTSOURCE_RAW_COMPRESSED, max_width=100, max_height=100)
-            image = fn.resize(image, resize_width=16, resize_height=8)
-            if with_output:
-                self.pipeline.set_outputs(image)
-
-    def feed(self, *images: bytes, labels: Any = "zeros", eos: bool = False) -> None:
-        # rocAL requires that its caller keeps the array.
-        self.buffers = [np.frombuffer(image, dtype=np.uint8) for image in images]
-        self.labels = np.zeros(len(images), dtype=np.int32) if isinstance(labels, str) else labels
-        regions = []
-        for buffer in self.buffers:
-            region = self.native.ROIxywh()
-            region.h = len(buffer)
-            regions.append(region)
-        self.native.externalSourceFeedInput(
-            self.pipeline.get_handle(), [], self.labels, self.buffers, regions, 100, 100, 3,
-            self.types.EXTSOURCE_RAW_COMPRESSED, self.types.NCHW, eos,
-        )  # fmt: skip
-
-    def results(self) -> np.ndarray:
-        (tensor,) = self.pipeline.get_output_tensors()
-        data = np.empty(tensor.dimensions(), dtype=tensor.dtype())
-        tensor.copy_data(data)
-        return data
-
-
-def test_stand_in_waits_for_a_whole_batch(rocal: ModuleType) -> None:
-    bare = BareRocal(rocal)
-    bare.pipeline.build()
-    bare.feed(jpeg())
-    with pytest.raises(rocal.Hang):
-        bare.pipeline.rocal_run()
-    with pytest.raises(rocal.Hang):
-        bare.pipeline.rocal_release()
-
-
-def test_stand_in_takes_no_feed_without_labels(rocal: ModuleType) -> None:
-    bare = BareRocal(rocal)
-    bare.pipeline.build()
-    with pytest.raises(TypeError):
-        bare.feed(jpeg(), jpeg(), labels=None)
-
-
-def test_stand_in_leaves_the_program_on_a_bad_graph(rocal: ModuleType) -> None:
-    with pytest.raises(SystemExit) as raised:
-        BareRocal(rocal, with_output=False).pipeline.build()
-    assert raised.value.code == 0
-
-
-def test_stand_in_runs_nothing_after_the_end(rocal: ModuleType) -> None:
-    bare = BareRocal(rocal)
-    bare.pipeline.build()
-    bare.feed(jpeg(), jpeg(), eos=True)
-    assert bare.pipeline.rocal_run() is bare.types.OK
-    bare.results()
-    bare.feed(jpeg(), jpeg(), eos=True)
-    assert bare.pipeline.rocal_run() is bare.types.RUNTIME_ERROR
-
-
-def test_stand_in_ends_with_none(rocal: ModuleType) -> None:
-    bare = BareRocal(rocal)
-    bare.pipeline.build()
-    bare.feed(jpeg(), jpeg(), eos=True)
-    assert bare.pipeline.run() is not None
-    bare.pipeline.rocal_run()
-    assert bare.pipeline.run() is None
-
-
-def test_stand_in_answers_a_bad_image_with_an_earlier_one(rocal: ModuleType) -> None:
-    bare = BareRocal(rocal)
-    bare.pipeline.build()
-    images = [jpeg(50, 50), jpeg(40, 40)]
-    bare.feed(*images)
-    bare.pipeline.rocal_run()
-    first = bare.results()
-    bare.feed(images[0][:100], images[1])
-    bare.pipeline.rocal_run()
-    second = bare.results()
-    np.testing.assert_array_equal(second[0], first[0])
-
-
-def test_stand_in_reads_what_was_fed_when_it_runs(rocal: ModuleType) -> None:
-    bare = BareRocal(rocal)
-    bare.pipeline.build()
-    bare.feed(jpeg(), jpeg())
-    bare.buffers = [np.array(buffer) for buffer in bare.buffers]
-    bare.labels = np.zeros(2, dtype=np.int32)
-    gc.collect()
-    with pytest.raises(AssertionError, match="freed before it was read"):
-        bare.pipeline.rocal_run()
 
 
 def test_memory_that_was_fed_lives_on() -> None:
@@ -211,25 +109,36 @@ def test_a_batch_that_rocal_does_not_take_is_not_waited_for(
         run_one(engine, jpeg())
 
 
-_WAITS_FOR_EVER = """
-import rocal_pybind
+_CHILD = """
+import logging, sys
+import numpy as np, rocal_pybind
 from support.amd_rocal import engines, run_one, setup_for
 from rocserve.backends.rocal.amd import graph as amd
-import numpy as np
 
+logging.basicConfig()
 setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [
     {"operation": "Resize", "dest_width": 4, "dest_height": 4, "is_output": True}]}, batch_size=1)
 engine, _ = engines(setup)
-rocal_pybind.contexts[-1].feed = lambda *arguments: None
-amd._LONGEST_RUN_SECONDS = 0.2
+exec(sys.argv[1])
 run_one(engine, np.zeros((8, 8, 3), dtype=np.uint8))
 """
+_WAITS_FOR_EVER = "rocal_pybind.contexts[-1].feed = lambda *arguments: None; amd._LONGEST_RUN_SECONDS = 0.2"
+_BREAKS = "rocal_pybind.break_after(rocal_pybind.contexts[-1], 0)"
 
 
-def test_a_call_that_never_returns_ends_the_process() -> None:
+@pytest.mark.parametrize(
+    ("fault", "status", "texts"),
+    [
+        (_WAITS_FOR_EVER, 1, ("Timeout (0:00:00.200000)!", "getOutputTensors")),
+        (_BREAKS, 70, ("rocAL failed, the worker ends: its processing thread ended",)),
+    ],
+)
+def test_a_rocal_that_cannot_go_on_ends_the_process_with_the_reason_in_the_log(
+    fault: str, status: int, texts: tuple[str, ...]
+) -> None:
     tests = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", _WAITS_FOR_EVER],
+        [sys.executable, "-c", _CHILD, fault],
         env={
             "PYTHONPATH": f"{STAND_IN}:{tests}:{tests.parent / 'server'}",
             "ROCAL_STAND_IN_BLOCKS": "1",
@@ -240,34 +149,5 @@ def test_a_call_that_never_returns_ends_the_process() -> None:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1, done.stderr
-    assert "Timeout (0:00:00.200000)!" in done.stderr
-    assert "getOutputTensors" in done.stderr
-
-
-_BREAKS = """
-import logging, rocal_pybind
-import numpy as np
-from support.amd_rocal import engines, run_one, setup_for
-
-logging.basicConfig()
-setup = setup_for({"decoder": {"input": "raw"}, "pipeline": [
-    {"operation": "Resize", "dest_width": 4, "dest_height": 4, "is_output": True}]}, batch_size=1)
-engine, _ = engines(setup)
-rocal_pybind.break_after(rocal_pybind.contexts[-1], 0)
-run_one(engine, np.zeros((8, 8, 3), dtype=np.uint8))
-"""
-
-
-def test_a_broken_rocal_ends_the_process_with_the_reason_in_the_log() -> None:
-    tests = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", _BREAKS],
-        env={"PYTHONPATH": f"{STAND_IN}:{tests}:{tests.parent / 'server'}", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 70, done.stderr
-    assert "rocAL failed, the worker ends: its processing thread ended" in done.stderr
+    assert done.returncode == status, done.stderr
+    assert all(text in done.stderr for text in texts)

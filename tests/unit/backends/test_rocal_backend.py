@@ -182,10 +182,6 @@ def test_what_cannot_be_loaded_is_told_why(
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_a_gpu_instance_may_run_on_the_cpu_when_auto_is_written(model_source: SourceMaker) -> None:
-    load(model_source("pipeline.json", RESIZE, kind=InstanceKind.GPU, parameters={"engine": "auto"}))
-
-
 def test_warm_up(model_source: SourceMaker) -> None:
     model = batching_model(model_source)
     model.warm_up([])

@@ -168,31 +168,6 @@ def test_operations_read_the_images_that_they_name() -> None:
     np.testing.assert_array_equal(engine([small, mirrored, other]).run(encoded)[0], flipped)
 
 
-@pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize", "ResizeCropMirrorFixed"])
-def test_mirror_may_be_written_as_json_or_rocal_write_it(name: str) -> None:
-    encoded = jpeg(64, 48)
-    (operation,) = ({**item, "is_output": True} for item in OPERATIONS if item["operation"] == name)
-    plain, plain_again, mirrored, mirrored_again = (
-        engine([{**operation, "mirror": value}]).run(encoded)[0] for value in (False, 0, True, 1)
-    )
-    np.testing.assert_array_equal(plain, plain_again)
-    np.testing.assert_array_equal(mirrored, mirrored_again)
-    assert not np.array_equal(plain, mirrored)
-    for value in ("true", 2, None, 1.0):
-        with pytest.raises(PipelineError, match="key 'mirror' must be true or false, or 1 or 0, not "):
-            engine([{**operation, "mirror": value}])
-
-
-@pytest.mark.parametrize("name", ["ResizeMirrorNormalize", "CropMirrorNormalize", "ResizeCropMirrorFixed"])
-def test_mirror_may_come_with_each_image(name: str) -> None:
-    encoded = jpeg(64, 48)
-    (operation,) = ({**item, "is_output": True} for item in OPERATIONS if item["operation"] == name)
-    runner = engine([{**operation, "mirror": {"input": "FLIPPED"}}])
-    for value in (False, True, np.bool_(True), np.uint8(0), np.int32(1)):
-        (expected,) = engine([{**operation, "mirror": bool(value)}]).run(encoded)
-        np.testing.assert_array_equal(runner.run(encoded, {"FLIPPED": value})[0], expected)
-
-
 def test_images_that_never_fit_each_other_are_refused_when_the_model_is_loaded() -> None:
     operations = [
         {**RESIZE, "name": "one"},

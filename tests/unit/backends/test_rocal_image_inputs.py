@@ -121,14 +121,6 @@ def test_what_is_neither_jpeg_nor_png_is_named(encoded: bytes, kind: str) -> Non
     assert str(caught.value).endswith("; a JPEG or a PNG is expected")
 
 
-def test_what_is_empty_or_unknown() -> None:
-    decoder = Decoder(ColorFormat.RGB24, DecoderOptions())
-    with pytest.raises(ImageError, match=r"^it is empty; a JPEG or a PNG is expected$"):
-        decoder.decode(b"")
-    with pytest.raises(ImageError, match=r"it is no known kind of image \(it starts with 0xde 0xad\);"):
-        decoder.decode(b"\xde\xad")
-
-
 def test_raw_pixels_are_taken_as_they_are() -> None:
     pixels = pictures.colours(1500, 20)
     for color_format in (ColorFormat.RGB24, ColorFormat.BGR24):

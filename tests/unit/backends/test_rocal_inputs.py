@@ -378,15 +378,3 @@ def test_results_for_which_there_is_no_memory(model_source: SourceMaker) -> None
     with pytest.raises(ServeError, match=r"^no memory for the results of 200000 images: Unable to allocate") as caught:
         run(model, [encoded(*[b""] * 200_000, shape=(200_000,))])
     assert caught.value.code is StatusCode.RESOURCE_EXHAUSTED
-
-
-def test_of_several_images_without_batching_the_bad_one_is_named(model_source: SourceMaker) -> None:
-    inputs = [InputConfig("ENCODED", DataType.UINT8, (-1, -1))]
-    outputs = [OutputConfig("IMAGE", DataType.UINT8, (-1, 8, 16, 3))]
-    model = load(model_source("pipeline.json", {"pipeline": [RESIZE]}, inputs=inputs, outputs=outputs))
-    rows = np.zeros((3, 5000), np.uint8)
-    for row in (0, 2):
-        file = pictures.jpeg()
-        rows[row, : len(file)] = np.frombuffer(file, np.uint8)
-    with pytest.raises(ServeError, match=r"^image 1 of input 'ENCODED' cannot be decoded: .* nothing but zeros"):
-        run(model, [tensor_from_numpy("ENCODED", rows)])

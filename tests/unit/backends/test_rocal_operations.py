@@ -35,56 +35,6 @@ def run(operation: Call, pixels: Pixels, as_float: bool = False) -> Pixels:
     return operation.run(Image.whole(pixels), as_float=as_float).padded
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
-        call("Resize", 16, 8),
-        call("ResizeMirrorNormalize", 16, 8, (1.0,) * 3, (2.0,) * 3, True),
-        call("CropMirrorNormalize", 16, 8, 0.5, 0.5, (1.0,) * 3, (2.0,) * 3, True),
-        call("CropFixed", 16, 8, 0, 0),
-        call("CropResizeFixed", 16, 8, 0.25, 1, 0.5, 0.5),
-        call("ResizeCropMirrorFixed", 16, 8, 10, 10, True),
-    ],
-)
-@pytest.mark.parametrize("as_float", [False, True])
-def test_shape_and_type_of_every_operation(operation: Call, as_float: bool) -> None:
-    result = run(operation, numbered(32, 40), as_float)
-    assert result.shape == (8, 16, 3)
-    assert result.dtype == (np.float32 if as_float else np.uint8)
-    size = operation.extent(ResultExtent.whole(Extent(32, 40))).size
-    assert size == Extent(8, 16)
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        call("Resize", 16, 8),
-        call("ResizeMirrorNormalize", 16, 8, (1.0,), (2.0,), True),
-        call("CropMirrorNormalize", 16, 8, 0.5, 0.5, (1.0,), (2.0,), True),
-        call("ResizeCropMirrorFixed", 16, 8, 10, 10, True),
-    ],
-)
-def test_grey_images_keep_their_channel_axis(operation: Call) -> None:
-    assert run(operation, numbered(32, 40, channels=1)).shape == (8, 16, 1)
-    assert run(operation, numbered(32, 40, channels=1), as_float=True).shape == (8, 16, 1)
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [
-        call("Resize", 16, 8),
-        call("ResizeMirrorNormalize", 7, 5, (1.0,) * 3, (2.0,) * 3, True),
-        call("CropResizeFixed", 16, 8, 0.5, 1, 0.5, 0.5),
-    ],
-)
-def test_the_source_is_left_as_it_was(operation: Call) -> None:
-    pixels = numbered(32, 40)
-    before = pixels.copy()
-    run(operation, pixels)
-    run(operation, pixels, as_float=True)
-    np.testing.assert_array_equal(pixels, before)
-
-
 def test_resize_takes_two_taps_at_half_pixel_centres() -> None:
     pixels = np.array([[0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130, 140, 150]] * 2, np.uint8)[..., None]
     # Centres of every second pixel pair: halfway between the two.
@@ -172,13 +122,6 @@ def test_crop_mirror_normalize_mirrors_and_normalises() -> None:
     np.testing.assert_array_equal(run(operation, pixels)[1, 0], [2, 3, 255])  # 1.5 -> 2, 3, 300
 
 
-def test_a_crop_larger_than_the_image_takes_the_full_side() -> None:
-    operation = call("CropMirrorNormalize", 30, 3, 0.5, 0.5, (0.0,) * 3, (1.0,) * 3, False)
-    assert run(operation, numbered(9, 9)).shape == (3, 9, 3)
-    assert operation.extent(ResultExtent.whole(Extent(9, 9))).size == Extent(3, 9)
-    assert operation.extent(ResultExtent.whole(Extent(None, None))).size == Extent(None, None)
-
-
 @pytest.mark.parametrize(
     ("position", "left"),
     [
@@ -195,10 +138,6 @@ def test_crop_fixed_positions(position: float, left: int) -> None:
     pixels = numbered(10, 10)
     result = run(call("CropFixed", 4, 4, position, 0), pixels)
     np.testing.assert_array_equal(result, pixels[:4, left : left + 4])
-
-
-def test_crop_fixed_larger_than_the_image() -> None:
-    assert run(call("CropFixed", 40, 4, 3, 0), numbered(10, 10)).shape == (4, 10, 3)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_flags_may_come_with_each_image(operation: dict[str, Any], key: str) -> 
     engine = PipelineEngine(
         pipeline, Decoder(ColorFormat.RGB24, pipeline.decoder), (OutputFormat(DataType.UINT8, Layout.NHWC),)
     )
-    (plain,), (turned,) = (engine.run(jpeg(60, 40), {"TURN": flag}) for flag in (False, True))
+    (plain,), (turned,) = (engine.run(jpeg(60, 40), {"TURN": flag}) for flag in (np.uint8(0), np.bool_(True)))
     np.testing.assert_array_equal(turned, np.flip(plain, axis=0 if key == "vertical" else 1))
     assert not np.array_equal(turned, plain)
 
@@ -149,7 +149,7 @@ WRONG_SIZES: list[tuple[dict[str, Any], str]] = [
         ("warp_affine", {"matrix": [1, 0, 0, 0, 1]}, "'matrix' must be a list of 6 numbers"),
         ("warp_affine", {"matrix": [1, 0, 0, 0, 1, "x"]}, "a list of 6 numbers, each a number"),
         ("flip", {"horizontal": 2}, "'horizontal' must be true or false, or 1 or 0, not 2"),
-        ("flip", {"horizontal": 1.0}, "'horizontal' must be true or false"),
+        *(("flip", {"horizontal": value}, "'horizontal' must be true or false") for value in (1.0, "true", None)),
         ("transpose", {"perm": [2, 0, 1]}, r"'perm' must be \[1, 0, 2\] or \[0, 1, 2\], not \[2, 0, 1\]"),
         ("transpose", {"perm": [1, 0]}, "'perm' must be a list of 3 axes"),
         ("lens_correction", {}, "key 'camera_matrix' is missing"),

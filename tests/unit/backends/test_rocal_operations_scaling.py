@@ -59,7 +59,7 @@ def test_size_of_the_result(keys: dict[str, Any], size: tuple[int, int], valid: 
         ({"resize_width": 224, "resize_height": 200}, Extent(200, 224), Extent(200, 224)),
         ({"resize_width": 224, "resize_height": 200, "max_size": [0, 50]}, Extent(50, 224), UNKNOWN),
         ({"resize_longer": 128}, Extent(128, 128), UNKNOWN),
-        ({"resize_width": 64, "scaling_mode": "STRETCH"}, Extent(None, 64), UNKNOWN),
+        ({"resize_width": 64, "scaling_mode": "STRETCH"}, Extent(None, 64), Extent(None, 64)),
     ],
 )
 def test_size_for_images_of_unknown_size(keys: dict[str, Any], size: Extent, valid: Extent) -> None:
@@ -74,36 +74,59 @@ def test_a_side_that_is_kept_is_that_of_the_whole_image_where_it_is_padded() -> 
     assert not stretched.padded[20:].any()
 
 
-def test_linear_is_the_resize_of_the_servers_json() -> None:
-    pixels = picture(33, 47)
-    ours = make("resize", resize_width=20, resize_height=21, antialias=False)
-    json = make("Resize", dest_width=20, dest_height=21)
-    for as_float in (False, True):
-        np.testing.assert_array_equal(result(ours, pixels, as_float), result(json, pixels, as_float))
+_SIZE, _DESTINATION = {"resize_width": 24, "resize_height": 16}, {"dest_width": 24, "dest_height": 16}
+_LEVELS, _JSON_LEVELS = ({"mean": [100, 110, 120], key: [20, 30, 40]} for key in ("std", "std_dev"))
+_AREA = {"crop_area_factor": 0.4, "crop_aspect_ratio": 1.2, "x_drift": 0.3, "y_drift": 0.9}
+_JSON_AREA = {"area": 0.4, "aspect_ratio": 1.2, "x_center_drift": 0.3, "y_center_drift": 0.9}
 
 
-@pytest.mark.parametrize("mirror", [0, 1, None])
-def test_resize_mirror_normalize_is_that_of_the_servers_json_and_mirrors_unless_told_not_to(mirror: int | None) -> None:
-    pixels = picture(33, 47)
-    keys: dict[str, Any] = {"mean": [100, 110, 120], "std": [20, 30, 40]}
-    ours = make(
-        "resize_mirror_normalize",
-        resize_width=24,
-        resize_height=16,
-        interpolation_type="CUBIC",
-        **keys,
-        **({} if mirror is None else {"mirror": mirror}),
-    )
-    json = make(
-        "ResizeMirrorNormalize",
-        dest_width=24,
-        dest_height=16,
-        mean=keys["mean"],
-        std_dev=keys["std"],
-        mirror=mirror != 0,
-    )
-    for as_float in (False, True):
-        np.testing.assert_array_equal(result(ours, pixels, as_float), result(json, pixels, as_float))
+@pytest.mark.parametrize(
+    ("name", "keys", "alias", "its_keys"),
+    [
+        ("resize", {**_SIZE, "antialias": False}, "Resize", _DESTINATION),
+        # fn mirrors unless it is told not to.
+        (
+            "resize_mirror_normalize",
+            {**_SIZE, **_LEVELS, "interpolation_type": "CUBIC"},
+            "ResizeMirrorNormalize",
+            {**_DESTINATION, **_JSON_LEVELS, "mirror": True},
+        ),
+        (
+            "resize_mirror_normalize",
+            {**_SIZE, **_LEVELS, "mirror": 0},
+            "ResizeMirrorNormalize",
+            {**_DESTINATION, **_JSON_LEVELS},
+        ),
+        (
+            "crop_mirror_normalize",
+            {"crop": [16, 24], "crop_pos_x": 0.2, "crop_pos_y": 0.9, **_LEVELS},
+            "CropMirrorNormalize",
+            {"crop_width": 24, "crop_height": 16, "start_x": 0.2, "start_y": 0.9, **_JSON_LEVELS, "mirror": True},
+        ),
+        (
+            "crop",
+            {"crop_h": 16, "crop_w": 24, "crop_pos_x": 3, "crop_pos_y": 5},
+            "CropFixed",
+            {"crop_width": 24, "crop_height": 16, "crop_pos_x": 3, "crop_pos_y": 5},
+        ),
+        ("resize_crop", {**_SIZE, **_AREA}, "CropResizeFixed", {**_DESTINATION, **_JSON_AREA}),
+        # rocAL's fn takes the width for the height.
+        (
+            "resize_crop_mirror",
+            {**_SIZE, "crop_w": 10, "crop_h": 20},
+            "ResizeCropMirrorFixed",
+            {**_DESTINATION, "crop_w": 20, "crop_h": 10, "mirror": True},
+        ),
+    ],
+)
+@pytest.mark.parametrize("as_float", [False, True])
+def test_an_operation_of_the_servers_json_is_one_of_fn(
+    name: str, keys: dict[str, Any], alias: str, its_keys: dict[str, Any], as_float: bool
+) -> None:
+    pixels, operation, other = picture(33, 47), make(name, **keys), make(alias, **its_keys)
+    np.testing.assert_array_equal(result(operation, pixels, as_float), result(other, pixels, as_float))
+    for size in (Extent(33, 47), UNKNOWN):
+        assert operation.extent(ResultExtent.whole(size)).size == other.extent(ResultExtent.whole(size)).size
 
 
 @pytest.mark.parametrize(("height", "width"), [(5, 7), (20, 33), (41, 90)])
@@ -318,39 +341,6 @@ def test_crop_mirror_normalize_mirrors_unless_told_not_to(mirror: int | None, as
 def test_nothing_is_normalised_unless_it_is_asked_for() -> None:
     given = result(make("crop_mirror_normalize", crop=[23, 31], mirror=0), PIXELS)
     np.testing.assert_array_equal(given, PIXELS)
-
-
-@pytest.mark.parametrize("as_float", [False, True])
-def test_resize_crop_is_the_servers_crop_resize(as_float: bool) -> None:
-    ours = make(
-        "resize_crop",
-        resize_width=12,
-        resize_height=9,
-        crop_area_factor=0.4,
-        crop_aspect_ratio=1.2,
-        x_drift=0.3,
-        y_drift=0.9,
-    )
-    json = make(
-        "CropResizeFixed",
-        dest_width=12,
-        dest_height=9,
-        area=0.4,
-        aspect_ratio=1.2,
-        x_center_drift=0.3,
-        y_center_drift=0.9,
-    )
-    np.testing.assert_array_equal(result(ours, PIXELS, as_float), result(json, PIXELS, as_float))
-    assert ours.extent(ResultExtent.whole(Extent(23, 31))) == json.extent(ResultExtent.whole(Extent(23, 31)))
-
-
-@pytest.mark.parametrize("mirror", [0, 1])
-@pytest.mark.parametrize("as_float", [False, True])
-def test_resize_crop_mirror_takes_width_for_height(mirror: int, as_float: bool) -> None:
-    ours = make("resize_crop_mirror", resize_width=8, resize_height=6, crop_w=10, crop_h=20, mirror=mirror)
-    json = make("ResizeCropMirrorFixed", dest_width=8, dest_height=6, crop_w=20, crop_h=10, mirror=mirror == 1)
-    np.testing.assert_array_equal(result(ours, PIXELS, as_float), result(json, PIXELS, as_float))
-    assert make("resize_crop_mirror", resize_width=8, resize_height=6).values["mirror"]
 
 
 @pytest.mark.parametrize("interpolation", ["LINEAR", "NEAREST_NEIGHBOR", "CUBIC"])

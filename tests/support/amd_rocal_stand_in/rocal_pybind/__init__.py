@@ -82,7 +82,7 @@ def externalFileSource(  # noqa: N802
         raise TypeError("incompatible function arguments")
     grey = color is types.GRAY
     layout = types.NCHW if grey else types.NHWC
-    context.mode, context.color = mode, color
+    context.mode = mode
     context.loader = Tensor(context, max_height, max_width, 1 if grey else 3, layout, types.UINT8, None)
     return context.loader
 
@@ -112,15 +112,13 @@ def externalSourceFeedInput(  # noqa: N802
     if not isinstance(layout, types.RocalTensorLayout) or type(eos) is not bool:
         raise TypeError("incompatible function arguments")
     assert labels.dtype == np.int32 and labels.size <= context.batch_size, "labels are read as int32, one an image"
-    assert mode is context.mode, "the mode is fixed when the source is made"
+    assert mode is context.mode is types.EXTSOURCE_RAW_UNCOMPRESSED, "the mode is fixed when the source is made"
     context.labels = Address(labels)
     feeds = []
     for array, region in zip(arrays, regions, strict=True):
         assert isinstance(array, np.ndarray) and array.dtype == np.uint8, "other arrays are copied to memory that dies"
         assert array.flags.c_contiguous, "the address of a strided array says nothing"
-        raw = mode is types.EXTSOURCE_RAW_UNCOMPRESSED
-        size = max_width * max_height * channels if raw else region.h
-        feeds.append(Feed(Address(array), size, region.h, region.w))
+        feeds.append(Feed(Address(array), max_width * max_height * channels, region.h, region.w))
     try:
         context.feed(feeds, eos)
     except RocalError as error:
@@ -133,15 +131,6 @@ def rocalRun(context):  # noqa: N802
 
 def getOutputTensors(context):  # noqa: N802
     return list(context.output_tensors())
-
-
-def getRemainingImages(context):  # noqa: N802
-    return 0 if context.ended else context.batch_size
-
-
-def rocalRelease(context):  # noqa: N802
-    context.release()
-    return types.OK
 
 
 def slip(context: Context) -> None:

@@ -8,13 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import cv2
 import numpy as np
 
 from rocal_pybind import types
 from rocal_pybind.memory import Address
-from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions
 from rocserve.backends.rocal.image import Image
 
 GARBAGE = 173
@@ -100,7 +97,7 @@ class OutputTensor:
 class Feed:
     address: Address
     size: int
-    """Bytes of the file, or of the largest image."""
+    """Bytes of the largest image."""
     height: int
     width: int
 
@@ -113,7 +110,6 @@ class Context:
     error: str = ""
     loader: Tensor | None = None
     mode: types.RocalExternalSourceMode | None = None
-    color: types.RocalImageColor = types.RGB
     outputs: list[Tensor] = field(default_factory=list)
     queue: deque[Feed] = field(default_factory=deque)
     eos: bool = False
@@ -156,11 +152,6 @@ class Context:
     def output_tensors(self) -> list[OutputTensor]:
         self._wait_for_output()
         return self.ring[0] if self.ring else self.last or [self._output(tensor, []) for tensor in self.outputs]
-
-    def release(self) -> None:
-        if self.processing and not self.eos:
-            hang("rocalRelease joins a thread that waits for the next batch")
-        self.processing = False
 
     def _wait_for_output(self) -> None:
         while len(self.ring) < self.depth and len(self.queue) >= self.batch_size and self.processing and not self.ended:
@@ -221,20 +212,5 @@ class Context:
             shape = (self.batch_size, loader.height, loader.width, loader.channels)
             self.memory = np.full(shape, GARBAGE, dtype=np.uint8)
         memory = self.memory[index]
-        if self.mode is types.EXTSOURCE_RAW_UNCOMPRESSED:
-            memory.reshape(-1)[: feed.size] = feed.address.read(feed.size)
-            height, width = feed.height, feed.width
-        else:
-            height, width = self._decode(feed.address.read(feed.size), memory)
-        return Image.whole(memory[:height, :width].copy())
-
-    def _decode(self, encoded: np.ndarray, memory: np.ndarray) -> tuple[int, int]:
-        """Decode into `memory`. A bad image leaves the memory unchanged, and counts as the largest image."""
-        formats = {types.RGB: ColorFormat.RGB24, types.BGR: ColorFormat.BGR24, types.GRAY: ColorFormat.U8}
-        limits = DecoderLimits(memory.shape[1], memory.shape[0])
-        try:
-            pixels = Decoder(formats[self.color], DecoderOptions(limits)).decode(encoded).pixels
-        except (ValueError, cv2.error):
-            return memory.shape[0], memory.shape[1]
-        memory[: pixels.shape[0], : pixels.shape[1]] = pixels
-        return pixels.shape[0], pixels.shape[1]
+        memory.reshape(-1)[: feed.size] = feed.address.read(feed.size)
+        return Image.whole(memory[: feed.height, : feed.width].copy())

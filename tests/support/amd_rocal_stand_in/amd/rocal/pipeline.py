@@ -61,22 +61,3 @@ class Pipeline:
 
     def rocal_run(self):
         return b.rocalRun(self._handle)
-
-    def get_output_tensors(self):
-        return b.getOutputTensors(self._handle)
-
-    def get_remaining_images(self):
-        return b.getRemainingImages(self._handle)
-
-    def rocal_release(self):
-        return b.rocalRelease(self._handle)
-
-    def run(self):
-        """Returns None at the end of the data."""
-        try:
-            if self.get_remaining_images() > 0:
-                self.rocal_run()
-                return b.getOutputTensors(self._handle)
-        except Exception as error:
-            raise StopIteration from error
-        return None
