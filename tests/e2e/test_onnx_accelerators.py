@@ -9,7 +9,6 @@ import onnxruntime
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
-from support.waiting import wait_until
 
 ABSENT = "OpenVINOExecutionProvider" not in onnxruntime.get_available_providers()
 
@@ -39,22 +38,3 @@ def test_accelerators_that_are_taken(serve, repository: Path) -> None:
         entry = infer_input("X", np.ones((3, 2), np.float32))
         assert client.infer(model, [entry]).as_numpy("Y").tolist() == [[2.0, 2.0]] * 3
     assert "'migraphx' is not used: the instance is on the CPU" in server.log_text
-
-
-def test_accelerators_that_are_refused(serve, repository: Path) -> None:
-    misspelt = accelerated("cpu", "openvino", 'parameters: { key: "presicion" value: "FP32" }')
-    refused = {
-        "tensorrt": (accelerated("gpu", "tensorrt"), "'tensorrt' is NVIDIA's and not supported"),
-        "unknown": (accelerated("cpu", "tpu"), "'tpu' is unknown; known are migraphx, rocm, cuda, openvino"),
-        "misspelt": (misspelt, "parameter 'presicion', which is unknown; known are cache_dir, device_type"),
-    }
-    if ABSENT:
-        refused["openvino"] = (OPENVINO, "has no OpenVINOExecutionProvider, only")
-    for model, (config, _) in refused.items():
-        drop(repository, model, add_constant(1.0), config)
-    client = serve(repository).client()
-
-    def reasons() -> dict[str, str]:
-        return {row.name: row.reason for row in client.get_model_repository_index().models}
-
-    wait_until(lambda: all(text in reasons().get(model, "") for model, (_, text) in refused.items()), "every reason")

@@ -287,34 +287,15 @@ def test_an_output_without_a_shape_takes_the_declared_one(model_source: SourceMa
     assert (signature.inputs[0].shape, signature.outputs[0].shape) == ((-1, 2), (-1, 2))
 
 
-def opset_19(nodes: list[Any], element_type: int) -> bytes:
-    """A model with the FP8 datatypes, [batch, 2] in and out."""
-    values = [helper.make_tensor_value_info(name, element_type, ["batch", 2]) for name in ("X", "Y")]
-    model = helper.make_model(
-        helper.make_graph(nodes, "graph", values[:1], values[1:]),
-        opset_imports=[helper.make_opsetid("", 19)],
-        ir_version=9,
-    )
-    return bytes(model.SerializeToString())
-
-
-def test_fp8_within_a_model(model_source: SourceMaker) -> None:
-    nodes = [
-        helper.make_node("Cast", ["X"], ["small"], to=TensorProto.FLOAT8E4M3FN),
-        helper.make_node("Cast", ["small"], ["Y"], to=FLOAT),
-    ]
-    model = load(model_source("model.onnx", opset_19(nodes, FLOAT)))
-    result = model.execute(batch_of("Y", X=np.array([[1.0, 2.5], [0.3, -448.0]], np.float32))).outputs["Y"]
-    np.testing.assert_array_equal(result, np.array([[1.0, 2.5], [0.3125, -448.0]], np.float32))
-
-
 def test_fp8_has_no_name_in_the_protocol(model_source: SourceMaker) -> None:
-    nodes = [helper.make_node("Identity", ["X"], ["Y"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT8E4M3FN, ["batch", 2]) for name in ("X", "Y"))
+    fp8 = helper.make_graph([helper.make_node("Identity", ["X"], ["Y"])], "graph", [x], [y])
+    model = helper.make_model(fp8, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     with pytest.raises(
         ServeError,
         match=r"input 'X' has ONNX type tensor\(float8e4m3fn\), which has no datatype in the KServe protocol",
     ):
-        load(model_source("model.onnx", opset_19(nodes, TensorProto.FLOAT8E4M3FN)))
+        load(model_source("model.onnx", model.SerializeToString()))
 
 
 def test_sequences_are_refused(model_source: SourceMaker) -> None:

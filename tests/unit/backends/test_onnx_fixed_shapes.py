@@ -83,14 +83,6 @@ def test_a_session_for_each_batch_size(model_source: SourceMaker) -> None:
         assert set(run(model, ("OUTPUT1",), INPUT0=left, INPUT1=left)) == {"OUTPUT1"}
 
 
-def test_a_session_takes_its_one_shape_only(model_source: SourceMaker) -> None:
-    source = model_source("model.onnx", identity(FLOAT, ["batch", 2]))
-    session = CountingOpener(source).open({"batch": 2})
-    assert session.get_inputs()[0].shape == [2, 2]
-    with pytest.raises(Exception, match="Expected: 2"):
-        session.run(None, {"INPUT0": np.zeros((3, 2), np.float32)})
-
-
 def test_sizes_of_the_configuration(model_source: SourceMaker) -> None:
     net = graph([helper.make_node("Neg", ["X"], ["Y"])], {"X": (FLOAT, ["n", 2])}, {"Y": (FLOAT, ["n", 2])})
     source = model_source("model.onnx", net, max_batch_size=8, parameters={"batch_sizes": "3, 8"}, **config_of((2,)))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.models import add_constant, add_sub
@@ -115,31 +116,28 @@ def test_others_have_none(source: ModelSource, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_folders_that_were_used_least_lately_go(source: ModelSource, tmp_path: Path) -> None:
-    names = ("migraphx-models", f"migraphx-{'0' * 32}", f"openvino-{'1' * 32}")
-    foreign, old, recent = (tmp_path / "cache" / "onnxruntime" / name for name in names)
-    for used, folder in ((10, foreign), (50, old), (100, recent)):
-        folder.mkdir(parents=True, mode=0o700)
-        (folder / "program.mxr").write_bytes(b"x" * 1000)
-        os.utime(folder, (used, used))
-    small = replace(source, settings=replace(source.settings, cache_bytes=1500))
-    current = folder_for(small, migraphx())
-    assert (old.exists(), recent.exists(), current.exists()) == (False, True, True)
-    assert foreign.exists()
-
-
-def test_a_folder_that_may_not_be_removed_keeps_no_other(
-    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("names", "limit", "kept"),
+    [
+        # Only folders with names of the cache's own go.
+        (("migraphx-models", f"migraphx-{'0' * 32}", f"openvino-{'1' * 32}"), 1500, (True, False, True)),
+        # Another user's folder, which cannot be removed.
+        (tuple(f"migraphx-{digit * 32}" for digit in "012"), 2500, (True, False, True)),
+    ],
+    ids=["own", "another user's"],
+)
+def test_folders_that_were_used_least_lately_go(
+    source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], limit: int, kept: Any
 ) -> None:
-    foreign, old, recent = (tmp_path / "cache" / "onnxruntime" / f"migraphx-{digit * 32}" for digit in "012")
-    for used, folder in ((10, foreign), (50, old), (100, recent)):
+    folders = [tmp_path / "cache" / "onnxruntime" / name for name in names]
+    for used, folder in enumerate(folders):
         folder.mkdir(parents=True, mode=0o700)
         (folder / "program.mxr").write_bytes(b"x" * 1000)
         os.utime(folder, (used, used))
     remove = shutil.rmtree
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **options: path == foreign or remove(path, **options))
-    folder_for(replace(source, settings=replace(source.settings, cache_bytes=2500)), migraphx())
-    assert (foreign.exists(), old.exists(), recent.exists()) == (True, False, True)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **options: path == folders[0] or remove(path, **options))
+    current = folder_for(replace(source, settings=replace(source.settings, cache_bytes=limit)), migraphx())
+    assert (*(folder.exists() for folder in folders), current.exists()) == (*kept, True)
 
 
 def test_a_cache_that_cannot_be_written(source: ModelSource, tmp_path: Path) -> None:

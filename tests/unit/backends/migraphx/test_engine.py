@@ -92,19 +92,6 @@ class TestBatches:
             "",
         ]
 
-    def test_answers_are_never_on_the_inputs_memory(self, engine: Engine) -> None:
-        """The output of an Identity in MIGraphX is its input's memory."""
-        model = engine.complete(migraphx_models.identity(), 2)
-        inputs = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
-        request = batch(inputs, "y")
-        first = np.asarray(model.execute(request).outputs["y"])
-        assert not np.shares_memory(first, request.arrays["x"])
-        assert not np.shares_memory(first, inputs["x"])
-        inputs["x"] += 100
-        second = np.asarray(model.execute(request).outputs["y"])
-        np.testing.assert_array_equal(first, np.arange(8).reshape(2, 4))
-        np.testing.assert_array_equal(second, np.arange(100, 108).reshape(2, 4))
-
     def test_samples_of_the_configuration_warm_it_up(self, engine: Engine) -> None:
         model = engine.load(NETWORKS["mlp"], 1)
         wrong = batch({"x": np.zeros((1, 3), np.float32)})
@@ -162,21 +149,6 @@ class TestSignatures:
         np.testing.assert_allclose(
             answers(model, inputs)["scores"], expected(NETWORKS["mlp"], inputs)["scores"], rtol=1e-4, atol=1e-4
         )
-
-    def test_a_baked_batch_is_any_where_the_configuration_batches(self, engine: Engine) -> None:
-        model = engine.complete(migraphx_models.reshaped_to_free(), 2)
-        assert model.signature.inputs == (TensorSpec("x", FP32, (-1, 2, 3)),)
-        assert model.signature.supports_batching
-        inputs = migraphx_models.random_inputs(migraphx_models.reshaped_to_free(), 2)
-        np.testing.assert_allclose(answers(model, inputs)["y"], (inputs["x"] ** 2).reshape(2, 6), rtol=1e-5)
-
-    def test_without_batches_shapes_are_the_files(self, engine: Engine) -> None:
-        model = engine.load(migraphx_models.without_batch())
-        assert model.signature.inputs == (TensorSpec("x", FP32, (2, 3)),)
-        assert model.signature.outputs == (TensorSpec("y", FP32, (3, 2)),)
-        assert not model.signature.supports_batching
-        values = np.arange(6, dtype=np.float32).reshape(2, 3)
-        np.testing.assert_array_equal(answers(model, {"x": values})["y"], values.T)
 
     def test_outputs_have_the_shapes_that_the_values_of_the_inputs_give_them(self, engine: Engine) -> None:
         network = migraphx_models.cutting()

@@ -299,8 +299,10 @@ class TestExternalData:
             ({"location": "../w"}, "external data of model.onnx: '../w' must be a path within its folder"),
             ({"location": "/etc/passwd"}, "'/etc/passwd' must be a path within its folder"),
             ({"location": "out"}, "'out' is a link that leads out of the model's folder, to /etc"),
-            ({"location": "loop"}, "'loop' is"),
+            ({"location": "loop"}, "'loop' is a link that leads nowhere"),
             ({"location": "folder"}, "needs external data file 'folder', which is not there"),
+            ({"location": "pipe"}, "needs external data file 'pipe', which is not there"),
+            ({"location": "w" * 256}, "wwww' cannot be read: File name too long"),
             ({}, "tensor 'w' is external, but names no file"),
             ({"location": "w", "offset": "8"}, "needs bytes 8 to 24 of external data file 'w', which has 16"),
             ({"location": "w", "offset": "0", "length": "17"}, "needs bytes 0 to 17 of external data file 'w', which"),
@@ -319,6 +321,7 @@ class TestExternalData:
         (folder / "folder").mkdir(parents=True)
         (folder / "w").write_bytes(bytes(16))
         (tmp_path / "w").write_bytes(bytes(16))
+        os.mkfifo(folder / "pipe")
         (folder / "out").symlink_to("/etc")
         (folder / "loop").symlink_to("loop")
         assert text in _refusal(_write(folder, self._external(**entries)))

@@ -234,50 +234,6 @@ def test_a_program_that_wants_its_memory_on_the_gpu_gets_it(
     assert "must have the shape [2]" in refusal(lambda: wants_buffers.run({"x": np.ones(3, np.float32)}))
 
 
-def test_an_operator_that_migraphx_lacks(factory: ProgramFactory) -> None:
-    message = refusal(lambda: factory.parse(models.unknown_operator("MyFancyOp")))
-    assert message.startswith("src/onnx/onnx_parser.cpp:")
-    assert message.endswith(": parse_graph: Unknown operator: MyFancyOp")
-
-
-def test_tensors_of_text(factory: ProgramFactory) -> None:
-    text = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "network",
-        [text("x", TensorProto.STRING, [2])],
-        [text("y", TensorProto.STRING, [2])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    message = refusal(lambda: factory.parse(model.SerializeToString()))
-    assert message.endswith("get_type: Prototensor data type 8 not supported")
-
-
-@pytest.mark.parametrize("damage", ["garbage", "truncated"])
-def test_an_onnx_file_that_is_damaged(factory: ProgramFactory, damage: str) -> None:
-    whole = models.mlp()
-    content = b"garbage, no model" if damage == "garbage" else whole[: len(whole) // 2]
-    message = refusal(lambda: factory.parse(content))
-    assert message.endswith(f"parse_from: PARSE_FROM: Failed reading onnx file: {factory.folder / 'model.onnx'}")
-
-
-def test_a_program_file_that_is_damaged(factory: ProgramFactory) -> None:
-    content = saved(factory).read_bytes()
-    garbage = factory.file(b"garbage, no program", "garbage.mxr")
-    assert "Not an object for field: version" in refusal(lambda: factory.binding.load(garbage))
-    cut = factory.file(content[: len(content) // 2], "cut.mxr")
-    assert "insufficient bytes" in refusal(lambda: factory.binding.load(cut))
-
-
-def test_a_program_file_of_another_format(factory: ProgramFactory) -> None:
-    content = saved(factory).read_bytes()
-    assert content[1:9] == b"\xa7version"
-    other = factory.file(content[:9] + bytes([content[9] + 1]) + content[10:], "other.mxr")
-    message = refusal(lambda: factory.binding.load(other))
-    assert "Program version mismatch. MXR file was created using program file version: 8" in message
-    assert "installed MIGraphX is using program file version: 7" in message
-
-
 def test_a_program_file_of_another_migraphx_is_loaded_with_a_warning(factory: ProgramFactory) -> None:
     content = saved(factory).read_bytes()
     version = factory.binding.migraphx_version.encode()
