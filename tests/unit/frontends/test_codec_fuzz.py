@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.typed_requests import decoded
 from tritonclient.grpc import service_pb2 as tritons
 
 from rocserve.core.datatypes import DataType
@@ -195,7 +196,7 @@ def read_by_codec(data: bytes) -> dict[str, Any]:
     def plain(parameters: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         return {name: (type(value).__name__, repr(value)) for name, value in parameters.items()}
 
-    request = DECODER.decode_request(data)
+    request = decoded(DECODER, data)
     head = request.head
     return {
         "model": (head.model_name, head.model_version, request.id),

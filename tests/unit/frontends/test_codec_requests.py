@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.typed_requests import decoded
 from tritonclient.grpc import service_pb2 as tritons
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -34,12 +35,12 @@ def _typed(datatype: str, count: int, **contents: object) -> ModelInferRequest:
 
 
 def _decode(message: ModelInferRequest) -> InferRequest:
-    return RequestDecoder().decode_request(message.SerializeToString())
+    return decoded(RequestDecoder(), message.SerializeToString())
 
 
 def _refusal(data: bytes) -> str:
     with pytest.raises(ServeError) as caught:
-        RequestDecoder().decode_request(data)
+        decoded(RequestDecoder(), data)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     return caught.value.text
 
@@ -50,7 +51,7 @@ def test_raw_contents_are_views_on_the_message() -> None:
         parameters={"priority": InferParameter(int64_param=2)},
         outputs=[ModelInferRequest.InferRequestedOutputTensor(name="OUTPUT0")],
     ).SerializeToString()
-    request = RequestDecoder().decode_request(data)
+    request = decoded(RequestDecoder(), data)
     assert (request.head.model_name, request.head.model_version, request.id) == ("m", "3", "17")
     assert request.head.inputs == (InputHead("INPUT0", "INT32", (1, 16)), InputHead("INPUT1", "INT32", (1, 16)))
     assert request.head.outputs == (RequestedOutput("OUTPUT0"),)
@@ -64,9 +65,9 @@ def test_raw_contents_are_views_on_the_message() -> None:
 
 def test_equal_heads_are_one_object_whatever_id_and_data() -> None:
     codec = RequestDecoder()
-    first = codec.decode_request(_add_sub(id="a").SerializeToString())
-    second = codec.decode_request(_add_sub(id="", raw_input_contents=[b"", b"x" * 300]).SerializeToString())
-    other = codec.decode_request(_add_sub(model_version="1").SerializeToString())
+    first = decoded(codec, _add_sub(id="a").SerializeToString())
+    second = decoded(codec, _add_sub(id="", raw_input_contents=[b"", b"x" * 300]).SerializeToString())
+    other = decoded(codec, _add_sub(model_version="1").SerializeToString())
     assert first.head is second.head
     assert other.head is not first.head
     assert (first.id, second.id) == ("a", "")
@@ -76,11 +77,11 @@ def test_equal_heads_are_one_object_whatever_id_and_data() -> None:
 def test_remembered_heads_are_bounded() -> None:
     decoder = RequestDecoder()
     for number in range(2 * MOST_REMEMBERED + 10):
-        decoder.decode_request(_add_sub(model_name=f"m{number}").SerializeToString())
+        decoded(decoder, _add_sub(model_name=f"m{number}").SerializeToString())
         assert len(decoder._heads) <= MOST_REMEMBERED
     decoder = RequestDecoder()
-    decoder.decode_request(_add_sub(model_name="m" * (LONGEST_REMEMBERED_HEAD + 1)).SerializeToString())
-    decoder.decode_request(_typed("BOOL", 1, bool_contents=[True]).SerializeToString())
+    decoded(decoder, _add_sub(model_name="m" * (LONGEST_REMEMBERED_HEAD + 1)).SerializeToString())
+    decoded(decoder, _typed("BOOL", 1, bool_contents=[True]).SerializeToString())
     assert not decoder._heads
 
 
@@ -88,15 +89,15 @@ def test_messages_of_one_length_are_told_apart() -> None:
     codec = RequestDecoder()
     known = [_add_sub(id=text, model_name=name).SerializeToString() for text in ("17", "18") for name in ("m", "n")]
     for data in (*known, *known):
-        request, message = codec.decode_request(data), ModelInferRequest.FromString(data)
+        request, message = decoded(codec, data), ModelInferRequest.FromString(data)
         assert (request.head.model_name, request.id) == (message.model_name, message.id)
         assert [bytes(view) for view in request.data] == [FIRST.tobytes(), SECOND.tobytes()]
     with pytest.raises(ServeError, match="id"):
-        codec.decode_request(known[-1].replace(b"18", b"\xff8"))
+        decoded(codec, known[-1].replace(b"18", b"\xff8"))
     # One tensor is a byte shorter, the other longer.
     moved = _add_sub(model_name="n", raw_input_contents=[bytes(63), bytes(65)]).SerializeToString()
     assert len(moved) == len(known[0])
-    assert [len(view) for view in codec.decode_request(moved).data] == [63, 65]
+    assert [len(view) for view in decoded(codec, moved).data] == [63, 65]
 
 
 def test_parameters_of_every_kind() -> None:
@@ -122,9 +123,7 @@ def test_parameters_of_every_kind() -> None:
 
 def test_two_typed_requests_with_one_head_keep_their_own_data() -> None:
     codec = RequestDecoder()
-    first, second = (
-        codec.decode_request(_typed("INT32", 1, int_contents=[value]).SerializeToString()) for value in (1, 2)
-    )
+    first, second = (decoded(codec, _typed("INT32", 1, int_contents=[value]).SerializeToString()) for value in (1, 2))
     assert [bytes(request.data[0]) for request in (first, second)] == [b"\1\0\0\0", b"\2\0\0\0"]
 
 
@@ -143,16 +142,16 @@ def test_an_input_in_shared_memory_takes_no_raw_entry() -> None:
     data = message.SerializeToString()
     codec = RequestDecoder()
     for _ in range(2):
-        request = codec.decode_request(data)
+        request = decoded(codec, data)
         assert request.head.inputs[0].parameters == {"shared_memory_region": "r", "shared_memory_byte_size": 64}
         assert [bytes(view) for view in request.data] == [b"", b"for INPUT1"]
 
 
 def test_missing_data_is_noticed_with_a_remembered_head_too() -> None:
     codec = RequestDecoder()
-    codec.decode_request(_add_sub().SerializeToString())
+    decoded(codec, _add_sub().SerializeToString())
     with pytest.raises(ServeError, match="unable to find data for input tensor 'INPUT0'"):
-        codec.decode_request(_add_sub(raw_input_contents=[]).SerializeToString())
+        decoded(codec, _add_sub(raw_input_contents=[]).SerializeToString())
 
 
 PREFIX = "the request is not a valid inference.ModelInferRequest: "
@@ -184,9 +183,9 @@ def test_the_last_of_several_ids_counts() -> None:
     codec = RequestDecoder()
     data = _add_sub(id="1").SerializeToString()
     for extra, expected in ((b"\x1a\x012", "2"), (b"\x1a\x00", "")):
-        assert codec.decode_request(extra + data).id == "1"
-        assert codec.decode_request(data + extra).id == expected
-        assert codec.decode_request(b"\x1a\x019" + extra).id == expected
+        assert decoded(codec, extra + data).id == "1"
+        assert decoded(codec, data + extra).id == expected
+        assert decoded(codec, b"\x1a\x019" + extra).id == expected
     assert "'id'" in _refusal(b"\x1a\x01\xff\x1a\x01a")
 
 
@@ -203,7 +202,7 @@ def test_any_order_of_fields() -> None:
             ModelInferRequest(model_name="last"),
         )
     )
-    request = RequestDecoder().decode_request(raw_first)
+    request = decoded(RequestDecoder(), raw_first)
     assert (request.head.model_name, request.id) == ("last", "late")
     assert [entry.name for entry in request.head.inputs] == ["A", "B"]
     assert [bytes(view) for view in request.data] == [b"one", b"two"]
@@ -221,7 +220,7 @@ def test_unknown_fields_are_skipped() -> None:
     ]
     for field in unknown:
         for data in (known + field, field + known):
-            request = RequestDecoder().decode_request(data)
+            request = decoded(RequestDecoder(), data)
             assert (request.head.model_name, request.id, len(request.head.inputs)) == ("m", "17", 2)
             expected = tritons.ModelInferRequest.FromString(data).raw_input_contents[:2]
             assert [bytes(view) for view in request.data] == list(expected)
@@ -229,7 +228,7 @@ def test_unknown_fields_are_skipped() -> None:
 
 def test_a_value_that_looks_like_an_id() -> None:
     field_16 = b"\x82\x01\x03\x1a\x01x"
-    assert RequestDecoder().decode_request(field_16 + _add_sub(id="").SerializeToString()).id == ""
+    assert decoded(RequestDecoder(), field_16 + _add_sub(id="").SerializeToString()).id == ""
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.typed_requests import decoded
 
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.memo import MOST_REMEMBERED
@@ -38,10 +39,10 @@ def _sequence(identity: InferParameter, start: bool = False, end: bool = False) 
 def test_requests_of_all_sequences_share_one_head() -> None:
     decoder = RequestDecoder()
     requests = [
-        decoder.decode_request(_request(_sequence(InferParameter(int64_param=number), number == 1, number == 3)))
+        decoded(decoder, _request(_sequence(InferParameter(int64_param=number), number == 1, number == 3)))
         for number in (1, 2, 3)
     ]
-    requests.append(decoder.decode_request(_request(_sequence(InferParameter(string_param="s")))))
+    requests.append(decoded(decoder, _request(_sequence(InferParameter(string_param="s")))))
     assert [request.sequence for request in requests] == [
         SequenceTag(1, starts=True),
         SequenceTag(2),
@@ -58,7 +59,7 @@ def test_what_is_remembered_of_sequences_is_bounded() -> None:
     decoder = RequestDecoder()
     for _ in range(2):
         for number in range(1, MOST_REMEMBERED + 50):
-            request = decoder.decode_request(_request(_sequence(InferParameter(int64_param=number))))
+            request = decoded(decoder, _request(_sequence(InferParameter(int64_param=number))))
             assert request.sequence == SequenceTag(number)
     assert len(decoder._sequence_heads) <= MOST_REMEMBERED
     assert len(decoder._heads) == 1
@@ -66,28 +67,28 @@ def test_what_is_remembered_of_sequences_is_bounded() -> None:
 
 def test_a_request_without_a_sequence_says_so() -> None:
     codec = RequestDecoder()
-    assert codec.decode_request(_request({})).sequence is None
+    assert decoded(codec, _request({})).sequence is None
     # A similar name is not one of the three.
-    alike = codec.decode_request(_request({"sequence_idle": InferParameter(int64_param=1)}, "sequence_length"))
+    alike = decoded(codec, _request({"sequence_idle": InferParameter(int64_param=1)}, "sequence_length"))
     assert alike.sequence is None
     assert alike.head.parameters == {"sequence_idle": 1}
 
 
 def test_other_parameters_stay_with_the_head() -> None:
     parameters = {**_sequence(InferParameter(int64_param=5)), "priority": InferParameter(int64_param=2)}
-    request = RequestDecoder().decode_request(_request(parameters))
+    request = decoded(RequestDecoder(), _request(parameters))
     assert request.sequence == SequenceTag(5)
     assert request.head.parameters == {"priority": 2}
 
 
 def test_a_number_below_zero_is_the_unsigned_one() -> None:
-    request = RequestDecoder().decode_request(_request(_sequence(InferParameter(int64_param=-1))))
+    request = decoded(RequestDecoder(), _request(_sequence(InferParameter(int64_param=-1))))
     assert request.sequence == SequenceTag(2**64 - 1)
 
 
 def test_a_number_may_be_unsigned() -> None:
     for number in (3, 2**63, 2**64 - 1):
-        request = RequestDecoder().decode_request(_request(_sequence(InferParameter(uint64_param=number))))
+        request = decoded(RequestDecoder(), _request(_sequence(InferParameter(uint64_param=number))))
         assert request.sequence == SequenceTag(number)
 
 
@@ -98,7 +99,7 @@ def test_an_unusual_order_of_fields_makes_no_difference() -> None:
     entry = value + key
     strange = b"\x22" + bytes([len(entry)]) + entry
     for message in (strange + data, data + strange):
-        request = RequestDecoder().decode_request(message)
+        request = decoded(RequestDecoder(), message)
         assert request.sequence == SequenceTag(7)
         assert request.head.parameters == {}
 
@@ -115,7 +116,7 @@ def test_an_unusual_order_of_fields_makes_no_difference() -> None:
 )
 def test_a_wrong_type_is_refused_in_tritons_words(name: str, value: InferParameter, expected: str) -> None:
     with pytest.raises(ServeError) as caught:
-        RequestDecoder().decode_request(_request({name: value}))
+        decoded(RequestDecoder(), _request({name: value}))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
     assert caught.value.text == f"invalid value type for '{name}' parameter, expected {expected}."
 

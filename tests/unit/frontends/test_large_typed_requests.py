@@ -19,7 +19,7 @@ from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import InferRequest, InferResponse
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import Tensor
-from rocserve.frontends.grpc.codec import UnreadRequest
+from rocserve.frontends.grpc.codec import TypedRequest
 from rocserve.frontends.grpc.inference import InferenceHandlers
 from rocserve.frontends.grpc.transport import full_name
 from rocserve.plane import loop
@@ -76,13 +76,13 @@ def after(service: Service, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     """`after(id)` delays the decoding of large requests until the request with this id has arrived."""
 
     def hold(request_id: str) -> None:
-        def patient(unread: UnreadRequest, admit: Callable[[int], object]) -> Steps[InferRequest]:
-            while request_id not in service.ids:
+        def patient(typed_request: TypedRequest, admit: Callable[[int], object]) -> Steps[InferRequest]:
+            while "large" in typed_request.request.id and request_id not in service.ids:
                 yield
-            return (yield from decode(unread, admit))
+            return (yield from decode(typed_request, admit))
 
-        decode = UnreadRequest.decode
-        monkeypatch.setattr(UnreadRequest, "decode", patient)
+        decode = TypedRequest.decode
+        monkeypatch.setattr(TypedRequest, "decode", patient)
 
     return hold
 

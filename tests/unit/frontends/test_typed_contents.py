@@ -1,4 +1,4 @@
-"""Large typed contents: decoded in steps, with the results of protobuf, however they are encoded."""
+"""Typed contents: decoded in steps, with the results of protobuf, however they are encoded."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+from support.typed_requests import decoded
 
+from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.request_memory import Holding, MemoryFull, RequestMemory
 from rocserve.core.requests import InferRequest
 from rocserve.core.wire_format import FIXED32, FIXED64, LENGTH_DELIMITED, VARINT, length_prefix, varint
 from rocserve.frontends.grpc import typed_contents
-from rocserve.frontends.grpc.codec import RequestDecoder
-from rocserve.frontends.grpc.typed_contents import DECODED_AT_ONCE, LargeContents
+from rocserve.frontends.grpc.codec import RequestDecoder, TypedRequest
+from rocserve.frontends.grpc.typed_contents import DECODED_AT_ONCE
 from rocserve.protocol import grpc_service_pb2 as pb
+from rocserve.protocol.faults import describe_fault
 from rocserve.protocol.grpc_service_pb2 import ModelInferRequest
 
 COUNT = 1 << 17
@@ -79,11 +83,11 @@ def written(*contents: bytes, datatype: str = "INT32") -> bytes:
     return rest + length_prefix(ModelInferRequest.INPUTS_FIELD_NUMBER, len(tensor)) + tensor
 
 
-def decoded(data: bytes, admit: Callable[[int], object] = lambda nbytes: None) -> tuple[InferRequest, int]:
+def in_steps(data: bytes, admit: Callable[[int], object] = lambda nbytes: None) -> tuple[InferRequest, int]:
     """The decoded request, and the number of steps."""
-    large = LargeContents.of(data)
-    assert large is not None
-    steps = RequestDecoder().read_large(large).decode(admit)
+    typed = RequestDecoder().decode_request(data)
+    assert isinstance(typed, TypedRequest)
+    steps = typed.decode(admit)
     count = 0
     while True:
         try:
@@ -94,25 +98,33 @@ def decoded(data: bytes, admit: Callable[[int], object] = lambda nbytes: None) -
         count += 1
 
 
-def assert_same(data: bytes) -> None:
-    """The same as without steps: the request, or the error."""
-    try:
-        expected = RequestDecoder().decode_request(data)
-    except ServeError as error:
-        with pytest.raises(ServeError) as raised:
-            decoded(data)
-        assert (raised.value.code, raised.value.text) == (error.code, error.text)
-    else:
-        request = decoded(data)[0]
-        assert [bytes(each) for each in request.data] == [bytes(each) for each in expected.data]
-        assert request.id == expected.id
-        assert request.head.inputs == expected.head.inputs
-        assert request.head.is_typed
+WIDE = {"int_contents": np.int32, "uint_contents": np.uint32}
+
+
+def elements(tensor: ModelInferRequest.InferInputTensor) -> bytes:
+    """As protobuf reads them."""
+    if not tensor.contents.ListFields():
+        return b""
+    field, found = tensor.contents.ListFields()[0]
+    datatype = DataType(tensor.datatype)
+    if datatype is DataType.BYTES:
+        return b"".join(struct.pack("<I", len(element)) + element for element in found)
+    return np.array(found, WIDE.get(field.name, datatype.numpy_dtype)).astype(datatype.numpy_dtype).tobytes()
+
+
+def assert_as_by_protobuf(data: bytes) -> None:
+    message = ModelInferRequest.FromString(data)
+    request = decoded(RequestDecoder(), data)
+    assert [bytes(each) for each in request.data] == [elements(tensor) for tensor in message.inputs]
+    assert [(head.name, head.datatype, head.shape) for head in request.head.inputs] == [
+        (tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in message.inputs
+    ]
+    assert (request.head.model_name, request.id, request.head.is_typed) == ("m", message.id, True)
 
 
 @every_kind
 def test_packed_elements_come_as_protobuf_reads_them(kind: str) -> None:
-    assert_same(message_of(*case(kind)).SerializeToString())
+    assert_as_by_protobuf(message_of(*case(kind)).SerializeToString())
 
 
 @every_kind
@@ -125,7 +137,9 @@ def test_elements_each_behind_its_tag_come_as_protobuf_reads_them(kind: str) -> 
         "bytes_contents": (LENGTH_DELIMITED, lambda element: varint(len(element)) + element),
     }
     wire_type, of = write.get(field, (VARINT, lambda element: varint(int(element) % (1 << 64))))
-    assert_same(written(b"".join(varint(number << 3 | wire_type) + of(each) for each in elements), datatype=datatype))
+    assert_as_by_protobuf(
+        written(b"".join(varint(number << 3 | wire_type) + of(each) for each in elements), datatype=datatype)
+    )
 
 
 @every_kind
@@ -133,14 +147,14 @@ def test_what_takes_long_takes_many_steps(kind: str, monkeypatch: pytest.MonkeyP
     datatype, field, elements = case(kind)
     data = message_of(datatype, field, elements).SerializeToString()
     is_copied = field not in ("fp32_contents", "fp64_contents")
-    assert decoded(data)[1] >= (len(data) >> 20 if is_copied else 0)
+    assert in_steps(data)[1] >= (len(data) >> 20 if is_copied else 0)
     if is_copied and len(elements) >= COUNT:
-        assert decoded(data)[1] >= len(data) // typed_contents._STEP_BYTES
+        assert in_steps(data)[1] >= len(data) // typed_contents._STEP_BYTES
 
 
 PACKED_INTEGERS = length_prefix(2, 2 * DECODED_AT_ONCE)
 TOO_LONG = b"\xff" * 10 + b"\1"
-ODD = {
+FAULTY = {
     "a varint without end": written(PACKED_INTEGERS + b"\1" * (2 * DECODED_AT_ONCE - 1) + b"\x80"),
     "a varint that is too long": written(PACKED_INTEGERS + b"\1" * (2 * DECODED_AT_ONCE - 11) + TOO_LONG),
     "nothing but one": written(PACKED_INTEGERS + b"\xff" * (2 * DECODED_AT_ONCE)),
@@ -149,36 +163,83 @@ ODD = {
     "half a string": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x42\5abc", datatype="BYTES"),
     "half a length": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x42\xff", datatype="BYTES"),
     "a tag alone": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x42", datatype="BYTES"),
-    "another datatype": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), datatype="FP32"),
-    "no datatype": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), datatype="INT"),
-    "packed behind single ones": written(b"\x10\1" * DECODED_AT_ONCE + length_prefix(2, 3) + b"\1\2\3"),
-    "floats in between": written(b"\x35abcd" * DECODED_AT_ONCE + b"\x30\1abc", datatype="FP32"),
-    "other strings in between": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x4a\1a", datatype="BYTES"),
-    "raw contents beside": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(7, 4) + bytes(4),
     "a name that is no text": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(1, 1) + b"\xff",
+    "cut off": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE))[:-1],
+    "no message": b"\xff" * (1 << 20),
+}
+TWO_FIELDS = written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), length_prefix(8, 1) + b"a")
+INPUT = "for input tensor 'I' for model 'm'"
+REFUSED = {
+    "another datatype": (
+        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), datatype="FP32"),
+        f"unexpected explicit tensor data {INPUT} of type 'INT32', expected datatype 'FP32'",
+    ),
+    "no datatype": (
+        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), datatype="INT"),
+        f"unexpected explicit tensor data {INPUT} of type 'INT32', expected datatype 'INT'",
+    ),
+    "contents of two datatypes": (TWO_FIELDS, f"unexpected explicit tensor data {INPUT}, binary data was already"),
+    "raw contents beside": (
+        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(7, 4) + bytes(4),
+        "contents field must not be specified when using raw_input_contents for 'I' for model 'm'",
+    ),
+    "a long id": (
+        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(3, 1 << 17) + b"i" * (1 << 17),
+        "a request's id may have 65536 bytes, got 131072",
+    ),
+}
+UNUSUAL = {
+    "packed behind single ones": written(b"\x10\1" * DECODED_AT_ONCE + length_prefix(2, 3) + b"\1\2\3"),
+    "other floats in between": written(b"\x35abcd" * DECODED_AT_ONCE + b"\x32\4abcd", datatype="FP32"),
+    "unknown strings in between": written(b"\x42\1a" * DECODED_AT_ONCE + b"\x4a\1a", datatype="BYTES"),
+    "two contents": written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), length_prefix(2, 1) + b"\1"),
+    "two pieces": written(length_prefix(2, 1) + b"\1" + PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)),
+    "small two pieces": written(length_prefix(2, 1) + b"\1" + length_prefix(2, 1) + b"\2"),
+    "unknown fields after the contents": written(length_prefix(2, 1) + b"\1" + b"\xf8\x07\x05"),
+    "an unknown field before the model": b"\xf8\x07\x05" + written(length_prefix(2, 1) + b"\1"),
+    "empty contents": written(length_prefix(2, 0), datatype="FP32"),
+    "no contents": written(b"", datatype="FP32"),
 }
 
 
-@pytest.mark.parametrize("what", ODD)
-def test_odd_contents_end_as_protobuf_has_them_end(what: str) -> None:
-    assert_same(ODD[what])
+@pytest.mark.parametrize("what", FAULTY)
+def test_faulty_contents_are_refused_with_their_place(what: str) -> None:
+    with pytest.raises(ServeError) as raised:
+        decoded(RequestDecoder(), FAULTY[what])
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert raised.value.text == (
+        "the request is not a valid inference.ModelInferRequest: " + describe_fault(FAULTY[what], ModelInferRequest)
+    )
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE), length_prefix(2, 1) + b"\1"),
-        written(length_prefix(2, 1) + b"\1" + PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)),
-        written(bytes(2 * DECODED_AT_ONCE)),
-        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE))[:-1],
-        written(PACKED_INTEGERS + bytes(2 * DECODED_AT_ONCE)) + length_prefix(3, 1 << 17) + b"i" * (1 << 17),
-        message_of("INT32", "int_contents", [5] * 100).SerializeToString() + length_prefix(7, 1 << 20) + bytes(1 << 20),
-        b"\xff" * (1 << 20),
-    ],
-    ids=["two contents", "two pieces", "no field", "cut off", "a long id", "large raw ones", "no message"],
-)
-def test_what_is_written_otherwise_is_left_to_protobuf(data: bytes) -> None:
-    assert LargeContents.of(data) is None
+@pytest.mark.parametrize("what", REFUSED)
+def test_contents_that_do_not_belong_to_their_input_are_refused(what: str) -> None:
+    data, text = REFUSED[what]
+    with pytest.raises(ServeError) as raised:
+        decoded(RequestDecoder(), data)
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert raised.value.text.startswith(text)
+
+
+@pytest.mark.parametrize("what", UNUSUAL)
+def test_unusual_forms_are_read_as_protobuf_reads_them(what: str) -> None:
+    assert_as_by_protobuf(UNUSUAL[what])
+
+
+def test_equal_heads_are_one_object_whatever_id_and_contents() -> None:
+    decoder = RequestDecoder()
+    messages = [message_of("INT32", "int_contents", [value] * COUNT) for value in (1, 300)]
+    messages[1].id = "another"
+    first, second = (decoded(decoder, message.SerializeToString()) for message in messages)
+    assert first.head is second.head
+    assert (first.id, second.id) == ("r1", "another")
+    assert [int(np.frombuffer(request.data[1], np.int32)[-1]) for request in (first, second)] == [1, 300]
+    # The same head, but now the contents are in the field of another datatype.
+    other = message_of("INT32", "fp32_contents", [1.0]).SerializeToString()
+    with pytest.raises(ServeError, match="of type 'FP32', expected datatype 'INT32'"):
+        decoded(decoder, other)
+    with pytest.raises(ServeError, match="contents field must not be specified"):
+        decoded(decoder, messages[0].SerializeToString() + length_prefix(7, 4) + bytes(4))
 
 
 def test_messages_of_one_length_are_told_apart() -> None:
@@ -191,29 +252,27 @@ def test_messages_of_one_length_are_told_apart() -> None:
     assert len(data) == len(typed)
     decoder = RequestDecoder()
     for _ in range(3):
-        assert decoder.large_contents(data) is None
-        assert len(decoder.decode_request(data).data) == 1
-        assert decoder.large_contents(typed) is not None
+        assert not isinstance(decoder.decode_request(data), TypedRequest)
+        assert isinstance(decoder.decode_request(typed), TypedRequest)
 
 
 @pytest.mark.parametrize("size", [1, 1 << 40])
 def test_dimensions_that_are_too_many_are_refused_before_they_are_parsed(size: int) -> None:
     message = ModelInferRequest(model_name="m")
     message.inputs.add(name="I", datatype="INT32", shape=[size] * (1 << 17))
-    data = message.SerializeToString()
-    with pytest.raises(ServeError) as expected:
-        RequestDecoder().decode_request(data)
     with pytest.raises(ServeError) as raised:
-        LargeContents.of(data)
-    assert raised.value.code is expected.value.code is StatusCode.INVALID_ARGUMENT
-    assert raised.value.text == expected.value.text.replace(str(1 + (1 << 17)), str(1 << 17))
+        RequestDecoder().decode_request(message.SerializeToString())
+    assert raised.value.code is StatusCode.INVALID_ARGUMENT
+    assert raised.value.text == (
+        "a request may have 16384 inputs, outputs, dimensions and parameters together, got 131072"
+    )
 
 
 def test_memory_is_asked_for_before_it_is_used() -> None:
     data = message_of("INT64", "int64_contents", [1] * COUNT).SerializeToString()
     memory, holding = RequestMemory(COUNT), Holding()
     with pytest.raises(MemoryFull) as raised:
-        decoded(data, lambda nbytes: memory.requests.admit(holding, nbytes))
+        in_steps(data, lambda nbytes: memory.requests.admit(holding, nbytes))
     assert raised.value.code is StatusCode.RESOURCE_EXHAUSTED
-    # The bytes of the other inputs.
-    assert holding.held_bytes == 4 + 5
+    # The bytes of the input before.
+    assert holding.held_bytes == 4

@@ -1,8 +1,8 @@
 """Decodes serialised ModelInferRequests without copying tensors, and encodes responses, copying tensors once.
 
 A message is a head (names, datatypes, shapes, parameters), an id and the tensors' bytes. The head nearly always equals
-an earlier request's, so it is looked up by its bytes; protobuf parses only new heads. protobuf also decodes whole
-messages that the fast path does not understand (fields in an unusual order, groups, faults). For responses, the encoder
+an earlier request's, so it is looked up by its bytes; protobuf parses only new heads. It also parses the messages that
+this does not understand (fields in an unusual order, groups), and writes them anew. For responses, the encoder
 remembers all bytes before the tensors, and inserts the id and the parameters.
 """
 
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
 
@@ -37,7 +36,14 @@ from rocserve.core.sequences import SEQUENCE_PARAMETERS, SequenceTag
 from rocserve.core.steps import Steps
 from rocserve.core.tensors import COPIED_SOONER, Buffer
 from rocserve.core.wire_format import LENGTH_DELIMITED, WireError, length_prefix, read_varint
-from rocserve.frontends.grpc.typed_contents import FIELDS, LargeContents, Unusual, raw_contents, refuse_field
+from rocserve.frontends.grpc.typed_contents import (
+    FIELDS,
+    FIELDS_BY_NUMBER,
+    Cut,
+    CutMessage,
+    Unusual,
+    second_contents,
+)
 from rocserve.plane.heap import copy_in_steps, no_memory
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.faults import invalid_field, parse_message
@@ -56,11 +62,10 @@ _SEQUENCE_MARK = b"sequence_"
 class _ParsedHead:
     head: RequestHead
     sources: tuple[bytes | None, ...] | None
-    """The data of each input: bytes if known (typed contents; b"" for shared memory), None if the input takes the next
-    raw entry. None as a whole if all inputs are raw."""
-    reusable: bool
-    """The head has nothing that belongs to this request alone."""
+    """The data of each input: b"" for typed contents and shared memory, None if the input takes the next raw entry.
+    None as a whole if all inputs are raw."""
     sequence: SequenceTag | None = None
+    """The sequence of this request alone; a head with one is not remembered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,21 +95,14 @@ class RequestDecoder:
     def __init__(self) -> None:
         # Two threads may both parse a new head; the operations of Memo are atomic.
         self._heads = Memo[bytes, _ParsedHead]()
+        self._typed_heads = Memo[bytes, _ParsedHead]()
+        """Heads of requests with typed contents, without the contents."""
         self._layouts = Memo[int, _Layout]()
         """Message length -> layout of the last message of that length whose head was known."""
         self._sequence_heads = Memo[bytes, tuple[_ParsedHead, SequenceTag]]()
         """Heads of running sequences, apart from the other heads because each sequence has a different one."""
 
-    def large_contents(self, data: bytes) -> LargeContents | None:
-        """Return the contents to decode step by step, for a message of more than DECODED_AT_ONCE bytes; None if
-        `decode_request` must decode it. Raises ServeError as `LargeContents.of` does."""
-        layout = self._layouts.get(len(data))
-        # A message with a known layout has raw contents only.
-        if layout is not None and all(data.startswith(frame, begin) for begin, frame in layout.frames):
-            return None
-        return LargeContents.of(data)
-
-    def decode_request(self, data: bytes) -> InferRequest:
+    def decode_request(self, data: bytes) -> InferRequest | TypedRequest:
         """Decode one request. Its inputs' data are views on `data`, unless `data` is small.
 
         Raises ServeError (INVALID_ARGUMENT) if the bytes are not a ModelInferRequest, or an input's data is missing,
@@ -119,13 +117,14 @@ class RequestDecoder:
                     return self._decode_by_fields(data)
             request_id = data[layout.id_start : layout.id_end].decode() if layout.id_end else ""
         except (IndexError, ValueError):
-            return self._decode_by_protobuf(data)
+            return self.decode_by_protobuf(data)
         source = data if len(data) <= COPIED_SOONER else memoryview(data)
         cut: Callable[[slice], Buffer] = source.__getitem__
         return InferRequest(layout.head, request_id, [*map(cut, layout.raw)])
 
-    def _decode_by_fields(self, data: bytes) -> InferRequest:
-        """Raises IndexError or ValueError if the fields are faulty, and ServeError as `decode_request` does."""
+    def _decode_by_fields(self, data: bytes) -> InferRequest | TypedRequest:
+        """Raises IndexError or ValueError if the fields are faulty or in an unusual order, and ServeError as
+        `decode_request` does."""
         position = id_field = id_start = id_end = 0
         end = head_end = len(data)
         raw: list[tuple[int, int]] = []
@@ -142,7 +141,7 @@ class RequestDecoder:
                     head_end = position
                 raw.append((start, start + length))
             elif raw or tag & 0x87 != LENGTH_DELIMITED:
-                return self._decode_by_protobuf(data)
+                raise Unusual
             elif tag == _ID_TAG:
                 # The last id counts. Earlier ones stay in the head, where they do no harm.
                 id_field, id_start, id_end = position, start, start + length
@@ -150,21 +149,37 @@ class RequestDecoder:
         else:
             check_entries(len(FIELDS))
         if position != end:
-            return self._decode_by_protobuf(data)
+            raise Unusual
         check_id(id_end - id_start)
         request_id = data[id_start:id_end].decode()
 
-        head_bytes = data[:id_field] + data[id_end:head_end] if id_end else data[:head_end]
         view = memoryview(data)
         contents: list[Buffer] = [view[begin:end] for begin, end in raw]
-        parsed = self._heads.get(head_bytes)
+        parsed = head_bytes = None
+        if head_end - (id_end - id_field) <= LONGEST_REMEMBERED_HEAD:
+            head_bytes = data[:id_field] + data[id_end:head_end] if id_end else data[:head_end]
+            parsed = self._heads.get(head_bytes)
         if parsed is None:
+            if (cut := CutMessage.of(data)) is not None:
+                return self._without_contents(data, cut, request_id, bool(raw))
+            if head_bytes is None:
+                head_bytes = data[:id_field] + data[id_end:head_end]
             if _SEQUENCE_MARK in head_bytes:
                 return self._decode_with_sequence(head_bytes, request_id, contents)
-            parsed = self._parse_head(head_bytes, bool(raw))
+            parsed = self._parse_head(head_bytes, bool(raw), self._heads)
         elif parsed.sources is None and len(raw) == len(parsed.head.inputs):
             self._layouts.keep(len(data), _Layout.of(data, parsed.head, id_start, id_end, raw))
         return InferRequest(parsed.head, request_id, _assign(parsed, contents))
+
+    def _without_contents(self, data: bytes, cut: CutMessage, request_id: str, has_raw: bool) -> TypedRequest:
+        known = None if has_raw else self._typed_heads.get(cut.skeleton)
+        parsed = known or self._parse_head(cut.skeleton, has_raw, self._typed_heads)
+        head = parsed.head
+        for each in cut.cuts:
+            entry = head.inputs[each.index]
+            each.field.refuse_other(entry.datatype, entry.name, head.model_name)
+        request = InferRequest(head, request_id, _assign(parsed, ()), sequence=parsed.sequence)
+        return TypedRequest(request, data, cut.cuts, self)
 
     def _decode_with_sequence(self, head_bytes: bytes, request_id: str, raw: list[Buffer]) -> InferRequest:
         """Decode a request, and separate its sequence parameters, so that all sequences share one head."""
@@ -172,17 +187,17 @@ class RequestDecoder:
         if known is not None:
             return InferRequest(known[0].head, request_id, _assign(known[0], raw), sequence=known[1])
         stem, sequence = cut_sequence(head_bytes) or (head_bytes, None)
-        parsed = self._heads.get(stem) or self._parse_head(stem, bool(raw))
+        parsed = self._heads.get(stem) or self._parse_head(stem, bool(raw), self._heads)
         if (
             sequence is not None
             and not sequence.flags
-            and parsed.reusable
+            and parsed.sequence is None
             and len(head_bytes) <= LONGEST_REMEMBERED_HEAD
         ):
             self._sequence_heads.keep(head_bytes, (parsed, sequence))
         return InferRequest(parsed.head, request_id, _assign(parsed, raw), sequence=sequence or parsed.sequence)
 
-    def _parse_head(self, head_bytes: bytes, has_raw: bool) -> _ParsedHead:
+    def _parse_head(self, head_bytes: bytes, has_raw: bool, heads: Memo[bytes, _ParsedHead]) -> _ParsedHead:
         """Raises ValueError if the bytes are not a head."""
         try:
             message = pb.ModelInferRequest.FromString(head_bytes)
@@ -190,58 +205,48 @@ class RequestDecoder:
             # protobuf's error would count the bytes of the head only.
             raise ValueError from None
         parsed = _read_head(message, has_raw)
-        if parsed.reusable and len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
-            self._heads.keep(head_bytes, parsed)
+        if parsed.sequence is None and len(head_bytes) <= LONGEST_REMEMBERED_HEAD:
+            heads.keep(head_bytes, parsed)
         return parsed
 
-    def read_large(self, large: LargeContents) -> UnreadRequest:
-        """Decode a message except for its large contents. Raises ServeError as `decode_request` does."""
-        try:
-            message = pb.ModelInferRequest.FromString(large.skeleton)
-        except DecodeError:
-            # Decoding the whole message tells where its fault is.
-            return UnreadRequest(self._decode_by_protobuf(large.message), None, self._decode_by_protobuf)
-        check_id(len(message.id))
-        fields = {cut.index: cut.field for cut in large.cuts}
-        parsed = _read_head(message, large.has_raw, fields)
-        request = InferRequest(parsed.head, message.id, _assign(parsed, ()), sequence=parsed.sequence)
-        return UnreadRequest(request, large, self._decode_by_protobuf)
-
-    def _decode_by_protobuf(self, data: bytes) -> InferRequest:
+    def decode_by_protobuf(self, data: bytes) -> InferRequest | TypedRequest:
+        """Decode a message in an unusual form: protobuf writes it anew in the usual form."""
         message = parse_message(data, pb.ModelInferRequest)
         check_id(len(message.id))
-        raw: list[Buffer] = list(message.raw_input_contents)
-        parsed = _read_head(message, bool(raw))
-        return InferRequest(parsed.head, message.id, _assign(parsed, raw), sequence=parsed.sequence)
+        _check_entries(message)
+        for tensor in message.inputs:
+            fields = [field for field, _ in tensor.contents.ListFields()]
+            if len(fields) > 1:
+                FIELDS_BY_NUMBER[fields[0].number].refuse_other(tensor.datatype, tensor.name, message.model_name)
+                raise second_contents(tensor.name, message.model_name)
+        message.DiscardUnknownFields()
+        return self._decode_by_fields(message.SerializeToString())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UnreadRequest:
-    """A request whose large contents are not decoded yet."""
+class TypedRequest:
+    """A request whose typed contents are not decoded yet."""
 
     request: InferRequest
-    _large: LargeContents | None
-    """None if there are no large contents."""
-    _decode_by_protobuf: Callable[[bytes], InferRequest]
+    """Without the contents."""
+    _message: bytes
+    _cuts: Sequence[Cut]
+    _decoder: RequestDecoder
 
     def decode(self, admit: Callable[[int], object]) -> Steps[InferRequest]:
-        """Return the request, decoding some elements per step. `admit` takes the number of bytes to be allocated next.
-        Raises ServeError: INVALID_ARGUMENT if contents are faulty, RESOURCE_EXHAUSTED if memory is short; and what
-        `admit` raises."""
-        request, large = self.request, self._large
-        cuts = () if large is None else large.cuts
+        """Return the whole request, decoding some elements per step. `admit` takes the number of bytes to be allocated
+        next. Raises ServeError (INVALID_ARGUMENT) if contents are faulty, and what `admit` raises."""
+        request = self.request
         data = [*request.data]
-        # Typed contents that were not cut out of the message.
-        admit(sum(map(_nbytes, data)))
-        for cut in cuts:
+        for cut in self._cuts:
             try:
                 datatype = DataType(request.head.inputs[cut.index].datatype)
                 data[cut.index] = yield from cut.decode(datatype, admit)
             except WireError:
                 raise invalid_field(pb.ModelInferRequest, "inputs", cut.start) from None
             except Unusual:
-                assert large is not None
-                return self._decode_by_protobuf(large.message)
+                again = self._decoder.decode_by_protobuf(self._message)
+                return (yield from again.decode(admit)) if isinstance(again, TypedRequest) else again
         request.data = data
         return request
 
@@ -254,32 +259,29 @@ def refused_request_id(data: bytes) -> str:
         return ""
 
 
-def _read_head(
-    message: pb.ModelInferRequest, has_raw: bool, cut: Mapping[int, str] = MappingProxyType({})
-) -> _ParsedHead:
-    """`cut`: index of an input -> the field of its contents, which have been cut out of the message."""
-    model_name = message.model_name
+def _check_entries(message: pb.ModelInferRequest) -> None:
     count = len(message.inputs) + len(message.outputs) + len(message.parameters)
     check_entries(count)
     count += sum(len(tensor.shape) + len(tensor.parameters) for tensor in message.inputs)
     check_entries(count + sum(len(output.parameters) for output in message.outputs))
+
+
+def _read_head(message: pb.ModelInferRequest, has_raw: bool) -> _ParsedHead:
+    """`message`: a request without its contents. Raises ServeError (INVALID_ARGUMENT)."""
+    model_name = message.model_name
+    _check_entries(message)
     inputs: list[InputHead] = []
     sources: list[bytes | None] = []
     typed = False
-    for index, tensor in enumerate(message.inputs):
+    for tensor in message.inputs:
         entry = InputHead(tensor.name, tensor.datatype, tuple(tensor.shape), read_parameters(tensor.parameters))
         inputs.append(entry)
         shared = SHARED_REGION in entry.parameters
-        if tensor.HasField("contents"):
+        has_contents = tensor.HasField("contents")
+        if has_contents:
             typed = True
             _refuse_second_source(entry.name, model_name, shared, has_raw)
-            if index in cut:
-                refuse_field(cut[index], entry.datatype, entry.name, model_name)
-                sources.append(b"")
-            else:
-                sources.append(raw_contents(tensor.contents, entry.datatype, entry.name, model_name))
-        else:
-            sources.append(b"" if shared else None)
+        sources.append(b"" if shared or has_contents else None)
     parameters = read_parameters(message.parameters)
     if not SEQUENCE_PARAMETERS.isdisjoint(parameters):
         parameters = {
@@ -294,9 +296,7 @@ def _read_head(
         is_typed=typed,
     )
     all_raw = all(source is None for source in sources)
-    sequence = read_sequence(message.parameters)
-    reusable = not typed and sequence is None
-    return _ParsedHead(head, None if all_raw else tuple(sources), reusable, sequence)
+    return _ParsedHead(head, None if all_raw else tuple(sources), read_sequence(message.parameters))
 
 
 def _refuse_second_source(input_name: str, model_name: str, shared: bool, has_raw: bool) -> None:

@@ -11,11 +11,11 @@ from rocserve.core.errors import ServeError, StatusCode, internal, unimplemented
 from rocserve.core.request_memory import RequestMemory
 from rocserve.core.requests import Answer, InferRequest, InferResponse, RequestHead
 from rocserve.core.sequences import SequenceOrder
-from rocserve.core.steps import Steps
+from rocserve.core.steps import Steps, result_of
 from rocserve.frontends.grpc.codec import (
     RequestDecoder,
     ResponseEncoder,
-    UnreadRequest,
+    TypedRequest,
     join_large,
     refused_request_id,
 )
@@ -30,8 +30,8 @@ from rocserve.frontends.grpc.transport import (
     address_of,
     guarded_routes,
 )
-from rocserve.frontends.grpc.typed_answers import large_parts, typed_answer
-from rocserve.frontends.grpc.typed_contents import DECODED_AT_ONCE, LargeContents
+from rocserve.frontends.grpc.typed_answers import typed_parts
+from rocserve.frontends.grpc.typed_contents import DECODED_AT_ONCE
 from rocserve.scheduling.response_sequencer import ResponseSequencer, Ticket
 from rocserve.services.access import Restriction
 from rocserve.services.inference import NOT_FOR_DECOUPLED, HeaderForwarding, Inference, RequestOrigin
@@ -64,32 +64,34 @@ class InferenceHandlers:
         message = call.message
         try:
             self.memory.requests.admit(call, len(message))
-            if len(message) > DECODED_AT_ONCE and (large := self.decoder.large_contents(message)) is not None:
-                self._decode_large(large, call)
-                return
             request = self.decoder.decode_request(message)
-            if request.head.is_typed:
-                self.memory.requests.admit(call, _nbytes(request))
+            if isinstance(request, TypedRequest):
+                self._decode_typed(request, call)
+                return
             if self.order.held and self.order.wait_if_held(request, partial(call.begin, request)):
                 return
             call.begin(request)
         except ServeError as error:
             call.refuse(error)
 
-    def _decode_large(self, large: LargeContents, call: InferCall | _StreamResponder) -> None:
-        """Decode a large request step by step, then begin it. Later requests of its sequence wait."""
-        unread = self.decoder.read_large(large)
+    def _decode_typed(self, typed: TypedRequest, call: InferCall | _StreamResponder) -> None:
+        """Decode typed contents, large ones step by step, then begin the request. Later requests of its sequence
+        wait."""
 
         def decode() -> None:
-            self.order.hold(unread.request)
-            self.service.plane.work_off(self._decode_in_steps(unread, call))
+            self.order.hold(typed.request)
+            steps = self._decode_in_steps(typed, call)
+            if len(call.message) > DECODED_AT_ONCE:
+                self.service.plane.work_off(steps)
+            else:
+                result_of(steps)
 
-        if not self.order.wait_if_held(unread.request, decode):
+        if not self.order.wait_if_held(typed.request, decode):
             decode()
 
-    def _decode_in_steps(self, unread: UnreadRequest, call: InferCall | _StreamResponder) -> Steps[None]:
+    def _decode_in_steps(self, typed: TypedRequest, call: InferCall | _StreamResponder) -> Steps[None]:
         try:
-            request = yield from unread.decode(partial(self.memory.requests.admit, call))
+            request = yield from typed.decode(partial(self.memory.requests.admit, call))
         except ServeError as error:
             call.refuse(error)
         except Exception as error:
@@ -98,7 +100,7 @@ class InferenceHandlers:
         else:
             call.begin(request)
         finally:
-            self.order.release(unread.request)
+            self.order.release(typed.request)
 
     def begin_exit(self) -> None:
         """Let streams end as soon as their requests are answered, and accept no further requests on them."""
@@ -141,22 +143,22 @@ class InferCall(ServerUnaryCall):
             error = answer or internal("the model ended the request without a response")
             self.reply_error(self.handlers.service.paths.without(error))
             return
-        if sum(map(len, answer.data)) > DECODED_AT_ONCE if answer.is_typed else answer.is_large:
-            self.handlers.service.plane.work_off(self._reply_large(answer))
+        if answer.is_large or (answer.is_typed and sum(map(len, answer.data)) > DECODED_AT_ONCE):
+            self.handlers.service.plane.work_off(self._reply_in_steps(answer))
+            return
+        if answer.is_typed:
+            result_of(self._reply_in_steps(answer))
             return
         try:
-            if answer.is_typed:
-                message = typed_answer(answer).SerializeToString()
-            else:
-                message = b"".join(self.handlers.encoder.parts(answer))
+            message = b"".join(self.handlers.encoder.parts(answer))
         except ServeError as error:
             self.send(error)
         else:
             self.reply(message)
 
-    def _reply_large(self, response: InferResponse) -> Steps[None]:
+    def _reply_in_steps(self, response: InferResponse) -> Steps[None]:
         try:
-            parts = (yield from large_parts(response)) if response.is_typed else self.handlers.encoder.parts(response)
+            parts = (yield from typed_parts(response)) if response.is_typed else self.handlers.encoder.parts(response)
             message = yield from join_large(parts)
         except ServeError as error:
             self.send(error)
@@ -329,11 +331,6 @@ class _StreamResponder:
             self._stream.send_last(message)
         else:
             self._ticket.send(lambda: self._stream.send_last(message))
-
-
-def _nbytes(request: InferRequest) -> int:
-    """Return the bytes of typed contents, which are copies, not views on the message."""
-    return sum(map(len, request.data))
 
 
 def _origin(call: UnaryCall | StreamCall) -> RequestOrigin:

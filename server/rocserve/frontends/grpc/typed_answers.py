@@ -1,5 +1,5 @@
-"""Encodes responses with typed contents, for requests with typed contents. protobuf encodes all elements in one call;
-if there are many, this module encodes them step by step, with the same bytes."""
+"""Encodes responses with typed contents, for requests with typed contents: step by step, with the bytes that protobuf
+would write in one call."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, internal, unimplemented
 from rocserve.core.requests import InferResponse
 from rocserve.core.steps import Steps
-from rocserve.core.tensors import Buffer, Tensor, bytes_elements, octets
-from rocserve.core.wire_format import LENGTH_DELIMITED, LONGEST_VARINT, length_prefix, varint
-from rocserve.frontends.grpc.typed_contents import DATATYPES_OF_FIELDS
+from rocserve.core.tensors import Buffer, Tensor, octets
+from rocserve.core.wire_format import LENGTH_DELIMITED, length_prefix, varint
+from rocserve.frontends.grpc.typed_contents import FIELDS_BY_NUMBER
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.protocol.parameters import write_parameters
 
-_FIELDS = {DataType(name): field for field, names in DATATYPES_OF_FIELDS.items() for name in names}
-_FIELDS[DataType.FP16] = "fp32_contents"
-_NUMBERS = {name: field.number for name, field in pb.InferTensorContents.DESCRIPTOR.fields_by_name.items()}
+_NUMBERS = {datatype: field.number for field in FIELDS_BY_NUMBER.values() for datatype in field.datatypes}
+_NUMBERS[DataType.FP16] = _NUMBERS[DataType.FP32]
 _OUTPUTS = pb.ModelInferResponse.OUTPUTS_FIELD_NUMBER
 _CONTENTS = pb.ModelInferResponse.InferOutputTensor.CONTENTS_FIELD_NUMBER
-_STRING_TAG = varint(_NUMBERS["bytes_contents"] << 3 | LENGTH_DELIMITED)
+_STRING_TAG = varint(_NUMBERS[DataType.BYTES] << 3 | LENGTH_DELIMITED)
 _SHORT_PREFIXES = tuple(_STRING_TAG + varint(length) for length in range(128))
 _LENGTH = struct.Struct("<I")
 _STEP_ELEMENTS = 8192
@@ -33,25 +32,13 @@ _LARGEST_COPIED_STRING = 64 << 10
 """Bytes. Longer strings are viewed, not copied; views of many short strings would slow the garbage collector."""
 
 
-def typed_answer(response: InferResponse) -> pb.ModelInferResponse:
-    """Raises ServeError (UNIMPLEMENTED) if a datatype has no field in typed contents."""
-    message = _without_outputs(response)
-    for tensor in response.outputs:
-        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
-        if tensor.name in response.in_shared_memory:
-            continue
-        field = _field(tensor)
-        if tensor.datatype is DataType.BYTES:
-            elements = bytes_elements(tensor.data, tensor.element_count, tensor.name)
-            output.contents.bytes_contents.extend(bytes(element) for element in elements)
-        else:
-            getattr(output.contents, field).extend(tensor.numpy().ravel().tolist())
-    return message
-
-
-def large_parts(response: InferResponse) -> Steps[list[Buffer]]:
-    """Return the response's pieces, some elements per step. Raises ServeError as `typed_answer` does."""
-    parts: list[Buffer] = [_without_outputs(response).SerializeToString()]
+def typed_parts(response: InferResponse) -> Steps[list[Buffer]]:
+    """Return the response's pieces, some elements per step. Raises ServeError: UNIMPLEMENTED if a datatype has no field
+    in typed contents; INTERNAL if strings do not fit their shape."""
+    head = response.head
+    message = pb.ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
+    write_parameters(response.parameters, message.parameters)
+    parts: list[Buffer] = [message.SerializeToString()]
     for tensor in response.outputs:
         rest = pb.ModelInferResponse.InferOutputTensor(
             name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape
@@ -64,25 +51,13 @@ def large_parts(response: InferResponse) -> Steps[list[Buffer]]:
     return parts
 
 
-def _without_outputs(response: InferResponse) -> pb.ModelInferResponse:
-    head = response.head
-    message = pb.ModelInferResponse(model_name=head.model_name, model_version=head.model_version, id=response.id)
-    write_parameters(response.parameters, message.parameters)
-    return message
-
-
-def _field(tensor: Tensor) -> str:
-    field = _FIELDS.get(tensor.datatype)
-    if field is None:
+def _contents(tensor: Tensor) -> Steps[list[Buffer]]:
+    number = _NUMBERS.get(tensor.datatype)
+    if number is None:
         raise unimplemented(
             f"output '{tensor.name}' is of datatype {tensor.datatype.value}, which has no typed contents; send the"
             " inputs as raw_input_contents, and it comes as raw_output_contents"
         )
-    return field
-
-
-def _contents(tensor: Tensor) -> Steps[list[Buffer]]:
-    field = _field(tensor)
     if tensor.datatype is DataType.BYTES:
         return (yield from _strings(tensor))
     pieces: list[Buffer] = []
@@ -97,7 +72,7 @@ def _contents(tensor: Tensor) -> Steps[list[Buffer]]:
             yield
     nbytes = sum(map(len, pieces))
     # protobuf, too, writes nothing for a field without elements.
-    return [length_prefix(_NUMBERS[field], nbytes), *pieces] if nbytes else []
+    return [length_prefix(number, nbytes), *pieces] if nbytes else []
 
 
 def _strings(tensor: Tensor) -> Steps[list[Buffer]]:
@@ -143,15 +118,16 @@ def _varints(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8
         bools: np.ndarray[Any, np.dtype[np.uint8]] = (numbers != 0).view(np.uint8)
         return bools
     values = numbers.astype(np.int64).view(np.uint64) if numbers.dtype.kind == "i" else numbers.astype(np.uint64)
-    if values.max() < 0x80:
+    longest = -(-int(values.max()).bit_length() // 7)
+    if longest <= 1:
         return values.astype(np.uint8)
     lengths = np.ones(len(values), np.int64)
-    for place in range(1, LONGEST_VARINT):
+    for place in range(1, longest):
         lengths += values >= np.uint64(1 << 7 * place)
     ends = np.cumsum(lengths)
     begins = ends - lengths
     written = np.empty(int(ends[-1]), np.uint8)
-    for place in range(int(lengths.max())):
+    for place in range(longest):
         longer = np.flatnonzero(lengths > place)
         digits = (values[longer] >> np.uint64(7 * place) & np.uint64(0x7F)).astype(np.uint8)
         written[begins[longer] + place] = digits | np.where(lengths[longer] > place + 1, 0x80, 0).astype(np.uint8)

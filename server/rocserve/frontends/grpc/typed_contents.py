@@ -1,10 +1,9 @@
-"""Decodes the typed contents of requests to raw bytes: elements in the field of their datatype. Contents of large
-requests are decoded some elements per step, because protobuf takes a second for 16 million integers, and no other
-client would be answered in that time.
+"""Decodes the typed contents of requests to raw bytes: elements in the field of their datatype. The contents are cut
+out of the message; protobuf parses the rest. Contents are decoded some elements per step, because protobuf takes a
+second for 16 million integers, and no other client would be answered in that time.
 
-The large contents are cut out of the message; protobuf parses the rest. Contents may be packed, as clients write them,
-or not packed. Other forms (contents in two pieces or of two datatypes, a thousand unknown fields) are not cut out, or
-raise `Unusual`; protobuf then decodes the whole message.
+Contents may be packed, as clients write them, or not packed. Other forms (contents in two pieces or of two datatypes,
+unknown fields) raise `Unusual`; protobuf then writes the whole message anew in the usual form.
 """
 
 from __future__ import annotations
@@ -17,111 +16,91 @@ from typing import Any
 import numpy as np
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import invalid_argument
-from rocserve.core.requests import LONGEST_ID, MOST_ENTRIES, check_entries
+from rocserve.core.errors import ServeError, invalid_argument
+from rocserve.core.requests import MOST_ENTRIES, check_entries
 from rocserve.core.steps import Steps
-from rocserve.core.tensors import Buffer, encode_bytes_elements, octets
+from rocserve.core.tensors import Buffer, octets
 from rocserve.core.wire_format import (
     FIXED32,
     FIXED64,
     LENGTH_DELIMITED,
     LONGEST_VARINT,
     VARINT,
-    FieldSpan,
     WireError,
-    field_spans,
     length_prefix,
     read_varint,
 )
 from rocserve.plane.heap import COPIED_AT_ONCE, copy_bytes, copy_in_steps, new_memory
 from rocserve.protocol import grpc_service_pb2 as pb
 
-DATATYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
-    "bool_contents": ("BOOL",),
-    "int_contents": ("INT32", "INT16", "INT8"),
-    "int64_contents": ("INT64",),
-    "uint_contents": ("UINT32", "UINT16", "UINT8"),
-    "uint64_contents": ("UINT64",),
-    "fp32_contents": ("FP32",),
-    "fp64_contents": ("FP64",),
-    "bytes_contents": ("BYTES",),
-}
-"""The datatypes that each field may hold. Error texts name the first."""
-
-_RAW_FIELDS = frozenset({"bool_contents", "fp32_contents", "fp64_contents"})
-
-_ARRAY_TYPES = {datatype.value: datatype.numpy_dtype for datatype in DataType}
-
 DECODED_AT_ONCE = 64 << 10
-"""Bytes of contents up to which protobuf decodes them in one call, in some milliseconds."""
+"""Bytes of a message, or of an answer, up to which its contents are decoded or encoded in one call."""
 FIELDS = range(MOST_ENTRIES + 16)
 """The most fields of a message, including one for each tensor's bytes. Requests with more are refused."""
+_MOST_TENSOR_FIELDS = 4 * MOST_ENTRIES
+"""The most fields of all inputs of a message in the usual form: name, datatype, shape and contents of each."""
 
 _STEP_BYTES = 32 << 10
 _STEP_ELEMENTS = 1024
 """Elements of BYTES in one step."""
-_TENSOR_FIELDS = range(64)
-"""The fields of an input in which contents are looked for."""
-_ID = pb.ModelInferRequest.ID_FIELD_NUMBER
 _INPUTS = pb.ModelInferRequest.INPUTS_FIELD_NUMBER
-_RAW = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
+_INPUTS_TAG = _INPUTS << 3 | LENGTH_DELIMITED
+_ID_TAG = pb.ModelInferRequest.ID_FIELD_NUMBER << 3 | LENGTH_DELIMITED
+_RAW_TAG = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _CONTENTS = pb.ModelInferRequest.InferInputTensor.CONTENTS_FIELD_NUMBER
-_SHAPE = pb.ModelInferRequest.InferInputTensor.SHAPE_FIELD_NUMBER
+_CONTENTS_TAG = _CONTENTS << 3 | LENGTH_DELIMITED
+_SHAPE_TAG = pb.ModelInferRequest.InferInputTensor.SHAPE_FIELD_NUMBER << 3 | LENGTH_DELIMITED
 _NO_CONTENTS = length_prefix(_CONTENTS, 0)
 _LENGTH = struct.Struct("<I")
-_FIELDS_OF_CONTENTS: Mapping[int, tuple[str, int]] = {
-    field.number: (
-        field.name,
-        {"fp32_contents": FIXED32, "fp64_contents": FIXED64, "bytes_contents": LENGTH_DELIMITED}.get(
-            field.name, VARINT
-        ),
-    )
-    for field in pb.InferTensorContents.DESCRIPTOR.fields
-}
-"""Field number -> (name, wire type of an element)."""
 _MEMORY_USE = "typed contents"
 """Names the contents in the error if there is no memory for them."""
 _Octets = np.ndarray[Any, np.dtype[np.uint8]]
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 
-def raw_contents(contents: pb.InferTensorContents, datatype: str, input_name: str, model_name: str) -> bytes:
-    """Return the elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton. Raises
-    ServeError (INVALID_ARGUMENT) if the elements are in the field of another datatype, or in two fields."""
-    raw = b""
-    supplied = False
-    for field, elements in contents.ListFields():
-        if supplied:
-            raise invalid_argument(f"{_unexpected_data(input_name, model_name)}, binary data was already supplied.")
-        supplied = True
-        refuse_field(field.name, datatype, input_name, model_name)
-        if datatype == "BYTES":
-            raw = encode_bytes_elements(elements)
-        elif field.name in _RAW_FIELDS:
-            # On the wire these elements look as in raw contents; unknown fields follow them.
-            nbytes = len(elements) * _ARRAY_TYPES[datatype].itemsize
-            start = len(length_prefix(field.number, nbytes))
-            raw = contents.SerializeToString()[start : start + nbytes]
-        else:
-            wide = np.fromiter(elements, dtype=_ARRAY_TYPES[DATATYPES_OF_FIELDS[field.name][0]], count=len(elements))
-            raw = wide.astype(_ARRAY_TYPES[datatype], copy=False).tobytes()
-    return raw
+@dataclass(frozen=True, slots=True, eq=False)
+class ContentsField:
+    """A field of typed contents."""
+
+    number: int
+    wire_type: int
+    """Of one element."""
+    datatypes: tuple[DataType, ...]
+    """What the field may hold. Error texts name the first."""
+
+    def refuse_other(self, datatype: str, input_name: str, model_name: str) -> None:
+        """Raise ServeError (INVALID_ARGUMENT) if the field does not hold elements of the datatype."""
+        if all(datatype != held.value for held in self.datatypes):
+            where = _unexpected_data(input_name, model_name)
+            raise invalid_argument(f"{where} of type '{self.datatypes[0].value}', expected datatype '{datatype}'")
 
 
-def refuse_field(field: str, datatype: str, input_name: str, model_name: str) -> None:
-    """Raise ServeError (INVALID_ARGUMENT) if the field does not hold elements of the datatype."""
-    held = DATATYPES_OF_FIELDS[field]
-    if datatype not in held:
-        where = _unexpected_data(input_name, model_name)
-        raise invalid_argument(f"{where} of type '{held[0]}', expected datatype '{datatype}'")
+FIELDS_BY_NUMBER: Mapping[int, ContentsField] = {
+    field.number: field
+    for field in (
+        ContentsField(1, VARINT, (DataType.BOOL,)),
+        ContentsField(2, VARINT, (DataType.INT32, DataType.INT16, DataType.INT8)),
+        ContentsField(3, VARINT, (DataType.INT64,)),
+        ContentsField(4, VARINT, (DataType.UINT32, DataType.UINT16, DataType.UINT8)),
+        ContentsField(5, VARINT, (DataType.UINT64,)),
+        ContentsField(6, FIXED32, (DataType.FP32,)),
+        ContentsField(7, FIXED64, (DataType.FP64,)),
+        ContentsField(8, LENGTH_DELIMITED, (DataType.BYTES,)),
+    )
+}
+
+
+def second_contents(input_name: str, model_name: str) -> ServeError:
+    """Return the error for an input whose contents are in two fields."""
+    return invalid_argument(f"{_unexpected_data(input_name, model_name)}, binary data was already supplied.")
 
 
 def _unexpected_data(input_name: str, model_name: str) -> str:
     return f"unexpected explicit tensor data for input tensor '{input_name}' for model '{model_name}'"
 
 
-class Unusual(Exception):
-    """Contents have a form that only protobuf decodes."""
+class Unusual(ValueError):
+    """Contents, or their message, have a form that only protobuf decodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,25 +110,26 @@ class Cut:
     index: int
     start: int
     """Position of the input in the message."""
-    field: str
+    field: ContentsField
     tag: int | None
     """The tag before each element; None = the elements are packed."""
     data: memoryview
 
     def decode(self, datatype: DataType, admit: Callable[[int], object]) -> Steps[Buffer]:
-        """Return the elements as raw bytes; integers wider than the datatype keep their low bytes. `admit` takes the
-        bytes to be allocated next, and may raise errors. Raises WireError if the contents are faulty, and Unusual."""
-        if self.field == "bytes_contents":
-            return (yield from self._strings(admit))
+        """Return the elements as raw bytes; integers wider than the datatype keep their low bytes, as in Triton.
+        `admit` takes the bytes to be allocated next, and may raise errors. Raises WireError if the contents are faulty,
+        and Unusual."""
         dtype = datatype.numpy_dtype
-        if self.field in ("fp32_contents", "fp64_contents"):
-            if self.tag is not None:
-                return (yield from self._tagged(dtype.itemsize, admit))
-            if len(self.data) % dtype.itemsize:
-                raise WireError(f"{self.field} end within an element")
-            # Packed elements look as in raw contents.
-            return self.data
-        return (yield from self._integers(dtype, admit))
+        if self.field.wire_type == VARINT:
+            return (yield from self._integers(dtype, admit))
+        if self.field.wire_type == LENGTH_DELIMITED:
+            return (yield from self._strings(admit))
+        if self.tag is not None:
+            return (yield from self._tagged(dtype.itemsize, admit))
+        if len(self.data) % dtype.itemsize:
+            raise WireError(f"{datatype.value} contents end within an element")
+        # Packed elements look as in raw contents.
+        return self.data
 
     def _integers(self, dtype: np.dtype[Any], admit: Callable[[int], object]) -> Steps[Buffer]:
         source = np.frombuffer(self.data, np.uint8)
@@ -172,7 +152,7 @@ class Cut:
                 is_tag ^= bool(len(numbers) % 2)
                 numbers = numbers[1 - first_tag :: 2]
             begin, end = end, end + len(numbers)
-            elements[begin:end] = numbers != 0 if dtype == np.bool_ else numbers.astype(dtype)
+            elements[begin:end] = numbers != 0 if dtype == np.bool_ else numbers
             yield
         if is_tag:
             raise WireError("they end behind a tag")
@@ -235,84 +215,84 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LargeContents:
-    """A serialised ModelInferRequest with large typed contents."""
+class CutMessage:
+    """A serialised ModelInferRequest with typed contents."""
 
-    message: bytes
     skeleton: bytes
-    """The message without raw contents, and with empty contents in place of those that were cut out."""
+    """The message without id and raw contents, and with empty contents in place of those that were cut out."""
     cuts: tuple[Cut, ...]
-    has_raw: bool
 
     @classmethod
-    def of(cls, message: bytes) -> LargeContents | None:
-        """Return the large contents of a message. Returns None if there are none, if they are unusual, or if the
-        message is faulty: `RequestDecoder.decode_request` decodes these messages. Raises ServeError (INVALID_ARGUMENT)
-        if an input has too many dimensions to be parsed."""
+    def of(cls, message: bytes) -> CutMessage | None:
+        """Cut the typed contents out of a message; None if there are none. Raises IndexError, WireError or Unusual if
+        the message is faulty or in an unusual form, ServeError (INVALID_ARGUMENT) if an input has too many dimensions
+        to be parsed."""
         view = memoryview(message)
         parts: list[Buffer] = []
         cuts: list[Cut] = []
-        has_raw = False
-        index = end = 0
-        try:
-            # FIELDS comes first in zip, so that no span beyond its end is taken and lost.
-            for _, span in zip(FIELDS, field_spans(view), strict=False):
-                end = span.end
-                if span.number == _RAW:
-                    if not cuts:
-                        return None
-                    has_raw = True
+        index = position = 0
+        most_fields = _MOST_TENSOR_FIELDS
+        while position < len(message):
+            start, tag = position, message[position]
+            length, begin = read_varint(message, position + 1)
+            position = begin + length
+            if position > len(message) or tag & 0x87 != LENGTH_DELIMITED:
+                raise Unusual
+            if tag == _INPUTS_TAG:
+                cut, most_fields = _cut(view, start, begin, position, index, parts, most_fields)
+                index += 1
+                if cut is not None:
+                    cuts.append(cut)
                     continue
-                if span.number == _ID and span.end - span.content > LONGEST_ID:
-                    return None
-                if span.number == _INPUTS and span.wire_type == LENGTH_DELIMITED:
-                    cut = _cut(view, span, index, parts) if span.end - span.content > DECODED_AT_ONCE else None
-                    index += 1
-                    if cut is not None:
-                        cuts.append(cut)
-                        continue
-                parts.append(view[span.start : span.end])
-        except WireError:
-            return None
-        return cls(message, b"".join(parts), tuple(cuts), has_raw) if cuts and end == len(view) else None
+            if tag not in (_ID_TAG, _RAW_TAG):
+                parts.append(view[start:position])
+        return cls(b"".join(parts), tuple(cuts)) if cuts else None
 
 
-def _cut(message: memoryview, span: FieldSpan, index: int, parts: list[Buffer]) -> Cut | None:
-    """Cut the large contents out of an input, and append the rest to the parts. Returns None if there are none."""
-    tensor = message[span.content : span.end]
-    found: FieldSpan | None = None
-    end = 0
-    for _, field in zip(_TENSOR_FIELDS, field_spans(tensor), strict=False):
-        end = field.end
-        if field.number == _SHAPE and field.wire_type == LENGTH_DELIMITED:
+def _cut(
+    message: memoryview, start: int, begin: int, end: int, index: int, parts: list[Buffer], most_fields: int
+) -> tuple[Cut | None, int]:
+    """Cut the contents out of an input, and append the rest to the parts. Returns None if there are none; and how many
+    fields the other inputs may have."""
+    found: tuple[int, int, int] | None = None
+    position = begin
+    while position < end:
+        field_start, tag = position, message[position]
+        value, position = read_varint(message, position + 1, LONGEST_VARINT)
+        content = position
+        if tag & 7 == LENGTH_DELIMITED:
+            position += value
+        most_fields -= 1
+        if position > end or tag & 0x85 or not most_fields:
+            raise Unusual
+        if tag == _SHAPE_TAG:
             # protobuf would take a quarter of a second for 16 million dimensions.
-            check_entries(int(np.count_nonzero(np.frombuffer(tensor, np.uint8)[field.content : field.end] < 0x80)))
-        if field.number == _CONTENTS:
-            if found is not None or field.wire_type != LENGTH_DELIMITED:
-                return None
-            found = field
-    if found is None or end != len(tensor) or found.end - found.content <= DECODED_AT_ONCE:
-        return None
-    contents = tensor[found.content : found.end]
-    tag = contents[0]
-    name, wire_type = _FIELDS_OF_CONTENTS.get(tag >> 3, ("", -1))
-    if tag & 7 == wire_type:
-        data: memoryview = contents
-        first_tag: int | None = tag
-    elif name and tag & 7 == LENGTH_DELIMITED:
-        try:
-            length, begin = read_varint(contents, 1)
-        except IndexError:
-            return None
-        if begin + length != len(contents):
-            return None
-        data, first_tag = contents[begin:], None
-    else:
-        return None
-    rest: list[Buffer] = [tensor[: found.start], _NO_CONTENTS, tensor[found.end :]]
+            check_entries(int(np.count_nonzero(np.frombuffer(message, np.uint8)[content:position] < 0x80)))
+        if tag == _CONTENTS_TAG:
+            if found is not None:
+                raise Unusual
+            found = field_start, content, position
+    if found is None:
+        return None, most_fields
+    cut_from, content, cut_to = found
+    contents = message[content:cut_to]
+    if not contents:
+        return None, most_fields
+    first_tag: int | None = contents[0]
+    field = FIELDS_BY_NUMBER.get(contents[0] >> 3)
+    if field is None:
+        raise Unusual
+    if contents[0] & 7 != field.wire_type:
+        length, content = read_varint(contents, 1)
+        if contents[0] & 7 != LENGTH_DELIMITED or content + length != len(contents):
+            raise Unusual
+        first_tag, contents = None, contents[content:]
+        if not contents:
+            return None, most_fields
+    rest: list[Buffer] = [message[begin:cut_from], _NO_CONTENTS, message[cut_to:end]]
     parts.append(length_prefix(_INPUTS, sum(map(len, rest))))
     parts += rest
-    return Cut(index, span.start, name, first_tag, data)
+    return Cut(index, start, field, first_tag, contents), most_fields
 
 
 def _whole_varints(source: _Octets) -> Iterator[_Octets]:
@@ -320,10 +300,11 @@ def _whole_varints(source: _Octets) -> Iterator[_Octets]:
     begin, end = 0, len(source)
     while begin < end:
         part = source[begin : begin + _STEP_BYTES]
-        ends = np.flatnonzero(part[-LONGEST_VARINT:] < 0x80)
-        if not len(ends) or (begin + len(part) == end and part[-1] >= 0x80):
-            raise WireError(f"the varint before byte {begin + len(part)} has no end")
-        part = part[: max(len(part) - LONGEST_VARINT, 0) + int(ends[-1]) + 1]
+        if part[-1] >= 0x80:
+            ends = np.flatnonzero(part[-LONGEST_VARINT:] < 0x80)
+            if not len(ends) or begin + len(part) == end:
+                raise WireError(f"the varint before byte {begin + len(part)} has no end")
+            part = part[: max(len(part) - LONGEST_VARINT, 0) + int(ends[-1]) + 1]
         yield part
         begin += len(part)
 
