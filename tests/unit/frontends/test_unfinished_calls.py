@@ -230,14 +230,14 @@ def test_an_idle_connection_that_is_pinged_holds_nothing() -> None:
 
 def test_a_system_that_does_not_tell_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     def refuse() -> ReceivedBytes:
-        raise OSError("no sock_diag here")
+        raise OSError("no tcp_info here")
 
     unfinished = UnfinishedBytes(RequestMemory(), refuse, 0.0, LOG)
     assert unfinished.is_due(1.0)
     assert unfinished.check(1.0, {A: 0.0}) == {}
     assert not unfinished.is_due(2.0)
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
-    assert "no sock_diag here" in caplog.text
+    assert "no tcp_info here" in caplog.text
 
 
 ANSWER_BYTES = 1 << 20
