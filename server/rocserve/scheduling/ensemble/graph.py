@@ -11,12 +11,9 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.memo import MOST_REMEMBERED, Memo
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.requests import InputHead, Parameters, ParameterValue, RequestedOutput, RequestHead
-from rocserve.core.serving import ServedModel, ServedVersion, ServingTable
+from rocserve.core.serving import ServedModel, ServedVersion
 from rocserve.core.tensor_places import TensorPlaces
 from rocserve.core.tensors import TensorHead
-
-_DEEPEST = 32
-"""Levels of ensembles within ensembles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +115,3 @@ def find_member(step: EnsembleStep, served: Mapping[str, ServedModel]) -> Served
     if model is None:
         return None
     return model.latest if step.model_version < 0 else model.versions.get(step.model_version)
-
-
-def labels_of(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:
-    """Return an output's labels; without own labels, the labels of the member that makes the output."""
-    own = next((entry.labels for entry in config.outputs if entry.name == output), ())
-    if own or depth > _DEEPEST:
-        return own
-    for step in config.ensemble_steps:
-        for member_output, tensor in step.output_map.items():
-            if tensor == output:
-                member = find_member(step, table.models)
-                return () if member is None else labels_of(member.config, member_output, table, depth + 1)
-    return ()

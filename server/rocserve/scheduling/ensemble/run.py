@@ -10,7 +10,6 @@ each iteration, on its tensors. The ensemble answers once for each iteration, in
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,24 +22,20 @@ from rocserve.core.errors import ServeError, StatusCode, internal, unavailable, 
 from rocserve.core.model_config import EnsembleStep, ModelConfig
 from rocserve.core.request_memory import Holding
 from rocserve.core.request_prefix import request_prefix
-from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, Answer, InferRequest, InferResponse, Parameters
+from rocserve.core.requests import Answer, InferRequest, InferResponse
 from rocserve.core.sequences import (
     NO_SEQUENCE,
-    SEQUENCE_END,
-    SEQUENCE_ID,
     SEQUENCE_PARAMETERS,
-    SEQUENCE_START,
     SequenceTag,
     take_sequence,
 )
 from rocserve.core.serving import Responder
 from rocserve.core.statistics import PhaseTotals
 from rocserve.core.tensor_places import ALIGNMENT, PlacedTensors, TensorPlaces
-from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor, classify
-from rocserve.core.validation import reshape_dims
+from rocserve.core.tensors import COPIED_SOONER, Buffer, Tensor
 from rocserve.plane.heap import Slot
 from rocserve.scheduling.batch import send_copied
-from rocserve.scheduling.ensemble.graph import EnsemblePlan, labels_of, step_head
+from rocserve.scheduling.ensemble.graph import EnsemblePlan, step_head
 from rocserve.scheduling.scheduler import cancelled
 
 if TYPE_CHECKING:
@@ -95,8 +90,7 @@ class StepRequest:
         if isinstance(answer, InferResponse):
             self._run.step_answered(self, answer, final)
         elif answer is None and self.is_decoupled:
-            # The last answer came before.
-            self._run.advance(0, {}, is_step_over=True)
+            self._run.step_over(self)
         else:
             self._run.step_failed(answer or internal(f"model '{self.step.model_name}' sent no response"))
 
@@ -109,16 +103,17 @@ class StepRequest:
             limits[self.index].end()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _HeldTensor:
     tensor: Tensor | None
     """None = the client, or the member, gave none."""
     sequence: SequenceTag | None
     """The sequence of the requests that read the tensor."""
     counted_bytes: int = 0
-    """Bytes counted for this iteration in the memory for requests; 0 for the ensemble's own inputs."""
+    """Bytes counted in the memory for requests; 0 for the ensemble's own inputs."""
     slot: object = None
     """While the slot is kept, the data and the memory that References refer to stay unchanged."""
+    readers_left: int = 0
 
 
 _Place = tuple[str, int]
@@ -136,17 +131,16 @@ class EnsembleRun:
         self._started_ns = self._begun_ns = started_ns
         self._graph: EnsemblePlan = ensemble.graph.plan(plan.outputs)
         self._tensors: dict[_Place, _HeldTensor] = {}
-        self._readers_left: dict[_Place, int] = {}
         self._iterations: dict[int, int] = {}
         """Decoupled step -> number of its answers so far."""
-        self._holdings: dict[int, Holding] = {}
-        """Iteration -> memory of members' answers until the ensemble has sent its answer."""
+        self._holding = Holding()
+        """The memory of members' answers until their readers, and the ensemble, have answered."""
         self._phases = PhaseTotals()
         self._steps_running = 0
         self.ended = False
         """Later answers of steps are dropped."""
-        self._answers: dict[int, InferResponse] = {}
-        """Iteration -> the ensemble's answer, which waits for earlier iterations."""
+        self._answers: dict[int, tuple[InferResponse, int]] = {}
+        """Iteration -> the ensemble's answer, which waits for earlier iterations, and the bytes counted for it."""
         self._answer_count = 0
         """Answers that were sent."""
         self._error: ServeError | None = None
@@ -178,16 +172,25 @@ class EnsembleRun:
 
     def step_answered(self, request: StepRequest, response: InferResponse, is_last: bool) -> None:
         """Take a member's answer. Tensors stay in the worker's memory if it has room, else they are copied."""
+        if self.ended:
+            return
         step = request.step
         iteration = request.iteration
         if request.is_decoupled:
             # Each answer opens an iteration.
             iteration = self._iterations.get(request.index, 0)
             self._iterations[request.index] = iteration + 1
-        outputs = [tensor for tensor in response.outputs if tensor.name in step.output_map]
+        wanted = self._graph.wanted_from[request.index]
+        outputs = [tensor for tensor in response.outputs if tensor.name in wanted]
         new_tensors: dict[str, _HeldTensor] = {}
         try:
-            self._count_memory(iteration, sum(len(tensor.data) for tensor in outputs), request if is_last else None)
+            # In one call: if other requests could take the room of the tensors that the step has read, many might all
+            # fail.
+            more = sum(len(tensor.data) for tensor in outputs) - (request.last_read_bytes if is_last else 0)
+            if more > 0:
+                self.ensemble.memory.steps.admit(self._holding, more)
+            else:
+                self.ensemble.memory.steps.release(self._holding, -more)
             sequence = request.sequence
             if not SEQUENCE_PARAMETERS.isdisjoint(response.parameters):
                 # A model may give the steps behind it a separate sequence.
@@ -204,9 +207,14 @@ class EnsembleRun:
             # The memory is full, or the outputs are invalid.
             self.step_failed(error)
             return
-        for output in self._graph.wanted_from[request.index]:
+        for output in wanted:
             new_tensors.setdefault(step.output_map[output], _HeldTensor(None, sequence))
         self.advance(iteration, new_tensors, is_step_over=is_last)
+
+    def step_over(self, request: StepRequest) -> None:
+        """Note that no further answer comes from a decoupled member."""
+        self.ensemble.memory.steps.release(self._holding, request.last_read_bytes)
+        self.advance(0, {}, is_step_over=True)
 
     def step_failed(self, error: ServeError) -> None:
         if self.ended:
@@ -235,23 +243,6 @@ class EnsembleRun:
 
     # Tensors
 
-    def _count_memory(self, iteration: int, nbytes: int, over: StepRequest | None) -> None:
-        """Count `nbytes` more, in place of the tensors of a step that is over. Raises MemoryFull."""
-        if self.ended:
-            return
-        memory = self.ensemble.memory
-        holding = self._holdings.setdefault(iteration, Holding())
-        if over is not None and over.last_read_bytes:
-            if over.iteration == iteration:
-                # In one call: if other requests could take the released room in between, many might all fail.
-                nbytes -= over.last_read_bytes
-            elif (read := self._holdings.get(over.iteration)) is not None:
-                memory.steps.release(read, over.last_read_bytes)
-        if nbytes > 0:
-            memory.steps.admit(holding, nbytes)
-        else:
-            memory.steps.release(holding, -nbytes)
-
     def advance(self, iteration: int, new_tensors: Mapping[str, _HeldTensor], is_step_over: bool) -> None:
         """Store new tensors, start the steps that waited only for them, and send the answers that are complete."""
         if self.ended:
@@ -259,8 +250,8 @@ class EnsembleRun:
         try:
             for name, held in new_tensors.items():
                 if readers := self._graph.reader_counts.get(name, 0):
+                    held.readers_left = readers
                     self._tensors[name, iteration] = held
-                    self._readers_left[name, iteration] = readers
             # The steps that read the new tensors.
             steps = dict.fromkeys(index for name in new_tensors for index in self._graph.readers.get(name, ()))
             reads = self._graph.reads
@@ -354,67 +345,33 @@ class EnsembleRun:
 
     def _release(self, place: _Place) -> int:
         """Count down a tensor's readers. Returns its counted bytes if no reader is left, else 0."""
-        self._readers_left[place] -= 1
-        if self._readers_left[place]:
+        held = self._tensors[place]
+        held.readers_left -= 1
+        if held.readers_left:
             return 0
-        del self._readers_left[place]
-        return self._tensors.pop(place).counted_bytes
+        del self._tensors[place]
+        return held.counted_bytes
 
     # The answer
 
-    def _answer(self, iteration: int, new_tensors: Mapping[str, _HeldTensor]) -> InferResponse | ServeError | None:
-        """Return the answer of an iteration if its last tensor is among the new ones."""
+    def _answer(
+        self, iteration: int, new_tensors: Mapping[str, _HeldTensor]
+    ) -> tuple[InferResponse, int] | ServeError | None:
+        """Return the answer of an iteration, and the bytes counted for it, if its last tensor is among the new ones."""
         wanted = self._plan.outputs
         if new_tensors.keys().isdisjoint(wanted) or not all((name, iteration) in self._tensors for name in wanted):
             return None
         held = {name: self._tensors[name, iteration] for name in wanted}
-        for name in wanted:
-            self._release((name, iteration))
-        try:
-            outputs = [self._output(name, entry.tensor) for name, entry in held.items() if entry.tensor is not None]
-        except ServeError as error:
-            return error
+        counted_bytes = sum([self._release((name, iteration)) for name in wanted])
+        given = [(name, entry.tensor) for name, entry in held.items() if entry.tensor is not None]
         sequence = next(iter(held.values())).sequence or NO_SEQUENCE
-        parameters: Parameters = NO_PARAMETERS
-        if outputs:
-            # As in Triton, the answer of every ensemble names the request's sequence; 0 = none.
-            parameters = {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
-        answer = InferResponse.of(self._config.name, str(self.ensemble.version), self._request.id, outputs, parameters)
-        answer.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
+        answer = self.ensemble.responses.make(self._request, given, sequence)
+        if isinstance(answer, ServeError):
+            return answer
         # The answer may contain the request's own inputs.
         slots = [entry.slot for entry in held.values() if entry.slot is not None]
         answer.slot = (self._request.data_owner, slots) if slots else self._request.data_owner
-        return answer
-
-    def _output(self, name: str, tensor: Tensor) -> Tensor:
-        config = self.ensemble.outputs[name]
-        batching = self._config.max_batch_size > 0
-        dims = config.model_dims
-        rank = len(dims) + (1 if batching else 0)
-        shape = tensor.shape
-        if len(shape) == rank - 1:
-            shape = (1, *shape)
-        elif len(shape) == rank + 1 and shape[0] == 1:
-            shape = shape[1:]
-        if len(shape) != rank:
-            raise internal(
-                f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, but the ensemble"
-                f" declares {len(dims)} dimensions{' behind the batch' if batching else ''}"
-            )
-        if config.reshape is not None:
-            lead = shape[: rank - len(dims)]
-            reshaped = (*lead, *reshape_dims(shape[len(lead) :], dims, config.dims))
-            if math.prod(reshaped) != math.prod(shape):
-                raise internal(
-                    f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, which is not"
-                    f" the {list(dims)} that the ensemble reshapes"
-                )
-            shape = reshaped
-        whole = Tensor(name, tensor.datatype, shape, tensor.data)
-        count = self._plan.classifications.get(name, 0)
-        # The ensemble's labels, or those of the member that makes the output.
-        labels = labels_of(self._config, name, self.ensemble.dispatcher.tables.table) if count else ()
-        return classify(whole, count, labels, batching) if count else whole
+        return answer, counted_bytes
 
     def _send_answers(self) -> None:
         """Send the answers whose turn it is, in the order of iterations, and then the end."""
@@ -422,16 +379,17 @@ class EnsembleRun:
             return
         self._is_sending = True
         while not self._is_done and (self.ended or self._answer_count in self._answers):
-            response = self._answers.pop(self._answer_count, None)
-            if response is None:
+            if self._answer_count not in self._answers:
                 self._send_end()
                 break
-            iteration, self._answer_count = self._answer_count, self._answer_count + 1
+            response, counted_bytes = self._answers.pop(self._answer_count)
+            self._answer_count += 1
             is_last = self.ended and not self._answers
             if is_last:
                 self._end(failed=False)
             else:
-                self._release_iteration(iteration)
+                # From now on its bytes count as those of a sent answer.
+                self.ensemble.memory.steps.release(self._holding, counted_bytes)
                 # A large answer takes long to send, and the next would overtake it.
                 response.is_large = False
             self._responder.send(response, is_last)
@@ -451,17 +409,10 @@ class EnsembleRun:
             self.ensemble.statistics.note_failure(error.text)
         self._responder.send(error)
 
-    def _release_iteration(self, iteration: int) -> None:
-        """Release an iteration's memory: its bytes now count as those of a sent answer."""
-        holding = self._holdings.pop(iteration, None)
-        if holding is not None:
-            self.ensemble.memory.steps.release(holding)
-
     def _end(self, failed: bool) -> None:
         """End the run before the last answer is sent, because its client may then ask for the statistics."""
         now = time.monotonic_ns()
-        for iteration in list(self._holdings):
-            self._release_iteration(iteration)
+        self.ensemble.memory.steps.release(self._holding)
         self._is_done = True
         # The callbacks refer to the steps' requests, which refer to this run.
         self.watchers.clear()

@@ -18,6 +18,7 @@ from rocserve.core.statistics import ModelStatistics
 from rocserve.core.trace import QUEUE_START
 from rocserve.core.validation import RequestValidator
 from rocserve.scheduling.ensemble.graph import EnsembleGraph, find_member
+from rocserve.scheduling.ensemble.responses import EnsembleResponses
 from rocserve.scheduling.ensemble.run import EnsembleRun
 from rocserve.scheduling.response_cache import CachedAnswers
 from rocserve.scheduling.scheduler import Drain
@@ -73,7 +74,7 @@ class EnsembleVersion:
         config = self.config
         self.name = config.name
         self.graph = EnsembleGraph(config)
-        self.outputs = {output.name: output for output in config.outputs}
+        self.responses = EnsembleResponses(config, self.version, self.dispatcher.tables)
         limit = config.ensemble_max_inflight_requests
         self.limits = [InflightLimit(limit) for _ in config.ensemble_steps] if limit else []
         """One limit for each step; empty = no limit."""

@@ -1,0 +1,84 @@
+"""Makes an ensemble's responses from its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rocserve.core.errors import ServeError, internal
+from rocserve.core.model_config import ModelConfig
+from rocserve.core.requests import LARGE_RESPONSE, NO_PARAMETERS, InferRequest, InferResponse, Parameters
+from rocserve.core.sequences import SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, SequenceTag
+from rocserve.core.serving import ServingTable, ServingTableHolder
+from rocserve.core.tensors import Tensor, classify
+from rocserve.core.validation import reshape_dims
+from rocserve.scheduling.ensemble.graph import find_member
+
+_DEEPEST = 32
+"""Levels of ensembles within ensembles."""
+
+
+class EnsembleResponses:
+    def __init__(self, config: ModelConfig, version: int, tables: ServingTableHolder) -> None:
+        self._config = config
+        self._version = str(version)
+        self._tables = tables
+        self._outputs = {output.name: output for output in config.outputs}
+
+    def make(
+        self, request: InferRequest, tensors: Sequence[tuple[str, Tensor]], sequence: SequenceTag
+    ) -> InferResponse | ServeError:
+        """Return the response with these outputs, or an error if an output contradicts the configuration. `sequence`:
+        the one that the members' answers name."""
+        try:
+            outputs = [self._output(name, tensor, request) for name, tensor in tensors]
+        except ServeError as error:
+            return error
+        parameters: Parameters = NO_PARAMETERS
+        if outputs:
+            # As in Triton, the answer of every ensemble names the request's sequence; 0 = none.
+            parameters = {SEQUENCE_ID: sequence.id, SEQUENCE_START: sequence.starts, SEQUENCE_END: sequence.ends}
+        response = InferResponse.of(self._config.name, self._version, request.id, outputs, parameters)
+        response.is_large = sum(len(tensor.data) for tensor in outputs) > LARGE_RESPONSE
+        return response
+
+    def _output(self, name: str, tensor: Tensor, request: InferRequest) -> Tensor:
+        config = self._outputs[name]
+        batching = self._config.max_batch_size > 0
+        dims = config.model_dims
+        rank = len(dims) + (1 if batching else 0)
+        shape = tensor.shape
+        if len(shape) == rank - 1:
+            shape = (1, *shape)
+        elif len(shape) == rank + 1 and shape[0] == 1:
+            shape = shape[1:]
+        if len(shape) != rank:
+            raise internal(
+                f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, but the ensemble"
+                f" declares {len(dims)} dimensions{' behind the batch' if batching else ''}"
+            )
+        if config.reshape is not None:
+            lead = shape[: rank - len(dims)]
+            reshaped = (*lead, *reshape_dims(shape[len(lead) :], dims, config.dims))
+            if math.prod(reshaped) != math.prod(shape):
+                raise internal(
+                    f"in ensemble '{self._config.name}', output '{name}' has shape {list(tensor.shape)}, which is not"
+                    f" the {list(dims)} that the ensemble reshapes"
+                )
+            shape = reshaped
+        whole = Tensor(name, tensor.datatype, shape, tensor.data)
+        count = request.plan.classifications.get(name, 0)
+        return classify(whole, count, _labels(self._config, name, self._tables.table), batching) if count else whole
+
+
+def _labels(config: ModelConfig, output: str, table: ServingTable, depth: int = 0) -> tuple[str, ...]:
+    """Return an output's labels; without own labels, the labels of the member that makes the output."""
+    own = next((entry.labels for entry in config.outputs if entry.name == output), ())
+    if own or depth > _DEEPEST:
+        return own
+    for step in config.ensemble_steps:
+        for member_output, tensor in step.output_map.items():
+            if tensor == output:
+                member = find_member(step, table.models)
+                return () if member is None else _labels(member.config, member_output, table, depth + 1)
+    return ()
