@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,10 +11,11 @@ from rich.console import Console
 
 from rocserve.settings.flag import SWITCH, Kind, flag, one_of, part, repeated
 from rocserve.tools.measuring.candidates import ENGINES, main_engine, prepare
-from rocserve.tools.measuring.comparing import RANDOM_SAMPLE, Compared, Comparison, Difference, worst
-from rocserve.tools.measuring.process import LatencySummary, Timing
-from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model
-from rocserve.tools.printing import ToolProgress, complain, say, say_json, show, table
+from rocserve.tools.measuring.comparing import Compared, Comparison
+from rocserve.tools.measuring.figures import Difference, LatencySummary, Timing, worst
+from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model
+from rocserve.tools.printing import ToolProgress, complain, console_on, say, say_json, show, table
 from rocserve.tools.verb import Verb
 
 
@@ -70,35 +70,46 @@ class BenchOptions:
     json: bool = flag(False, SWITCH, "print JSON")
 
 
-def run_bench(model: ToolModel, options: BenchOptions, out: Console, log: logging.Logger) -> int:
+def run_bench(options: BenchOptions) -> int:
     """Time the engines, print the result and return the exit status: 1 if an engine was unavailable or could not run
     the model. Raises ServeError if that is the model's main engine."""
+    model, out = find_model(options.model), console_on()
     main = main_engine(model, options.engine)
     names = dict.fromkeys((main, *options.against))
-    times: list[EngineTimes] = []
-    with ToolProgress() as progress, ExitStack() as stack:
-        candidates = {name: partial(prepare, model, name, progress, log) for name in names}
-        comparison = Comparison(candidates, stack, progress.report)
-        batch_sizes = comparison.inputs[main]
-        progress.steps(len(batch_sizes))
-        for batch_size in batch_sizes:
-            progress.report(f"batch size {batch_size}: timing" if batch_size else "timing")
-            times += _times(comparison.compare(batch_size, (RANDOM_SAMPLE,), options.timing), batch_size)
-            progress.done()
+    with ToolProgress() as progress:
+        comparison, times = asyncio.run(_measure(model, tuple(names), options.timing, progress))
+    descriptions = {name: one.description for name, one in comparison.open.items()}
     missing = comparison.failures
     if options.json:
         # Each engine's description, or the reason why it is unavailable.
-        engines = {**comparison.descriptions, **missing}
+        engines = {**descriptions, **missing}
         result = {"model": model.source.name, "engines": engines, "times": times, "missing": tuple(missing)}
         say_json(out, result)
     else:
-        _print(model.source.name, comparison.descriptions, times, out)
+        _print(model.source.name, descriptions, times, out)
         if options.against and len(names) == 1:
             say(out, f"nothing to compare with: the model is on {main} already; --engine names another")
     failures = dict.fromkeys((*missing.values(), *(one.failure for one in times if one.failure)))
     for failure in failures:
         complain(f"rocserve bench: {failure}")
     return 1 if failures else 0
+
+
+async def _measure(
+    model: ToolModel, names: Sequence[str], timing: Timing, progress: ToolProgress
+) -> tuple[Comparison, list[EngineTimes]]:
+    comparison = Comparison()
+    times: list[EngineTimes] = []
+    async with ToolWorkers(model.source.settings, progress.report) as workers:
+        for name in names:
+            progress.report(f"opening {name}")
+            await comparison.add(name, partial(prepare, model, name), workers)
+        progress.steps(len(comparison.inputs))
+        for batch_size in comparison.inputs:
+            progress.report(f"batch size {batch_size}: timing" if batch_size else "timing")
+            times += _times(await comparison.compare(batch_size, (), timing), batch_size)
+            progress.done()
+    return comparison, times
 
 
 def latency_cells(latency: LatencySummary | None, throughput: float) -> Sequence[str]:
@@ -133,6 +144,6 @@ VERB = Verb(
     "Time a model in its engine for each batch size, without a server. Engines to compare with are timed in alternation"
     " with it.",
     BenchOptions(),
-    lambda options: run_on_model(options.model, lambda model, out, log: run_bench(model, options, out, log)),
+    run_bench,
     lambda options: options.model.model,
 )

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
-
-import numpy as np
-from rich.console import Console
 
 from rocserve.backends.migraphx.binding.interface import ProgramTensor
 from rocserve.backends.migraphx.calibration import read_calibration
@@ -25,11 +19,12 @@ from rocserve.backends.migraphx.tensors import client_view, migraphx_name
 from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import SWITCH, flag, part, text
-from rocserve.tools.measuring.candidates import migraphx_candidate
-from rocserve.tools.measuring.comparing import Candidate, Compared, Comparison
-from rocserve.tools.measuring.process import Array, LatencySummary, MeasuredInput, Timing, random_inputs
-from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model, with_batch_sizes
-from rocserve.tools.printing import ToolProgress, complain, replacing, say, show, table
+from rocserve.tools.measuring.candidates import Candidate, MeasuredInput, on_migraphx, random_inputs
+from rocserve.tools.measuring.comparing import Compared, Comparison, Sample
+from rocserve.tools.measuring.figures import LatencySummary, Timing
+from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model, with_batch_sizes
+from rocserve.tools.printing import ToolProgress, complain, console_on, replacing, say, show, table
 from rocserve.tools.tool_context import ToolContext, usable_targets
 from rocserve.tools.verb import UsageError, Verb
 
@@ -51,7 +46,7 @@ class _Compiled:
 
     def candidate(self, precision: str) -> Candidate:
         model, size = self.context.model, self.plan.recipes[0].batch_size
-        return migraphx_candidate(precision, with_batch_sizes(model, (size,)) if size else model, self.context.device)
+        return on_migraphx(with_batch_sizes(model, (size,)) if size else model, precision)
 
     def rows(self, precision: str, compared: Compared, reference: LatencySummary) -> Iterator[Sequence[str]]:
         assert compared.latency is not None
@@ -63,40 +58,32 @@ class _Compiled:
             yield (precision, output.name, *errors, top1, *speed)
 
 
-def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Console, log: logging.Logger) -> int:
-    """Compile the model in each precision, print errors and speeds, and return the exit status: 1 if a precision
-    failed. fp32 always comes first. `precisions`: empty = fp16 and bf16, and with calibration data int8 and fp8. Raises
-    ServeError if fp32 cannot be compiled or run, or if the samples cannot be read."""
+def compare(options: CompileOptions) -> int:
+    """Compile the model in each precision, fp32 first, print errors and speeds, and return the exit status: 1 if a
+    precision failed. Raises ServeError if fp32 cannot be compiled or run, or if the samples cannot be read."""
+    model, out = find_model(replace(options.model, precision=())), console_on()
     config = model.source.config
     has_data = "calibration_data" in config.parameters or "calibration_data" in accelerator_parameters(config)
-    named = precisions or ("fp16", "bf16", *(("int8", "fp8") if has_data else ()))
+    named = options.model.precision or ("fp16", "bf16", *(("int8", "fp8") if has_data else ()))
     compiled: dict[str, _Compiled] = {}
     failures: dict[str, str] = {}
-    with ToolProgress() as progress, TemporaryDirectory(prefix="rocserve-compare-") as folder, ExitStack() as stack:
+    with ToolProgress() as progress:
         precisions = tuple(dict.fromkeys((_REFERENCE, *named)))
         progress.steps(len(precisions))
         for precision in precisions:
             progress.report(f"{precision}: compiling")
             library = compiled[_REFERENCE].context.library if compiled else None
             try:
-                context = ToolContext(model.with_precision(precision), progress.report, log, library)
+                context = ToolContext(model.with_precision(precision), progress.report, library)
                 compiled[precision] = _compile(context, model if has_data and precision == _REFERENCE else None)
             except ServeError as error:
                 if precision == _REFERENCE:
                     raise
                 failures[precision] = f"{precision}: {error.text}"
             progress.done()
-        reference = compiled[_REFERENCE]
-        recipe = reference.plan.recipes[0]
-        comparison = Comparison(
-            {name: partial(one.candidate, name) for name, one in compiled.items()}, stack, progress.report
-        )
-        batch_size = recipe.batch_size or recipe.largest_batch
-        progress.report("reading the calibration data")
-        inputs = comparison.inputs[_REFERENCE][batch_size]
-        files, data = _samples(reference, model if has_data else None, inputs, Path(folder))
-        progress.report(f"running {len(files)} samples, and timing")
-        compared = comparison.compare(batch_size, files, timing)
+        measured = asyncio.run(_measure(compiled, model if has_data else None, options.timing, progress))
+    comparison, compared, data = measured
+    reference = compiled[_REFERENCE]
     if (fp32 := compared[_REFERENCE].latency) is None:
         raise unavailable(compared[_REFERENCE].failure)
     failures |= comparison.failures | {name: one.failure for name, one in compared.items() if one.failure}
@@ -106,13 +93,33 @@ def compare(model: ToolModel, precisions: Sequence[str], timing: Timing, out: Co
             rows.append((name, "failed", *["-"] * (len(_COMPARED_COLUMNS) - 2)))
         else:
             rows += compiled[name].rows(name, compared[name], fp32)
-    title = f"{model.source.name}, {recipe.title}, {reference.context.place}"
+    title = f"{model.source.name}, {reference.plan.recipes[0].title}, {reference.context.place}"
     show(out, table(title, _COMPARED_COLUMNS, rows, left=2))
     say(out, f"errors against fp32, on {data}")
     say(out, "top-1: the share of rows whose largest element is at the same place; speed: fp32's p50 over its own")
     for failure in failures.values():
         complain(f"rocserve compile: {failure}")
     return 1 if failures else 0
+
+
+async def _measure(
+    compiled: Mapping[str, _Compiled],
+    calibration_model: ToolModel | None,
+    timing: Timing,
+    progress: ToolProgress,
+) -> tuple[Comparison, dict[str, Compared], str]:
+    """Return the opened precisions, their figures, and a text that describes the inputs."""
+    comparison, reference = Comparison(), compiled[_REFERENCE]
+    async with ToolWorkers(reference.context.model.source.settings, progress.report) as workers:
+        for precision, one in compiled.items():
+            progress.report(f"opening {precision}")
+            await comparison.add(precision, partial(one.candidate, precision), workers)
+        recipe = reference.plan.recipes[0]
+        batch_size = recipe.batch_size or recipe.largest_batch
+        progress.report("reading the calibration data")
+        samples, data = _samples(reference, calibration_model, comparison.inputs[batch_size])
+        progress.report(f"running {len(samples)} samples, and timing")
+        return comparison, await comparison.compare(batch_size, samples, timing), data
 
 
 def _compile(context: ToolContext, calibration_model: ToolModel | None) -> _Compiled:
@@ -133,31 +140,25 @@ def _compile(context: ToolContext, calibration_model: ToolModel | None) -> _Comp
 
 
 def _samples(
-    reference: _Compiled, calibration_model: ToolModel | None, inputs: Sequence[MeasuredInput], folder: Path
-) -> tuple[list[str], str]:
-    """Write the inputs of each run into a file. Return the files, and a text that describes the data."""
-    runs: Sequence[Mapping[str, Any]]
-    if calibration_model is not None:
-        tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
-        recipe = reference.plan.recipes[0]
-        read, name = _read_data(calibration_model, reference.context, recipe, tensors)
-        runs = read[:_MOST_RUNS]
-        if recipe.source.kind is SourceKind.TENSORFLOW:
-            # Calibration data have the program's layout, but the model's inputs have the client's.
-            runs = [{key: client_view(array) for key, array in run.items()} for run in runs]
-        data = f"{len(runs)} of {len(read)} runs of {name}"
-    else:
-        runs = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]
-        data = f"{len(runs)} runs of RANDOM inputs: name real ones with --calibration-data for errors that count"
-    files = [folder / f"inputs-{number}.npz" for number in range(len(runs))]
-    for file, run in zip(files, runs, strict=True):
-        np.savez(file, **run)
-    return [str(file) for file in files], data
+    reference: _Compiled, calibration_model: ToolModel | None, inputs: Sequence[MeasuredInput]
+) -> tuple[Sequence[Sample], str]:
+    """Return the inputs of each run, and a text that describes them."""
+    if calibration_model is None:
+        runs: Sequence[Sample] = [random_inputs(inputs, seed) for seed in range(_RANDOM_RUNS)]
+        return runs, f"{len(runs)} runs of RANDOM inputs: name real ones with --calibration-data for errors that count"
+    tensors = {tensor.name: tensor for tensor in reference.program.about.inputs}
+    recipe = reference.plan.recipes[0]
+    read, name = _read_data(calibration_model, reference.context, recipe, tensors)
+    runs = read[:_MOST_RUNS]
+    if recipe.source.kind is SourceKind.TENSORFLOW:
+        # Calibration data have the program's layout, but the model's inputs have the client's.
+        runs = [{key: client_view(array) for key, array in run.items()} for run in runs]
+    return runs, f"{len(runs)} of {len(read)} runs of {name}"
 
 
 def _read_data(
     model: ToolModel, context: ToolContext, recipe: ProgramRecipe, tensors: Mapping[str, ProgramTensor]
-) -> tuple[Sequence[Mapping[str, Array]], str]:
+) -> tuple[Sequence[Sample], str]:
     """Return the runs that the calibration data contain, and the data's name in error texts, as on the command line."""
     source = model.with_precision(Precision.INT8.value).source
     options = compile_options(source.config, source.instance_kind, usable_targets(context.library, context.device))
@@ -199,24 +200,21 @@ class CompileOptions:
 
 def run(options: CompileOptions) -> int | None:
     if options.compare:
-        precisions = options.model.precision
-        return run_on_model(
-            replace(options.model, precision=()),
-            lambda model, out, log: compare(model, precisions, options.timing, out, log),
-        )
+        return compare(options)
     for field in fields(Timing):
         if getattr(options.timing, field.name) != getattr(_COMPARED, field.name):
             name = field.name.replace("_", "-")
             raise UsageError(f"argument --{name}: needs --compare, without which nothing is timed")
-    return run_on_model(options.model, lambda model, out, log: compile_model(model, options.output, out, log))
+    compile_model(find_model(options.model), options.output)
+    return None
 
 
-def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logger) -> None:
+def compile_model(model: ToolModel, output: str) -> None:
     """Compile all programs into the cache, and copy them to `output` unless it is "". Raises ServeError."""
     rows: list[Sequence[str]] = []
     folders: list[str] = []
     with ToolProgress() as progress:
-        context = ToolContext(model, progress.report, log)
+        context = ToolContext(model, progress.report)
         recipes = context.plan().recipes
         check_output(output, recipes)
         progress.steps(len(recipes))
@@ -243,6 +241,7 @@ def compile_model(model: ToolModel, output: str, out: Console, log: logging.Logg
                 except OSError as error:
                     raise unavailable(f"cannot write {target}: {error.strerror or error}") from None
             progress.done()
+    out = console_on()
     title = f"{model.source.name} on MIGraphX {context.library.version}, {context.place}"
     show(out, table(title, _COLUMNS, rows, left=3))
     for recipe in recipes if output else ():

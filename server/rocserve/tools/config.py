@@ -15,29 +15,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rocserve.backends.registry import BackendRegistry, discover_backends
-from rocserve.backends.request_model import ModelCall
 from rocserve.config.definition import ModelDefinition, complete_definition
 from rocserve.config.ensemble_checks import check_ensemble
 from rocserve.config.image_models import LABELS_FILENAME, GeneratedModel, class_names, image_models
 from rocserve.config.pbtxt import format_model_config
-from rocserve.core.errors import ServeError, invalid_argument, unavailable
+from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_names import ModelKey
 from rocserve.core.requests import Signature
-from rocserve.plane.loop import PlaneLoop
 from rocserve.presets import PREPROCESS
 from rocserve.protocol import model_config_pb2 as messages
 from rocserve.repository.engine_plan import EngineFailed, EnginePlan, load_on_engine
 from rocserve.repository.loads import LoadOrder
 from rocserve.repository.machine import ThisMachine
-from rocserve.repository.version_workers import worker_group
 from rocserve.settings import EngineSettings, engine_settings
 from rocserve.settings.flag import FOLDER, SWITCH, Kind, flag, positional, text
+from rocserve.tools.measuring.workers import ToolWorkers
 from rocserve.tools.model_choice import advised, newest_version, read_folder
 from rocserve.tools.verb import Verb
-from rocserve.workers.group import WorkerGroupEvents
-from rocserve.workers.instance import InstanceMail
-from rocserve.workers.instance_requests import OpenCall
-from rocserve.workers.launcher import WorkerLauncher
 
 _LOG = logging.getLogger("rocserve.config")
 
@@ -51,49 +45,23 @@ def describe(definition: ModelDefinition, version: int, settings: EngineSettings
 async def _describe(definition: ModelDefinition, version: int, settings: EngineSettings) -> Signature:
     if definition.backend is None:
         raise invalid_argument(f"'{definition.name}' is an ensemble, which no engine loads")
-    machine = ThisMachine(settings)
-    launcher = WorkerLauncher(preload=(), log=_LOG)
-    plane = PlaneLoop(_LOG)
-    mail = InstanceMail(plane)
-    plane.add_source(mail)
-    plane.start()
     order = LoadOrder(definition, version, definition.folder / str(version))
+    async with ToolWorkers(settings, _show_progress, _LOG, grace_seconds=1.0) as workers:
 
-    def refuse_call(call: ModelCall, opened: OpenCall) -> None:
-        text = f"model '{call.model_name}' cannot be called while a model is only described: no server runs"
-        opened.send(unavailable(text))
+        async def signature(plan: EnginePlan) -> Signature:
+            try:
+                return (await workers.load(order, dataclasses.replace(plan, workers=plan.workers[:1]))).signature
+            except ServeError as error:
+                raise EngineFailed(error.code, error.text) from None
 
-    async def signature(plan: EnginePlan) -> Signature:
-        group = worker_group(
-            order,
-            dataclasses.replace(plan, workers=plan.workers[:1]),
-            launcher=launcher,
-            mail=mail,
-            engines=settings,
-            events=_ShownProgress(),
-            start_call=refuse_call,
-            log=_LOG,
-        )
-        try:
-            return await group.load()
-        except ServeError as error:
-            raise EngineFailed(error.code, error.text) from None
-        finally:
-            await group.stop(1.0)
-
-    try:
-        return await load_on_engine(order, machine, signature, _LOG)
-    finally:
-        await launcher.close()
-        plane.stop()
+        return await load_on_engine(order, ThisMachine(settings), signature, _LOG)
 
 
-class _ShownProgress(WorkerGroupEvents):
-    def progress(self, text: str) -> None:
-        if sys.stderr.isatty():
-            # Each line overwrites the previous one.
-            shown = text[: shutil.get_terminal_size().columns - 1]
-            print(f"\r\033[K{shown}", end="", file=sys.stderr, flush=True)
+def _show_progress(text: str) -> None:
+    if sys.stderr.isatty():
+        # Each line overwrites the previous one.
+        shown = text[: shutil.get_terminal_size().columns - 1]
+        print(f"\r\033[K{shown}", end="", file=sys.stderr, flush=True)
 
 
 Describe = Callable[[ModelDefinition, int], Signature]

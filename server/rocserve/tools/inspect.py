@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ from rocserve.backends.migraphx.model_files.mxr import MxrFile, check_mxr, read_
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import readable_size as size
 from rocserve.settings.flag import SWITCH, flag, part
-from rocserve.tools.model_choice import ModelOptions, ToolModel, run_on_model
-from rocserve.tools.printing import ToolProgress, say, say_json, show, table
+from rocserve.tools.model_choice import ModelOptions, ToolModel, find_model
+from rocserve.tools.printing import ToolProgress, console_on, say, say_json, show, table
 from rocserve.tools.tool_context import ToolContext
 from rocserve.tools.verb import Verb
 
@@ -149,12 +148,12 @@ class Inspection:
     """Why a server here would refuse the .mxr file, and the remedy; "" = it would not, unless MIGraphX crashes."""
 
 
-def inspect_model(model: ToolModel, log: logging.Logger) -> Inspection:
+def inspect_model(model: ToolModel) -> Inspection:
     """Compile the model and describe its programs. Raises ServeError if MIGraphX is not available here or cannot read
     or compile the model."""
     file = model.source.model_file
     with ToolProgress() as progress:
-        context = ToolContext(model, progress.report, log)
+        context = ToolContext(model, progress.report)
         of_all = (model.source.name, str(file), context.library.version, context.place)
         if file.suffix == ".mxr":
             mxr = read_mxr(file)
@@ -223,9 +222,9 @@ class InspectOptions:
     json: bool = flag(False, SWITCH, "print JSON")
 
 
-def inspect(model: ToolModel, options: InspectOptions, out: Console, log: logging.Logger) -> None:
+def inspect(options: InspectOptions) -> None:
     """Print the inspection. Raises ServeError as `inspect_model` does."""
-    inspection = inspect_model(model, log)
+    inspection, out = inspect_model(find_model(options.model)), console_on()
     if options.json:
         say_json(out, inspection)
         return
@@ -333,6 +332,6 @@ VERB = Verb(
     "Show a model's inputs, outputs and memory, and its operators before and after MIGraphX has compiled it: which"
     " operators are fused, and how much is copied to and from a GPU.",
     InspectOptions(),
-    lambda options: run_on_model(options.model, lambda model, out, log: inspect(model, options, out, log)),
+    inspect,
     lambda options: options.model.model,
 )

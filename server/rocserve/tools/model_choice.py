@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from rich.console import Console
 
 from rocserve.backends.base import BackendSpec, ModelSource
 from rocserve.backends.migraphx.configuration.options import MAX_DYNAMIC_BATCH
@@ -16,16 +14,18 @@ from rocserve.backends.migraphx.engine_choice import MIGRAPHX
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.backends.registry import BackendRegistry, discover_backends
 from rocserve.config.definition import FolderReading, ModelDefinition, find_model_file
-from rocserve.config.model_folder import no_version_text, select_versions
+from rocserve.config.model_folder import FlatModel, no_version_text, select_versions
+from rocserve.config.written import WrittenConfig
 from rocserve.core.errors import ServeError, invalid_argument
-from rocserve.core.model_config import InstanceKind, ModelConfig
+from rocserve.core.model_config import InstanceKind
 from rocserve.core.printable import printable_name
+from rocserve.protocol import model_config_pb2 as messages
+from rocserve.repository.loads import LoadOrder
 from rocserve.repository.scan import ModelScan, scan_model
 from rocserve.repository.scanner import UNPRINTABLE, has_config, is_model
 from rocserve.settings import EngineSettings, RepositorySettings, engine_settings
 from rocserve.settings.flag import SECONDS, SWITCH, Kind, flag, one_of, part, positional, text
-from rocserve.tools.printing import console_on
-from rocserve.tools.verb import UsageError, tool_log
+from rocserve.tools.verb import UsageError
 
 _BATCH_PARAMETERS = ("batch", "batch_sizes", "dynamic_batch", MAX_DYNAMIC_BATCH)
 _CALIBRATION_PARAMETERS = ("calibration_data", "calibration_pipeline", "calibration_samples")
@@ -114,11 +114,33 @@ class ModelOptions:
 @dataclass(frozen=True, slots=True)
 class ToolModel:
     source: ModelSource
-    backend: BackendSpec
-    definition: ModelDefinition | None
-    """The model folder's definition, without the command line's options; None = a bare file."""
+    """With the command line's options in its configuration."""
+    definition: ModelDefinition
+    """Without the command line's options."""
     calibration_data: str = ""
     """The path as given on the command line; "" = not given."""
+
+    @property
+    def backend(self) -> BackendSpec:
+        assert self.definition.backend is not None, "an ensemble is no tool's model"
+        return self.definition.backend
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the model is a file without a model folder."""
+        return self.definition.flat is not None
+
+    @property
+    def order(self) -> LoadOrder:
+        """What a server's workers would load."""
+        source = self.source
+        definition = replace(self.definition, folder=source.model_folder, config=source.config)
+        return LoadOrder(definition, source.version, source.version_folder)
+
+    def with_file(self, file: Path, backend: BackendSpec) -> ToolModel:
+        """Return the model with another file of its version folder."""
+        definition = replace(self.definition, backend=backend, model_filenames=(file.name,))
+        return replace(self, source=replace(self.source, model_file=file), definition=definition)
 
     def with_parameters(self, **parameters: str | None) -> ToolModel:
         """Return the model with these parameters set; a value of None removes the parameter."""
@@ -144,19 +166,10 @@ def _without(parameters: Mapping[str, str], names: Collection[str]) -> dict[str,
     return {name: text for name, text in parameters.items() if name not in names}
 
 
-Tool = Callable[[ToolModel, Console, logging.Logger], int | None]
-"""Returns the exit status, None = 0. May raise ServeError."""
-
-
-def run_on_model(options: ModelOptions, tool: Tool) -> int | None:
-    """Find the model, run the tool on it and return the exit status. Raises ServeError."""
-    return tool(find_model(options, discover_backends()), console_on(), tool_log())
-
-
-def find_model(options: ModelOptions, registry: BackendRegistry) -> ToolModel:
+def find_model(options: ModelOptions) -> ToolModel:
     """Return the model that the options name, with the options applied to its configuration. Raises ServeError if there
     is no such model or its configuration is wrong."""
-    path = options.model.absolute()
+    path, registry = options.model.absolute(), discover_backends()
     if path.is_dir():
         model = _from_folder(path, options, registry)
     elif path.is_file():
@@ -225,8 +238,7 @@ def _from_folder(folder: Path, options: ModelOptions, registry: BackendRegistry)
     with advised(reading):
         version = newest_version(definition)
     file = find_model_file(definition, folder / str(version))
-    source = _source(definition.config, file, options.engines, version, folder, folder / str(version))
-    return ToolModel(source, definition.backend, definition)
+    return ToolModel(_source(definition, file, options.engines, version, folder / str(version)), definition)
 
 
 def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) -> ToolModel:
@@ -234,18 +246,24 @@ def _from_file(path: Path, registry: BackendRegistry, settings: EngineSettings) 
     backend = by_ending.get(path.suffix.lower())
     if backend is None:
         raise invalid_argument(f"has the ending '{path.suffix}'; expected one of {', '.join(by_ending)}, or a folder")
-    config = ModelConfig(name=path.stem, backend=backend.name)
-    return ToolModel(_source(config, path, settings, 1, path.parent, path.parent), backend, None)
+    # A file may be a link, for example into a download's cache.
+    root = Path(os.path.commonpath((path.parent.resolve(), path.resolve().parent)))
+    flat = FlatModel(path.name, is_alone=True)
+    reading = FolderReading(path.parent, registry, printable_name(path.stem), repository=root, flat=flat)
+    written = WrittenConfig((messages.ModelConfig(backend=backend.name),), "no configuration file")
+    (definition,) = reading.definitions(written)
+    return ToolModel(_source(definition, path, settings, 1, path.parent), definition)
 
 
 def _source(
-    config: ModelConfig, file: Path, settings: EngineSettings, version: int, model_folder: Path, version_folder: Path
+    definition: ModelDefinition, file: Path, settings: EngineSettings, version: int, version_folder: Path
 ) -> ModelSource:
+    config = definition.config
     group = next(iter(config.instance_groups), None)
     return ModelSource(
         name=config.name,
         version=version,
-        model_folder=model_folder,
+        model_folder=definition.folder,
         version_folder=version_folder,
         model_file=file,
         config=config,
@@ -279,7 +297,7 @@ def _with_calibration_data(model: ToolModel, typed: Path) -> tuple[ToolModel, st
         raise invalid_argument(f"the calibration data {typed} does not exist")
     if data.is_relative_to(folder):
         return model, str(data.relative_to(folder))
-    if model.definition is not None:
+    if not model.is_bare:
         raise invalid_argument(
             f"the calibration data {typed} is outside of the model's folder, where a server would read it; copy it"
             " there"

@@ -5,7 +5,6 @@ The tool's own process never loads MIGraphX.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 
@@ -30,6 +29,7 @@ from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.core.model_config import InstanceKind
 from rocserve.jobs.runner import JobRunner
 from rocserve.tools.model_choice import ToolModel
+from rocserve.tools.verb import tool_log
 
 _LIBRARY_SECONDS = 120.0
 """Limit of the library's load; the first load of ROCm after a boot may take long."""
@@ -44,13 +44,11 @@ def usable_targets(library: LibraryResult, device: int | None) -> frozenset[Targ
 class ToolContext:
     """Holds the library, the options and the program cache for one model."""
 
-    def __init__(
-        self, model: ToolModel, report: Callable[[str], None], log: logging.Logger, library: LibraryResult | None = None
-    ) -> None:
+    def __init__(self, model: ToolModel, report: Callable[[str], None], library: LibraryResult | None = None) -> None:
         """Find MIGraphX and read the model's options. `report` takes one line of progress at a time. `library` is the
         result that another context got; None = ask MIGraphX. Raises ServeError: UNAVAILABLE if MIGraphX or the target
         cannot be used here, INVALID_ARGUMENT if a parameter is wrong."""
-        source = model.source
+        source, log = model.source, tool_log()
         if MIGRAPHX not in model.backend.engines:
             raise invalid_argument(
                 f"is of backend '{model.backend.name}', whose models have no compiled programs; this is for ONNX,"

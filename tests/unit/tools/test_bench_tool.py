@@ -17,7 +17,7 @@ from support.pytorch import TorchFiles
 from support.tools import Command
 from support.waiting import wait_until
 
-from rocserve.tools.measuring.comparing import Difference
+from rocserve.tools.measuring.figures import Difference
 from rocserve.tools.printing import console_on, say_json
 
 pytestmark = pytest.mark.long

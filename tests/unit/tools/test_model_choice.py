@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _found(path: Path, **options: Any) -> ToolModel:
-    return find_model(ModelOptions(path, **options), discover_backends())
+    return find_model(ModelOptions(path, **options))
 
 
 def test_a_folder_is_taken_as_a_server_would_take_it(folder: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_bare_file_has_what_its_ending_says(tmp_path: Path) -> None:
     ):
         (tmp_path / name).touch()
         model = _found(tmp_path / name)
-        assert (model.backend.name, model.source.name, model.definition) == (backend, name[0], None)
+        assert (model.backend.name, model.source.name, model.is_bare) == (backend, name[0], True)
 
 
 def test_models_that_take_no_arrays(tmp_path: Path) -> None:

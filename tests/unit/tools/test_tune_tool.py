@@ -12,7 +12,7 @@ from rocserve.config.pbtxt import parse_model_config
 from rocserve.core.errors import ServeError, invalid_argument
 from rocserve.repository import machine
 from rocserve.repository.machine import ThisMachine
-from rocserve.tools.measuring.process import LatencySummary, summarise
+from rocserve.tools.measuring.figures import LatencySummary, summarise
 from rocserve.tools.tune import verb
 from rocserve.tools.tune.config_text import ServingChoice, with_choice
 from rocserve.tools.tune.plot import draw

@@ -1,22 +1,25 @@
-"""Tries an engine: loads a tiny model in a separate process, runs it once and compares its answer."""
+"""Tries an engine: loads a tiny model in a worker, runs it once and compares its answer."""
 
 from __future__ import annotations
 
-import sys
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
 
 import numpy as np
 
-from rocserve.core.datatypes import DataType
-from rocserve.core.errors import internal
-from rocserve.core.model_config import InputConfig, InstanceKind, ModelConfig, OutputConfig
+from rocserve.backends.registry import discover_backends
+from rocserve.config.definition import FolderReading
+from rocserve.core.errors import internal, unavailable
+from rocserve.repository.engine_plan import plan_engine
+from rocserve.repository.loads import LoadOrder
+from rocserve.repository.machine import ThisMachine
 from rocserve.settings import EngineSettings
-from rocserve.tools.measuring.process import Measure, MeasuredInput, MeasuringProcess, WorkerEngine, read_outputs
+from rocserve.tools.measuring.figures import Array
+from rocserve.tools.measuring.workers import ToolWorkers
 
 SHAPE = (2, 4)
 WEIGHTS = (-1.0, -0.5, 0.5, 1.0)
@@ -40,40 +43,35 @@ GREY_JPEG = bytes.fromhex(
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    config: ModelConfig
+    config: str
     filename: str
     content: bytes
-    input: np.ndarray[Any, Any]
-    answer: np.ndarray[Any, Any]
+    inputs: Mapping[str, Array]
+    answer: Array
     tolerance: float
     unit: str = ""
 
 
 _VALUES = (0.25 * np.arange(np.prod(SHAPE)) - 1).reshape(SHAPE)
 NETWORK = TinyModel(
-    ModelConfig(
-        name="tiny",
-        backend="onnx",
-        inputs=(InputConfig("x", DataType.FP32, SHAPE),),
-        outputs=(OutputConfig("y", DataType.FP32, SHAPE),),
-    ),
+    """backend: "onnx"
+    input { name: "x" data_type: TYPE_FP32 dims: [ 2, 4 ] }
+    output { name: "y" data_type: TYPE_FP32 dims: [ 2, 4 ] }
+    """,
     "model.onnx",
     TINY_ONNX,
-    _VALUES.astype(np.float32),
+    {"x": _VALUES.astype(np.float32)},
     np.maximum(_VALUES + WEIGHTS, 0.0),
     1e-3,
 )
 PIPELINE = TinyModel(
-    ModelConfig(
-        name="tiny",
-        backend="rocal",
-        max_batch_size=1,
-        inputs=(InputConfig("ENCODED", DataType.BYTES, (1,)),),
-        outputs=(OutputConfig("IMAGE", DataType.UINT8, (8, 8, 3)),),
-    ),
+    """backend: "rocal" max_batch_size: 1
+    input { name: "ENCODED" data_type: TYPE_STRING dims: [ 1 ] }
+    output { name: "IMAGE" data_type: TYPE_UINT8 dims: [ 8, 8, 3 ] }
+    """,
     "pipeline.json",
     b"""{"pipeline": [{"operation": "Resize", "dest_width": 8, "dest_height": 8, "is_output": true}]}""",
-    np.array([[GREY_JPEG]]),
+    {"ENCODED": np.array([[GREY_JPEG]])},
     np.full((1, 8, 8, 3), GREY),
     3,
     " of 255 levels",
@@ -82,36 +80,44 @@ PIPELINE = TinyModel(
 
 def try_engine(
     model: TinyModel,
-    module: str,
     parameters: Mapping[str, str],
     settings: EngineSettings,
     timeout_seconds: float,
     device: int | None = None,
-    python: Sequence[str] = (sys.executable,),
 ) -> float:
-    """Run the model in the engine of this module, and return the seconds from the process's start to the answer.
-    Raises ServeError if the answer is wrong or missing."""
+    """Run the model in a worker with these parameters, and return the seconds until its answer. `device`: a GPU; None =
+    the CPU. Raises ServeError if the answer is wrong or missing."""
     started = time.monotonic()
-    environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
-    kind = InstanceKind.CPU if device is None else InstanceKind.GPU
-    config = replace(model.config, parameters=parameters)
-    (entry,) = config.inputs
-    with (
-        TemporaryDirectory(prefix="rocserve-doctor-") as folder,
-        MeasuringProcess("trying a tiny model", python, environment, timeout_seconds=timeout_seconds) as process,
-    ):
-        names = (f"1/{model.filename}", "in.npz", "out.npz")
-        file, inputs_file, outputs_file = (Path(folder, name) for name in names)
-        file.parent.mkdir()
+    group = "kind: KIND_CPU" if device is None else f"kind: KIND_GPU gpus: {device}"
+    lines = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()]
+    with TemporaryDirectory(prefix="rocserve-doctor-") as temporary:
+        folder = Path(temporary, "tiny")
+        file = folder / "1" / model.filename
+        file.parent.mkdir(parents=True)
         file.write_bytes(model.content)
-        np.savez(inputs_file, **cast(Any, {entry.name: model.input}))
+        (folder / "config.pbtxt").write_text("\n".join((model.config, f"instance_group {{ {group} }}", *lines)))
         # A separate cache makes the trial compile, and leaves nothing behind.
-        own = replace(settings, cache_directory=f"{folder}/cache")
-        process.open(WorkerEngine("", "", module, folder, str(file), config, kind, device, 1, own))
-        inputs = (MeasuredInput(entry.name, model.input.dtype.name, model.input.shape),)
-        process.measure(Measure(inputs, data_file=str(inputs_file), repeats=0, outputs_file=str(outputs_file)))
-        (answer,) = read_outputs(str(outputs_file))
+        own = replace(settings, cache_directory=f"{temporary}/cache")
+        (definition,) = FolderReading(folder, discover_backends()).definitions()
+        answer = asyncio.run(_answer(LoadOrder(definition, 1, file.parent), model, own, timeout_seconds))
     difference = float(np.abs(answer.astype(np.float64) - model.answer).max())
     if not difference <= model.tolerance:
         raise internal(f"its answer is wrong by {difference:.3g}{model.unit}")
     return time.monotonic() - started
+
+
+async def _answer(order: LoadOrder, model: TinyModel, settings: EngineSettings, timeout_seconds: float) -> Array:
+    title = "trying a tiny model"
+    try:
+        async with (
+            asyncio.timeout(timeout_seconds or None),
+            ToolWorkers(settings) as workers,
+        ):
+            plan = plan_engine(order.definition, order.folder, ThisMachine(settings))
+            loaded = await workers.open(order, plan, title)
+            return (await loaded.run(model.inputs, repeats=1)).outputs[0]
+    except TimeoutError:
+        limit = f"--timeout-secs ({timeout_seconds:g} s)"
+        raise unavailable(
+            f"{title} took longer than {limit} and was stopped; raise --timeout-secs (0 = no limit)"
+        ) from None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -18,12 +17,11 @@ from rocserve.backends.host import Host
 from rocserve.backends.installed import is_installed
 from rocserve.backends.migraphx.configuration.options import Target
 from rocserve.backends.migraphx.engine_choice import MIGRAPHX
-from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation, python_command
+from rocserve.backends.migraphx.installation import INSTALL_LINES, find_installation
 from rocserve.backends.migraphx.jobs.child import migraphx_jobs
 from rocserve.backends.migraphx.jobs.probe import LibraryJob, LibraryResult
 from rocserve.backends.migraphx.program_cache import open_cache
-from rocserve.backends.onnx.engine_choice import ONNXRUNTIME
-from rocserve.backends.rocal import BACKEND, ROCAL_MODULE
+from rocserve.backends.rocal import ROCAL_MODULE
 from rocserve.cache.folders import cache_directory
 from rocserve.core.errors import ServeError
 from rocserve.core.printable import readable_size as size
@@ -47,17 +45,16 @@ class EngineExamination:
 
     def findings(self) -> Iterator[Finding]:
         if is_installed("onnxruntime"):
-            yield self._tried("ONNX Runtime", NETWORK, ONNXRUNTIME.module, {"engine": "cpu"})
+            yield self._tried("ONNX Runtime", NETWORK, {"engine": "cpu"})
         else:
             yield _ENGINE("ONNX Runtime", State.ABSENT, "not installed")
         yield from self._migraphx()
-        (rocal,) = BACKEND.engines
         for name, module, engine, absent in (
             ("rocAL's CPU engine", "cv2", "cpu", "cv2 is not installed"),
             ("rocAL", ROCAL_MODULE, "rocal", f"the Python module {ROCAL_MODULE} is not installed"),
         ):
             if is_installed(module):
-                yield self._tried(name, PIPELINE, rocal.module, {"engine": engine})
+                yield self._tried(name, PIPELINE, {"engine": engine})
             else:
                 yield _ENGINE(name, State.ABSENT, absent)
 
@@ -93,22 +90,13 @@ class EngineExamination:
                 text = "installed, but there is no GPU that this process may use"
                 yield _ENGINE(_target_name(target), State.ABSENT, text)
             else:
-                device, parameters = next(iter(gpus), None), {"target": target.value}
-                python = python_command(found)
-                yield self._tried(_target_name(target), NETWORK, MIGRAPHX.module, parameters, device, python)
+                parameters = {"engine": MIGRAPHX.name, "target": target.value}
+                yield self._tried(_target_name(target), NETWORK, parameters, next(iter(gpus), None))
 
-    def _tried(
-        self,
-        name: str,
-        model: TinyModel,
-        module: str,
-        parameters: Mapping[str, str],
-        device: int | None = None,
-        python: Sequence[str] = (sys.executable,),
-    ) -> Finding:
+    def _tried(self, name: str, model: TinyModel, parameters: Mapping[str, str], device: int | None = None) -> Finding:
         self.report(f"{name}: trying a tiny model")
         try:
-            seconds = try_engine(model, module, parameters, self.settings, self.timeout_seconds, device, python)
+            seconds = try_engine(model, parameters, self.settings, self.timeout_seconds, device)
         except ServeError as error:
             return _ENGINE(name, State.BROKEN, error.text, f"{name} does not work; see its line above")
         return _ENGINE(name, State.WORKS, f"a tiny model, right answer, {seconds:.2f} s with its process")

@@ -1,33 +1,31 @@
-"""Prepares a model for the engines that are measured: compiles programs, determines inputs, describes processes."""
+"""Prepares a model for the engines that are measured: compiles programs, determines inputs, opens workers."""
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+import importlib.metadata
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rocserve.backends.base import EngineChoice, EngineSpec
 from rocserve.backends.batch_sizes import LARGEST_WITHOUT_CONFIGURATION, default_batch_sizes
 from rocserve.backends.migraphx.configuration.options import serving_options
-from rocserve.backends.migraphx.engine_choice import MIGRAPHX as MIGRAPHX_ENGINE
-from rocserve.backends.migraphx.installation import find_installation, python_command
-from rocserve.backends.migraphx.model_files.mxr import check_mxr, sibling_model
+from rocserve.backends.migraphx.installation import find_installation
+from rocserve.backends.migraphx.model_files.mxr import sibling_model
+from rocserve.backends.onnx import BACKEND as ONNX_BACKEND
 from rocserve.backends.onnx.engine_choice import ONNXRUNTIME as ONNXRUNTIME_ENGINE
 from rocserve.backends.pytorch.engine_choice import EAGER
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import invalid_argument
 from rocserve.core.model_config import InstanceGroup, InstanceKind
-from rocserve.repository.engine_plan import plan_workers
+from rocserve.core.requests import Signature
+from rocserve.repository.engine_plan import plan_engine, plan_workers
 from rocserve.repository.machine import ThisMachine
-from rocserve.tools.measuring.comparing import Candidate, Inputs
-from rocserve.tools.measuring.process import MeasuredInput, Opened, TorchModule, WorkerEngine
+from rocserve.tools.measuring.figures import Array
+from rocserve.tools.measuring.workers import LoadedWorkers, ToolWorkers
 from rocserve.tools.model_choice import ToolModel
-from rocserve.tools.printing import ToolProgress
-from rocserve.tools.tool_context import ToolContext
 
 MIGRAPHX, ONNXRUNTIME, TORCH = "migraphx", "onnxruntime", "torch"
 ENGINES = (MIGRAPHX, ONNXRUNTIME, "eager", "inductor", "migraphx-onnx")
@@ -53,94 +51,148 @@ def main_engine(model: ToolModel, wanted: str) -> str:
     return model.backend.engine_for(config, ThisMachine(model.source.settings)).engine.name
 
 
-def prepare(model: ToolModel, name: str, progress: ToolProgress, log: logging.Logger, instances: int = 1) -> Candidate:
-    """Return the model in the named engine, after compiling what MIGraphX needs. `instances`: threads that will run an
-    engine that allows several. Raises ServeError if the engine is unavailable."""
-    if is_pytorch(model):
-        if name == TORCH:
-            return _torch(model, model.source.model_file)
-        source, choice = model.source, _pytorch_choice(model, name)
-        config = model.with_parameters(engine=name).source.config
-        place = plan_workers(config, choice, ThisMachine(source.settings), 0)[0][0]
-        # All measured instances share the CPUs.
-        config = replace(config, instance_groups=(InstanceGroup("", place.kind, instances),))
-        grouped = replace(model, source=replace(source, config=config))
-        return _worker_candidate(name, grouped, choice.engine, place.kind, place.device)
-    if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
-        raise invalid_argument(f"{name} runs PyTorch's files, and {model.source.model_file.name} is none")
-    if name == MIGRAPHX:
-        # All programs are compiled here, where their progress can be shown.
-        context = ToolContext(model, progress.report, log)
-        if model.source.model_file.suffix == ".mxr":
-            check_mxr(model.source.model_file, context.environment, context.options.target)
+@dataclass(frozen=True, slots=True)
+class MeasuredInput:
+    name: str
+    datatype: DataType
+    shape: tuple[int, ...]
+    """Shape with the batch dimension."""
+
+
+Inputs = Mapping[int, tuple[MeasuredInput, ...]]
+"""Inputs by batch size; 0 = the model does not batch."""
+
+
+def random_inputs(inputs: Sequence[MeasuredInput], seed: int = 0) -> dict[str, Array]:
+    """Return the same inputs for the same names, shapes and seed: floats in 0..1 (like images; logarithms and roots
+    exist), integers 0 or 1 (they may be indices, masks or counts)."""
+    made: dict[str, Array] = {}
+    for one in inputs:
+        generator = np.random.default_rng((seed, zlib.crc32(one.name.encode())))
+        dtype = one.datatype.numpy_dtype
+        if dtype.kind == "f":
+            made[one.name] = generator.random(one.shape, dtype=np.float32).astype(dtype)
         else:
-            recipes = context.plan().recipes
-            progress.steps(len(recipes))
-            for recipe in recipes:
-                context.program(recipe)
-                progress.done()
-        return migraphx_candidate(MIGRAPHX, model, context.device)
+            made[one.name] = generator.integers(0, 2, one.shape).astype(dtype)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCandidate:
+    description: str
+    """Engine, version and place: "MIGraphX 2.14.0 (c_api)", "ONNX Runtime 1.31.1 (CPUExecutionProvider)"."""
+    inputs: Inputs
+    workers: LoadedWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model that is configured for one engine and one place."""
+
+    model: ToolModel
+    title: str
+    """Prefix of error texts."""
+    order: tuple[str, ...] | None = None
+    """For an engine that knows no names: the first candidate's inputs are its inputs, sorted by this order."""
+
+    async def open(self, workers: ToolWorkers, first: Inputs, instances: int = 1) -> OpenCandidate:
+        """Load and warm up the model. `first`: the first candidate's inputs. Raises ServeError."""
+        source = self.model.source
+        (group,) = source.config.instance_groups
+        config = replace(source.config, instance_groups=(replace(group, count=instances),))
+        order = replace(self.model, source=replace(source, config=config)).order
+        plan = plan_engine(order.definition, order.folder, ThisMachine(source.settings))
+        loaded = await workers.open(order, plan, self.title)
+        if self.order is None:
+            inputs = _inputs_of(self.model, loaded.signature)
+        else:
+            places = {name: place for place, name in enumerate(self.order)}
+            inputs = {size: tuple(sorted(of, key=lambda one: places.get(one.name, 0))) for size, of in first.items()}
+        return OpenCandidate(_description(plan.engine, loaded), inputs, loaded)
+
+
+_FACTS = ("execution_providers", "program", "migraphx_binding", "device", "target", "precision", "file")
+"""A model's properties that describe the engine."""
+
+
+def _description(engine: EngineSpec, loaded: LoadedWorkers) -> str:
+    properties = loaded.properties
+    title, module = ("ONNX Runtime", "onnxruntime") if engine == ONNXRUNTIME_ENGINE else ("PyTorch", "torch")
+    if engine.needs_migraphx:
+        title, version = "MIGraphX", properties.get("migraphx_version", "")
+    else:
+        distributions = importlib.metadata.packages_distributions().get(module, ())
+        version = importlib.metadata.version(distributions[0]) if distributions else ""
+    facts = ", ".join(properties[name] for name in _FACTS if name in properties)
+    return " ".join(filter(None, (title, version, f"({facts})" if facts else "")))
+
+
+def prepare(model: ToolModel, name: str) -> Candidate:
+    """Return the model in the named engine. Raises ServeError if the engine is unavailable."""
     file = model.source.model_file
+    if is_pytorch(model):
+        return _torch(model) if name == TORCH else _on(name, model, _pytorch_choice(model, name))
+    if name not in (MIGRAPHX, ONNXRUNTIME, TORCH):
+        raise invalid_argument(f"{name} runs PyTorch's files, and {file.name} is none")
+    if name == MIGRAPHX:
+        # Raised here, MIGraphX's absence is told without a server's advice to take another engine.
+        find_installation(model.source.settings)
+        return on_migraphx(model, MIGRAPHX)
     onnx_file = sibling_model(file) if file.suffix == ".mxr" else file
     if onnx_file is None or model.backend.name == "tensorflow":
         raise invalid_argument(
             f"{file.name} can only be measured on MIGraphX; other engines need the ONNX file of the model"
         )
-    model = replace(model, source=replace(model.source, model_file=onnx_file))
+    beside = model if onnx_file == file else model.with_file(onnx_file, ONNX_BACKEND)
     if name == TORCH:
         # A file in PyTorch's formats is preferred to the converted ONNX file.
-        files = [model.source.version_folder / name for name in _TORCH_FILES] if model.definition else []
+        files = [] if model.is_bare else [model.source.version_folder / each for each in _TORCH_FILES]
         torch_file = next((path for path in files if path.is_file()), None)
-        order = [one.name for one in model.source.config.inputs] if torch_file else ()
-        candidate = _torch(model, torch_file or onnx_file, order)
+        order = tuple(one.name for one in model.source.config.inputs) if torch_file else ()
+        candidate = _torch(beside.with_file(torch_file, ONNX_BACKEND) if torch_file else beside, order)
     else:
-        candidate = _onnxruntime(model, instances)
+        candidate = _onnxruntime(beside)
     if onnx_file == file:
         return candidate
     title = f"{name}: {file.name} runs on MIGraphX only, so {onnx_file.name} next to it is measured"
     return replace(candidate, title=title)
 
 
-def migraphx_candidate(name: str, model: ToolModel, device: int | None) -> Candidate:
-    return _worker_candidate(name, model, MIGRAPHX_ENGINE, model.source.instance_kind, device)
+def on_migraphx(model: ToolModel, title: str) -> Candidate:
+    config = model.with_parameters(engine=MIGRAPHX).source.config
+    return _on(MIGRAPHX, model, model.backend.engine_for(config, ThisMachine(model.source.settings)), title)
 
 
-def _onnxruntime(model: ToolModel, instances: int) -> Candidate:
-    source = model.source
-    machine = ThisMachine(source.settings)
-    choice = model.backend.engine_for(source.config, machine)
+def _on(engine: str, model: ToolModel, choice: EngineChoice, title: str = "") -> Candidate:
+    """Return the model on the first of the places where a server would run this choice."""
+    config = model.with_parameters(engine=engine).source.config
+    place = plan_workers(config, choice, ThisMachine(model.source.settings), 0)[0][0]
+    group = InstanceGroup("", place.kind, 1, () if place.device is None else (place.device,))
+    source = replace(model.source, config=replace(config, instance_groups=(group,)))
+    return Candidate(replace(model, source=source), title or engine)
+
+
+def _onnxruntime(model: ToolModel) -> Candidate:
+    machine = ThisMachine(model.source.settings)
+    choice = ONNX_BACKEND.engine_for(model.source.config, machine)
     if choice.engine is not ONNXRUNTIME_ENGINE:
         has_gpu_provider = machine.is_installed(ONNXRUNTIME_ENGINE.gpu_module, ONNXRUNTIME_ENGINE.gpu_files)
         choice = EngineChoice(ONNXRUNTIME_ENGINE, "it is to be measured", auto_takes_gpus=has_gpu_provider)
-    place = plan_workers(source.config, choice, machine, 0)[0][0]
-    threads = instances if place.device is None else 1
-    candidate = _worker_candidate(ONNXRUNTIME, model, ONNXRUNTIME_ENGINE, place.kind, place.device, threads)
-    return replace(candidate, shares_a_process=place.device is None)
+    return _on(ONNXRUNTIME, model, choice)
 
 
-def _worker_candidate(
-    name: str, model: ToolModel, engine: EngineSpec, kind: InstanceKind, device: int | None, instances: int = 1
-) -> Candidate:
-    source = model.source
-    title, library, python = "PyTorch", "torch", tuple[str, ...]((sys.executable,))
-    if engine.needs_migraphx:
-        title, library, python = "MIGraphX", "", python_command(find_installation(source.settings))
-    elif engine is ONNXRUNTIME_ENGINE:
-        title, library = "ONNX Runtime", "onnxruntime"
-    worker = WorkerEngine(
-        title=title,
-        library=library,
-        module=engine.module,
-        model_folder=str(source.model_folder),
-        model_file=str(source.model_file),
-        config=model.with_parameters(engine=engine.name).source.config,
-        instance_kind=kind,
-        device=device,
-        instance_count=instances,
-        settings=source.settings,
-    )
-    environment = {} if device is None else {"HIP_VISIBLE_DEVICES": str(device)}
-    return Candidate(name, worker, lambda opened, _: _inputs_of(model, opened), python, environment)
+_BARE_TORCH = EngineSpec(
+    TORCH, "rocserve.tools.measuring.bare_torch", thread_safe=False, forks_from_zygote=False, takes_kind_model=True
+)
+
+
+def _torch(model: ToolModel, order: tuple[str, ...] = ()) -> Candidate:
+    is_on_gpu = model.source.config.parameters.get("target", "") in ("", "gpu")
+    group = InstanceGroup("", InstanceKind.MODEL if is_on_gpu else InstanceKind.CPU, 1)
+    source = replace(model.source, config=replace(model.source.config, instance_groups=(group,)))
+    backend = replace(model.backend, engines=(_BARE_TORCH,), choose_engine=None)
+    definition = replace(model.definition, backend=backend)
+    return Candidate(replace(model, source=source, definition=definition), TORCH, order)
 
 
 def is_pytorch(model: ToolModel) -> bool:
@@ -152,11 +204,10 @@ def _pytorch_choice(model: ToolModel, wanted: str) -> EngineChoice:
     return configured.backend.engine_for(configured.source.config, ThisMachine(configured.source.settings))
 
 
-def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
+def _inputs_of(model: ToolModel, signature: Signature) -> Inputs:
     """Return the inputs for each batch size of the configuration. `input_shapes`, or else the configuration, gives the
     size of a dimension that the engine leaves open."""
-    signature, config = opened.signature, model.source.config
-    assert signature is not None, "a worker's engine reports it"
+    config = model.source.config
     batches = signature.supports_batching and (config.max_batch_size > 0 or config.has_open_batch)
     most = model.backend.default_max_batch_size
     unconfigured = most if is_pytorch(model) else LARGEST_WITHOUT_CONFIGURATION
@@ -176,7 +227,7 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
             )
         pairs = zip(dims, configured if configured is not None and len(configured) == len(dims) else dims, strict=True)
         shape = tuple(max(chosen, 1) if dim == -1 else dim for dim, chosen in pairs)
-        inputs.append(MeasuredInput(spec.name, np.dtype(spec.datatype.numpy_dtype).name, shape))
+        inputs.append(MeasuredInput(spec.name, spec.datatype, shape))
     sizes: Sequence[int] = (0,)
     if batches:
         sizes = serving.batch_sizes or default_batch_sizes(largest)
@@ -185,16 +236,3 @@ def _inputs_of(model: ToolModel, opened: Opened) -> Inputs:
         first = {one.shape[0] for one in inputs if one.shape}
         sizes = tuple(first) if len(first) == 1 else (0,)
     return {size: tuple(replace(one, shape=(size, *one.shape)) if batches else one for one in inputs) for size in sizes}
-
-
-def _torch(model: ToolModel, file: Path, order: Sequence[str] = ()) -> Candidate:
-    """Return a candidate with the first candidate's inputs, sorted by `order`: a module takes them by position."""
-    on_gpu = model.source.config.parameters.get("target", "") in ("", "gpu")
-    places = {name: place for place, name in enumerate(order)}
-
-    def inputs(_: Opened, first: Inputs) -> Inputs:
-        return {
-            size: tuple(sorted(measured, key=lambda one: places.get(one.name, 0))) for size, measured in first.items()
-        }
-
-    return Candidate(TORCH, TorchModule(str(file), on_gpu), inputs)

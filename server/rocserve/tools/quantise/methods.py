@@ -33,7 +33,7 @@ from torchao.utils import unwrap_tensor_subclass
 
 from rocserve.backends.pytorch.program import Program, exported_program, outputs_of
 from rocserve.core.errors import invalid_argument
-from rocserve.tools.measuring.process import Array
+from rocserve.tools.measuring.figures import Array
 
 Train = Callable[[Any], object]
 

@@ -22,7 +22,7 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.core.printable import readable_size as size
 from rocserve.core.requests import TensorSpec
 from rocserve.settings.flag import FILE, POSITIVE, Kind, flag, one_of, positional
-from rocserve.tools.measuring.process import Array
+from rocserve.tools.measuring.figures import Array
 from rocserve.tools.printing import console_on, replacing, say
 from rocserve.tools.verb import UsageError, Verb
 

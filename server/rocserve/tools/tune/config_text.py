@@ -160,7 +160,7 @@ def _holds(outer: _Span, inner: _Span) -> bool:
 def config_path(model: ToolModel, config_name: str) -> Path:
     """Return the file that configures the model; it may not exist yet. Raises ServeError if none could be written."""
     definition = model.definition
-    if definition is None:
+    if model.is_bare:
         raise invalid_argument("--write: a bare file has no config.pbtxt; give a model's folder")
     if definition.is_amd:
         raise invalid_argument(

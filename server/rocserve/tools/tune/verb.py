@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
-import logging
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -18,16 +16,10 @@ from rocserve.core.errors import ServeError, invalid_argument, unavailable
 from rocserve.repository.machine import ThisMachine
 from rocserve.settings.flag import SWITCH, Kind, flag, number, one_of, part
 from rocserve.tools.bench import LATENCY_COLUMNS, latency_cells
-from rocserve.tools.measuring.candidates import ENGINES, MIGRAPHX, main_engine, prepare
-from rocserve.tools.measuring.process import (
-    LatencySummary,
-    Measure,
-    Measured,
-    MeasuringProcess,
-    Timing,
-    summarise,
-)
-from rocserve.tools.model_choice import COUNTS, ModelOptions, ToolModel, run_on_model
+from rocserve.tools.measuring.candidates import ENGINES, MIGRAPHX, main_engine, prepare, random_inputs
+from rocserve.tools.measuring.figures import LatencySummary, Timing, summarise
+from rocserve.tools.measuring.workers import ToolWorkers
+from rocserve.tools.model_choice import COUNTS, ModelOptions, ToolModel, find_model
 from rocserve.tools.printing import ToolProgress, complain, console_on, counted, say, say_json, show, table
 from rocserve.tools.tune.config_text import ServingChoice, config_path, write_choice
 from rocserve.tools.verb import Verb
@@ -75,52 +67,40 @@ def setting(one: Measurement) -> str:
     return f"batch size {one.batch_size}, {instances}" if one.batch_size else instances
 
 
-_HEAD_START_SECONDS = 0.05
-"""Time between sending an order and the start of its runs, so that all processes start together."""
-
-
 def _sweep(
-    model: ToolModel, engine: str, options: TuneOptions, progress: ToolProgress, log: logging.Logger
+    model: ToolModel, engine: str, options: TuneOptions, progress: ToolProgress
 ) -> tuple[str, list[Measurement], list[str]]:
     """Measure each setting. Return the engine's description ("MIGraphX 2.14.0 (c_api)"), the measurements, and the
     reasons of failed ones. Raises ServeError if the engine cannot be opened for the first number of instances."""
     found: list[Measurement] = []
     failures: list[str] = []
-    description, candidate, timing = "", None, options.timing
+    description, candidate = "", prepare(model, engine)
+
+    async def measure(count: int) -> None:
+        nonlocal description
+        async with ToolWorkers(model.source.settings, progress.report) as workers:
+            opened = await candidate.open(workers, {}, count)
+            description, timing = opened.description, options.timing
+            progress.steps(len(opened.inputs))
+            for batch_size, inputs in opened.inputs.items():
+                progress.report(f"timing batch size {batch_size}, {counted(count, 'instance')}")
+                batch = random_inputs(inputs)
+                if timing.warm_up:
+                    await opened.workers.run(batch, timing.warm_up)
+                latency = summarise((await opened.workers.run(batch, timing.repeats, timing.seconds)).latencies)
+                rate = count * max(1, batch_size) * 1e3 / latency.mean
+                found.append(Measurement(batch_size, count, latency, rate))
+                progress.done()
+
     for count in sorted(options.instances):
-        # MIGraphX's programs do not depend on the number of processes.
-        if candidate is None or engine != MIGRAPHX:
-            candidate = prepare(model, engine, progress, log, count)
         progress.report(f"opening {counted(count, 'instance')}")
         try:
-            with ExitStack() as stack:
-                of_each = count if candidate.shares_a_process else 1
-                processes = [stack.enter_context(candidate.process()) for _ in range(count // of_each)]
-                opened = [process.open(candidate.engine) for process in processes][-1]
-                description, inputs = opened.description, candidate.inputs(opened, {})
-                progress.steps(len(inputs))
-                for batch_size, measured in inputs.items():
-                    progress.report(f"timing batch size {batch_size}, {counted(count, 'instance')}")
-                    if timing.warm_up:
-                        _all(processes, Measure(measured, repeats=timing.warm_up, threads=of_each))
-                    order = Measure(measured, "", timing.repeats, timing.seconds, threads=of_each)
-                    begin_at = time.monotonic() + _HEAD_START_SECONDS
-                    results = _all(processes, replace(order, begin_at=begin_at))
-                    latency = summarise([latency for result in results for latency in result.latencies])
-                    rate = sum(len(result.latencies) / result.elapsed for result in results)
-                    found.append(Measurement(batch_size, count, latency, rate * max(1, batch_size)))
-                    progress.done()
+            asyncio.run(measure(count))
         except ServeError as error:
             if not found:
                 raise
             failures.append(f"{counted(count, 'instance')}: {error.text}")
     return description, found, failures
-
-
-def _all(processes: Sequence[MeasuringProcess], order: Measure) -> list[Measured]:
-    for process in processes:
-        process.send(order)
-    return [process.answer(Measured) for process in processes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +121,11 @@ class TuneOptions:
     json: bool = flag(False, SWITCH, "print JSON")
 
 
-def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logger) -> int:
+def tune(options: TuneOptions) -> int:
     """Measure the model, print a recommendation and return the exit status: 1 if a setting could not be measured.
     Raises ServeError if the model cannot be measured, if nothing is within the budget, or if the result cannot be
     written."""
+    model, out = find_model(options.model), console_on()
     # These checks come before minutes of measuring.
     path = config_path(model, options.model.config_name) if options.write else None
     if options.plot is not None:
@@ -163,7 +144,7 @@ def tune(model: ToolModel, options: TuneOptions, out: Console, log: logging.Logg
         raise invalid_argument(f"--instances: {instances} asked for, at most {most} can be measured here")
     engine = main_engine(model, options.engine)
     with ToolProgress() as progress:
-        description, measurements, failures = _sweep(model, engine, options, progress, log)
+        description, measurements, failures = _sweep(model, engine, options, progress)
     title = f"{model.source.name} on {description}"
     # With --json, standard output gets nothing but JSON.
     texts = console_on(sys.stderr) if options.json else out
@@ -219,7 +200,6 @@ def _write(
     compiled_ahead = engine in (MIGRAPHX, MIGRAPHX_ONNX.name) and not is_one_program
     choice = ServingChoice(best.instances, best.batch_size, tuple(sizes) if compiled_ahead else ())
     write_choice(path, model, choice)
-    assert model.definition is not None
     config = model.definition.config
     served_by = model.backend.engine_for(config, ThisMachine(model.source.settings)).engine.name
     if served_by != engine:
@@ -234,6 +214,6 @@ def _write(
 VERB = Verb(
     "Time a model's engine over batch sizes and numbers of instances, without a server, and recommend a setting.",
     TuneOptions(),
-    lambda options: run_on_model(options.model, lambda model, out, log: tune(model, options, out, log)),
+    tune,
     lambda options: options.model.model,
 )
