@@ -16,7 +16,7 @@ from support.pictures import jpeg
 from support.rocal_operations import EXAMPLES
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.header import ImageError
+from rocserve.backends.rocal.decoding.image_file import ImageError
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.image import PixelsError
 from rocserve.backends.rocal.operations import OPERATIONS

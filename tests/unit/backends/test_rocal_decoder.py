@@ -18,11 +18,11 @@ from support import pictures
 from support.pictures import jpeg
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.header import ImageError, ImageHeader
-from rocserve.backends.rocal.decoding.libturbojpeg import read_jpeg_header
-from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions
+from rocserve.backends.rocal.decoding.image_file import ImageError, ImageFile
+from rocserve.backends.rocal.decoding.libturbojpeg import read_jpeg
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 
-UNSCALED = DecoderOptions(DecoderLimits(0, 0))
+UNSCALED = DecoderOptions(0, 0)
 
 
 def with_frame(
@@ -50,18 +50,18 @@ def with_frame(
 def test_scaling_factor_is_the_largest_that_fits(
     size: tuple[int, int], limits: tuple[int, int], expected: tuple[int, int]
 ) -> None:
-    assert DecoderLimits(*limits).scaling_factor(*size) == expected
+    assert DecoderOptions(*limits).scaling_factor(*size) == expected
 
 
 def test_sizes_are_rounded_up() -> None:
-    decoder = Decoder(ColorFormat.RGB24, DecoderOptions(DecoderLimits(50, 50)))
+    decoder = Decoder(ColorFormat.RGB24, DecoderOptions(50, 50))
     # 7/8 of 57 and 33 is 49.875 and 28.875.
     assert decoder.decode(jpeg(57, 33)).pixels.shape == (29, 50, 3)
 
 
 def test_an_image_that_not_even_an_eighth_fits_is_refused() -> None:
     with pytest.raises(ImageError, match="does not fit the decoder's 10x10"):
-        Decoder(ColorFormat.RGB24, DecoderOptions(DecoderLimits(10, 10))).decode(jpeg(100, 100))
+        Decoder(ColorFormat.RGB24, DecoderOptions(10, 10)).decode(jpeg(100, 100))
 
 
 def test_unscaled_decoding_equals_pillow() -> None:
@@ -172,7 +172,7 @@ def test_a_jpeg_that_holds_rgb() -> None:
 
 
 def test_scaled_four_inks() -> None:
-    decoded = Decoder(ColorFormat.RGB24, DecoderOptions(DecoderLimits(45, 45))).decode(jpeg(60, 40, mode="CMYK"))
+    decoded = Decoder(ColorFormat.RGB24, DecoderOptions(45, 45)).decode(jpeg(60, 40, mode="CMYK"))
     assert decoded.pixels.shape == (30, 45, 3)
     assert (decoded.original_height, decoded.original_width) == (40, 60)
 
@@ -194,8 +194,8 @@ def test_pixel_limit_is_inclusive() -> None:
     ],
 )
 def test_header(encoded: bytes, components: int, scans: int) -> None:
-    expected = ImageHeader(60, 40, components, 1, len(encoded), scans)
-    assert read_jpeg_header(memoryview(encoded + bytes(7))) == expected
+    expected = ImageFile(60, 40, components, 1, scans, encoded)
+    assert read_jpeg(memoryview(encoded + bytes(7))) == expected
 
 
 def with_color_transform(jpeg: bytes, transform: int) -> bytes:
@@ -260,7 +260,7 @@ def test_a_small_file_cannot_ask_for_hundreds_of_passes_over_a_large_image(progr
     # 2,400 pixels a hundred times are twenty times 12,000.
     with pytest.raises(ImageError, match=r"goes 100 times over 60x40 pixels; 20 times over the 11999 that"):
         Decoder(ColorFormat.RGB24, UNSCALED.at_most(11_999)).decode(many)
-    assert read_jpeg_header(memoryview(many)).scans == 100
+    assert read_jpeg(memoryview(many)).scans == 100
 
 
 def test_a_sequential_image_with_a_scan_for_each_component() -> None:
@@ -275,7 +275,7 @@ def test_a_sequential_image_with_a_scan_for_each_component() -> None:
     for number, file in enumerate(files, 1):
         encoded += b"\xff\xda\0\x08\1" + bytes([number]) + b"\0\0\x3f\0" + file[file.index(b"\xff\xda") + 10 : -2]
     encoded += b"\xff\xd9"
-    assert read_jpeg_header(memoryview(encoded)) == ImageHeader(60, 40, 3, 1, len(encoded), 3)
+    assert read_jpeg(memoryview(encoded)) == ImageFile(60, 40, 3, 1, 3, encoded)
     given = Decoder(ColorFormat.RGB24, UNSCALED).decode(encoded).pixels
     np.testing.assert_array_equal(given, np.asarray(Image.open(io.BytesIO(encoded))))
     assert np.abs(given.astype(int) - pictures.colours()).mean() < 3

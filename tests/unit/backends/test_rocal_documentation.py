@@ -82,7 +82,7 @@ def test_keys_and_their_defaults(name: str) -> None:
 def test_keys_of_the_decoder() -> None:
     rows = dict(re.findall(r"^\| (`[^|]*`) \| [^|]* \| ([^|]*) \|$", OF_THE_SERVERS_JSON, re.MULTILINE))
     options = DecoderOptions()
-    assert rows["`max_width`, `max_height`"] == str(options.limits.max_width) == str(options.limits.max_height)
+    assert rows["`max_width`, `max_height`"] == str(options.max_width) == str(options.max_height)
     assert rows["`exif`"] == f"`{json.dumps(options.exif)}`"
     assert rows["`input`"] == f"`{'raw' if options.is_raw else 'encoded'}`"
     assert rows["`max_pixels`"] == str(DEFAULT_MAX_PIXELS)

@@ -16,13 +16,13 @@ from PIL import Image, ImageOps
 from support import pictures
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.header import ImageError
-from rocserve.backends.rocal.decoding.libturbojpeg import read_jpeg_header
-from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits, DecoderOptions
+from rocserve.backends.rocal.decoding.image_file import ImageError
+from rocserve.backends.rocal.decoding.libturbojpeg import read_jpeg
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.decoding.png import decode_png, read_png
 from rocserve.backends.rocal.schema import PipelineError
 
-UNSCALED = DecoderLimits(0, 0)
+UNSCALED = DecoderOptions(0, 0)
 RAW = DecoderOptions(is_raw=True)
 
 
@@ -30,13 +30,11 @@ RAW = DecoderOptions(is_raw=True)
 @pytest.mark.parametrize("color_format", list(ColorFormat))
 def test_exif_turns_the_picture_where_it_is_asked_for(orientation: int, color_format: ColorFormat) -> None:
     encoded = pictures.turned_jpeg(orientation)
-    stored = Decoder(color_format, DecoderOptions(UNSCALED)).decode(encoded)
+    stored = Decoder(color_format, UNSCALED).decode(encoded)
     assert stored.pixels.shape == (40, 60, color_format.channels)
-    np.testing.assert_array_equal(
-        stored.pixels, Decoder(color_format, DecoderOptions(UNSCALED)).decode(pictures.jpeg()).pixels
-    )
+    np.testing.assert_array_equal(stored.pixels, Decoder(color_format, UNSCALED).decode(pictures.jpeg()).pixels)
 
-    shown = Decoder(color_format, DecoderOptions(UNSCALED, exif=True)).decode(encoded)
+    shown = Decoder(color_format, DecoderOptions(0, 0, exif=True)).decode(encoded)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded)))
     assert (shown.original_width, shown.original_height) == upright.size
     if color_format is not ColorFormat.U8:
@@ -52,12 +50,12 @@ def test_what_stands_beside_the_exif_segment_turns_nothing() -> None:
     exif = encoded.index(b"\xff\xe1")
     end = exif + 2 + int.from_bytes(encoded[exif + 2 : exif + 4], "big")
     for place in (exif, end):
-        header = read_jpeg_header(memoryview(encoded[:place] + other + encoded[place:]))
+        header = read_jpeg(memoryview(encoded[:place] + other + encoded[place:]))
         assert header.orientation == 6
 
 
 def test_limits_apply_to_the_stored_image() -> None:
-    decoder = Decoder(ColorFormat.RGB24, DecoderOptions(DecoderLimits(30, 1000), exif=True))
+    decoder = Decoder(ColorFormat.RGB24, DecoderOptions(30, 1000, exif=True))
     decoded = decoder.decode(pictures.turned_jpeg(6))
     assert decoded.pixels.shape == (30, 20, 3)
     assert (decoded.original_height, decoded.original_width) == (60, 40)
@@ -79,7 +77,7 @@ def test_exif_that_cannot_be_read_turns_nothing(body: bytes) -> None:
     encoded = pictures.jpeg()
     segment = b"Exif\0\0" + body
     encoded = encoded[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + encoded[2:]
-    assert Decoder(ColorFormat.RGB24, DecoderOptions(UNSCALED, exif=True)).decode(encoded).pixels.shape == (40, 60, 3)
+    assert Decoder(ColorFormat.RGB24, DecoderOptions(0, 0, exif=True)).decode(encoded).pixels.shape == (40, 60, 3)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +145,9 @@ def test_raw_pixels_that_do_not_fit(shape: tuple[int, ...], color_format: ColorF
 
 
 def test_options() -> None:
-    assert DecoderOptions.read({}) == DecoderOptions(DecoderLimits(1000, 1000), 100_000_000, False, False)
+    assert DecoderOptions.read({}) == DecoderOptions(1000, 1000, 100_000_000, False, False)
     table = {"max_width": 0, "max_height": 640, "max_pixels": 5000, "exif": True, "input": "encoded"}
-    assert DecoderOptions.read(table) == DecoderOptions(DecoderLimits(0, 640), 5000, True, False)
+    assert DecoderOptions.read(table) == DecoderOptions(0, 640, 5000, True, False)
     assert DecoderOptions.read({"input": "raw", "max_pixels": 10}) == DecoderOptions(max_pixels=10, is_raw=True)
     assert RAW.at_most(7).max_pixels == 7
     assert RAW.at_most(7).at_most(9).max_pixels == 7
@@ -177,7 +175,7 @@ def ready_to_decode(kind: str) -> Callable[[], object]:
         file = read_png(memoryview(pictures.saved(pictures.colours(2000, 1500), "PNG")))
         return lambda: decode_png(file, ColorFormat.RGB24, UNSCALED)
     encoded = memoryview(pictures.jpeg(2000, 1500, mode=kind))
-    decoder = Decoder(ColorFormat.RGB24, DecoderOptions(UNSCALED))
+    decoder = Decoder(ColorFormat.RGB24, UNSCALED)
     return lambda: decoder.decode(encoded)
 
 

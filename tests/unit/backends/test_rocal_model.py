@@ -13,7 +13,7 @@ from support import pictures
 
 from rocserve.backends.base import Batch, ModelSource
 from rocserve.backends.rocal.backend import RocalModel, load
-from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
+from rocserve.backends.rocal.decoding.image_file import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine, Put
 from rocserve.backends.rocal.image import PixelsError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocserve.backends.rocal.decoding.options import DecoderLimits
+from rocserve.backends.rocal.decoding.options import DecoderOptions
 from rocserve.backends.rocal.operations import OPERATIONS
 from rocserve.backends.rocal.operations.base import Operation
 from rocserve.backends.rocal.pipeline import DECODED, Layout, Pipeline, Step, parse_pipeline
@@ -47,12 +47,12 @@ def test_operations_become_typed_steps() -> None:
         "mirror": False,
     }
     assert [step.is_output for step in pipeline.images] == [False, True]
-    assert pipeline.decoder.limits == DecoderLimits(1000, 1000)
+    assert pipeline.decoder == DecoderOptions(1000, 1000)
     assert pipeline.notes == ()
 
 
 def test_decoder_limits_are_read() -> None:
-    assert parse(RESIZE, decoder={"max_width": 0, "max_height": 640}).decoder.limits == DecoderLimits(0, 640)
+    assert parse(RESIZE, decoder={"max_width": 0, "max_height": 640}).decoder == DecoderOptions(0, 640)
 
 
 def test_output_datatype_and_layout_are_read() -> None:

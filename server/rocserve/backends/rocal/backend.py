@@ -14,7 +14,7 @@ from rocserve.backends.base import Batch, BatchResult, LoadedModel, ModelSource
 from rocserve.backends.installed import is_installed
 from rocserve.backends.parameters import MOST_THREADS, read_choice, read_integer, usable_cpus
 from rocserve.backends.rocal import ROCAL_MODULE
-from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
+from rocserve.backends.rocal.decoding.image_file import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DEFAULT_MAX_PIXELS, ColorFormat
 from rocserve.backends.rocal.engine import BatchEngine, EngineSetup, ThreadedEngine
 from rocserve.backends.rocal.image import PixelsError

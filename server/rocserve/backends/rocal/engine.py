@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
+from rocserve.backends.rocal.decoding.image_file import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.image import Image, PixelsError
 from rocserve.backends.rocal.operations.base import Measurement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rocserve.backends.rocal.decoding.header import SourceImage
+from rocserve.backends.rocal.decoding.image_file import SourceImage
 from rocserve.backends.rocal.engine import Arguments
 from rocserve.backends.rocal.image import Extent
 from rocserve.backends.rocal.operations.base import Measurement

@@ -30,7 +30,7 @@ from rocserve.backends.rocal.amd.graph import (
     limited_to,
 )
 from rocserve.backends.rocal.decoding.decoder import Decoder
-from rocserve.backends.rocal.decoding.header import ImageError, SourceImage
+from rocserve.backends.rocal.decoding.image_file import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import DecoderOptions
 from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine, Put
 from rocserve.backends.rocal.image import DecodedImage, Extent, PixelsError, ResultExtent
@@ -119,7 +119,7 @@ class RocalEngine:
         """Build the rocAL pipelines of all batch sizes, so that no request waits for a build. Raises ServeError if
         amd.rocal is not installed or refuses the pipeline, if the pipeline needs a feature that rocAL lacks, or if
         libturbojpeg is missing."""
-        binding, pipeline, limits = import_binding(), setup.pipeline, setup.pipeline.decoder.limits
+        binding, pipeline, limits = import_binding(), setup.pipeline, setup.pipeline.decoder
         height, width = limits.max_height or _UNLIMITED_SIDE, limits.max_width or _UNLIMITED_SIDE
         if pipeline.decoder.is_raw:
             height = width = _UNLIMITED_SIDE

@@ -8,13 +8,7 @@ import cv2
 import numpy as np
 
 from rocserve.backends.rocal.decoding import libturbojpeg, png
-from rocserve.backends.rocal.decoding.header import (
-    ImageError,
-    ImageHeader,
-    SourceImage,
-    swaps_sides,
-    upright,
-)
+from rocserve.backends.rocal.decoding.image_file import ImageError, ImageFile, SourceImage, swaps_sides, upright
 from rocserve.backends.rocal.decoding.libturbojpeg import TurboJpeg
 from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.image import DecodedImage, Pixels, with_channels
@@ -52,47 +46,43 @@ class Decoder:
             self._check_pixels(width, height)
             return DecodedImage(np.ascontiguousarray(with_channels(array)), height, width)
         encoded = memoryview(image) if isinstance(image, Buffer) else np.ascontiguousarray(image).data
-        start = bytes(encoded[: len(png.SIGNATURE)])
-        if start.startswith(libturbojpeg.SIGNATURE):
-            header = libturbojpeg.read_jpeg_header(encoded)
-            self._check_pixels(header.width, header.height)
-            if header.width * header.height * header.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
+        if encoded[:2] == libturbojpeg.SIGNATURE:
+            file = libturbojpeg.read_jpeg(encoded)
+            self._check_pixels(file.width, file.height)
+            if file.width * file.height * file.scans > self._options.max_pixels * _SCANS_OF_LARGEST:
                 # Hundreds of scans fit into some kilobytes, and each takes time in proportion to the image.
                 raise ImageError(
-                    f"it is a JPEG that goes {header.scans} times over {header.width}x{header.height} pixels;"
+                    f"it is a JPEG that goes {file.scans} times over {file.width}x{file.height} pixels;"
                     f" {_SCANS_OF_LARGEST} times over the {self._options.max_pixels} that 'max_pixels' allows is the"
                     " most"
                 )
-            pixels = self._decode_jpeg(self._library, encoded, header)
-        elif start == png.SIGNATURE:
+            pixels = self._decode_jpeg(self._library, file)
+        elif encoded[: len(png.SIGNATURE)] == png.SIGNATURE:
             file = png.read_png(encoded)
-            header = file.header
-            self._check_pixels(header.width, header.height)
-            pixels = png.decode_png(file, self._color_format, self._options.limits)
+            self._check_pixels(file.width, file.height)
+            pixels = png.decode_png(file, self._color_format, self._options)
         else:
             raise ImageError(_without_signature(encoded))
-        width, height = header.width, header.height
+        width, height = file.width, file.height
         if self._options.exif:
-            pixels = upright(pixels, header.orientation)
-            if swaps_sides(header.orientation):
+            pixels = upright(pixels, file.orientation)
+            if swaps_sides(file.orientation):
                 width, height = height, width
         return DecodedImage(pixels, height, width)
 
-    def _decode_jpeg(self, library: TurboJpeg, encoded: memoryview, header: ImageHeader) -> Pixels:
+    def _decode_jpeg(self, library: TurboJpeg, file: ImageFile) -> Pixels:
         """Decode a JPEG by rocAL's rules: libjpeg scales it, up or down, to its largest size within the limits. Grey
         is replicated to the colour channels; U8 gets the luma. CMYK, which rocAL cannot decode, becomes RGB as in
         OpenCV, Pillow and browsers: the file is read as Adobe's programs write it, with 255 for no ink."""
-        numerator, denominator = self._options.limits.scaling_factor(header.width, header.height)
-        width, height = (-(-side * numerator // denominator) for side in (header.width, header.height))
-        # Bytes after the image's end, such as zeros or another file, are not passed to the library.
-        encoded = encoded[: header.length]
-        if header.components == 4:
-            inks = library.decompress(encoded, width, height, libturbojpeg.CMYK)
+        numerator, denominator = self._options.scaling_factor(file.width, file.height)
+        width, height = (-(-side * numerator // denominator) for side in (file.width, file.height))
+        if file.components == 4:
+            inks = library.decompress(file.picture, width, height, libturbojpeg.CMYK)
             # 255 = no ink. Yellow absorbs the blue of the light that black leaves, magenta the green, cyan the red.
             cyan, magenta, yellow, black = cv2.split(inks)
             light = cv2.multiply(cv2.merge((yellow, magenta, cyan)), cv2.merge((black, black, black)), scale=1 / 255)
             return png.in_color_format(light, self._color_format)
-        return library.decompress(encoded, width, height, _PIXEL_FORMATS[self._color_format])
+        return library.decompress(file.picture, width, height, _PIXEL_FORMATS[self._color_format])
 
     def _check_pixels(self, width: int, height: int) -> None:
         if width * height > self._options.max_pixels:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from rocserve.backends.rocal.decoding.header import NOT_TURNED, ImageError, ImageHeader, read_orientation
+from rocserve.backends.rocal.decoding.image_file import NOT_TURNED, ImageError, ImageFile, read_orientation
 from rocserve.backends.rocal.image import Pixels
 
 SIGNATURE = b"\xff\xd8"
@@ -48,8 +48,8 @@ _EXIF = b"Exif\0\0"
 _TRUNCATED = "Premature end of JPEG file: its end-of-image marker is missing, so part of it was cut off"
 
 
-def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageHeader:
-    """Return the header of a file that starts with SIGNATURE. With `trusts_last_bytes`, an end marker at the file's end
+def read_jpeg(data: memoryview, trusts_last_bytes: bool = True) -> ImageFile:
+    """Read the header of a file that starts with SIGNATURE. With `trusts_last_bytes`, an end marker at the file's end
     is taken as the end of an image of one scan. Raises ImageError if the file is truncated, its segments do not follow
     each other, or its coding is not supported."""
     frame: tuple[int, int, int, int] | None = None
@@ -62,7 +62,7 @@ def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageH
         if marker == _END_OF_IMAGE:
             if frame is None or not scans:
                 raise ImageError("it is a JPEG with no image in it")
-            return _header(frame, orientation or NOT_TURNED, position, 1 if is_one_scan else scans)
+            return _file(frame, orientation, 1 if is_one_scan else scans, data[:position])
         body = _segment_at(data, position, marker)
         position += 2 + len(body)
         if marker in _FRAMES:
@@ -79,7 +79,7 @@ def read_jpeg_header(data: memoryview, trusts_last_bytes: bool = True) -> ImageH
                 if is_one_scan and trusts_last_bytes and data[-2:] == END:
                     # The end marker exists. Decoding finds any wrong marker before it. A search here would take a tenth
                     # of the time that decoding takes.
-                    return _header(frame, orientation or NOT_TURNED, len(data), 1)
+                    return _file(frame, orientation, 1, data)
             found = _MARKER_AFTER_SCAN.search(data, position)
             if found is None:
                 raise ImageError(_TRUNCATED)
@@ -134,9 +134,9 @@ def _read_frame(marker: int, body: memoryview) -> tuple[int, int, int, int]:
     return marker, height, width, components
 
 
-def _header(frame: tuple[int, int, int, int], orientation: int, length: int, scans: int) -> ImageHeader:
+def _file(frame: tuple[int, int, int, int], orientation: int | None, scans: int, picture: memoryview) -> ImageFile:
     _, height, width, components = frame
-    return ImageHeader(width, height, components, orientation, length, scans)
+    return ImageFile(width, height, components, orientation or NOT_TURNED, scans, picture)
 
 
 _EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0xd9\Z")
@@ -162,7 +162,7 @@ def repaired(encoded: memoryview, fault: str, is_cmyk: bool) -> memoryview | Non
     if the file turns out to be truncated."""
     if found := _EXTRANEOUS.search(fault):
         # By then every pixel of the scan has been decoded, unless a restart marker is missing.
-        end = read_jpeg_header(encoded, trusts_last_bytes=False).length - len(END)
+        end = len(read_jpeg(encoded, trusts_last_bytes=False).picture) - len(END)
         return memoryview(bytes(encoded[: max(end - int(found[1]), 0)]) + END)
     for text, (pattern, right) in _REPAIRS.items():
         if fault.startswith(text):

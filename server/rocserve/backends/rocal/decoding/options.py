@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from rocserve.backends.rocal import schema
-from rocserve.backends.rocal.decoding.header import ImageError
+from rocserve.backends.rocal.decoding.image_file import ImageError
 from rocserve.backends.rocal.schema import PipelineError
 
 DEFAULT_MAX_PIXELS = 100_000_000
@@ -33,11 +33,17 @@ class ColorFormat(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderLimits:
-    """Limits of a decoded image in pixels, which is scaled to fit them; 0 = no limit."""
-
+class DecoderOptions:
     max_width: int = 1000
+    """Limits of a decoded image in pixels, which is scaled to fit them; 0 = no limit."""
     max_height: int = 1000
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    """Limit of width times height of the sent image, checked before decoding."""
+    exif: bool = False
+    """Whether the EXIF orientation is applied. rocAL ignores it."""
+    is_raw: bool = False
+    """Whether the client sends pixels, with the color format's channels, which are used unchanged as in rocAL's
+    RAW_UNCOMPRESSED; otherwise the bytes of JPEG and PNG files."""
 
     def scaling_factor(self, width: int, height: int) -> tuple[int, int]:
         """Return numerator and denominator of libjpeg's largest factor for a JPEG that fits the limits; it may enlarge
@@ -64,31 +70,18 @@ class DecoderLimits:
         scale = min(Fraction(self.max_width or width, width), Fraction(self.max_height or height, height), Fraction(1))
         return max(1, int(width * scale)), max(1, int(height * scale))
 
-
-@dataclass(frozen=True, slots=True)
-class DecoderOptions:
-    limits: DecoderLimits = DecoderLimits()
-    max_pixels: int = DEFAULT_MAX_PIXELS
-    """Limit of width times height of the sent image, checked before decoding."""
-    exif: bool = False
-    """Whether the EXIF orientation is applied. rocAL ignores it."""
-    is_raw: bool = False
-    """Whether the client sends pixels, with the color format's channels, which are used unchanged as in rocAL's
-    RAW_UNCOMPRESSED; otherwise the bytes of JPEG and PNG files."""
-
     @staticmethod
     def read(table: dict[str, Any]) -> DecoderOptions:
         """Return the options in a pipeline file's "decoder" object. Raises PipelineError if a key is unknown, of the
         wrong kind, or meaningless for raw pixels."""
         values = schema.read_keys("decoder", table, _KEYS)
-        is_raw = values["input"] == "raw"
+        is_raw = values.pop("input") == "raw"
         idle = [key for key in ("max_width", "max_height", "exif") if key in table]
         if is_raw and idle:
             raise PipelineError(
                 f'decoder: key \'{idle[0]}\' has no meaning with "input": "raw", whose pixels are taken as they are'
             )
-        limits = DecoderLimits(values["max_width"], values["max_height"])
-        return DecoderOptions(limits, values["max_pixels"], values["exif"], is_raw)
+        return DecoderOptions(**values, is_raw=is_raw)
 
     def at_most(self, max_pixels: int) -> DecoderOptions:
         return dataclasses.replace(self, max_pixels=min(self.max_pixels, max_pixels))

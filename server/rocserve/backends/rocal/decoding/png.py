@@ -15,14 +15,13 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import cast
 
 import cv2
 import numpy as np
 
-from rocserve.backends.rocal.decoding.header import NOT_TURNED, ImageError, ImageHeader, read_orientation
-from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderLimits
+from rocserve.backends.rocal.decoding.image_file import NOT_TURNED, ImageError, ImageFile, read_orientation
+from rocserve.backends.rocal.decoding.options import ColorFormat, DecoderOptions
 from rocserve.backends.rocal.image import Pixels
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -49,20 +48,13 @@ _BIT_DEPTHS = {
 _PICTURE = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 
 
-@dataclass(frozen=True, slots=True)
-class PngFile:
-    header: ImageHeader
-    picture: tuple[memoryview, ...]
-    """The chunks of the image (IHDR, PLTE, IDAT, IEND), each with its length and checksum."""
-
-
 _Chunk = tuple[bytes, int, memoryview, memoryview]
 """Name, position, content, and the whole chunk."""
 
 
-def read_png(data: memoryview) -> PngFile:
-    """Return header and chunks of a file that starts with SIGNATURE. Checks the checksums of the image's chunks. Raises
-    ImageError if the file is truncated or damaged, or its header has values that no PNG may have."""
+def read_png(data: memoryview) -> ImageFile:
+    """Read a file that starts with SIGNATURE. Checks the checksums of the image's chunks. Raises ImageError if the file
+    is truncated or damaged, or its header has values that no PNG may have."""
     chunks = list(_chunks(data))
     for name, position, _, whole in chunks:
         if name in _PICTURE:
@@ -82,8 +74,9 @@ def read_png(data: memoryview) -> PngFile:
         raise ImageError("it is a PNG with no image in it")
     components = 1 if color_type in (_GREY, _GREY_ALPHA) else 3
     turn = next((read_orientation(body) for name, _, body, _ in chunks if name == b"eXIf"), NOT_TURNED)
-    picture = tuple(whole for name, _, _, whole in chunks if name in _PICTURE)
-    return PngFile(ImageHeader(width, height, components, turn), picture)
+    # Only the image's chunks reach libpng: no text or profile that may expand, no gamma, no second frame.
+    picture = b"".join((SIGNATURE, *(whole for name, _, _, whole in chunks if name in _PICTURE)))
+    return ImageFile(width, height, components, turn, 1, memoryview(picture))
 
 
 def _shown(name: bytes) -> str:
@@ -131,11 +124,10 @@ def _read_image_header(chunk: _Chunk) -> tuple[int, int, int]:
     return width, height, color_type
 
 
-def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) -> Pixels:
+def decode_png(file: ImageFile, color_format: ColorFormat, options: DecoderOptions) -> Pixels:
     """Return UINT8, height x width x channels, within the limits. Raises ImageError if the data are damaged."""
-    as_grey = color_format is ColorFormat.U8 and file.header.components == 1
-    # Only the image's chunks reach libpng: no text or profile that may expand, no gamma, no second frame.
-    encoded = np.frombuffer(b"".join((SIGNATURE, *file.picture)), dtype=np.uint8)
+    as_grey = color_format is ColorFormat.U8 and file.components == 1
+    encoded = np.frombuffer(file.picture, dtype=np.uint8)
     try:
         pixels = cv2.imdecode(encoded, cv2.IMREAD_GRAYSCALE if as_grey else cv2.IMREAD_COLOR)
     except cv2.error as error:
@@ -143,7 +135,7 @@ def decode_png(file: PngFile, color_format: ColorFormat, limits: DecoderLimits) 
     if pixels is None:
         raise ImageError("Corrupt PNG data: its pixels are damaged or end too early")
     size = (pixels.shape[1], pixels.shape[0])
-    if (bounded := limits.bounded(*size)) != size:
+    if (bounded := options.bounded(*size)) != size:
         pixels = cv2.resize(pixels, bounded, interpolation=cv2.INTER_AREA)
     return in_color_format(cast(Pixels, pixels), color_format)
 

@@ -1,4 +1,4 @@
-"""Describes a client's image before it is decoded: header and orientation, and the error for a bad image.
+"""Describes a client's image before it is decoded: its header, its orientation and what a library gets of it.
 
 EXIF's orientation is in the first directory of a TIFF structure (TIFF 6.0, section 2; EXIF 2.3, section 4.6.4). If the
 structure cannot be read, the image is shown as stored, as in every viewer.
@@ -26,18 +26,18 @@ NOT_TURNED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class ImageHeader:
+class ImageFile:
     width: int
     """Width of the stored image in pixels, before the image is turned or scaled."""
     height: int
     components: int
     """Channels without alpha: 1 = grey; 3 = colour, also by a palette; 4 = inks, which libjpeg, and with it rocAL's
     decoder, does not convert to RGB."""
-    orientation: int = NOT_TURNED
-    length: int = 0
-    """Length of a JPEG in bytes, 0 for a PNG. Bytes after it do not belong to the image."""
-    scans: int = 1
+    orientation: int
+    scans: int
     """Number of passes over all pixels during decoding."""
+    picture: memoryview
+    """The bytes that are decoded: of a JPEG up to its end, of a PNG without the chunks that no pixel depends on."""
 
 
 SourceImage = Buffer | np.ndarray[Any, Any]
