@@ -11,7 +11,9 @@ import platform
 import select
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 
 from rocserve.plane import anonymous_file
 
@@ -34,14 +36,33 @@ def fence() -> None:
         _lock.release()
 
 
-class Doorbell:
+class _Ringer(ABC):
+    """Wakes a thread by the word in which the thread counts its sleeps: even = awake, odd = asleep."""
+
+    def __init__(self, sleep_word: memoryview) -> None:
+        self._word = sleep_word
+        self._rung = 0
+
+    def ring(self) -> None:
+        """Wake the thread if it sleeps, at most once per sleep. Call it after the last of several messages. Safe on any
+        thread."""
+        fence()
+        asleep = self._word[0]
+        if asleep & 1 and asleep != self._rung:
+            self._rung = asleep
+            self._wake()
+
+    @abstractmethod
+    def _wake(self) -> None: ...
+
+
+class Doorbell(_Ringer):
     """Lets a loop sleep until a descriptor is readable or another thread rings."""
 
     def __init__(self, name: str) -> None:
         self.sleeps = anonymous_file.create(name, mmap.PAGESIZE)
-        """Descriptor of a page for the processes that wake the loop. Its word counts: even = awake, odd = asleep."""
-        self._word = anonymous_file.map_file(self.sleeps, to_write=True).cast("Q")
-        self._rung = 0
+        """Descriptor of a page with the sleep word, for the processes that wake the loop."""
+        super().__init__(anonymous_file.map_file(self.sleeps, to_write=True).cast("Q"))
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(self._bell, select.EPOLLIN)
@@ -70,13 +91,8 @@ class Doorbell:
         finally:
             word[0] += 1
 
-    def ring(self) -> None:
-        """Wake the loop if it sleeps, at most once per sleep. Call it after posting. Safe on any thread."""
-        fence()
-        asleep = self._word[0]
-        if asleep & 1 and asleep != self._rung:
-            self._rung = asleep
-            os.eventfd_write(self._bell, 1)
+    def _wake(self) -> None:
+        os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
         self._epoll.close()
@@ -89,26 +105,19 @@ def sleep_word(sleeps: int) -> memoryview:
     return anonymous_file.map_file(sleeps, to_write=False).cast("Q")[:1]
 
 
-class SocketRinger:
+class SocketRinger(_Ringer):
     """Rings the thread that sleeps on the other end of a socket. A socket per worker, not one eventfd for all, keeps
     workers from taking each other's rings, and shows when the other end is closed."""
 
     def __init__(self, sleep_word: memoryview, connection: socket.socket) -> None:
         """`sleep_word`: the word of the other end, to read."""
-        self._word = sleep_word
+        super().__init__(sleep_word)
         self._connection = connection
-        self._rung = 0
 
-    def ring(self) -> None:
-        """Wake the other end if it sleeps, at most once per sleep. Call it after the last of several messages."""
-        fence()
-        asleep = self._word[0]
-        if asleep & 1 and asleep != self._rung:
-            self._rung = asleep
-            try:
-                self._connection.send(b"!", socket.MSG_DONTWAIT)
-            except OSError:
-                pass  # Full of rings, or closed by the other end, which the socket's reader finds out.
+    def _wake(self) -> None:
+        # Errors: full of rings, or closed by the other end, which the socket's reader finds out.
+        with suppress(OSError):
+            self._connection.send(b"!", socket.MSG_DONTWAIT)
 
 
 class SocketSleeper:

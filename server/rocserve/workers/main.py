@@ -13,6 +13,7 @@ dropped, and the next server passes new sockets through the reception, whose oth
 from __future__ import annotations
 
 import ctypes
+import enum
 import faulthandler
 import gc
 import logging
@@ -135,6 +136,16 @@ class Worker:
                 logger.setLevel(self._normal_levels.pop(name, logger.level))
 
 
+class _Link(enum.Enum):
+    """A session's link to a server."""
+
+    SERVES = enum.auto()
+    LOST = enum.auto()
+    """The server is gone; the session drops its work in flight."""
+    AWAITED = enum.auto()
+    """The session waits for the next server."""
+
+
 class Session:
     """Loads and serves one model version, for one server after the other."""
 
@@ -143,9 +154,7 @@ class Session:
         self._worker = worker
         self._kind = kind
         self._is_shared = kind != messages.ALONE
-        self._has_lost_server = False
-        self._awaits_server = False
-        """Whether the session, which has dropped its work in flight, waits for the next server."""
+        self._link = _Link.SERVES
         self._next_sockets: SimpleQueue[Sequence[socket.socket]] = SimpleQueue()
         """The sockets that the next server passes; an empty sequence = no server wants the model."""
         self._control = ControlSocket(sockets[0])
@@ -215,28 +224,28 @@ class Session:
         try:
             self._receive(ends_without=False)
         except (EOFError, ConnectionError):
-            self._has_lost_server = True
+            self._link = _Link.LOST
             return False
         return True
 
     def renew(self, kind: bytes, sockets: Sequence[socket.socket]) -> bool:
         """Use the sockets if a new server opens this session (same `kind`); else return False. On the main thread."""
-        if not self._awaits_server or kind != self._kind:
+        if self._link is not _Link.AWAITED or kind != self._kind:
             return False
-        self._has_lost_server = self._awaits_server = False
+        self._link = _Link.SERVES
         self._next_sockets.put(sockets)
         return True
 
     def end_if_left(self) -> None:
         """End a session that the next server did not take over. On the main thread."""
-        if self._has_lost_server:
-            self._awaits_server = False
+        if self._link is not _Link.SERVES:
+            self._link = _Link.LOST
             self._next_sockets.put(())
 
     def _wait_for_server(self, service: ModelService, loaded: messages.Loaded) -> None:
         """Wait for the next server, answer its Load and WarmUp, and use its sockets. Raises EOFError or OSError."""
         if self._is_shared:
-            self._awaits_server = True
+            self._link = _Link.AWAITED
             sockets = self._next_sockets.get()
             if not sockets:
                 raise EOFError("no server wants the model any more")
