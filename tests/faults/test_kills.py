@@ -44,6 +44,8 @@ def test_fifty_kills_under_load(serve, repository: Path):
     assert [(row.name, row.state, row.reason) for row in rows] == [("m", "READY", "")]
     assert after[0] <= before[0] + 2, "descriptors leaked"
     assert after[1] <= before[1] * 1.15 + (8 << 20), "memory leaked"
+    assert after[2] <= before[2] + 10, "mappings leaked"
+    assert after[3] <= before[3], "threads leaked"
 
 
 def kill_and_wait(server, load: ConstantLoad) -> None:
@@ -56,28 +58,7 @@ def kill_and_wait(server, load: ConstantLoad) -> None:
     wait_until(lambda: len(server.workers()) == 1, "the end of the old worker")
 
 
-def measure(process: psutil.Process) -> tuple[int, int]:
-    """Descriptors and resident bytes."""
-    return process.num_fds(), process.memory_info().rss
-
-
-def test_a_dead_zygote_is_replaced(serve, repository: Path):
-    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    server = serve(repository, "--repository-settle-secs=0.1")
-    zygote = server.zygote()
-    assert zygote is not None
-    zygote.kill()
-    drop(repository, "n", add_constant(2.0), ADD_CONSTANT_CONFIG)
-    client = server.client()
-    wait_until(lambda: client.is_model_ready("n"), "a model loaded after the zygote's end")
-    assert client.is_model_ready("m")
-
-
-def test_workers_end_with_a_killed_server(serve, repository: Path):
-    drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
-    server = serve(repository)
-    family = psutil.Process(server.process.pid).children(recursive=True)
-    assert family
-    server.kill()
-    _, left = psutil.wait_procs(family, timeout=30)
-    assert left == []
+def measure(process: psutil.Process) -> tuple[int, int, int, int]:
+    """Descriptors, resident bytes, mappings and threads."""
+    mappings = len(process.memory_maps(grouped=False))
+    return process.num_fds(), process.memory_info().rss, mappings, process.num_threads()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, unavailable
+from rocserve.core.requests import Member
 from rocserve.core.tensor_places import padded
 from rocserve.core.tensors import Tensor, TensorHead
 from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers.entries import DONE, ENTRY, RESULT, RESULTS_HEADER
 from rocserve.workers.instance import Instance
+from rocserve.workers.instance_requests import CallStarter
 from rocserve.workers.results import BatchOutcome
 from rocserve.workers.worker_end import OutgoingResult, ReceivedBatch, WorkerEnd
 from support.shared_memory import GUARD
@@ -24,16 +27,18 @@ HEAD = TensorHead("SUM", DataType.INT32, (1, 16))
 class Peer:
     """An instance and the worker's end of its link, which the test drives."""
 
-    def __init__(self, plane: PlaneLoop, heap_bytes: int = 1 << 30) -> None:
+    def __init__(self, plane: PlaneLoop, heap_bytes: int = 1 << 30, start_call: CallStarter | None = None) -> None:
+        """`start_call`: see Instance."""
         self.plane = plane
         self.broken: list[str] = []
         self.broken_event = threading.Event()
         self.inputs = SharedHeap("test", heap_bytes)
         self.mail = mail_of(plane)
-        self.instance = Instance("m", self.mail, self.inputs, self._on_broken, LOG)
+        self.instance = Instance("m", self.mail, self.inputs, self._on_broken, LOG, start_call)
         self.socket = self.instance.peer
         self.end_of_worker = WorkerEnd(self.socket, GUARD)
-        self.instance.open()
+        if start_call is None:
+            self.instance.open()
         self._batches = self.end_of_worker.batches()
         self.outcomes: list[BatchOutcome] = []
         self.arrived = threading.Semaphore(0)
@@ -49,6 +54,9 @@ class Peer:
 
     def send(self, inputs: list[BatchInput] | None = None, sizes: tuple[int, ...] = (1,)) -> None:
         execute(self.instance, inputs or add_sub_inputs(), ("SUM",), sizes, self.on_outcome)
+
+    def submit(self, members: Sequence[Member], is_grouped: bool = False) -> None:
+        on_plane(self.plane, lambda: self.instance.execute(is_grouped, members, self.on_outcome))
 
     def take(self) -> ReceivedBatch:
         return next(self._batches)

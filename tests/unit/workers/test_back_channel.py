@@ -11,45 +11,34 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.shared_memory import GUARD
+from support.instance_peer import Peer
 from support.waiting import wait_until
-from support.workers import mail_of, on_plane
+from support.workers import on_plane
 
 from rocserve.backends.request_model import RESCHEDULED, ModelCall, ModelResponse, Result
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.requests import Answer, InferResponse
 from rocserve.core.tensors import Tensor, tensor_from_numpy
-from rocserve.plane.heap import SharedHeap
 from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import instance_requests
 from rocserve.workers.back_channel import BackChannel
 from rocserve.workers.entries import BACK, CALL, END, ENTRY, FAILURE, LAYOUT, RESPONSE, SERVER_RINGS
-from rocserve.workers.instance import Instance
 from rocserve.workers.instance_requests import MOST_CALLS, OpenCall, RequestLost
-from rocserve.workers.worker_end import WorkerEnd
 
 LOG = logging.getLogger("rocserve.test.back_channel")
 
 
-class Both:
-    """The server's end, and the worker's."""
+class Both(Peer):
+    """The server's end, and the worker's. The instance does not take batches: a model may call before it serves."""
 
-    def __init__(self, plane: PlaneLoop, opens: bool = True) -> None:
+    def __init__(self, plane: PlaneLoop) -> None:
         self.calls: list[tuple[ModelCall, OpenCall]] = []
         self.called = threading.Semaphore(0)
         self.refuses = False
-        self.broken: list[str] = []
-        self.plane = plane
-        self.inputs = SharedHeap("test", 1 << 28)
-        self.server = Instance(
-            "m", mail_of(plane), self.inputs, lambda instance, reason: self.broken.append(reason), LOG, self._call
-        )
-        assert self.server.requests is not None
-        self.requests = self.server.requests
-        self.end_of_worker = WorkerEnd(self.server.peer, GUARD)
+        super().__init__(plane, 1 << 28, self._call)
+        assert self.instance.requests is not None
+        self.requests = self.instance.requests
         self.worker = BackChannel(self.end_of_worker, LOG)
-        if opens:
-            self.server.open()
 
     def _call(self, call: ModelCall, opened: OpenCall) -> None:
         if self.refuses:
@@ -69,12 +58,9 @@ class Both:
     def answer(self, opened: OpenCall, *answers: tuple[ModelResponse | ServeError | None, bool]) -> None:
         on_plane(self.plane, lambda: [opened.send(served(answer), final) for answer, final in answers])
 
-    def end(self, error: ServeError) -> None:
-        on_plane(self.plane, lambda: self.server.end(error))
-
     def close(self) -> None:
         """Close both ends, as both processes would."""
-        self.end(unavailable("the test is over"))
+        self.end()
         if self.worker._reader.is_alive():
             self.worker._reader.join(10)
         self.end_of_worker.close()
@@ -123,7 +109,7 @@ def test_what_is_under_way_goes_on_when_no_new_batches_are_taken(both: Both) -> 
     heard = Heard()
     both.worker.call(ModelCall("m", response(5).outputs, ("X",)), heard)
     opened = both.opened()
-    both.server.stop_taking()
+    both.instance.stop_taking()
     both.answer(opened, (response(7), True))
     assert value_of(heard.wait()[0][0]) == 7
     second = Heard()
@@ -131,19 +117,7 @@ def test_what_is_under_way_goes_on_when_no_new_batches_are_taken(both: Both) -> 
     both.answer(both.opened(1), (response(8), True))
     assert value_of(second.wait()[0][0]) == 8
     # More than a page is released together.
-    wait_until(lambda: not both.server._places_to_return)
-
-
-def test_a_model_may_call_before_it_serves(plane: PlaneLoop) -> None:
-    both = Both(plane, opens=False)
-    try:
-        both.worker.start()
-        heard = Heard()
-        both.worker.call(ModelCall("m", response(5).outputs, ("X",)), heard)
-        both.answer(both.opened(), (response(7), True))
-        assert value_of(heard.wait()[0][0]) == 7
-    finally:
-        both.close()
+    wait_until(lambda: not both.instance._places_to_return)
 
 
 def served(answer: ModelResponse | ServeError | None) -> Answer:
@@ -439,7 +413,7 @@ def test_the_end_reaches_all(both: Both) -> None:
 def test_what_was_said_before_the_end_counts(both: Both) -> None:
     heard = Heard()
     responder = both.worker.open_request(both.open_request(heard))
-    both.plane.unregister(both.server._socket.fileno())  # As if it were late.
+    both.plane.unregister(both.instance._socket.fileno())  # As if it were late.
     responder.send(response(1), False)
     responder.send(response(2), True)
     both.end(unavailable("it died"))

@@ -3,10 +3,8 @@ their results put together."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import struct
-import threading
 import tracemalloc
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,9 +14,8 @@ import numpy as np
 import pytest
 from support.instance_peer import Peer, done
 from support.outputs import tensors_of
-from support.shared_memory import GUARD
 from support.waiting import wait_until
-from support.workers import LOG, add_sub_inputs, batch_input, mail_of, members_of, on_plane
+from support.workers import add_sub_inputs, batch_input, members_of, on_plane
 
 from rocserve.backends.base import Batch
 from rocserve.backends.request_model import Answer, ModelResponse
@@ -42,21 +39,15 @@ from rocserve.plane.loop import PlaneLoop
 from rocserve.workers import worker_end
 from rocserve.workers.batch_inputs import BatchGatherer, request_inputs, split_sample
 from rocserve.workers.entries import NO_DETAILS, REMEMBERED_LAYOUTS, read_details, write_details
-from rocserve.workers.instance import Instance, WorkerGone
+from rocserve.workers.instance import WorkerGone
 from rocserve.workers.result_writer import answer_results
 from rocserve.workers.results import BatchOutcome
-from rocserve.workers.worker_end import ReceivedBatch, WorkerEnd
+from rocserve.workers.worker_end import ReceivedBatch
 
 
 def test_a_batch_says_whether_its_requests_run_one_by_one(peer: Peer) -> None:
     for grouped in (True, False):
-        members = members_of(add_sub_inputs(), ("SUM",), (1,))
-        on_plane(
-            peer.plane,
-            lambda members=members, grouped=grouped: peer.instance.execute(  # type: ignore[misc]
-                grouped, members, peer.on_outcome
-            ),
-        )
+        peer.submit(members_of(add_sub_inputs(), ("SUM",), (1,)), grouped)
         assert peer.take().is_grouped is grouped
 
 
@@ -101,7 +92,7 @@ def test_requests_of_equal_layouts_are_of_one_form_to_the_worker(peer: Peer) -> 
     """The worker gathers requests of one form directly into its engine's memory."""
     (member,) = members_of(add_sub_inputs(), ("SUM",), (1,))
     for members in ([member, of_another_front_end(member)], [of_another_front_end(member)]):
-        on_plane(peer.plane, functools.partial(peer.instance.execute, False, members, peer.on_outcome))
+        peer.submit(members)
     forms = {request.form for _ in range(2) for request in peer.take().requests}
     assert [form.layout for form in forms] == [member[0].layout]
     assert len(peer.end_of_worker._forms) == 1
@@ -117,7 +108,7 @@ def test_requests_of_several_sizes_are_gathered_in_the_engines_memory(peer: Peer
     members = [
         each for one in rows for each in members_of([batch_input(name, one) for name in "AB"], ("SUM",), (len(one),))
     ]
-    on_plane(peer.plane, functools.partial(peer.instance.execute, False, members, peer.on_outcome))
+    peer.submit(members)
     batch = gatherer.batch(peer.take().requests)
     assert (asked, batch.request_sizes) == ([6], (1, 3, 2))
     for name in "AB":
@@ -146,7 +137,7 @@ def test_batches_of_all_sizes_are_gathered_in_the_same_memory(peer: Peer) -> Non
                 for row in rows[:, None]
                 for each in members_of([batch_input("A", row), batch_input("B", row[:, :1] + 1)], ("SUM",), (1,))
             ]
-            on_plane(peer.plane, functools.partial(peer.instance.execute, False, members, peer.on_outcome))
+            peer.submit(members)
             received = peer.take()
             batch = gatherer.batch(received.requests)
             assert batch is gatherer.batch(received.requests)
@@ -167,7 +158,7 @@ def test_a_layout_that_the_worker_has_forgotten_is_sent_again(peer: Peer) -> Non
     for width in range(2, 3 * REMEMBERED_LAYOUTS):
         (wide,) = members_of([batch_input("A", np.zeros((1, width), np.int32))], ("SUM",), (1,))
         members = [of_another_front_end(wide), of_another_front_end(one)]
-        on_plane(peer.plane, functools.partial(peer.instance.execute, False, members, peer.on_outcome))
+        peer.submit(members)
         batch = peer.take()
         assert [request.form.layout for request in batch.requests] == [wide[0].layout, one[0].layout]
         peer.finish(batch, *[peer.result(bytes(4))] * 2)
@@ -211,7 +202,7 @@ def test_inputs_that_lie_in_a_share_of_the_heap_are_named_and_kept_until_the_wor
         shares.append(share)
         places.append(slot.offset)
     held = weakref.ref(shares[0])
-    on_plane(peer.plane, functools.partial(peer.instance.execute, False, [*members], peer.on_outcome))
+    peer.submit(members)
     batch = peer.take()
     assert [request.place == place for request, place in zip(batch.requests, places, strict=True)] == [True, False]
     for request in batch.requests:
@@ -306,52 +297,26 @@ def test_an_id_that_is_longer_than_its_details_is_refused() -> None:
         read_details(struct.pack("<QBII", 0, 0, 30, 0) + b"identity")
 
 
-class Both:
-    """An instance, and the worker's end of it."""
-
-    def __init__(self, plane: PlaneLoop) -> None:
-        self.plane = plane
-        self.instance = Instance(
-            "m",
-            mail_of(plane),
-            SharedHeap("test", 1 << 24),
-            lambda instance, reason: None,
-            LOG,
-            lambda call, opened: None,
-        )
-        self.end = WorkerEnd(self.instance.peer, GUARD)
-        self.instance.open()
-        self.batches = self.end.batches()
-        self.outcomes: list[BatchOutcome] = []
-        self.arrived = threading.Semaphore(0)
-
-    def send(self, members: Sequence[Member]) -> None:
-        on_plane(self.plane, lambda: self.instance.execute(False, members, self._on_outcome))
-
-    def _on_outcome(self, outcome: BatchOutcome) -> None:
-        self.outcomes.append(outcome)
-        self.arrived.release()
-
-    def answered(self, answers: Sequence[Answer | None]) -> BatchOutcome:
-        """What the server reads of these answers to a batch."""
-        tensor = tensor_from_numpy("N", np.zeros(1, np.int32))
-        form = RequestForm(RequestLayout((TensorHead("N", DataType.INT32, (1,)),), ("N",), 1))
-        self.send([(form, [memoryview(tensor.data).cast("B")], 0, b"") for _ in answers])
-        batch = next(self.batches)
-        self.end.finish(batch, (batch.taken_ns, batch.taken_ns), answer_results(self.end.sender, answers))
-        assert self.arrived.acquire(timeout=5)
-        return self.outcomes[-1]
-
-
 @pytest.fixture
-def both(plane: PlaneLoop) -> Iterator[Both]:
-    both = Both(plane)
-    yield both
-    on_plane(plane, lambda: both.instance.end(invalid_argument("over")))
-    both.end.close()
+def both(plane: PlaneLoop) -> Iterator[Peer]:
+    """An instance of a model that sees each request separately."""
+    peer = Peer(plane, 1 << 24, lambda call, opened: None)
+    yield peer
+    peer.end()
+    peer.end_of_worker.close()
 
 
-def test_inputs_and_details_of_requests_side_by_side(both: Both) -> None:
+def answered(peer: Peer, answers: Sequence[Answer | None]) -> BatchOutcome:
+    """What the server reads of these answers to a batch."""
+    form = RequestForm(RequestLayout((TensorHead("N", DataType.INT32, (1,)),), ("N",), 1))
+    peer.submit([(form, [memoryview(bytes(4))], 0, b"") for _ in answers])
+    batch, end = peer.take(), peer.end_of_worker
+    end.finish(batch, (batch.taken_ns, batch.taken_ns), answer_results(end.sender, answers))
+    assert peer.arrived.acquire(timeout=5)
+    return peer.outcomes[-1]
+
+
+def test_inputs_and_details_of_requests_side_by_side(both: Peer) -> None:
     heads = (TensorHead("N", DataType.INT64, (2,)), TensorHead("M", DataType.INT8, (3,)))
     words = (*heads, TensorHead("W", DataType.BYTES, (2,)))
     head = RequestHead("m", "", ())
@@ -362,34 +327,35 @@ def test_inputs_and_details_of_requests_side_by_side(both: Both) -> None:
         details = write_details(InferRequest(head, f"id{number}", []))
         members.append((form, [memoryview(one) for one in data], number, details))
         expected.append((data, f"id{number}"))
-    both.send(members)
-    batch = next(both.batches)
-    heap = both.end.inputs
+    both.submit(members)
+    batch = both.take()
+    heap = both.end_of_worker.inputs
     for request, (data, name) in zip(batch.requests, expected, strict=True):
         assert [bytes(part) for part in request_inputs(request, heap)] == data
         assert read_details(bytes(heap.view(request.details_place, request.details_bytes))).request_id == name
     assert [request.number for request in batch.requests] == [0, 1]
 
 
-def test_large_layouts_are_of_one_batch_each(both: Both) -> None:
+def test_large_layouts_are_of_one_batch_each(both: Peer) -> None:
     """A client may send thousands of different layouts."""
     heads = (TensorHead("N", DataType.INT64, (1,)),)
     large = RequestForm(RequestLayout(heads, ("A",), 1, parameters={f"p{number}": number for number in range(5000)}))
     small = RequestForm(RequestLayout(heads, ("A",), 1))
     for _ in range(2):
-        both.send([(form, [bytes(8)], 0, b"") for form in (large, small, large)])
-        batch = next(both.batches)
+        both.submit([(form, [bytes(8)], 0, b"") for form in (large, small, large)])
+        batch = both.take()
         layouts = [request.form.layout for request in batch.requests]
         assert layouts == [large.layout, small.layout, large.layout]
         assert list(both.instance._writer._forms) == [small]
-        assert len(both.end._forms) == 1
+        assert len(both.end_of_worker._forms) == 1
 
 
-def test_results_travel_through_shared_memory(both: Both) -> None:
+def test_results_travel_through_shared_memory(both: Peer) -> None:
     for length in (2, 50_000, 2):
         values = np.arange(length, dtype=np.float32)
         words = tensor_from_numpy("W", np.array([b"x" * length], dtype=object))
-        outcome = both.answered(
+        outcome = answered(
+            both,
             [
                 ModelResponse([tensor_from_numpy("N", values), words], {"k": 1}),
                 None,
@@ -399,7 +365,7 @@ def test_results_travel_through_shared_memory(both: Both) -> None:
                 ModelResponse([tensor_from_numpy("N", values * 3)]),
                 ModelResponse([]),
                 ModelResponse([]),
-            ]
+            ],
         )
         assert outcome.open == {1}
         assert {index: error.text for index, error in outcome.failures.items()} == {2: "no"}
@@ -410,45 +376,45 @@ def test_results_travel_through_shared_memory(both: Both) -> None:
         assert np.array_equal(outputs[5][0].numpy(), values * 3)
         assert outputs[0][1].numpy().tolist() == [b"x" * length]
         del outcome
-        on_plane(both.plane, both.outcomes.clear)
+        both.release()
 
 
 def test_a_result_of_more_than_may_be_unread_waits_for_large_ones_only(
-    both: Both, monkeypatch: pytest.MonkeyPatch
+    both: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small results before it, which the server has read, may wait there to be released together."""
     monkeypatch.setattr(worker_end, "_MOST_UNREAD_BYTES", 1 << 20)
     large = np.arange(1 << 19, dtype=np.float32)
 
-    def answered(values: np.ndarray) -> bool:
-        outcome = both.answered([ModelResponse([tensor_from_numpy("N", values)])])
+    def comes_back(values: np.ndarray) -> bool:
+        outcome = answered(both, [ModelResponse([tensor_from_numpy("N", values)])])
         return np.array_equal(tensors_of(outcome.outputs_of(0))[0].numpy(), values)
 
     with ThreadPoolExecutor() as threads:
         for values in (large[:4], large, large[:4], large):
-            assert threads.submit(answered, values).result(timeout=10)
-            on_plane(both.plane, both.outcomes.clear)
-        assert answered(large)
-        waiting = threads.submit(answered, large)
+            assert threads.submit(comes_back, values).result(timeout=10)
+            both.release()
+        assert comes_back(large)
+        waiting = threads.submit(comes_back, large)
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.1)
-        on_plane(both.plane, both.outcomes.clear)
+        both.release()
         assert waiting.result(timeout=10)
 
 
 def test_room_for_a_batch_that_runs_is_not_waited_for_by_the_one_before(
-    both: Both, monkeypatch: pytest.MonkeyPatch
+    both: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_end, "_MOST_UNREAD_BYTES", 1 << 20)
     nbytes = 3 << 19
     with ThreadPoolExecutor() as threads:
-        rooms = [threads.submit(both.end.reserve, nbytes).result(timeout=10) for _ in range(2)]
+        rooms = [threads.submit(both.end_of_worker.reserve, nbytes).result(timeout=10) for _ in range(2)]
         assert rooms[0][0] != rooms[1][0]
         answers = [ModelResponse([tensor_from_numpy("N", np.zeros(nbytes // 4, np.float32))])]
-        outcome = threads.submit(both.answered, answers).result(timeout=10)
+        outcome = threads.submit(answered, both, answers).result(timeout=10)
         assert len(tensors_of(outcome.outputs_of(0))) == 1
     for place, _ in rooms:
-        both.end.give_up(place)
+        both.end_of_worker.give_up(place)
 
 
 @pytest.mark.parametrize(
@@ -464,8 +430,8 @@ def test_room_for_a_batch_that_runs_is_not_waited_for_by_the_one_before(
         ),
     ],
 )
-def test_a_response_that_cannot_be_sent_fails_its_request(both: Both, bad: ModelResponse, text: str) -> None:
-    outcome = both.answered([bad, ModelResponse([tensor_from_numpy("N", np.zeros(3, np.int32))])])
+def test_a_response_that_cannot_be_sent_fails_its_request(both: Peer, bad: ModelResponse, text: str) -> None:
+    outcome = answered(both, [bad, ModelResponse([tensor_from_numpy("N", np.zeros(3, np.int32))])])
     assert (outcome.failures[0].code, outcome.failures[0].text) == (StatusCode.INTERNAL, text)
     assert len(tensors_of(outcome.outputs_of(1))) == 1
 

@@ -288,17 +288,6 @@ async def test_grouped_requests_whose_outputs_are_their_inputs_have_their_own(
         assert [outputs["OUT_B"][0, 0] for outputs in answer.outputs] == [-5, -6, -7]
 
 
-async def test_grouped_requests_that_all_fail(workshop: Workshop) -> None:
-    group = await workshop.serving("single")
-    zeros = [np.zeros((1, 16), np.int32)] * 2
-    inputs = [batch_input("A", *zeros), batch_input("B", *zeros)]
-    answer = await submit(group.instances[0], inputs, ("SUM",), (1, 1), is_grouped=True)
-    assert answer.error is None
-    assert {index: failure.text for index, failure in answer.failures.items()} == dict.fromkeys(
-        (0, 1), "nothing but zeros"
-    )
-
-
 def config(source: str, datatype: DataType, max_batch_size: int, batch_size: int = 2, count: int = 1) -> ModelConfig:
     sample = WarmupSample("s", batch_size, {"X": WarmupInput(datatype, (3,), source)}, count)
     outputs = (OutputConfig("Y", datatype, (3,)),)

@@ -10,7 +10,6 @@ import resource
 import signal
 
 import numpy as np
-import psutil
 import pytest
 from support.waiting import until
 from support.workers import OwnChildren, Workshop, config_of, open_descriptors, pids, run_add_sub, running
@@ -164,21 +163,6 @@ async def test_a_killed_worker_fails_what_is_in_it_and_comes_back(workshop: Work
     assert pids(group) != [pid]
 
 
-async def test_what_a_killed_worker_had_not_taken_may_run_elsewhere(workshop: Workshop) -> None:
-    group = await workshop.serving("slow")
-    (pid,) = pids(group)
-    (instance,) = group.instances
-    first = await run_add_sub(instance)
-    assert first.error is None
-    os.kill(pid, signal.SIGSTOP)
-    await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    asked = [run_add_sub(instance) for _ in range(3)]
-    await asyncio.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    for answer in await asyncio.gather(*asked):
-        assert isinstance(answer.error, WorkerGone)
-
-
 async def test_a_batch_that_crashes_its_worker(workshop: Workshop) -> None:
     group = await workshop.serving("crash")
     for round_number in range(3):
@@ -288,36 +272,6 @@ async def test_stop_between_two_restarts(workshop: Workshop, own_children: OwnCh
     await until(lambda: len(workshop.events.restarts) >= 2)
     await group.stop(5.0)
     await until(lambda: len(own_children()) == 1)
-
-
-@pytest.mark.long
-async def test_nothing_is_left_of_fifty_killed_workers(workshop: Workshop, own_children: OwnChildren) -> None:
-    group = await workshop.serving(policy=RestartPolicy(healthy_seconds=0.0))
-
-    async def kill_one() -> None:
-        recoveries = workshop.events.recoveries
-        instance, pid = group.instances[0], pids(group)[0]
-        answers = [run_add_sub(instance, 64, 5) for _ in range(2)]
-        os.kill(pid, signal.SIGKILL)
-        await asyncio.gather(*answers)
-        await until(lambda: workshop.events.recoveries > recoveries)
-        workshop.events.opened.clear()
-        workshop.events.lost.clear()
-
-    process = psutil.Process()
-    for _ in range(10):
-        await kill_one()
-        mappings = len(process.memory_maps(grouped=False))
-    descriptors, memory, threads = open_descriptors(), process.memory_info().rss, process.num_threads()
-    for _ in range(50):
-        await kill_one()
-    # The last one's memory is released in later turns of the loop.
-    await until(lambda: len(open_descriptors()) <= len(descriptors))
-    assert (await run_add_sub(group.instances[0])).error is None
-    assert process.num_threads() <= threads
-    assert len(process.memory_maps(grouped=False)) <= mappings + 10
-    assert process.memory_info().rss < memory + 4 * 1024 * 1024
-    assert len(own_children()) == 2
 
 
 async def test_nothing_is_left_of_loads_and_unloads(workshop: Workshop) -> None:

@@ -17,7 +17,7 @@ from support.waiting import until, wait_until
 from support.workers import batch_input, execute, on_plane, open_descriptors
 
 from rocserve.core.datatypes import DataType
-from rocserve.core.errors import ServeError, StatusCode, internal, invalid_argument
+from rocserve.core.errors import ServeError, StatusCode, internal
 from rocserve.core.tensors import TensorHead
 from rocserve.plane import trimming
 from rocserve.plane.loop import PlaneLoop
@@ -41,7 +41,7 @@ from rocserve.workers.entries import (
 )
 from rocserve.workers.instance import WorkerGone
 from rocserve.workers.results import BatchOutcome
-from rocserve.workers.worker_end import ReceivedBatch, error_result
+from rocserve.workers.worker_end import ReceivedBatch
 
 
 def test_an_answer_by_hand(peer: Peer) -> None:
@@ -70,17 +70,6 @@ def test_a_batch_that_failed(peer: Peer) -> None:
         assert peer.arrived.acquire(timeout=5)
         error = peer.outcomes[-1].error
         assert error is not None and (error.code, error.text) == (expected, "the engine's own words")
-
-
-def test_one_of_the_requests_failed(peer: Peer) -> None:
-    rows = np.zeros((1, 16), np.int32)
-    batch = peer.execute([batch_input("A", rows, rows), batch_input("B", rows, rows)], (1, 1))
-    failed = error_result(invalid_argument("not this one"))
-    peer.finish(batch, failed, peer.result(b"\x01\x00\x00\x00" * 16))
-    assert peer.arrived.acquire(timeout=5)
-    assert {index: error.text for index, error in peer.outcomes[0].failures.items()} == {0: "not this one"}
-    assert tensors_of(peer.outcomes[0].outputs_of(1))[0].numpy().tolist() == [[1] * 16]
-    peer.release()
 
 
 def test_an_answer_just_before_the_end_counts(peer: Peer) -> None:

@@ -201,9 +201,3 @@ class Model:
         os.write(1, b"x" * 100_000 + b"\n")
         os.write(1, b"after the long line\n")
         return self._add_sub(batch)
-
-    def _flood(self, batch: Batch) -> BatchResult:
-        for _ in range(200):
-            os.write(1, b"line of a flood\n" * 100)
-        os.write(1, b"last of the flood\n")
-        return self._add_sub(batch)
