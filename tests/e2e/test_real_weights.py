@@ -97,7 +97,8 @@ def test_pytorch_s_files_give_photographs_the_same_labels(
     drop(models, "exported", (files / "exported.pt2").read_bytes(), filename="model.pt2")
     drop(models, "scripted", (files / "scripted.pt").read_bytes(), TORCHSCRIPT, filename="model.pt")
     drop(models, "quantised", (files / "quantised.pt2").read_bytes(), filename="model.pt2")
-    on_migraphx = config(6, "pytorch_libtorch", engine="migraphx-onnx", batch_sizes=6)
+    # Two at a time, because MIGraphX's reference target is slow and runs each program several times before it serves.
+    on_migraphx = config(2, "pytorch_libtorch", engine="migraphx-onnx", batch_sizes=2)
     drop(models, "small", (files / "small.pt2").read_bytes(), on_migraphx, filename="model.pt2")
     server = serve(models, flags=(f"--migraphx-root={migraphx_root}", f"--cache-directory={tmp_path / 'cache'}"))
     stored = np.load(files / "photographs.npz")
@@ -106,8 +107,9 @@ def test_pytorch_s_files_give_photographs_the_same_labels(
         for name in ("onnx", "exported", "scripted", "quantised", "small"):
             client.wait_until_ready(LOAD_SECONDS, model=name)
             metadata = client.model_metadata(name)
-            given = stored["small"] if name == "small" else images
-            found = client.infer(name, {metadata.inputs[0].name: given})[metadata.outputs[0].name]
+            given = np.split(stored["small"], len(images) // 2) if name == "small" else [images]
+            answers = [client.infer(name, {metadata.inputs[0].name: batch}) for batch in given]
+            found = np.concatenate([answer[metadata.outputs[0].name] for answer in answers])
             if name == "quantised":
                 check_labels(found, scores)
                 assert metadata.properties["precision"].startswith("int8")
@@ -120,25 +122,21 @@ def test_pytorch_s_files_give_photographs_the_same_labels(
 def test_inductor_gives_photographs_the_same_labels_in_int8(files: Path, serve, tmp_path: Path) -> None:
     models = tmp_path / "models"
     on_inductor = 'parameters { key: "engine" value { string_value: "inductor" } }'
-    for name in ("quantised", "single_quantised"):
-        drop(models, name, (files / f"{name}.pt2").read_bytes(), on_inductor, filename="model.pt2")
+    drop(models, "single", (files / "single_quantised.pt2").read_bytes(), on_inductor, filename="model.pt2")
     server = serve(models, flags=(f"--cache-directory={tmp_path / 'cache'}",))
     stored = np.load(files / "photographs.npz")
-    images = stored["images"]
     with Client(server.address) as client:
-        for name in ("quantised", "single_quantised"):
-            client.wait_until_ready(2 * LOAD_SECONDS, model=name)
-            metadata = client.model_metadata(name)
-            assert metadata.properties["program"] == "compiled by Inductor"
-            assert metadata.properties["precision"].startswith("int8")
-            batches = np.split(images, len(images) if name == "single_quantised" else [1])
-            given = [client.infer(name, {metadata.inputs[0].name: batch}) for batch in batches]
-            found = np.concatenate([answer[metadata.outputs[0].name] for answer in given])
-            check_labels(found, stored["scores"])
-            # Scores go up to 12. A tie may be rounded to either whole number.
-            np.testing.assert_allclose(found, stored["rounded"], atol=0.5)
-    packages = (tmp_path / "cache" / "pytorch").glob("inductor-*/program.pt2")
-    assert sorted(map(has_int8_convolutions, packages)) == [False, True]
+        client.wait_until_ready(2 * LOAD_SECONDS, model="single")
+        metadata = client.model_metadata("single")
+        assert metadata.properties["program"] == "compiled by Inductor"
+        assert metadata.properties["precision"].startswith("int8")
+        given = [client.infer("single", {metadata.inputs[0].name: image}) for image in stored["images"][:, np.newaxis]]
+        found = np.concatenate([answer[metadata.outputs[0].name] for answer in given])
+        check_labels(found, stored["scores"])
+        # Scores go up to 12. A tie may be rounded to either whole number.
+        np.testing.assert_allclose(found, stored["rounded"], atol=0.5)
+    (package,) = (tmp_path / "cache" / "pytorch").glob("inductor-*/program.pt2")
+    assert has_int8_convolutions(package)
 
 
 def has_int8_convolutions(package: Path) -> bool:

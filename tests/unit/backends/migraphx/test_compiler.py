@@ -138,13 +138,6 @@ def test_a_child_that_compiles_for_a_gpu_keeps_what_miopen_finds_in_the_cache(
     assert seen.read_text() == f"5,{bench.cache.tuning_folder},{search}\n"
 
 
-def test_a_tensorflow_graph_is_compiled(bench: Bench) -> None:
-    recipe = bench.tensorflow_recipe(classifier(), 2, {"image": (3, 8, 8)}, ("scores",))
-    program = bench.program(recipe)
-    assert [(tensor.name, tensor.shape) for tensor in program.about.inputs] == [("image", (2, 3, 8, 8))]
-    assert [tensor.shape for tensor in program.about.outputs] == [(2, 5)]
-
-
 def test_a_model_without_a_batch_dimension(bench: Bench) -> None:
     recipe = bench.recipe(networks.without_batch(), 0, {}, input_shapes={"x": (2, 3)})
     assert bench.program(recipe).about.outputs[0].shape == (3, 2)
@@ -177,11 +170,6 @@ def test_a_tensorflow_graph_is_checked_as_well(bench: Bench) -> None:
     recipe = bench.tensorflow_recipe(classifier(1), 3, {"image": (3, 8, 8)}, ("scores",))
     bench.program(replace(recipe, rebatched=True))
     assert bench.reports[-1].endswith("checking it against the model's own batch size, 1")
-
-
-def test_a_free_reshape_does_not_stand_in_the_way(bench: Bench) -> None:
-    program = bench.program(bench.recipe(networks.reshaped_to_free(1), 4, {"x": (2, 3)}, rebatched=True))
-    assert program.about.outputs[0].shape == (4, 6)
 
 
 def test_the_program_of_the_files_own_batch_size_is_taken_from_the_cache(bench: Bench) -> None:

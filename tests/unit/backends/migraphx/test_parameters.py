@@ -171,10 +171,7 @@ def test_input_shapes_as_json() -> None:
     ("parameters", "text"),
     [
         ({"batch_sizes": "1,16"}, "parameter 'batch_sizes' of model 'm' must be"),
-        ({"batch": "0"}, "'batch' of model 'm' must be a whole number from 1"),
         ({"batch": "9"}, "whole numbers from 1 to max_batch_size, which is 8"),
-        ({"batch": "1, 2"}, "'batch' of model 'm' must be a whole number"),
-        ({"batch": "1", "batch_sizes": "1"}, "'batch' is the one batch size, 'batch_sizes' a list of them"),
         ({"dynamic_batch": "1", "batch_sizes": "1"}, "so 'batch_sizes' contradicts it"),
         ({"dynamic_batch": "1", "batch": "1"}, "so 'batch' contradicts it"),
         ({"dynamic_batch": "1", "max_batch_size": 0}, "'dynamic_batch' needs max_batch_size"),

@@ -16,12 +16,33 @@ from support.migraphx_programs import ProgramFactory
 
 from rocserve.backends.migraphx.binding.c_api import Library
 from rocserve.backends.migraphx.binding.interface import Array, Program
-from rocserve.backends.migraphx.configuration.options import CompileOptions, Target
+from rocserve.backends.migraphx.configuration.options import CompileOptions, Precision, Target
 from rocserve.backends.migraphx.jobs.compile import CompileJob
 from rocserve.backends.migraphx.planning.recipe import ProgramSource, SourceKind
 from rocserve.cache.digests import file_digest
 
 pytestmark = pytest.mark.in_migraphx_process
+
+
+def compile_mlp(factory: ProgramFactory, folder: Path, **options: Any) -> Array:
+    """Compile in this process as a child does, and return what the saved program makes of ones."""
+    file = factory.file(models.mlp())
+    recipe = a_recipe(
+        source=ProgramSource(SourceKind.ONNX, str(file), file_digest(file)),
+        options=CompileOptions(Target.REF, **options),
+        batch_size=2,
+        input_shapes={"x": (2, models.MLP_WIDTH)},
+    )
+    CompileJob("m", str(folder), recipe, str(folder / "m.mxr")).perform(factory.binding, lambda text: None)
+    return factory.binding.load(folder / "m.mxr").run({"x": np.ones((2, models.MLP_WIDTH), np.float32)})[0]
+
+
+def test_a_compile_quantises_to_the_precision_of_its_recipe(factory: ProgramFactory, tmp_path: Path) -> None:
+    exact, *found = (compile_mlp(factory, tmp_path, precision=each) for each in list(Precision)[:3])
+    assert exact.shape == (2, 10)
+    for scores, tolerance in zip(found, (0.01, 0.1), strict=True):  # FP16 and BF16
+        assert not np.array_equal(scores, exact)
+        np.testing.assert_allclose(scores, exact, atol=tolerance)
 
 
 @pytest.mark.parametrize("fast_math", [True, False])
@@ -38,15 +59,7 @@ def test_a_compile_takes_the_flags_of_its_recipe(
         call(library, name, *arguments)
 
     monkeypatch.setattr(Library, "call", recorded)
-    file = factory.file(models.mlp())
-    recipe = a_recipe(
-        source=ProgramSource(SourceKind.ONNX, str(file), file_digest(file)),
-        options=CompileOptions(Target.REF, fast_math=fast_math, exhaustive_tune=exhaustive_tune),
-        batch_size=2,
-        input_shapes={"x": (2, models.MLP_WIDTH)},
-    )
-    about = CompileJob("m", str(tmp_path), recipe, str(tmp_path / "m.mxr")).perform(factory.binding, lambda text: None)
-    assert about.outputs[0].shape == (2, 10)
+    compile_mlp(factory, tmp_path, fast_math=fast_math, exhaustive_tune=exhaustive_tune)
     if factory.binding.name == "c_api":  # The module takes the flags as keywords.
         assert given.pop("exhaustive_tune_flag", False) is exhaustive_tune
         assert given == {"offload_copy": True, "fast_math": fast_math}
