@@ -24,8 +24,6 @@ from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
-from rocserve_client import Client
-
 NETWORKS = {
     "resnet": migraphx_models.mini_resnet(),
     "mlp": migraphx_models.mlp(),
@@ -96,32 +94,6 @@ class TestAnswers:
         images = np.random.default_rng(7).uniform(-1, 1, (3, 8, 8, 3)).astype(np.float32)
         scores = ask(server.client(), "graph", {"image": images})["scores"]
         np.testing.assert_allclose(scores, classified(images), rtol=1e-4, atol=1e-4)
-
-    def test_the_metadata_tells_what_runs_it(self, server: RocserveProcess) -> None:
-        with Client(server.address) as client:
-            properties = client.model_metadata("mlp").properties
-        assert properties["engine"] == "migraphx"
-        assert properties["target"] == "ref"
-        assert properties["migraphx_binding"] == "c_api"
-        assert properties["batch_sizes"] == "1, 4"
-
-
-def test_the_completed_configuration_is_that_of_onnx_runtime(server: RocserveProcess, serve, tmp_path: Path) -> None:
-    """For a file whose configuration says only that it batches."""
-    for name, model in NETWORKS.items():
-        if name != "baked":
-            text = config(4, batch_sizes="1, 4", engine="onnxruntime")
-            place(tmp_path / "repository", name, "model.onnx", model, text.replace("target", "unused_target"))
-    other = serve(tmp_path / "repository")
-    other.wait_until_ready()
-    for name in NETWORKS:
-        if name == "baked":
-            continue
-        ours, theirs = (each.client().get_model_config(name).config for each in (server, other))
-        assert ours.input == theirs.input
-        assert ours.output == theirs.output
-        assert ours.max_batch_size == theirs.max_batch_size == 4
-        assert ours.HasField("dynamic_batching") == theirs.HasField("dynamic_batching")
 
 
 Serve = Callable[..., RocserveProcess]

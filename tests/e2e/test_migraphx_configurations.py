@@ -163,7 +163,9 @@ def test_precisions_that_are_calibrated(server: RocserveProcess, name: str, prec
     assert 0 < difference < most * np.linalg.norm(exact)
 
 
-def test_a_group_on_the_cpu_gets_a_target_for_it(server: RocserveProcess) -> None:
+def test_the_metadata_tells_what_runs_it(server: RocserveProcess) -> None:
+    assert properties(server, "plain")["target"] == "ref"
+    assert properties(server, "plain")["migraphx_binding"] == "c_api"
     assert properties(server, "on_cpu")["target"] in ("cpu", "ref")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,7 @@ def test_threads(tmp_path: Path) -> None:
         for turn in range(200):
             word = f"<{number}.{turn}>"
             with capture.captured() as written:
+                time.sleep(0)  # Other threads run.
                 os.write(2, word.encode())
             if written.text != word:
                 missed.append(word)

@@ -131,14 +131,18 @@ class MigraphxModel:
     _context: CompileContext
     signature: Signature
     _runner: ProgramRunner
-    _facts: Mapping[str, str] = field(default_factory=dict)
+    _facts: Mapping[str, str]
+    """Facts about the program, which override facts that follow from the parameters."""
     _background: BackgroundSizes | None = None
-    _last_facts: Mapping[str, str] = field(default_factory=dict, init=False)
 
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """Current facts about the engine. Any thread may ask, also after `close`."""
-        return self._last_facts or self._context.properties(self._runner.batch_sizes, self._facts)
+    def __post_init__(self) -> None:
+        self.properties: Mapping[str, str] = self._context.properties(self._runner.batch_sizes, self._facts)
+        """Facts about the engine, replaced as a whole. Any thread may ask, also after `close`."""
+
+    def add(self, program: LoadedProgram) -> None:
+        """Put a program of another batch size into service. Only one thread may call this."""
+        self._runner.add(program)
+        self.properties = self._context.properties(self._runner.batch_sizes, self._facts)
 
     def warm_up(self, samples: Sequence[Batch]) -> None:
         """Run every program on zeros, then run the samples, then start preparing the remaining batch sizes. A failure
@@ -170,8 +174,7 @@ class MigraphxModel:
     def close(self) -> None:
         if self._background is not None:
             self._background.stop()
-        # The runner and the background thread keep the programs alive. `properties` needs only the facts from now on.
-        self._last_facts = self.properties
+        # The runner and the background thread keep the programs alive.
         self._background = None
         del self._runner
 
@@ -273,7 +276,7 @@ def load_compiled(
             program.warm_up()
         except MigraphxError as error:
             context.log.info("batch size %d could not be warmed up with zeros: %s", size, error)
-        runner.add(program)
+        model.add(program)
 
     background = BackgroundSizes(
         tuple(by_size), prepare, context.compiler.runner.call_off, context.model.report, context.log

@@ -3,7 +3,6 @@ errors keep their texts, over every binding."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from support import migraphx_models as models
-from support.host_hip import host_hip
 from support.migraphx_programs import ProgramFactory, refusal
 
 from rocserve.backends.migraphx.binding.interface import (
@@ -216,22 +214,6 @@ def test_a_program_that_wants_its_memory_on_the_gpu_does_not_run_without(
     assert message.startswith(
         "the program was compiled with offload_copy off: it wants its inputs and outputs in the GPU"
     )
-
-
-def test_a_program_that_wants_its_memory_on_the_gpu_gets_it(
-    wants_buffers: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The GPU's memory is the host's here, and begins with zeros."""
-    hip = ctypes.CDLL(str(host_hip(tmp_path)))
-    monkeypatch.setattr("rocserve.backends.migraphx.binding.interface.loaded_hip", lambda: hip)
-    out = np.empty(2, np.float32)
-    for number in range(3):
-        x = np.array([number, -1], np.float32)
-        (result,) = wants_buffers.run({"x": x})
-        np.testing.assert_array_equal(result, x)
-        wants_buffers.run_into({"x": x}, [out])
-        np.testing.assert_array_equal(out, x)
-    assert "must have the shape [2]" in refusal(lambda: wants_buffers.run({"x": np.ones(3, np.float32)}))
 
 
 def test_a_program_file_of_another_migraphx_is_loaded_with_a_warning(factory: ProgramFactory) -> None:
