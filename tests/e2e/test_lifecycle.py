@@ -64,24 +64,6 @@ def test_an_open_stream_does_not_hold_the_end_up(serve, repository: Path):
     assert time.monotonic() - started < 10
 
 
-def test_version_policies(serve, repository: Path):
-    for version in (1, 2, 3):
-        for name, policy in (
-            ("all", "all { }"),
-            ("latest", "latest { num_versions: 2 }"),
-            ("one", "specific { versions: [ 1 ] }"),
-        ):
-            drop(repository, name, add_constant(float(version)), f"version_policy: {{ {policy} }}", version)
-    server = serve(repository)
-    server.wait_until_ready()
-    client = server.client()
-    assert [ask(client, "all", version)[0] for version in ("1", "2", "3", "")] == [2.0, 3.0, 4.0, 4.0]
-    assert [ask(client, "latest", version)[0] for version in ("2", "3", "")] == [3.0, 4.0, 4.0]
-    assert ask(client, "one")[0] == 2.0
-    with pytest.raises(InferenceServerException):
-        ask(client, "latest", "1")
-
-
 def rocserve(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "rocserve.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
@@ -110,22 +92,6 @@ def test_switched_off_subjects_are_fine(serve, repository: Path):
     server = serve(repository, flags=flags)
     server.wait_until_ready()
     assert ask(server.client(), "a") == [2.0, 3.0]
-
-
-def test_a_gpu_is_never_replaced_by_the_cpu_unasked(serve, repository: Path):
-    group = "instance_group { kind: KIND_GPU }"
-    drop(repository, "strict", add_constant(1.0), group)
-    drop(
-        repository,
-        "lenient",
-        add_constant(1.0),
-        f'{group} parameters {{ key: "engine" value {{ string_value: "auto" }} }}',
-    )
-    server = serve(repository)
-    client = server.client()
-    wait_until(lambda: client.is_model_ready("lenient"), "the model that accepts the CPU")
-    reasons = {row.name: row.reason for row in client.get_model_repository_index().models}
-    assert "kind KIND_GPU but no GPUs are available" in reasons["strict"]
 
 
 @pytest.mark.parametrize("mode", ["poll", "none"])

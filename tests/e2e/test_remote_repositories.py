@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
-from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.models import add_constant, drop
 from support.repository_index import index_of, reason_of, rows_of
 from support.server import RocserveProcess
 from support.stores import S3_KEYS, BetweenStore, StoreServer, files_of, s3_bucket, s3_server
@@ -56,9 +56,9 @@ class Elsewhere:
         server.start()
         return server
 
-    def put(self, name: str, constant: float, version: int = 1, config: str = "") -> None:
+    def put(self, name: str, constant: float, version: int = 1) -> None:
         """Put a model that adds a constant."""
-        folder = drop(self.folder / f"made-{constant}", name, add_constant(constant), config, version)
+        folder = drop(self.folder / f"made-{constant}", name, add_constant(constant), version=version)
         for key, content in files_of(folder).items():
             self.bucket.put(key, content)
 
@@ -182,18 +182,6 @@ def test_a_listing_that_lies_unloads_nothing(polled: tuple[Elsewhere, RocservePr
     elsewhere.between.faults.bodies.clear()
     wait_until(lambda: text not in str(rows_of(server)), "an index without the reason")
     assert not list(elsewhere.folder.rglob("outside"))
-
-
-def test_names_that_no_disk_can_hold_are_refused(polled: tuple[Elsewhere, RocserveProcess]):
-    elsewhere, server = polled
-    elsewhere.put("odd", 1.0)
-    wait_for(server, "odd", 1.0)
-    elsewhere.bucket.put("odd/a", b"a file")
-    elsewhere.bucket.put("odd/a/b", b"and a folder")
-    wait_until(lambda: "an object and a folder at once" in reason_of(server, "odd"), "the reason in the index")
-    assert answer(server, "odd") == [2.0, 3.0]
-    elsewhere.bucket.delete("odd/a", "odd/a/b")
-    wait_until(lambda: index_of(server, "odd") == READY, "an index without the reason")
 
 
 def test_an_ensemble_has_a_version_by_an_empty_object(polled: tuple[Elsewhere, RocserveProcess]):
@@ -353,22 +341,3 @@ def test_all_is_loaded_once_in_mode_none_with_credentials_of_tritons_file(elsewh
     with RocserveProcess([elsewhere.url], *flags, log=tmp_path / "log", environment=environment) as server:
         server.wait_until_ready()
         assert answer(server, "m") == [2.0, 3.0]
-
-
-def test_models_of_a_bucket_are_loaded_by_their_requests(elsewhere: Elsewhere):
-    elsewhere.bucket.delete("m/1/model.onnx")
-    for number in range(3):
-        elsewhere.put(f"lazy{number}", float(number), config=ADD_CONSTANT_CONFIG)
-    server = elsewhere.serve("--max-loaded-models=1")
-    server.wait_until_ready()
-    assert not server.workers(), "registered, none is loaded"
-    for number in (0, 1, 2, 0):
-        assert answer(server, f"lazy{number}") == [1.0 + number, 2.0 + number]
-    wait_until(lambda: len(server.workers()) == 1, "the workers of what made room end")
-    assert reason_of(server, "lazy1") == "not loaded: its first request loads it"
-    elsewhere.put("lazy1", 10.0, config=ADD_CONSTANT_CONFIG)
-    wait_for(server, "lazy1", 10.0)
-    elsewhere.bucket.delete("lazy1/1/model.onnx", "lazy1/config.pbtxt")
-    wait_until(lambda: "READY" not in str(index_of(server, "lazy1")), "the end of the model that was deleted")
-    wait_until(lambda: not server.workers(), "its worker ends with it")
-    assert answer(server, "lazy2") == [3.0, 4.0]

@@ -277,3 +277,16 @@ async def start(make: Callable[..., Served]) -> Callable[..., Any]:
         return served
 
     return build
+
+
+@pytest.fixture
+def m(folders: Folders) -> Path:
+    """The folder of a good model."""
+    return folders.model("m", 1)
+
+
+@pytest.fixture
+async def served(start: Callable[..., Any]) -> Served:
+    """A repository that follows its folder, started with the models of the fixtures before it."""
+    started: Served = await start()
+    return started

@@ -26,31 +26,6 @@ def test_a_change_counts_at_the_second_scan_after_the_settle_time() -> None:
     assert debounce.observe(5.0, 5.1, {"m": "a"}) == set(), "it counts once"
 
 
-def test_each_further_change_begins_the_wait_again() -> None:
-    debounce = Debounce(SETTLE)
-    for step in range(20):
-        assert debounce.observe(step * 0.5, step * 0.5, {"m": step}) == set()
-    assert debounce.observe(10.5, 10.5, {"m": 19}) == {"m"}
-
-
-def test_away_and_back_within_the_settle_time_is_no_change() -> None:
-    debounce = Debounce(SETTLE)
-    debounce.accept("m", "a")
-    assert debounce.observe(1.0, 1.0, {}) == set()
-    assert debounce.unsettled == {"m"}
-    assert debounce.observe(1.5, 1.5, {"m": "a"}) == set()
-    assert debounce.unsettled == frozenset()
-    assert debounce.observe(9.0, 9.0, {"m": "a"}) == set()
-
-
-def test_away_for_the_settle_time_is_a_change() -> None:
-    debounce = Debounce(SETTLE)
-    debounce.accept("m", "a")
-    debounce.observe(1.0, 1.0, {})
-    assert debounce.observe(2.0, 2.0, {}) == {"m"}
-    assert debounce.observe(3.0, 3.0, {}) == set()
-
-
 def test_reopened_counts_again_though_it_is_the_same() -> None:
     debounce = Debounce(SETTLE)
     debounce.accept("m", "a")

@@ -47,6 +47,13 @@ from .conftest import FakeLoader, Folders, Served, Start
 MISSING = "ensemble e contains models that are not available or ambiguous: m"
 
 
+@pytest.fixture
+def e(folders: Folders) -> Path:
+    """The folder of an ensemble, whose member is the good model m."""
+    folders.model("m", 1)
+    return folders.ensemble("e", "m")
+
+
 def served_ensemble(served: Served) -> bool:
     return bool(served.table.table.models["e"].versions)
 
@@ -93,11 +100,8 @@ async def test_an_ensemble_without_its_member_says_so_and_is_ready_when_it_comes
 
 
 async def test_an_ensemble_goes_and_comes_with_its_member_and_is_not_loaded_again(
-    start: Start, folders: Folders, loader: FakeLoader
+    e: Path, served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    folders.ensemble("e", "m")
-    folders.model("m", 1)
-    served: Served = await start()
     shutil.move(folders.root / "m", folders.root.parent / "away")
     await served.until(lambda: served.rows("e") == {"1": ("UNAVAILABLE", MISSING)})
     assert not served_ensemble(served), "no table offers an ensemble without its member"
@@ -109,11 +113,8 @@ async def test_an_ensemble_goes_and_comes_with_its_member_and_is_not_loaded_agai
 
 
 async def test_a_members_reload_never_takes_the_ensemble_away(
-    start: Start, folders: Folders, loader: FakeLoader
+    e: Path, served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    folders.ensemble("e", "m")
-    folders.model("m", 1)
-    served: Served = await start()
     offered: list[bool] = []
     served.repository.subscribe(lambda: offered.append(served_ensemble(served)))
     folders.version("m", 2, "new")
@@ -129,11 +130,8 @@ async def test_a_members_reload_never_takes_the_ensemble_away(
 
 
 async def test_a_member_that_no_longer_fits_makes_the_ensemble_unavailable_with_the_reason(
-    start: Start, folders: Folders
+    e: Path, served: Served, folders: Folders
 ) -> None:
-    folders.ensemble("e", "m")
-    folders.model("m", 1)
-    served: Served = await start()
     folders.config("m", tensor="RENAMED")
     await served.until(lambda: served.state("e") == "UNAVAILABLE")
     assert served.reason("e") == "in ensemble e, ensemble tensor E_IN is mapping to non-existing input IN in model m"
@@ -217,14 +215,13 @@ async def test_among_namespaces_too_an_ensemble_is_compared_with_its_members_whe
     await served.until(lambda: served.state("e") == "READY")
 
 
-@pytest.mark.parametrize("namespaces", [False, True])
-async def test_an_ensemble_whose_members_wait_for_their_files_has_not_failed(
-    start: Start, folders: Folders, tmp_path: Path, namespaces: bool
+async def test_among_namespaces_too_an_ensemble_whose_members_wait_for_their_files_has_not_failed(
+    start: Start, folders: Folders, tmp_path: Path
 ) -> None:
     other = Folders(tmp_path / "other")
     folders.ensemble("e", "m")
     other.model("m")
-    served: Served = await start(folders.root, other.root, model_namespacing=namespaces)
+    served: Served = await start(folders.root, other.root, model_namespacing=True)
     lacking = "at least one version must be available under the version policy of model 'm'"
     assert served.reason("m", "") == lacking
     assert served.reason("e").endswith(f" ambiguous: m; m: {lacking}")

@@ -45,6 +45,12 @@ def explicit(start: Start) -> Start:
     return build
 
 
+@pytest.fixture
+async def served(explicit: Start) -> Served:
+    started: Served = await explicit()
+    return started
+
+
 async def error_of(call: Awaitable[None]) -> tuple[StatusCode, str]:
     with pytest.raises(ServeError) as caught:
         await call
@@ -77,8 +83,7 @@ async def test_a_name_that_is_not_there_at_the_start_is_a_failed_model(explicit:
     assert not served.repository.is_ready()
 
 
-async def test_load_reload_and_unload(explicit: Start, folders: Folders, loader: FakeLoader) -> None:
-    served: Served = await explicit()
+async def test_load_reload_and_unload(served: Served, folders: Folders, loader: FakeLoader) -> None:
     folders.model("m", 1)
     await served.repository.load("m", {})
     assert served.data("m") == "good"
@@ -98,14 +103,12 @@ async def test_load_reload_and_unload(explicit: Start, folders: Folders, loader:
     assert served.data("m") == "new"
 
 
-async def test_new_folders_are_listed_without_being_loaded(explicit: Start, folders: Folders) -> None:
-    served: Served = await explicit()
+async def test_new_folders_are_listed_without_being_loaded(served: Served, folders: Folders) -> None:
     folders.model("m", 1)
     await served.until(lambda: served.rows("m") == {"": ("", "")})
 
 
-async def test_what_cannot_be_found_or_read_is_answered_in_tritons_words(explicit: Start, folders: Folders) -> None:
-    served: Served = await explicit()
+async def test_what_cannot_be_found_or_read_is_answered_in_tritons_words(served: Served, folders: Folders) -> None:
     polled = "failed to load '{}', failed to poll from model repository"
     folders.model("typo", 1, more="max_bach_size: 8")
     assert await error_of(served.repository.load("typo", {})) == (StatusCode.INTERNAL, polled.format("typo"))
@@ -122,8 +125,7 @@ async def test_what_cannot_be_found_or_read_is_answered_in_tritons_words(explici
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../m", "a/b", "m\0"])
-async def test_names_that_are_paths_are_not_found(explicit: Start, name: str) -> None:
-    served: Served = await explicit()
+async def test_names_that_are_paths_are_not_found(served: Served, name: str) -> None:
     code, _ = await error_of(served.repository.load(name, {"config": CONFIG_JSON, "file:1/model.onnx": b"x"}))
     assert code is StatusCode.INTERNAL
 
@@ -200,16 +202,14 @@ async def test_private_files_are_open_to_workers_of_another_user_under_any_umask
 
 
 @pytest.mark.parametrize("key", ["file:model.onnx", "file:x/model.onnx", "file:01/model.onnx"])
-async def test_files_outside_a_version_make_no_version(explicit: Start, key: str) -> None:
-    served: Served = await explicit()
+async def test_files_outside_a_version_make_no_version(served: Served, key: str) -> None:
     code, text = await error_of(served.repository.load("m", {"config": CONFIG_JSON, key: b"x"}))
     assert code is StatusCode.INVALID_ARGUMENT
     assert text.endswith("at least one version must be available under the version policy of model 'm'")
 
 
 @pytest.mark.parametrize("files", [["A" * 256], ["1/model.onnx", "1/model.onnx/more"]])
-async def test_files_that_cannot_be_written(explicit: Start, files: list[str]) -> None:
-    served: Served = await explicit()
+async def test_files_that_cannot_be_written(served: Served, files: list[str]) -> None:
     parameters = {"config": CONFIG_JSON, **{f"file:{path}": b"x" for path in files}}
     code, text = await error_of(served.repository.load("m", parameters))
     assert code is StatusCode.INTERNAL
@@ -320,20 +320,7 @@ async def test_a_load_waits_for_the_image_models_of_its_own_model_and_members_al
     assert served.data("m_image") == "good"
 
 
-async def test_a_load_goes_on_when_the_client_gives_up(explicit: Start, folders: Folders, loader: FakeLoader) -> None:
-    folders.model("m", 1)
-    served: Served = await explicit()
-    held = loader.hold("m")
-    asking = asyncio.create_task(served.repository.load("m", {}))
-    await served.until(lambda: loader.loads == [("m", 1)])
-    asking.cancel()
-    held.set()
-    await served.until(lambda: served.data("m") == "good")
-
-
-async def test_an_unload_calls_off_a_load(explicit: Start, folders: Folders, loader: FakeLoader) -> None:
-    folders.model("m", 1)
-    served: Served = await explicit()
+async def test_an_unload_calls_off_a_load(m: Path, served: Served, loader: FakeLoader) -> None:
     loader.hold("m")
     asking = asyncio.create_task(error_of(served.repository.load("m", {})))
     await served.until(lambda: loader.loads == [("m", 1)])
@@ -344,11 +331,7 @@ async def test_an_unload_calls_off_a_load(explicit: Start, folders: Folders, loa
     assert loader.cancelled == [("m", 1)]
 
 
-async def test_many_clients_may_load_the_same_model_at_once(
-    explicit: Start, folders: Folders, loader: FakeLoader
-) -> None:
-    folders.model("m", 1)
-    served: Served = await explicit()
+async def test_many_clients_may_load_the_same_model_at_once(m: Path, served: Served, loader: FakeLoader) -> None:
     await asyncio.gather(*(served.repository.load("m", {}) for _ in range(10)))
     assert loader.loads == [("m", 1)]
 
@@ -386,12 +369,6 @@ async def test_files_that_change_during_each_load_are_named(
     assert changed in served.reason("m")
 
 
-async def test_a_mounted_model_is_loaded_by_its_configurations_name(start: Start, tmp_path: Path) -> None:
-    folder = Folders(tmp_path).model("models", 1, more='name: "resnet"')
-    served: Served = await start(folder, control_mode=ControlMode.EXPLICIT, load_models=("resnet",))
-    assert served.data("resnet") == "good"
-
-
 async def test_a_load_whose_folder_goes_meanwhile_is_over(
     explicit: Start, folders: Folders, loader: FakeLoader
 ) -> None:
@@ -409,11 +386,12 @@ async def test_a_load_whose_folder_goes_meanwhile_is_over(
     assert served.state("m") != "LOADING", "nothing loads it"
 
 
-async def test_a_mounted_model_is_loaded_by_its_name_where_repositories_are_namespaces(
-    start: Start, tmp_path: Path
+@pytest.mark.parametrize("namespaces", [False, True])
+async def test_a_mounted_model_is_loaded_by_its_configurations_name(
+    start: Start, tmp_path: Path, namespaces: bool
 ) -> None:
     folder = Folders(tmp_path).model("models", 1, more='name: "resnet"')
-    served: Served = await start(folder, control_mode=ControlMode.EXPLICIT, model_namespacing=True)
+    served: Served = await start(folder, control_mode=ControlMode.EXPLICIT, model_namespacing=namespaces)
     await served.repository.load("resnet", {})
     assert served.data("resnet") == "good"
 
@@ -455,9 +433,8 @@ async def test_mode_none_loads_all_once_and_follows_nothing(start: Start, folder
 
 
 async def test_what_can_be_read_but_not_loaded_is_refused_for_each_version_and_not_tried_again(
-    explicit: Start, folders: Folders
+    served: Served, folders: Folders
 ) -> None:
-    served: Served = await explicit()
     folders.model("shapeless", 1, 2, more='version_policy { all { } } input { name: "x" data_type: TYPE_FP32 }')
     fault = "Invalid argument: model input 'x' must specify 'dims' for shapeless"
     assert await error_of(served.repository.load("shapeless", {})) == (

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rocserve.core.errors import ServeError
 from rocserve.repository import table
 from rocserve.settings import ReadinessRule
 
-from .conftest import SETTLE_SECONDS, FakeLoader, Folders, Served, Start
+from .conftest import FakeLoader, Folders, Served, Start
 
 
 async def test_what_is_there_at_the_start_is_ready_when_start_returns(
@@ -50,18 +49,15 @@ async def test_not_ready_before_the_first_loads_have_ended(
     assert "version 7" in served.data("m", "7")
 
 
-async def test_a_folder_dropped_in_is_served_soon_after_its_last_byte(start: Start, folders: Folders) -> None:
-    served: Served = await start()
+async def test_a_folder_dropped_in_is_served_soon_after_its_last_byte(served: Served, folders: Folders) -> None:
     folders.model("m", 1)
     await served.until(lambda: served.state("m") == "READY")
     assert served.repository.is_ready()
 
 
 async def test_a_version_copied_byte_by_byte_is_loaded_once_and_whole(
-    start: Start, folders: Folders, loader: FakeLoader
+    m: Path, served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
     folder = folders.root / "m" / "2"
     folder.mkdir()
     with (folder / "model.onnx").open("wb", buffering=0) as file:
@@ -75,10 +71,8 @@ async def test_a_version_copied_byte_by_byte_is_loaded_once_and_whole(
 
 
 async def test_the_old_version_serves_until_the_new_one_is_warm_and_is_then_unloaded(
-    start: Start, folders: Folders, loader: FakeLoader
+    m: Path, served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
     old = loader.loaded[0]
     old.may_unload.clear()
     held = loader.hold("m")
@@ -95,42 +89,14 @@ async def test_the_old_version_serves_until_the_new_one_is_warm_and_is_then_unlo
     assert served.repository.is_ready()
 
 
-async def test_editors_and_downloads_reload_nothing(start: Start, folders: Folders, loader: FakeLoader) -> None:
-    folder = folders.model("m", 1)
-    served: Served = await start()
-    for name in (".config.pbtxt.swp", "config.pbtxt~", "1/.model.onnx.AbC123", "1/model.onnx.part", "1/x.tmp"):
-        (folder / name).write_text("x")
-    await served.settle()
-    assert loader.loads == [("m", 1)]
-    assert served.rows("m") == {"1": ("READY", "")}
-
-
-async def test_a_folder_renamed_out_and_in_within_the_settle_time_is_no_change(
-    start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
-) -> None:
-    folder = folders.model("m", 1)
-    served: Served = await start()
-    for _ in range(3):
-        folder.rename(tmp_path / "away")
-        await asyncio.sleep(SETTLE_SECONDS / 4)
-        assert served.data("m") == "good"
-        (tmp_path / "away").rename(folder)
-        await asyncio.sleep(SETTLE_SECONDS / 4)
-    await served.settle()
-    assert loader.loads == [("m", 1)]
-    assert served.data("m") == "good"
-
-
 async def test_a_folder_renamed_out_is_unloaded_and_comes_back_when_renamed_in(
-    start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
+    m: Path, served: Served, loader: FakeLoader, tmp_path: Path
 ) -> None:
-    folder = folders.model("m", 1)
-    served: Served = await start()
-    folder.rename(tmp_path / "away")
+    shutil.move(m, tmp_path / "away")
     await served.until(lambda: served.rows("m") == {"1": ("UNAVAILABLE", "unloaded")})
     assert served.data("m") == "Request for unknown model: 'm' has no available versions"
     assert served.repository.is_ready()
-    (tmp_path / "away").rename(folder)
+    (tmp_path / "away").rename(m)
     await served.until(lambda: served.state("m") == "READY")
     assert len(loader.alive("m")) == 1
 
@@ -162,10 +128,8 @@ async def test_a_version_with_an_older_time_than_before_is_taken(
 
 
 async def test_a_crashed_worker_shows_and_the_version_stays_in_the_table(
-    start: Start, folders: Folders, loader: FakeLoader
+    m: Path, served: Served, loader: FakeLoader
 ) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
     calls: list[bool] = []
     unsubscribe = served.repository.subscribe(lambda: calls.append(served.repository.is_ready()))
     version = loader.loaded[0]
@@ -196,19 +160,6 @@ async def test_without_strict_readiness_failures_do_not_count(start: Start, fold
     folders.model("bad", 1, data="broken")
     served: Served = await start(readiness=ReadinessRule.STARTED)
     assert served.repository.is_ready()
-
-
-async def test_loading_and_unloading_by_request_is_refused(start: Start, folders: Folders) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
-    for call in (served.repository.load("m", {}), served.repository.unload("m", False)):
-        try:
-            await call
-        except ServeError as error:
-            assert error.code.name == "UNAVAILABLE"
-            assert error.text == "explicit model load / unload is not allowed if polling is enabled"
-        else:
-            raise AssertionError("it was not refused")
 
 
 async def test_stopping_calls_off_loads_and_unloads_everything(

@@ -39,17 +39,6 @@ async def test_a_name_that_turns_up_in_a_second_repository_is_an_error_and_what_
     await served.until(lambda: served.rows("m") == {"1": ("READY", "")})
 
 
-async def test_a_name_in_two_repositories_from_the_start_is_not_served(
-    start: Start, folders: Folders, tmp_path: Path
-) -> None:
-    folders.model("m", 1)
-    second = Folders(tmp_path / "second")
-    second.model("m", 1)
-    served: Served = await start(folders.root, second.root)
-    assert served.state("m", "") == "UNAVAILABLE"
-    assert "model appears in two or more repositories: " in served.repository.failed_models()["m"]
-
-
 async def test_the_swap_of_a_mounted_config_map_loads_the_new_files(start: Start, root: Path) -> None:
     Folders(root / "..2024_1").model("m", 1, data="old")
     (root / "..data").symlink_to("..2024_1")
@@ -75,10 +64,8 @@ async def test_a_link_out_of_the_repository_is_not_read(start: Start, folders: F
 
 @pytest.mark.long
 async def test_a_repository_that_vanishes_and_comes_back_keeps_serving_and_is_followed_again(
-    start: Start, folders: Folders, loader: FakeLoader
+    m: Path, served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
     away = folders.root.with_name("away")
     folders.root.rename(away)
     await served.settle()
@@ -230,10 +217,8 @@ def write_chain(root: Path) -> None:
 
 
 async def test_a_typo_in_the_config_keeps_what_serves_and_is_told(
-    start: Start, folders: Folders, loader: FakeLoader
+    m: Path, served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
     folders.config("m", "max_bach_size: 8")
     await served.until(lambda: "max_bach_size" in served.reason("m"))
     assert served.state("m") == "READY"
@@ -247,8 +232,7 @@ async def test_a_typo_in_the_config_keeps_what_serves_and_is_told(
     assert loader.loads == [("m", 1)], "the config is what it was, so nothing need be loaded"
 
 
-async def test_a_typo_in_the_config_of_a_new_model_is_told(start: Start, folders: Folders) -> None:
-    served: Served = await start()
+async def test_a_typo_in_the_config_of_a_new_model_is_told(served: Served, folders: Folders) -> None:
     folders.model("m", 1, more="max_bach_size: 8")
     await served.until(lambda: served.state("m", "") == "UNAVAILABLE")
     assert "max_bach_size" in served.reason("m", "")
@@ -273,9 +257,9 @@ async def test_a_broken_version_leaves_the_good_one_and_is_retried_when_its_file
     assert loader.loads == [("m", 1), ("m", 2), ("m", 2)]
 
 
-async def test_a_broken_version_that_is_taken_away_again_leaves_no_trace(start: Start, folders: Folders) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
+async def test_a_broken_version_that_is_taken_away_again_leaves_no_trace(
+    m: Path, served: Served, folders: Folders
+) -> None:
     folder = folders.version("m", 2, "broken")
     await served.until(lambda: served.state("m", "2") == "UNAVAILABLE")
     shutil.rmtree(folder)
@@ -283,10 +267,8 @@ async def test_a_broken_version_that_is_taken_away_again_leaves_no_trace(start: 
 
 
 async def test_a_served_version_overwritten_with_something_broken_goes_on_serving(
-    start: Start, folders: Folders
+    m: Path, served: Served, folders: Folders
 ) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
     folders.version("m", 1, "broken")
     await served.until(lambda: "newer content failed to load: cannot parse" in served.reason("m"))
     assert served.state("m") == "READY"
@@ -318,9 +300,8 @@ async def test_an_exception_that_nobody_foresaw_is_a_failure_with_its_text(
 
 
 async def test_files_that_change_during_a_load_are_never_served_mixed(
-    start: Start, folders: Folders, loader: FakeLoader
+    served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    served: Served = await start()
     held = loader.hold("m")
     folders.model("m", 1, data="half")
     await served.until(lambda: served.state("m") == "LOADING")
@@ -338,9 +319,8 @@ async def test_files_that_change_during_a_load_are_never_served_mixed(
 
 
 async def test_a_load_is_called_off_when_newer_content_has_settled(
-    start: Start, folders: Folders, loader: FakeLoader
+    served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    served: Served = await start()
     loader.hold("m")
     folders.model("m", 1, data="old")
     await served.until(lambda: loader.loads == [("m", 1)])
@@ -351,9 +331,8 @@ async def test_a_load_is_called_off_when_newer_content_has_settled(
 
 
 async def test_files_that_change_and_change_back_during_a_load_are_loaded_all_the_same(
-    start: Start, folders: Folders, loader: FakeLoader, tmp_path: Path
+    served: Served, folders: Folders, loader: FakeLoader, tmp_path: Path
 ) -> None:
-    served: Served = await start()
     held = loader.hold("m")
     folder = folders.model("m", 1)
     await served.until(lambda: served.state("m") == "LOADING")
@@ -398,9 +377,8 @@ async def test_a_model_that_writes_into_its_own_folder_is_told_which_file_keeps_
 
 
 async def test_a_folder_deleted_while_it_loads_is_called_off(
-    start: Start, folders: Folders, loader: FakeLoader
+    served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    served: Served = await start()
     loader.hold("m")
     folder = folders.model("m", 1)
     await served.until(lambda: loader.loads == [("m", 1)])
@@ -427,8 +405,7 @@ async def test_many_models_load_beside_each_other_but_not_too_many(
     assert loader.most_running == 3
 
 
-async def test_a_slow_load_keeps_no_other_model_waiting(start: Start, folders: Folders, loader: FakeLoader) -> None:
-    served: Served = await start()
+async def test_a_slow_load_keeps_no_other_model_waiting(served: Served, folders: Folders, loader: FakeLoader) -> None:
     loader.hold("slow")
     folders.model("slow", 1)
     await served.until(lambda: served.state("slow") == "LOADING")
@@ -453,9 +430,7 @@ async def test_removing_a_version_loads_the_one_before_it_first(
     await served.until(lambda: served.rows("m")["2"] == ("UNAVAILABLE", "unloaded"))
 
 
-async def test_removing_all_versions_unloads_them(start: Start, folders: Folders) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
+async def test_removing_all_versions_unloads_them(m: Path, served: Served, folders: Folders) -> None:
     shutil.rmtree(folders.root / "m" / "1")
     await served.until(lambda: served.rows("m").get("1") == ("UNAVAILABLE", "unloaded"))
     assert "at least one version must be available under the version policy of model 'm'" in served.reason("m", "")
@@ -485,9 +460,7 @@ async def test_a_changed_version_policy_alone_reloads_nothing(
     assert loader.loads == [("m", 2), ("m", 1)]
 
 
-async def test_a_policy_that_no_version_fits_keeps_what_serves(start: Start, folders: Folders) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
+async def test_a_policy_that_no_version_fits_keeps_what_serves(m: Path, served: Served, folders: Folders) -> None:
     folders.config("m", "version_policy { specific { versions: 9 } }")
     await served.until(lambda: "at least one version must be available" in served.reason("m"))
     assert served.state("m") == "READY"
@@ -510,9 +483,9 @@ async def test_a_changed_config_reloads_every_served_version_beside_the_old(
     assert served.repository.is_ready()
 
 
-async def test_a_comment_in_the_config_reloads_nothing(start: Start, folders: Folders, loader: FakeLoader) -> None:
-    folders.model("m", 1)
-    served: Served = await start()
+async def test_a_comment_in_the_config_reloads_nothing(
+    m: Path, served: Served, folders: Folders, loader: FakeLoader
+) -> None:
     folders.config("m", "# nothing new")
     await served.settle()
     assert loader.loads == [("m", 1)]

@@ -15,8 +15,7 @@ from rocserve.settings import ControlMode
 from .conftest import FakeLoader, Folders, Served, Start
 
 
-async def test_a_model_that_loads_says_what_it_is_at(start: Start, folders: Folders, loader: FakeLoader) -> None:
-    served: Served = await start()
+async def test_a_model_that_loads_says_what_it_is_at(served: Served, folders: Folders, loader: FakeLoader) -> None:
     held = loader.hold("m")
     folders.model("m", 1)
     await served.until(lambda: "m" in loader.progress)
@@ -43,9 +42,8 @@ async def test_newer_content_that_loads_says_what_it_is_at(start: Start, folders
 
 
 async def test_a_second_try_says_what_it_is_at_and_how_the_first_ended(
-    start: Start, folders: Folders, loader: FakeLoader
+    served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    served: Served = await start()
     loader.failing["m"] = internal("no memory")
     folders.model("m", 1)
     await served.until(lambda: served.state("m") == "UNAVAILABLE")
@@ -56,9 +54,8 @@ async def test_a_second_try_says_what_it_is_at_and_how_the_first_ended(
 
 
 async def test_the_words_of_a_load_that_was_called_off_are_not_anothers(
-    start: Start, folders: Folders, loader: FakeLoader
+    served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    served: Served = await start()
     loader.hold("m")
     folders.model("m", 1, data="old")
     await served.until(lambda: loader.loads == [("m", 1)])
@@ -108,18 +105,6 @@ async def test_a_client_that_leaves_does_not_end_the_load(start: Start, folders:
     await asyncio.wait_for(again, PATIENCE_SECONDS)
     assert loader.loads == [("slow", 1)]
     assert served.state("slow") == "READY"
-
-
-async def test_unloading_calls_a_load_off(start: Start, folders: Folders, loader: FakeLoader) -> None:
-    folders.model("slow", 1)
-    loader.hold("slow")
-    served: Served = await start(control_mode=ControlMode.EXPLICIT)
-    asked = asyncio.create_task(served.repository.load("slow", {}))
-    await served.until(lambda: loader.loads == [("slow", 1)])
-    await served.repository.unload("slow", False)
-    with pytest.raises(ServeError, match="it was unloaded before it was loaded"):
-        await asyncio.wait_for(asked, PATIENCE_SECONDS)
-    assert loader.cancelled == [("slow", 1)]
 
 
 class Load:
@@ -184,13 +169,6 @@ async def test_a_load_that_was_called_off_has_no_slot() -> None:
         load.task.cancel()
         await asyncio.wait((load.task,))
         assert not slots.is_full
-    await asyncio.sleep(0.1)
-    slots = LoadSlots(1, patience_seconds=60)
-    first, second = Load(slots, False), Load(slots, True)
-    assert await first.has_begun() and not await second.has_begun(0.05)
-    for one in (first, second):
-        one.may_end.set()
-        await one.task
 
 
 async def test_a_load_that_takes_long_keeps_no_other_waiting_and_says_how_long(

@@ -36,9 +36,8 @@ async def test_a_new_model_that_fails_makes_nothing_unready_and_is_told_once(
 
 
 async def test_a_model_that_has_served_counts_until_it_is_taken_away(
-    start: Start, folders: Folders, loader: FakeLoader
+    served: Served, folders: Folders, loader: FakeLoader
 ) -> None:
-    served: Served = await start()
     folder = folders.model("m", 1)
     await served.until(lambda: served.state("m") == "READY")
     loader.loaded[0].available = False
