@@ -12,7 +12,6 @@ from support.infer_inputs import infer_input
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
-from tritonclient.utils import InferenceServerException
 
 ENSEMBLE = """
 platform: "ensemble"
@@ -72,13 +71,3 @@ def test_explicit_control_means_all_models_of_a_name(serve, repositories: tuple[
         wait_until(lambda: not client.is_model_ready("one") and not client.is_model_ready("two"))
         client.load_model("member")
         assert (infer(client, "one"), infer(client, "two")) == (1, 2)
-
-
-def test_without_namespaces_a_name_is_for_one_repository(serve, repositories: tuple[Path, Path]) -> None:
-    server: RocserveProcess = serve(*repositories, flags=("--model-control-mode=explicit",))
-    with server.client() as client:
-        wait_until(client.is_server_live)
-        with pytest.raises(InferenceServerException) as caught:
-            client.load_model("member")
-    told = (caught.value.status(), caught.value.message())
-    assert told == ("StatusCode.INTERNAL", "failed to load 'member', failed to poll from model repository")

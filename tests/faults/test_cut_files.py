@@ -9,10 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tritonclient.grpc as triton
-from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, drop
 from support.server import RocserveProcess
@@ -149,17 +146,3 @@ def test_a_pipeline_that_is_cut_takes_nothing_away(serve, repository: Path) -> N
         assert server.client().is_model_ready("m", "1")
     path.write_bytes(whole)
     wait_until(lambda: reason(server) == "", "the end of the failure")
-
-
-def test_a_model_that_names_no_tensor_is_refused_with_its_reason(serve, repository: Path) -> None:
-    """No version is served yet that could lose its tensors, but the model could answer nothing either."""
-    drop(repository, "m", SCRIPT, "")
-    drop(repository, "good", add_constant(1.0))
-    server = serve(repository, SETTLE, "--strict-readiness=false")
-    client: triton.InferenceServerClient = server.client()
-    rows = {row.name: row for row in client.get_model_repository_index().models}
-    assert rows["good"].state == "READY"
-    assert rows["m"].state == "UNAVAILABLE"
-    assert "must specify at least one 'input' or 'output' for m" in rows["m"].reason
-    entry = infer_input("X", np.zeros((1, 2), np.float32))
-    assert client.infer("good", [entry]).as_numpy("Y").tolist() == [[1.0, 1.0]]

@@ -463,12 +463,11 @@ async def test_files_that_change_under_a_cold_load_are_not_served_and_their_requ
     assert waiting.data == "new"
 
 
-@pytest.mark.parametrize("mode", [ControlMode.POLL, ControlMode.EXPLICIT])
 async def test_files_that_go_under_a_cold_load_and_come_back_are_served(
-    folders: Folders, loader: FakeLoader, rig: Any, mode: ControlMode
+    folders: Folders, loader: FakeLoader, rig: Any
 ) -> None:
     models(folders, "a")
-    host: Rig = await rig(control_mode=mode, load_models=("*",))
+    host: Rig = await rig()
     held = loader.hold("a")
     waiting = host.ask("a")
     await host.served.until(lambda: loader.loads == [("a", 1)])
@@ -476,10 +475,6 @@ async def test_files_that_go_under_a_cold_load_and_come_back_are_served(
     held.set()
     await host.served.until(lambda: not host.resident and len(loader.loaded) == 1)
     (folders.root / ".aside").rename(folders.root / "a")
-    if mode is ControlMode.EXPLICIT:
-        await host.answered(waiting)
-        await host.served.repository.load("a", {})
-        waiting = host.ask("a")
     await host.answered(waiting)
     assert waiting.data == "a"
 
@@ -593,24 +588,21 @@ async def test_a_load_that_is_called_off_when_it_is_done_leaves_nothing(
     await host.served.until(lambda: not host.resident)
 
 
-async def test_changed_files_are_refused_for_good_where_nothing_is_loaded_later(folders: Folders, rig: Any) -> None:
-    models(folders, "a")
-    host: Rig = await rig(control_mode=ControlMode.NONE)
-    folders.version("a", 1, "new")
-    refused = host.ask("a")
-    await host.answered(refused)
-    assert "or restart the server if it has --model-control-mode=none" in str(refused.error)
-
-
+@pytest.mark.parametrize("mode", [ControlMode.EXPLICIT, ControlMode.NONE])
 async def test_changed_files_that_nobody_follows_are_refused_until_they_are_loaded_by_name(
-    folders: Folders, rig: Any
+    folders: Folders, rig: Any, mode: ControlMode
 ) -> None:
     models(folders, "a")
-    host: Rig = await rig(control_mode=ControlMode.EXPLICIT, load_models=("*",))
+    host: Rig = await rig(control_mode=mode, load_models=("*",))
     folders.version("a", 1, "new")
     refused = host.ask("a")
     await host.answered(refused)
-    assert "its files are not what they were when it was registered; load it again" in str(refused.error)
+    assert (
+        "its files are not what they were when it was registered; load it again, or restart the server if it has"
+        " --model-control-mode=none"
+    ) in str(refused.error)
+    if mode is ControlMode.NONE:
+        return
     await host.served.repository.load("a", {})
     answer = host.ask("a")
     await host.answered(answer)
