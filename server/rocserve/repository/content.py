@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import weakref
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from rocserve.backends.registry import BackendRegistry
+from rocserve.cache.folders import make_folder
 from rocserve.cache.temporary_folder import TemporaryFolder, remove_left
 from rocserve.config.definition import FolderReading, ModelDefinition
 from rocserve.config.image_models import GeneratedModel
@@ -28,6 +28,7 @@ from rocserve.settings import RepositorySettings
 
 _FILE_PREFIX = "file:"
 _PRIVATE_PREFIX = "rocserve-model-"
+_READABLE = 0o755
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +84,10 @@ class PrivateFolder:
         """Blocks on the disk. Raises OSError."""
         temporary = TemporaryFolder(_PRIVATE_PREFIX)
         weakref.finalize(self, temporary.remove)
+        # Workers of another user read the files. Nobody else can list this folder, so others need the model's name.
+        temporary.path.chmod(0o711)
         self.folder = temporary.path / name
-        self.folder.mkdir()
-
-    def open_to_workers(self) -> None:
-        """Let workers of another user read the files, whatever the umask. Other users cannot list the parent
-        folder, so they need the model's name. Raises OSError."""
-        self.folder.parent.chmod(0o711)
-        for folder, _, files in os.walk(self.folder):
-            Path(folder).chmod(0o755)
-            for file in files:
-                path = Path(folder, file)
-                if not path.is_symlink():
-                    path.chmod(0o644)
+        make_folder(self.folder, _READABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +185,12 @@ class ContentReader:
             private = PrivateFolder(name)
             for path, data in files.items():
                 target = private.folder / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if data is None:
-                    target.mkdir()
-                elif isinstance(data, Path):
+                make_folder(target if data is None else target.parent, _READABLE)
+                if isinstance(data, Path):
                     target.symlink_to(data)
-                else:
+                elif data is not None:
                     target.write_bytes(data)
-            private.open_to_workers()
+                    target.chmod(0o644)
         except OSError as error:
             why = error.strerror or str(error)
             raise internal(

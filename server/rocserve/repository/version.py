@@ -37,27 +37,16 @@ class VersionState(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """What becomes of a version's wanted content while it is not served."""
+    """What becomes of a version while it is not served, and the state that Triton's clients see then."""
 
-    NONE = enum.auto()
-    """Nothing was ever served, and nothing is loaded."""
-    LOADING = enum.auto()
-    DISCARDED = enum.auto()
-    """The files changed during the load, so only a newer content can be loaded."""
-    UNLOADING = enum.auto()
-    FAILED = enum.auto()
-    UNLOADED = enum.auto()
+    NONE = "nothing was ever served, and nothing is loaded", VersionState.UNKNOWN
+    LOADING = "a load runs, or waits for its slot", VersionState.LOADING
+    DISCARDED = "its files changed during the load, so only a newer content can be loaded", VersionState.LOADING
+    UNLOADING = "what was served is being unloaded", VersionState.UNLOADING
+    FAILED = "the latest load has failed", VersionState.UNAVAILABLE
+    UNLOADED = "it was unloaded on purpose", VersionState.UNAVAILABLE
 
 
-_STATES = {
-    Phase.NONE: VersionState.UNKNOWN,
-    Phase.LOADING: VersionState.LOADING,
-    Phase.DISCARDED: VersionState.LOADING,
-    Phase.UNLOADING: VersionState.UNLOADING,
-    Phase.FAILED: VersionState.UNAVAILABLE,
-    Phase.UNLOADED: VersionState.UNAVAILABLE,
-}
-"""The states of versions that are not served."""
 UNLOADED = "unloaded"
 """Triton's reason for a version that was unloaded on purpose."""
 _SUSPICIOUS_DISCARDS = 3
@@ -171,7 +160,7 @@ class ManagedVersion:
     def state(self) -> VersionState:
         served = self.served
         if served is None:
-            return _STATES[self.phase]
+            return self.phase.value[1]
         return VersionState.READY if served.available and self.members.problem is None else VersionState.UNAVAILABLE
 
     @property
