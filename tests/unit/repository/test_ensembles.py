@@ -171,21 +171,12 @@ async def test_other_threads_may_ask_while_an_ensemble_goes(
             served.repository.failed_models()
 
 
-async def test_a_circle_of_ensembles_is_told(start: Start, folders: Folders) -> None:
-    folders.ensemble("e", "f")
-    folders.ensemble("f", "e")
-    served: Served = await start()
-    assert served.state("e") == "UNAVAILABLE"
-    assert "circular dependency between ensembles: e -> f -> e" in served.reason("e")
-
-
-async def test_a_circle_is_told_where_repositories_are_namespaces(
-    start: Start, folders: Folders, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("namespaces", [False, True])
+async def test_a_circle_of_ensembles_is_told(start: Start, folders: Folders, tmp_path: Path, namespaces: bool) -> None:
     folders.ensemble("e", "f")
     folders.ensemble("f", "e")
     (tmp_path / "other").mkdir()
-    served: Served = await start(folders.root, tmp_path / "other", model_namespacing=True)
+    served: Served = await start(folders.root, tmp_path / "other", model_namespacing=namespaces)
     assert served.rows("e") == {"1": ("UNAVAILABLE", "circular dependency between ensembles: e -> f -> e")}
 
 

@@ -68,13 +68,6 @@ async def test_only_what_is_named_is_loaded_at_the_start(explicit: Start, folder
     assert served.repository.is_ready()
 
 
-async def test_a_star_loads_all(explicit: Start, folders: Folders) -> None:
-    folders.model("m", 1)
-    folders.model("n", 1)
-    served: Served = await explicit("*")
-    assert (served.data("m"), served.data("n")) == ("good", "good")
-
-
 async def test_a_name_that_is_not_there_at_the_start_is_a_failed_model(explicit: Start) -> None:
     served: Served = await explicit("absent")
     assert served.repository.failed_models() == {

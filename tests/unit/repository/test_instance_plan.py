@@ -26,6 +26,7 @@ from .conftest import REGISTRY, Folders
 CPU_ONLY = EngineSpec("some", "some.engine", thread_safe=True, forks_from_zygote=True)
 # A module of the standard library, which is installed everywhere.
 WITH_GPU = dataclasses.replace(CPU_ONLY, gpu_module="xml.dom")
+MIGRAPHX = dataclasses.replace(CPU_ONLY, thread_safe=False, needs_migraphx=True)
 WITHOUT_ITS_MODULE = dataclasses.replace(CPU_ONLY, gpu_module="xml.no_such_module")
 
 
@@ -76,6 +77,7 @@ def test_a_group_without_gpus_takes_all_of_the_machine() -> None:
         (CPU_ONLY, r"to the backend 'some' \(engine some runs it: of its reason\); use KIND_CPU"),
         (WITHOUT_ITS_MODULE, r"backend 'some' \(the Python module xml.no_such_module is not installed\)"),
         (WITH_GPU, r"\(none was found on this machine; name those to use in 'gpus'\)"),
+        (MIGRAPHX, r"\(none was found on this machine; name those to use in 'gpus'\)"),
     ],
 )
 def test_a_gpu_that_is_not_there_is_replaced_by_the_cpu_only_where_auto_is_written(spec: EngineSpec, text: str) -> None:
@@ -95,9 +97,6 @@ def test_passive_groups_have_no_worker() -> None:
     assert plan(CPU_ONLY, passive, InstanceGroup("", InstanceKind.CPU, 1)) == [(InstanceKind.CPU, None, 1)]
     with pytest.raises(ServeError, match="all its instance groups are passive"):
         plan(CPU_ONLY, passive)
-
-
-MIGRAPHX = dataclasses.replace(CPU_ONLY, thread_safe=False, needs_migraphx=True)
 
 
 def test_an_engine_that_auto_takes_to_gpus() -> None:
@@ -130,9 +129,7 @@ def test_a_gpu_that_the_machine_has_not() -> None:
         plan(MIGRAPHX, gpu_group(1, (0, 3)), machine=(0, 1))
 
 
-def test_migraphx_without_a_gpu_that_is_asked_for() -> None:
-    with pytest.raises(ServeError, match=r"'some' \(none was found on this machine; name those to use in 'gpus'\)"):
-        plan(MIGRAPHX, gpu_group())
+def test_migraphx_takes_a_gpu_that_is_named_where_none_is_listed() -> None:
     assert plan(MIGRAPHX, gpu_group(1, (3,))) == [(InstanceKind.GPU, 3, 1)]
 
 

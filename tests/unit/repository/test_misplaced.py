@@ -124,7 +124,9 @@ REASON = "at least one version must be available under the version policy of mod
 MISSING = f"ensemble e contains models that are not available or ambiguous: m; m: {REASON}"
 
 
-async def test_a_model_without_any_version_is_not_loaded_and_harms_nobody(start: Start, folders: Folders) -> None:
+async def test_a_model_without_any_version_harms_nobody_and_is_served_when_one_comes(
+    start: Start, folders: Folders
+) -> None:
     folders.model("m", more=COMMAND)
     folders.model("other", 1)
     served: Served = await start()
@@ -132,14 +134,8 @@ async def test_a_model_without_any_version_is_not_loaded_and_harms_nobody(start:
     assert served.repository.failed_models() == {}
     assert served.repository.is_ready()
     assert served.data("m") == "Request for unknown model: 'm' has no available versions"
-
-
-async def test_it_is_served_when_its_version_comes(start: Start, folders: Folders) -> None:
-    folders.model("m", more=COMMAND)
-    served: Served = await start()
     folders.version("m", 1)
-    await served.until(lambda: served.state("m", "1") == "READY")
-    assert served.data("m") == "good"
+    await served.until(lambda: served.data("m") == "good")
 
 
 async def test_an_ensemble_that_misses_only_such_models_harms_nobody_either(start: Start, folders: Folders) -> None:

@@ -49,12 +49,6 @@ async def test_not_ready_before_the_first_loads_have_ended(
     assert "version 7" in served.data("m", "7")
 
 
-async def test_a_folder_dropped_in_is_served_soon_after_its_last_byte(served: Served, folders: Folders) -> None:
-    folders.model("m", 1)
-    await served.until(lambda: served.state("m") == "READY")
-    assert served.repository.is_ready()
-
-
 async def test_a_version_copied_byte_by_byte_is_loaded_once_and_whole(
     m: Path, served: Served, folders: Folders, loader: FakeLoader
 ) -> None:

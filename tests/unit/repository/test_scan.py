@@ -39,16 +39,6 @@ def test_temporary_files_are_no_part_of_a_model(root: Path, folders: Folders, na
     assert scanned(root)["m"] == before
 
 
-def test_a_new_version_leaves_the_others_as_they_are(root: Path, folders: Folders) -> None:
-    folders.model("m", 1)
-    before = scanned(root)["m"]
-    folders.version("m", 2)
-    after = scanned(root)["m"]
-    assert after.fingerprint != before.fingerprint
-    assert before.same_for(1, after)
-    assert sorted(after.versions) == [1, 2]
-
-
 def test_parts_are_told_apart(root: Path, folders: Folders) -> None:
     folders.model("m", 1, 2)
     before = scanned(root)["m"]
@@ -229,13 +219,6 @@ def test_a_repository_that_is_itself_one_model(tmp_path: Path) -> None:
     assert scanned(folder)["models"].is_root, "version folders alone are enough"
 
 
-def test_a_model_file_directly_in_the_repository_is_version_1(root: Path) -> None:
-    (root / "model.onnx").write_text("good")
-    scan = scanned(root)[root.name]
-    assert scan.flat is not None
-    assert scan.version_folder(1) == root
-
-
 def test_a_stray_file_beside_models_makes_no_model_of_the_repository(root: Path, folders: Folders) -> None:
     folders.model("m", 1)
     (root / "model.onnx").write_text("stray")
@@ -248,12 +231,6 @@ def test_a_model_in_a_folder_of_its_own_name(root: Path) -> None:
     scan = scanned(root)["m"]
     assert scan.folder == root / "m" / "m"
     assert sorted(scan.versions) == [1]
-
-
-def test_a_folder_without_anything_of_a_model(root: Path) -> None:
-    (root / "docs").mkdir()
-    (root / "docs" / "readme.md").write_text("x")
-    assert not scanned(root)["docs"].looks_like_model
 
 
 def test_a_repository_that_vanishes_keeps_its_models_as_they_were(root: Path, folders: Folders) -> None:
