@@ -46,7 +46,6 @@ def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> RocservePr
     drop_accumulator(repository, "direct", DIRECT, more=two)
     drop_accumulator(repository, "oldest", OLDEST, more=two)
     drop_accumulator(repository, "single", DIRECT, max_batch_size=0)
-    drop_accumulator(repository, "hasty", "direct { } max_sequence_idle_microseconds: 200000", max_batch_size=1)
     state = drop(repository, "python", PYTHON_MODEL, PYTHON_CONFIG) / "initial_state"
     state.mkdir()
     (state / "begin").write_bytes(np.array([100, 200], np.int32).tobytes())
@@ -67,15 +66,6 @@ def client(server: RocserveProcess) -> triton.InferenceServerClient:
 
 
 @pytest.mark.parametrize("model", ["direct", "oldest", "single"])
-def test_a_sequence_has_its_own_sum(client: triton.InferenceServerClient, model: str) -> None:
-    batches = model != "single"
-    assert run_sequence(client, model, 11, [1, 2, 3, 4], batches) == [1, 3, 6, 10]
-    # The same id again, and a sequence of one request.
-    assert run_sequence(client, model, 11, [5, 6], batches) == [5, 11]
-    assert run_sequence(client, model, 12, [7], batches) == [7]
-
-
-@pytest.mark.parametrize("model", ["direct", "oldest"])
 def test_hundreds_of_sequences_at_once(server: RocserveProcess, model: str) -> None:
     counters = itertools.count(1000)
 
@@ -83,7 +73,7 @@ def test_hundreds_of_sequences_at_once(server: RocserveProcess, model: str) -> N
         with server.client() as own:
             for round_number in range(8):
                 values = [number + round_number + step for step in range(1 + (number + round_number) % 5)]
-                sums = run_sequence(own, model, next(counters), values)
+                sums = run_sequence(own, model, next(counters), values, batches=model != "single")
                 assert sums == list(itertools.accumulate(values))
 
     run_at_once(25, run)
@@ -229,31 +219,6 @@ def test_iterative_responses_come_as_they_are_made(client: triton.InferenceServe
         seen.append(int(result.as_numpy("OUT")[0, 0]))
     client.stop_stream()
     assert seen == [4, 3, 2, 1, 0]
-
-
-def test_a_second_start_begins_again(client: triton.InferenceServerClient) -> None:
-    assert int(ask(client, "direct", 5, 31, start=True).as_numpy("SUM")[0, 0]) == 5
-    assert int(ask(client, "direct", 6, 31, start=True).as_numpy("SUM")[0, 0]) == 6
-    assert int(ask(client, "direct", 1, 31, end=True).as_numpy("SUM")[0, 0]) == 7
-    with pytest.raises(InferenceServerException, match="must specify the START flag"):
-        ask(client, "direct", 1, 31, end=True)
-
-
-def test_an_idle_sequence_gives_its_slot_away(server: RocserveProcess, client: triton.InferenceServerClient) -> None:
-    ask(client, "hasty", 5, 1, start=True)
-    # There is one slot: the second sequence waits until the first has been idle for too long.
-    assert run_sequence(client, "hasty", 2, [8, 9]) == [8, 17]
-    with pytest.raises(InferenceServerException, match="for sequence 1 to model 'hasty' must specify the START flag"):
-        ask(client, "hasty", 5, 1)
-
-
-def test_a_backlog_waits_no_longer_than_it_says(client: triton.InferenceServerClient) -> None:
-    ask(client, "single", 5, 1, start=True, batches=False)
-    with pytest.raises(InferenceServerException) as caught:
-        ask(client, "single", 5, 2, start=True, batches=False, timeout=50_000)
-    assert caught.value.status() == "StatusCode.UNAVAILABLE"
-    assert caught.value.message() == "timeout of the corresponding sequence has been expired"
-    assert int(ask(client, "single", 1, 1, end=True, batches=False).as_numpy("SUM")[0]) == 6
 
 
 def test_sequences_stay_with_the_version_that_began_them(serve: Callable[..., RocserveProcess], tmp_path: Path) -> None:

@@ -93,6 +93,12 @@ class Answer:
         self._log = log
         self._loop = loop
 
+    @property
+    def number(self) -> float:
+        """The first element of the FP32 answer, which must not be an error."""
+        assert self.response is not None, self.error
+        return float(np.frombuffer(self.response.outputs[0].data, np.float32)[0])
+
     def send(self, answer: Answered, final: bool = True) -> None:
         assert not self.done.is_set(), "answered twice"
         assert answer is not None, "the model is not decoupled"

@@ -230,15 +230,9 @@ def ask(
     start: bool = False,
     end: bool = False,
     batches: bool = True,
-    **more: object,
 ) -> triton.InferResult:
     return client.infer(
-        model,
-        [request_input(value, batches)],
-        sequence_id=sequence,
-        sequence_start=start,
-        sequence_end=end,
-        **more,  # type: ignore[arg-type]
+        model, [request_input(value, batches)], sequence_id=sequence, sequence_start=start, sequence_end=end
     )
 
 

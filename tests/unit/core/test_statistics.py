@@ -176,11 +176,6 @@ def test_what_is_kept_does_not_grow_with_the_values() -> None:
     assert sum(len(section) for section in summary._sections.values()) <= 5 * 4
 
 
-def test_without_values_there_is_no_quantile() -> None:
-    ((_, value),) = SlidingSummary().read((0.5,), 0).quantiles
-    assert math.isnan(value)
-
-
 CONFIG = ModelConfig(name="m")
 ALL = LatencyOptions(summaries=True, histograms=True, quantiles=(0.5,))
 MS = 1_000_000

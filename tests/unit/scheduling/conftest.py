@@ -74,6 +74,21 @@ class Bench:
         """Submit single rows before the loop's turn ends."""
         self.loop.turning(lambda: [self._submit(value) for value in values])()
 
+    def warm_up(self, rows: int) -> None:
+        """Run requests one by one: the engine must first prove that it is fast."""
+        for _ in range(20):
+            self.submit(0.0, rows)
+            self.executions[-1].finish()
+
+    def finish_all(self, engine_ns: int = Execution.engine_ns) -> list[tuple[int, ...]]:
+        """Finish the first instance's batches until none is left. Returns the rows of the requests of each."""
+        sizes = []
+        for execution in self.executions:
+            execution.engine_ns = engine_ns
+            execution.finish()
+            sizes.append(execution.request_sizes)
+        return sizes
+
     def new_instance(self) -> HandInstance:
         """An instance that the scheduler does not know yet."""
         return HandInstance(self.loop)

@@ -20,12 +20,7 @@ def formed(bench, rows: list[int]) -> list[tuple[int, ...]]:
     assert len(bench.executions) == 1
     for count in rows:
         bench.submit(1.0, count)
-    done = 0
-    while done < len(bench.executions):
-        bench.executions[done].engine_ns = 10_000_000
-        bench.executions[done].finish()
-        done += 1
-    return [execution.request_sizes for execution in bench.executions[1:]]
+    return bench.finish_all(engine_ns=10_000_000)[1:]
 
 
 @pytest.mark.parametrize(
@@ -59,20 +54,12 @@ def test_with_a_delay_that_has_not_passed(make_bench, preferred, rows, batches) 
     bench.submit(0.0, rows[0])
     for count in rows[1:]:
         bench.submit(1.0, count)
-    done = 0
-    while done < len(bench.executions):
-        bench.executions[done].engine_ns = 10_000_000
-        bench.executions[done].finish()
-        done += 1
-    assert [execution.request_sizes for execution in bench.executions] == batches
+    assert bench.finish_all(engine_ns=10_000_000) == batches
 
 
 def test_what_is_sent_ahead_could_not_have_grown(make_bench) -> None:
     bench = make_bench(DynamicBatching(preferred_batch_sizes=(2, 4)))
-    for _ in range(20):
-        # The engine must first prove that it is fast.
-        bench.submit(0.0, 4)
-        bench.executions[-1].finish()
+    bench.warm_up(rows=4)
     before = len(bench.executions)
     for _ in range(6):
         bench.submit(1.0)
@@ -90,9 +77,7 @@ def test_what_is_sent_ahead_could_not_have_grown(make_bench) -> None:
 )
 def test_nothing_is_sent_ahead_of_what_the_queue_decides(make_bench, batching) -> None:
     bench = make_bench(batching)
-    for _ in range(20):
-        bench.submit(0.0, 8)
-        bench.executions[-1].finish()
+    bench.warm_up(rows=8)
     before = len(bench.executions)
     for _ in range(3):
         bench.submit(1.0, 8)

@@ -129,6 +129,12 @@ class Model:
         self.scheduler.submit(request, told)
         return told
 
+    def warm_up(self, instance: HandInstance) -> None:
+        """Run requests one by one: the engine must first prove that it is fast."""
+        for _ in range(40):
+            self.submit()
+            instance.finish()
+
     def counts(self) -> tuple[int, int, int]:
         """Executions, successes, failures."""
         counted = self.statistics.snapshot()
@@ -378,9 +384,7 @@ def test_clients_of_requests_that_run_long_are_watched(model: Model) -> None:
 
 def test_after_its_first_call_a_model_gets_nothing_ahead(model: Model) -> None:
     instance = model.instance()
-    for _ in range(40):
-        model.submit()
-        instance.finish()
+    model.warm_up(instance)
     # The engine is fast, so a second batch is sent ahead.
     model.submit(), model.submit()
     assert len(instance.batches) == 2
@@ -393,9 +397,7 @@ def test_after_its_first_call_a_model_gets_nothing_ahead(model: Model) -> None:
 
 def test_requests_travel_together_and_end_each_for_itself(model: Model) -> None:
     instance = model.instance()
-    for _ in range(40):
-        model.submit()
-        instance.finish()
+    model.warm_up(instance)
     before = model.counts()
     asked = [model.submit() for _ in range(9)]
     while sum(told.done.is_set() for told in asked) < 5:

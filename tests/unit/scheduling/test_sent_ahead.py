@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import pytest
 
 from rocserve.core.errors import ServeError, StatusCode, internal
@@ -12,18 +11,11 @@ from rocserve.core.model_config import DynamicBatching
 from rocserve.workers.instance import WorkerGone
 
 
-def value_of(answer) -> float:
-    assert answer.error is None, answer.error
-    return float(np.frombuffer(answer.response.outputs[0].data, np.float32)[0])
-
-
 @pytest.fixture
 def bench(make_bench):
     """A scheduler whose engine has been fast; a batch is sent ahead once it has 8 rows."""
     bench = make_bench(DynamicBatching())
-    for _ in range(20):
-        bench.submit(0.0, 8)
-        bench.executions[-1].finish()
+    bench.warm_up(rows=8)
     bench.executions.clear()
     bench.answered.clear()
     return bench
@@ -50,7 +42,7 @@ def test_the_one_in_the_engine_is_left_to_its_end(bench) -> None:
     bench.loop.run(0.1)
     assert not running.done.is_set()
     bench.executions[0].finish()
-    assert value_of(running) == 2.0
+    assert running.number == 2.0
 
 
 def test_one_that_has_begun_since_is_left_to_its_end(bench) -> None:
@@ -60,7 +52,7 @@ def test_one_that_has_begun_since_is_left_to_its_end(bench) -> None:
     bench.loop.run(0.2)
     assert not begun.done.is_set()
     bench.executions[1].finish()
-    assert value_of(begun) == 4.0
+    assert begun.number == 4.0
 
 
 def test_its_company_is_answered(bench) -> None:
@@ -70,7 +62,7 @@ def test_its_company_is_answered(bench) -> None:
     assert first.done.wait(5)
     bench.executions[0].finish()
     bench.executions[1].finish()
-    assert value_of(second) == 6.0
+    assert second.number == 6.0
 
 
 def test_its_client_may_leave(bench) -> None:
@@ -120,10 +112,7 @@ def test_grouped_requests_keep_deadlines_of_those_that_have_not_begun(make_bench
     bench = make_bench(width=2)
     for _ in range(40):
         bench.submit(0.0)
-    done = 0
-    while done < len(bench.executions):
-        bench.executions[done].finish()
-        done += 1
+    bench.finish_all()
     bench.executions.clear()
     running = bench.submit(1.0)
     ahead = [bench.submit(2.0, timeout=30_000) for _ in range(4)]
