@@ -22,9 +22,12 @@ class TorchFiles:
 
     folder: Path
 
+    def path(self, name: str) -> Path:
+        """A file, by its name without the ending."""
+        return next(path for path in self.folder.glob(f"{name}.*") if path.suffix in (".pt", ".pt2"))
+
     def data(self, name: str) -> bytes:
-        """The content of a file, by its name without the ending."""
-        return next(path for path in self.folder.glob(f"{name}.*") if path.suffix in (".pt", ".pt2")).read_bytes()
+        return self.path(name).read_bytes()
 
     def values(self, name: str) -> tuple[Arrays, Arrays]:
         """The program's inputs, and the outputs that PyTorch itself returned for them."""

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from support.amd_rocal import stand_in
 
-from rocserve.backends.base import ModelSource
+from rocserve.backends.base import LoadedModel, ModelSource
+from rocserve.backends.rocal.backend import load
 from rocserve.core.model_config import InputConfig, InstanceGroup, InstanceKind, ModelConfig, OutputConfig
 
 SourceMaker = Callable[..., ModelSource]
@@ -55,3 +56,9 @@ def model_source(tmp_path: Path) -> SourceMaker:
         return ModelSource("model", 1, folder.parent, folder, model_file, config, kind, None, instance_count)
 
     return make
+
+
+@pytest.fixture
+def served(model_source: SourceMaker) -> Callable[..., LoadedModel]:
+    """Load a rocAL pipeline, given as its JSON and the options of a model source."""
+    return lambda document, **options: load(model_source("pipeline.json", document, **options))

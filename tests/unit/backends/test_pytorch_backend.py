@@ -34,6 +34,17 @@ FP32, INT64 = DataType.FP32, DataType.INT64
 ROWS_OF_4 = InputConfig("x", FP32, (4,))
 
 
+@pytest.fixture
+def saved(model_source: SourceMaker, torch_files: TorchFiles) -> SourceMaker:
+    """Describe one of the files of `torch_files`, by its name there, as a model source."""
+
+    def make(name: str, **options: Any) -> ModelSource:
+        path = torch_files.path(name)
+        return model_source(f"model{path.suffix}", path.read_bytes(), **options)
+
+    return make
+
+
 def load(source: ModelSource) -> LoadedModel:
     from rocserve.backends.pytorch import eager
 
@@ -74,8 +85,8 @@ def refusal(source: ModelSource, has_places: bool = False) -> str:
     return raised.value.text
 
 
-def test_a_program_says_all_of_itself(model_source: SourceMaker, torch_files: TorchFiles) -> None:
-    model = load(model_source("model.pt2", torch_files.data("classifier")))
+def test_a_program_says_all_of_itself(saved: SourceMaker, torch_files: TorchFiles) -> None:
+    model = load(saved("classifier"))
     assert model.signature.inputs == (TensorSpec("x", FP32, (-1, 4)),)
     assert model.signature.outputs == (TensorSpec("scores", FP32, (-1, 3)), TensorSpec("best", INT64, (-1,)))
     assert model.signature.supports_batching
@@ -85,11 +96,9 @@ def test_a_program_says_all_of_itself(model_source: SourceMaker, torch_files: To
     model.close()
 
 
-def test_the_rows_that_a_program_was_exported_for_bound_its_batches(
-    model_source: SourceMaker, torch_files: TorchFiles
-) -> None:
-    assert load(model_source("model.pt2", torch_files.data("few"))).signature.max_batch_size == 8
-    assert refusal(model_source("model.pt2", torch_files.data("few"), max_batch_size=9)) == (
+def test_the_rows_that_a_program_was_exported_for_bound_its_batches(saved: SourceMaker) -> None:
+    assert load(saved("few")).signature.max_batch_size == 8
+    assert refusal(saved("few", max_batch_size=9)) == (
         "max_batch_size of model 'model' is 9, but its program was exported for at most 8 rows"
     )
 
@@ -103,9 +112,9 @@ def test_the_rows_that_a_program_was_exported_for_bound_its_batches(
     ],
 )
 def test_a_value_beyond_what_a_program_looks_into_fails_its_own_request(
-    model_source: SourceMaker, torch_files: TorchFiles, name: str, wrong: int, text: str
+    saved: SourceMaker, torch_files: TorchFiles, name: str, wrong: int, text: str
 ) -> None:
-    model = load(model_source("model.pt2", torch_files.data("look_up")))
+    model = load(saved("look_up"))
     inputs, expected = torch_files.values("look_up")
     check(model, torch_files, "look_up", tolerance=1e-5)
     inputs[name][3] = wrong
@@ -125,8 +134,8 @@ def test_a_value_beyond_what_a_program_looks_into_fails_its_own_request(
                                    ("OUTPUT__0",), (1, 1))).failures  # fmt: skip
 
 
-def test_a_program_of_one_shape_does_not_batch(model_source: SourceMaker, torch_files: TorchFiles) -> None:
-    model = load(model_source("model.pt2", torch_files.data("fixed")))
+def test_a_program_of_one_shape_does_not_batch(saved: SourceMaker, torch_files: TorchFiles) -> None:
+    model = load(saved("fixed"))
     assert not model.signature.supports_batching and model.signature.inputs[0].shape == (5, 4)
     inputs, expected = torch_files.values("fixed")
     np.testing.assert_allclose(run(model, inputs)["scores"], expected["scores"], atol=1e-6)
@@ -137,79 +146,71 @@ def test_a_program_of_one_shape_does_not_batch(model_source: SourceMaker, torch_
 
 @pytest.mark.parametrize(("name", "device"), [("classifier", "cpu"), ("traced", "cpu"), ("split", "cpu, meta")])
 def test_of_kind_model_parts_stay_where_the_file_has_them(
-    model_source: SourceMaker, torch_files: TorchFiles, name: str, device: str
+    saved: SourceMaker, torch_files: TorchFiles, name: str, device: str
 ) -> None:
     batch = {} if name == "split" else {"inputs": [ROWS_OF_4], "max_batch_size": 8}
-    model = load(model_source("model.pt", torch_files.data(name), kind=InstanceKind.MODEL, **batch))
+    model = load(saved(name, kind=InstanceKind.MODEL, **batch))
     assert model.properties["device"] == device
     inputs, expected = torch_files.values(name)
     for key, value in run(model, inputs, *expected).items():
         np.testing.assert_allclose(value, expected[key], atol=1e-6)
 
 
-def test_of_kind_model_a_device_that_is_not_here(model_source: SourceMaker, torch_files: TorchFiles) -> None:
-    content = torch_files.data("on_second_gpu")
-    source = model_source("model.pt", content, inputs=[ROWS_OF_4], max_batch_size=8, kind=InstanceKind.MODEL)
+def test_of_kind_model_a_device_that_is_not_here(saved: SourceMaker, torch_files: TorchFiles) -> None:
+    source = saved("on_second_gpu", inputs=[ROWS_OF_4], max_batch_size=8, kind=InstanceKind.MODEL)
     placed = refusal(source, has_places=True)
     assert "(KIND_MODEL leaves the parts of a model on the devices that its file names; PyTorch" in placed
     assert placed.endswith("GPUs here)")
     # On an instance of another kind they are moved.
-    check(load(model_source("model.pt", content, inputs=[ROWS_OF_4], max_batch_size=8)), torch_files, "traced")
+    check(load(saved("on_second_gpu", inputs=[ROWS_OF_4], max_batch_size=8)), torch_files, "traced")
 
 
-def test_inductor_compiles_for_one_device(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+def test_inductor_compiles_for_one_device(saved: SourceMaker) -> None:
     from rocserve.backends.pytorch import inductor
 
     with pytest.raises(ServeError, match=r"the parts of model.pt2 are on cpu and meta; set parameter 'engine' to"):
-        inductor.load(model_source("model.pt2", torch_files.data("split"), kind=InstanceKind.MODEL))
+        inductor.load(saved("split", kind=InstanceKind.MODEL))
 
 
 @pytest.mark.parametrize(
     "names", [("x", "options_scale", "bias"), ("INPUT__0", "INPUT__1", "INPUT__2"),
               ("ARGS[0]", "ARGS[1][scale]", "KWARGS[bias]")],
 )  # fmt: skip
-def test_inputs_go_by_any_of_their_names(
-    model_source: SourceMaker, torch_files: TorchFiles, names: tuple[str, ...]
-) -> None:
+def test_inputs_go_by_any_of_their_names(saved: SourceMaker, torch_files: TorchFiles, names: tuple[str, ...]) -> None:
     widths = (4, 1, 4)
     # In another order than the program's.
     inputs = [InputConfig(name, FP32, (width,)) for name, width in zip(names, widths, strict=True)][::-1]
     outputs = [OutputConfig("RESULT[1][moved]", FP32, (4,)), OutputConfig("RESULT[0]", FP32, (4,))]
-    model = load(
-        model_source("model.pt2", torch_files.data("nested"), inputs=inputs, outputs=outputs, max_batch_size=8)
-    )
+    model = load(saved("nested", inputs=inputs, outputs=outputs, max_batch_size=8))
     values, expected = torch_files.values("nested")
     given = run(model, dict(zip(names, values.values(), strict=True)))
     np.testing.assert_allclose(given["RESULT[0]"], expected["OUTPUT__0"])
     np.testing.assert_allclose(given["RESULT[1][moved]"], expected["OUTPUT__1"])
 
 
-def test_a_default_name_goes_before_what_others_are_known_by(
-    model_source: SourceMaker, torch_files: TorchFiles
-) -> None:
+def test_a_default_name_goes_before_what_others_are_known_by(saved: SourceMaker) -> None:
     """A configuration that `rocserve config` has written contains all default names."""
     x = np.ones((2, 4), np.float32)
-    model = load(model_source("model.pt2", torch_files.data("named"), max_batch_size=4))
+    model = load(saved("named", max_batch_size=4))
     names = ("OUTPUT__1", "OUTPUT__0", "OUTPUT__2", "OUTPUT__3", "OUTPUT__4")
     assert tuple(spec.name for spec in model.signature.outputs) == names, "a key that is no name of one is none"
-    written = model_source(
-        "model.pt2",
-        torch_files.data("named"),
+    written = saved(
+        "named",
         max_batch_size=4,
         outputs=tuple(OutputConfig(name, FP32, (4,)) for name in names),
     )
     for each in (model, load(written)):
         assert [run(each, {"x": x})[name][0, 0] for name in names] == [2, 3, 4, 5, 6]
     inputs = tuple(InputConfig(name, FP32, (4,)) for name in ("INPUT__1", "INPUT__0"))
-    swapped = load(model_source("model.pt", torch_files.data("swapped"), inputs=inputs))
+    swapped = load(saved("swapped", inputs=inputs))
     given = {"INPUT__1": np.full(4, 5, np.float32), "INPUT__0": np.ones(4, np.float32)}
     assert run(swapped, given)["OUTPUT__0"].tolist() == [3] * 4
 
 
 def test_arguments_and_results_that_are_no_tensors_are_left_out(
-    model_source: SourceMaker, torch_files: TorchFiles, tmp_path: Path
+    saved: SourceMaker, torch_files: TorchFiles, tmp_path: Path
 ) -> None:
-    check(load(model_source("model.pt2", torch_files.data("sized"), max_batch_size=8)), torch_files, "sized")
+    check(load(saved("sized", max_batch_size=8)), torch_files, "sized")
     pytest.importorskip("onnxscript", reason="no onnxscript here; `make pytorch` installs it")
     from rocserve.backends.pytorch.onnx_export import OnnxJob
 
@@ -222,35 +223,31 @@ def test_arguments_and_results_that_are_no_tensors_are_left_out(
     np.testing.assert_allclose(session.run(None, inputs)[0], expected["OUTPUT__0"])
 
 
-def test_inputs_larger_than_memory(model_source: SourceMaker, torch_files: TorchFiles) -> None:
-    load(model_source("model.pt2", torch_files.data("corner"))).warm_up([])
+def test_inputs_larger_than_memory(saved: SourceMaker) -> None:
+    load(saved("corner")).warm_up([])
     for dims in ((1 << 20, 1 << 20), (1 << 40, 1 << 40)):
         inputs = (InputConfig("x", FP32, dims),)
-        source = model_source("model.pt", torch_files.data("corner_script"), inputs=inputs)
+        source = saved("corner_script", inputs=inputs)
         assert "a run with zeros, which would tell them, fails: memory does not suffice for input 'x'" in refusal(
             source
         )
 
 
-def test_a_program_that_pytorch_saves_and_cannot_run(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+def test_a_program_that_pytorch_saves_and_cannot_run(saved: SourceMaker) -> None:
     text = "cannot make a module of the program: too many positional arguments"
-    assert text in refusal(model_source("model.pt2", torch_files.data("own_self")), has_places=True)
+    assert text in refusal(saved("own_self"), has_places=True)
 
 
-def test_bf16_goes_through(model_source: SourceMaker, torch_files: TorchFiles) -> None:
-    model = load(model_source("model.pt2", torch_files.data("half")))
+def test_bf16_goes_through(saved: SourceMaker, torch_files: TorchFiles) -> None:
+    model = load(saved("half"))
     assert model.signature.inputs[0].datatype is model.signature.outputs[0].datatype is DataType.BF16
     check(model, torch_files, "half")
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 2e-2), ("fp16", 2e-3)])
 @pytest.mark.parametrize("name", ["classifier", "traced"])
-def test_precision(
-    model_source: SourceMaker, torch_files: TorchFiles, name: str, precision: str, tolerance: float
-) -> None:
-    source = model_source(
-        "model.pt", torch_files.data(name), inputs=[ROWS_OF_4], max_batch_size=8, parameters={"precision": precision}
-    )
+def test_precision(saved: SourceMaker, torch_files: TorchFiles, name: str, precision: str, tolerance: float) -> None:
+    source = saved(name, inputs=[ROWS_OF_4], max_batch_size=8, parameters={"precision": precision})
     model = load(source)
     assert [spec.datatype for spec in model.signature.outputs] == [FP32, INT64]
     check(model, torch_files, name, tolerance)
@@ -260,24 +257,22 @@ def test_precision(
     assert model.properties["precision"] == precision
 
 
-def test_the_precision_is_the_weights_own_where_no_other_is_asked_for(
-    model_source: SourceMaker, torch_files: TorchFiles
-) -> None:
-    model = load(model_source("model.pt2", torch_files.data("narrow")))
+def test_the_precision_is_the_weights_own_where_no_other_is_asked_for(saved: SourceMaker) -> None:
+    model = load(saved("narrow"))
     assert model.properties["precision"] == "bf16"
-    assert "precision" not in load(model_source("model.pt2", torch_files.data("half"))).properties
+    assert "precision" not in load(saved("half")).properties
 
 
 @pytest.mark.parametrize("before", ["", "0"])
 def test_reading_a_program_leaves_the_environment_as_it_was(
-    model_source: SourceMaker, torch_files: TorchFiles, monkeypatch: pytest.MonkeyPatch, before: str
+    saved: SourceMaker, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
     """The environment variable makes PyTorch load tensors only, while the process may load other objects, such as a
     module that torch_migraphx has saved."""
     monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)
     if before:
         monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", before)
-    load(model_source("model.pt2", torch_files.data("classifier")))
+    load(saved("classifier"))
     assert os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "") == before
 
 
@@ -287,11 +282,10 @@ def test_reading_a_program_leaves_the_environment_as_it_was(
      (("first", "second"), ("one", "other"))],
 )  # fmt: skip
 def test_torchscript_by_names_places_or_order(
-    model_source: SourceMaker, torch_files: TorchFiles, inputs: tuple[str, ...], outputs: tuple[str, ...]
+    saved: SourceMaker, torch_files: TorchFiles, inputs: tuple[str, ...], outputs: tuple[str, ...]
 ) -> None:
-    source = model_source(
-        "model.pt",
-        torch_files.data("in_place"),
+    source = saved(
+        "in_place",
         inputs=[InputConfig(name, FP32, (4,)) for name in inputs],
         outputs=[OutputConfig(name, FP32, (4,)) for name in outputs],
         max_batch_size=8,
@@ -302,20 +296,18 @@ def test_torchscript_by_names_places_or_order(
         np.testing.assert_allclose(given[name], value)
 
 
-def test_torchscript_with_a_dict(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+def test_torchscript_with_a_dict(saved: SourceMaker, torch_files: TorchFiles) -> None:
     inputs = [InputConfig("b", FP32, (4,)), InputConfig("a", FP32, (4,))]
     check(
-        load(model_source("model.pt", torch_files.data("of_dict"), inputs=inputs, max_batch_size=8)),
+        load(saved("of_dict", inputs=inputs, max_batch_size=8)),
         torch_files,
         "of_dict",
     )
 
 
-def test_sizes_of_outputs_that_vary_are_found_by_a_second_run(
-    model_source: SourceMaker, torch_files: TorchFiles
-) -> None:
+def test_sizes_of_outputs_that_vary_are_found_by_a_second_run(saved: SourceMaker) -> None:
     def shapes(name: str, **changes: Any) -> dict[str, tuple[int, ...]]:
-        model = load(model_source("model.pt", torch_files.data(name), **changes))
+        model = load(saved(name, **changes))
         return {spec.name: spec.shape for spec in model.signature.outputs}
 
     pair = tuple(InputConfig(name, FP32, (-1, 3)) for name in ("left", "right"))
@@ -329,60 +321,58 @@ def test_sizes_of_outputs_that_vary_are_found_by_a_second_run(
     assert shapes("raising", inputs=(InputConfig("x", FP32, (5, 4)),))["rest"] == (-1, 4), "none of it for zeros"
 
 
-def test_a_program_that_gives_no_row_for_each_does_not_batch(
-    model_source: SourceMaker, torch_files: TorchFiles
-) -> None:
+def test_a_program_that_gives_no_row_for_each_does_not_batch(saved: SourceMaker) -> None:
     rows = InputConfig("x", FP32, (4,))
-    text = refusal(model_source("model.pt", torch_files.data("raising"), max_batch_size=4, inputs=(rows,)))
+    text = refusal(saved("raising", max_batch_size=4, inputs=(rows,)))
     assert "output 'turned' of model 'model' has the shape [4, 1] where the program is given one row" in text
     assert "leave max_batch_size out" in text
 
 
-def test_an_argument_that_torchscript_need_not_have(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+def test_an_argument_that_torchscript_need_not_have(saved: SourceMaker) -> None:
     x = np.ones(4, np.float32)
-    content, bias = torch_files.data("may_have"), InputConfig("bias", FP32, (4,))
-    without = load(model_source("model.pt", content, inputs=(ROWS_OF_4,)))
+    bias = InputConfig("bias", FP32, (4,))
+    without = load(saved("may_have", inputs=(ROWS_OF_4,)))
     assert run(without, {"x": x})["OUTPUT__0"].tolist() == [2] * 4
     for inputs in ((ROWS_OF_4, bias), (bias, ROWS_OF_4)):
-        model = load(model_source("model.pt", content, inputs=inputs))
+        model = load(saved("may_have", inputs=inputs))
         assert run(model, {"x": x, "bias": 3 * x})["OUTPUT__0"].tolist() == [5] * 4
 
 
-def test_torchscript_with_strings(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+def test_torchscript_with_strings(saved: SourceMaker) -> None:
     words = InputConfig("words", DataType.BYTES, (-1,))
     outputs = [OutputConfig("OUTPUT__0", DataType.BYTES, (-1,)), OutputConfig("OUTPUT__1", INT64, (-1,))]
-    model = load(model_source("model.pt", torch_files.data("words"), inputs=[words], outputs=outputs))
+    model = load(saved("words", inputs=[words], outputs=outputs))
     given = run(model, {"words": np.array([b"one", "zwölf".encode(), b"\xff"], np.object_)})
     assert given["OUTPUT__0"].tolist() == [b"one!", "zwölf!".encode(), b"\xff!"]
     # A byte that is no UTF-8 reaches the program as a stand-in character.
     assert given["OUTPUT__1"].tolist()[:2] == [3, 6]
 
 
-def test_memory_that_does_not_suffice(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+def test_memory_that_does_not_suffice(saved: SourceMaker) -> None:
     inputs, outputs = [InputConfig("x", FP32, (1,))], [OutputConfig("OUTPUT__0", FP32, (-1,))]
-    model = load(model_source("model.pt", torch_files.data("large"), inputs=inputs, outputs=outputs))
+    model = load(saved("large", inputs=inputs, outputs=outputs))
     with pytest.raises(ServeError, match="can't allocate memory: you tried to allocate") as raised:
         run(model, {"x": np.array([1e15], np.float32)})
     assert raised.value.code is StatusCode.UNAVAILABLE
     assert run(model, {"x": np.array([3], np.float32)})["OUTPUT__0"].tolist() == [0, 0, 0]
 
 
-def test_torchscript_needs_a_configuration_of_its_inputs(model_source: SourceMaker, torch_files: TorchFiles) -> None:
-    assert refusal(model_source("model.pt", torch_files.data("in_place"))) == (
+def test_torchscript_needs_a_configuration_of_its_inputs(saved: SourceMaker) -> None:
+    assert refusal(saved("in_place")) == (
         "the file of model 'model' does not tell datatypes and shapes of its inputs: config.pbtxt has to say of each"
         " input its name, data_type and dims; missing: left or INPUT__0"
     )
 
 
 @pytest.mark.parametrize("name", ["weights", "pickled", "old"])
-def test_pickles_are_refused(model_source: SourceMaker, torch_files: TorchFiles, name: str) -> None:
-    assert refusal(model_source("model.pt", torch_files.data(name))).startswith(
+def test_pickles_are_refused(saved: SourceMaker, name: str) -> None:
+    assert refusal(saved(name)).startswith(
         "model.pt holds a pickle of weights or of a module, not a program: load it where its class is and write"
         " torch.export.save("
     )
 
 
-def test_triton_s_parameters(model_source: SourceMaker, torch_files: TorchFiles) -> None:
+def test_triton_s_parameters(saved: SourceMaker, torch_files: TorchFiles) -> None:
     import torch
 
     parameters = {
@@ -393,11 +383,7 @@ def test_triton_s_parameters(model_source: SourceMaker, torch_files: TorchFiles)
         "ENABLE_CACHE_CLEANING": "true",
         "ENABLE_JIT_PROFILING": "true",
     }
-    model = load(
-        model_source(
-            "model.pt", torch_files.data("traced"), inputs=[ROWS_OF_4], max_batch_size=8, parameters=parameters
-        )
-    )
+    model = load(saved("traced", inputs=[ROWS_OF_4], max_batch_size=8, parameters=parameters))
     assert torch.get_num_threads() == 3
     check(model, torch_files, "traced")
 
@@ -417,19 +403,15 @@ def test_triton_s_parameters(model_source: SourceMaker, torch_files: TorchFiles)
         ({"NUM_THREADS": "-1"}, "parameter 'NUM_THREADS' of model 'model' must be a whole number from 0 to "),
     ],
 )
-def test_parameters_that_cannot_be(
-    model_source: SourceMaker, torch_files: TorchFiles, parameters: dict[str, str], text: str
-) -> None:
-    assert refusal(model_source("model.pt2", torch_files.data("classifier"), parameters=parameters)).startswith(text)
+def test_parameters_that_cannot_be(saved: SourceMaker, parameters: dict[str, str], text: str) -> None:
+    assert refusal(saved("classifier", parameters=parameters)).startswith(text)
 
 
-def test_torch_migraphx_wants_a_gpu(
-    model_source: SourceMaker, torch_files: TorchFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_migraphx_wants_a_gpu(saved: SourceMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     from rocserve.backends.pytorch import torch_migraphx
 
     monkeypatch.setitem(sys.modules, "torch_migraphx", ModuleType("torch_migraphx"))
-    source = model_source("model.pt2", torch_files.data("classifier"), parameters={"engine": "migraphx"})
+    source = saved("classifier", parameters={"engine": "migraphx"})
     with pytest.raises(
         ServeError, match="which runs programs on AMD GPUs only, and the instance is on the CPU"
     ) as error:

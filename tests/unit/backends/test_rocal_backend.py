@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from support.pictures import jpeg
 
-from rocserve.backends.base import Batch, LoadedModel, ModelSource
-from rocserve.backends.rocal.backend import load
+from rocserve.backends.base import Batch, LoadedModel
 from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import InputConfig, InstanceKind, OutputConfig
 from rocserve.core.requests import TensorSpec
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
-SourceMaker = Callable[..., ModelSource]
+Served = Callable[..., LoadedModel]
 
 RESIZE = {"pipeline": [{"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": True}]}
 CROP = {
@@ -44,8 +43,8 @@ def bytes_batch(images: Sequence[bytes], sizes: Sequence[int], shape: tuple[int,
     )
 
 
-def batching_model(model_source: SourceMaker, **options: Any) -> LoadedModel:
-    return load(model_source("pipeline.json", RESIZE, inputs=[ENCODED], outputs=[IMAGE], max_batch_size=8, **options))
+def batching_model(served: Served, **options: Any) -> LoadedModel:
+    return served(RESIZE, inputs=[ENCODED], outputs=[IMAGE], max_batch_size=8, **options)
 
 
 def output(model: LoadedModel, batch: Batch, name: str = "IMAGE") -> np.ndarray[Any, Any]:
@@ -56,8 +55,8 @@ def output(model: LoadedModel, batch: Batch, name: str = "IMAGE") -> np.ndarray[
     return array
 
 
-def test_images_of_their_own_size_are_not_batched(model_source: SourceMaker) -> None:
-    model = load(model_source("pipeline.json", CROP))
+def test_images_of_their_own_size_are_not_batched(served: Served) -> None:
+    model = served(CROP)
     assert model.signature.inputs == (TensorSpec("encoded", DataType.BYTES, (1,)),)
     assert model.signature.outputs == (TensorSpec("image", DataType.UINT8, (-1, -1, 3)),)
     assert not model.signature.supports_batching
@@ -66,7 +65,7 @@ def test_images_of_their_own_size_are_not_batched(model_source: SourceMaker) -> 
         assert output(model, Batch({"encoded": tensor}, ("image",), (1,)), "image").shape == expected
 
 
-def test_mean_and_deviation_for_unit_range_give_floats_by_default(model_source: SourceMaker) -> None:
+def test_mean_and_deviation_for_unit_range_give_floats_by_default(served: Served) -> None:
     pipeline = {
         "pipeline": [
             RESIZE["pipeline"][0] | {"is_output": False},
@@ -80,7 +79,7 @@ def test_mean_and_deviation_for_unit_range_give_floats_by_default(model_source: 
             },
         ]
     }
-    (spec,) = load(model_source("pipeline.json", pipeline)).signature.outputs
+    (spec,) = served(pipeline).signature.outputs
     assert (spec.datatype, spec.shape) == (DataType.FP32, (-1, 8, 8, 3))
 
 
@@ -95,16 +94,16 @@ def test_mean_and_deviation_for_unit_range_give_floats_by_default(model_source: 
     ],
 )
 def test_the_output_follows_the_declared_one(
-    model_source: SourceMaker,
+    served: Served,
     datatype: DataType,
     dims: tuple[int, ...],
     layout: str,
     tolerance: float,
 ) -> None:
     encoded = bytes_batch([jpeg(300, 200)], [1])
-    plain = output(batching_model(model_source), encoded).astype(float)
+    plain = output(batching_model(served), encoded).astype(float)
     declared = OutputConfig("IMAGE", datatype, dims)
-    model = load(model_source("pipeline.json", RESIZE, inputs=[ENCODED], outputs=[declared], max_batch_size=8))
+    model = served(RESIZE, inputs=[ENCODED], outputs=[declared], max_batch_size=8)
     array = output(model, encoded)
     assert array.dtype == datatype.numpy_dtype
     assert model.signature.outputs[0].shape == (-1, *array.shape[1:])
@@ -114,20 +113,16 @@ def test_the_output_follows_the_declared_one(
     np.testing.assert_allclose(array[:, :-1, :-1], plain[:, :-1, :-1], atol=tolerance)
 
 
-def test_a_layout_that_the_dims_leave_open_is_nhwc_unless_the_pipeline_says_otherwise(
-    model_source: SourceMaker,
-) -> None:
+def test_a_layout_that_the_dims_leave_open_is_nhwc_unless_the_pipeline_says_otherwise(served: Served) -> None:
     encoded = bytes_batch([jpeg(300, 200)], [1])
     declared = {"inputs": [ENCODED], "outputs": [OutputConfig("IMAGE", DataType.UINT8, (3, 5, 3))], "max_batch_size": 8}
     low = {**RESIZE["pipeline"][0], "dest_width": 5, "dest_height": 3}
     narrow = {**RESIZE["pipeline"][0], "dest_width": 3, "dest_height": 5}
-    plain = output(load(model_source("pipeline.json", {"pipeline": [low]})), encoded_as(encoded, "encoded"), "image")
-    given = output(load(model_source("pipeline.json", {"pipeline": [low]}, **declared)), encoded)
+    plain = output(served({"pipeline": [low]}), encoded_as(encoded, "encoded"), "image")
+    given = output(served({"pipeline": [low]}, **declared), encoded)
     np.testing.assert_array_equal(given, plain)
-    plain = output(load(model_source("pipeline.json", {"pipeline": [narrow]})), encoded_as(encoded, "encoded"), "image")
-    given = output(
-        load(model_source("pipeline.json", {"pipeline": [{**narrow, "layout": "NCHW"}]}, **declared)), encoded
-    )
+    plain = output(served({"pipeline": [narrow]}), encoded_as(encoded, "encoded"), "image")
+    given = output(served({"pipeline": [{**narrow, "layout": "NCHW"}]}, **declared), encoded)
     np.testing.assert_array_equal(given, plain.transpose(0, 3, 1, 2))
 
 
@@ -175,24 +170,24 @@ def encoded_as(batch: Batch, name: str) -> Batch:
     ],
 )
 def test_what_cannot_be_loaded_is_told_why(
-    model_source: SourceMaker, pipeline: Mapping[str, Any], options: dict[str, Any], text: str
+    served: Served, pipeline: Mapping[str, Any], options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ServeError, match=text) as caught:
-        load(model_source("pipeline.json", pipeline, **options))
+        served(pipeline, **options)
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
 
 
-def test_warm_up(model_source: SourceMaker) -> None:
-    model = batching_model(model_source)
+def test_warm_up(served: Served) -> None:
+    model = batching_model(served)
     model.warm_up([])
     model.warm_up([bytes_batch([jpeg()], [1])])
     with pytest.raises(ServeError, match="cannot be decoded"):
         model.warm_up([bytes_batch([b"no image"], [1])])
 
 
-def test_an_image_that_misses_the_declared_size_is_refused(model_source: SourceMaker) -> None:
+def test_an_image_that_misses_the_declared_size_is_refused(served: Served) -> None:
     declared = OutputConfig("IMAGE", DataType.UINT8, (30, 30, 3))
-    model = load(model_source("pipeline.json", CROP, inputs=[ENCODED], outputs=[declared]))
+    model = served(CROP, inputs=[ENCODED], outputs=[declared])
     assert output(model, bytes_batch([jpeg(50, 50)], [1], shape=(1,))).shape == (30, 30, 3)
     with pytest.raises(ServeError, match=r"must have shape \[30, 30, 3\], but this image gives \[30, 20, 3\]"):
         model.execute(bytes_batch([jpeg(20, 50)], [1], shape=(1,)))
@@ -200,10 +195,10 @@ def test_an_image_that_misses_the_declared_size_is_refused(model_source: SourceM
 
 @pytest.mark.usefixtures("rocal")
 @pytest.mark.parametrize("engine", ["cpu", "rocal"])
-def test_an_image_that_misses_the_declared_size_is_refused_alone(model_source: SourceMaker, engine: str) -> None:
+def test_an_image_that_misses_the_declared_size_is_refused_alone(served: Served, engine: str) -> None:
     declared = OutputConfig("IMAGE", DataType.UINT8, (30, 30, 3))
     options = {"inputs": [ENCODED], "outputs": [declared], "max_batch_size": 8, "parameters": {"engine": engine}}
-    model = load(model_source("pipeline.json", CROP, **options))
+    model = served(CROP, **options)
     # numpy would repeat a single pixel.
     images = [jpeg(50, 50), jpeg(20, 50), jpeg(1, 1), jpeg(30, 30)]
     result = model.execute(bytes_batch(images, [1, 2, 1]))
@@ -224,10 +219,10 @@ def test_an_image_that_misses_the_declared_size_is_refused_alone(model_source: S
 
 @pytest.mark.usefixtures("rocal")
 @pytest.mark.parametrize("engine", ["cpu", "rocal"])
-def test_outputs_that_nobody_wants_are_left_out(model_source: SourceMaker, engine: str) -> None:
+def test_outputs_that_nobody_wants_are_left_out(served: Served, engine: str) -> None:
     small = {"operation": "Resize", "dest_width": 4, "dest_height": 4, "is_output": True}
     document = {"pipeline": [*RESIZE["pipeline"], small]}
-    model = load(model_source("pipeline.json", document, parameters={"engine": engine}))
+    model = served(document, parameters={"engine": engine})
     tensor = Tensor("encoded", DataType.BYTES, (1, 1), encode_bytes_elements([jpeg(40, 30)]))
     both = model.execute(Batch({"encoded": tensor}, ("image", "image_1"), (1,))).outputs
     one = model.execute(Batch({"encoded": tensor}, ("image_1",), (1,))).outputs
@@ -244,9 +239,9 @@ def test_outputs_that_nobody_wants_are_left_out(model_source: SourceMaker, engin
     ],
 )
 def test_a_model_is_warmed_up_though_not_every_image_suits_it(
-    model_source: SourceMaker, document: Mapping[str, Any], side: int
+    served: Served, document: Mapping[str, Any], side: int
 ) -> None:
-    model = load(model_source("pipeline.json", document))
+    model = served(document)
     model.warm_up([])
     for size, suits in ((side, True), (64, False)):
         tensor = Tensor("encoded", DataType.BYTES, (1, 1), encode_bytes_elements([jpeg(size, size)]))

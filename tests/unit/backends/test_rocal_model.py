@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support import pictures
 
-from rocserve.backends.base import Batch, ModelSource
-from rocserve.backends.rocal.backend import RocalModel, load
+from rocserve.backends.base import Batch, LoadedModel
+from rocserve.backends.rocal.backend import RocalModel
 from rocserve.backends.rocal.decoding.image_file import ImageError, SourceImage
 from rocserve.backends.rocal.decoding.options import ColorFormat
 from rocserve.backends.rocal.engine import Arguments, EngineSetup, PipelineEngine, Put
@@ -24,7 +24,7 @@ from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.tensors import Tensor, encode_bytes_elements
 
-SourceMaker = Callable[..., ModelSource]
+Served = Callable[..., LoadedModel]
 
 RESIZE = b'{"pipeline": [{"operation": "Resize", "dest_width": 16, "dest_height": 8, "is_output": true}]}'
 
@@ -109,8 +109,8 @@ def test_a_fault_of_the_warm_up_is_told() -> None:
         model_over(WholeBatchEngine({0: RuntimeError("no device")})).warm_up([])
 
 
-def test_instances_share_the_threads_and_nothing_else(model_source: SourceMaker) -> None:
-    model = load(model_source("pipeline.json", RESIZE, max_batch_size=8, parameters={"threads": "3"}, instance_count=4))
+def test_instances_share_the_threads_and_nothing_else(served: Served) -> None:
+    model = served(RESIZE, max_batch_size=8, parameters={"threads": "3"}, instance_count=4)
     batches = [[pictures.jpeg(40 + 8 * index + place, 30) for place in range(5)] for index in range(8)]
     expected = [np.asarray(model.execute(batch(images, [5])).outputs["image"]) for images in batches]
 
@@ -123,10 +123,8 @@ def test_instances_share_the_threads_and_nothing_else(model_source: SourceMaker)
     model.close()
 
 
-def test_images_of_a_batch_are_worked_on_side_by_side(
-    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load(model_source("pipeline.json", RESIZE, max_batch_size=8, parameters={"threads": "3"}))
+def test_images_of_a_batch_are_worked_on_side_by_side(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served(RESIZE, max_batch_size=8, parameters={"threads": "3"})
     images = [pictures.jpeg(40 + place, 30) for place in range(3)]
     expected = np.asarray(model.execute(batch(images, [3])).outputs["image"])
     # Nobody passes it before three have reached it.
@@ -147,9 +145,9 @@ def test_images_of_a_batch_are_worked_on_side_by_side(
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("fault", [RuntimeError("a kernel failed"), MemoryError("no memory"), KeyError("x")])
 def test_what_nobody_foresaw_fails_one_image_too(
-    model_source: SourceMaker, monkeypatch: pytest.MonkeyPatch, threads: str, fault: Exception
+    served: Served, monkeypatch: pytest.MonkeyPatch, threads: str, fault: Exception
 ) -> None:
-    model = load(model_source("pipeline.json", RESIZE, max_batch_size=8, parameters={"threads": threads}))
+    model = served(RESIZE, max_batch_size=8, parameters={"threads": threads})
     images = [pictures.jpeg(40 + place, 30) for place in range(4)]
     expected = np.asarray(model.execute(batch(images, [4])).outputs["image"])
     run = PipelineEngine.run
