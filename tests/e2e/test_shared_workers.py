@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.infer_inputs import infer_input
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop
+from support.repository_index import models_of
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from support.workers import running
@@ -30,11 +31,6 @@ def ask(server: RocserveProcess, name: str) -> list[float]:
     tensor = infer_input("X", np.zeros((1, 2), np.float32))
     with server.client() as client:
         return client.infer(name, [tensor], client_timeout=30).as_numpy("Y")[0].tolist()
-
-
-def states(server: RocserveProcess) -> dict[str, tuple[str, str]]:
-    with server.client() as client:
-        return {each.name: (each.state, each.reason) for each in client.get_model_repository_index().models}
 
 
 def workers(server: RocserveProcess) -> dict[str, list[int]]:
@@ -62,7 +58,7 @@ def test_small_models_share_processes_and_come_back_together(serve: Serve, tmp_p
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not any(map(running, shared)))
     assert [ask(server, f"m{number}") for number in range(8)] == [[number, number] for number in range(8)]
-    wait_until(lambda: set(states(server).values()) == {("READY", "")})
+    wait_until(lambda: set(models_of(server).values()) == {("READY", "")})
     assert workers(server)["rocserve:alone"] == before["rocserve:alone"]
 
 
@@ -81,6 +77,6 @@ def test_who_cannot_share_and_names_a_group_is_refused(serve: Serve, tmp_path: P
         flags = ("--host-policy=cpu,cpu-cores=0-0",)
         reason = "a host policy keeps its instances to CPU cores"
     server = serve(repository, flags=flags)
-    wait_until(lambda: states(server).get("m", ("", ""))[0] == "UNAVAILABLE")
+    wait_until(lambda: models_of(server).get("m", ("", ""))[0] == "UNAVAILABLE")
     text = f"Invalid argument: model 'm' cannot be in the shared worker 'g': {reason}; remove parameter 'shared_worker'"
-    assert states(server)["m"][1].startswith(text)
+    assert models_of(server)["m"][1].startswith(text)

@@ -16,6 +16,7 @@ import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.models import add_constant, answering, drop
+from support.repository_index import models_of
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -35,14 +36,6 @@ MEMORY = 200 << 20
 """Bytes by which the server may grow during these tests."""
 
 
-def rows_of(server: RocserveProcess) -> dict[str, tuple[str, str]]:
-    """Name -> (state, reason) of the highest version."""
-    client = server.client()
-    rows = client.get_model_repository_index().models
-    client.close()
-    return {row.name: (row.state, row.reason) for row in rows}
-
-
 def refusal(server: RocserveProcess, model: str, config: dict[str, object]) -> str:
     """The error of a load with this configuration, and the index's reason."""
     client = server.client()
@@ -51,7 +44,7 @@ def refusal(server: RocserveProcess, model: str, config: dict[str, object]) -> s
         client.load_model(model, config=json.dumps(config))
     assert time.monotonic() - begun < REFUSED_SECONDS
     client.close()
-    return f"{caught.value.message()} {rows_of(server)[model][1]}"
+    return f"{caught.value.message()} {models_of(server)[model][1]}"
 
 
 def test_instances_without_number_are_refused_and_nobody_notices(serve, repository: Path) -> None:
@@ -105,7 +98,7 @@ def test_what_costs_only_as_it_is_used_is_served(serve, repository: Path, schedu
     config = PYTHON.replace("max_batch_size: 8", "max_batch_size: 2147483647") + scheduler
     drop(repository, "m", SCRIPT, config)
     server = serve(repository, SETTLE)
-    assert rows_of(server)["m"] == ("READY", "")
+    assert models_of(server)["m"] == ("READY", "")
     before = server.resident_bytes()
     client = server.client()
     for number in range(1, 20):
@@ -134,7 +127,7 @@ def test_a_folder_with_too_many_files_and_a_model_with_too_many_versions(serve, 
         os.link(many / "1" / "model.onnx", many / str(number) / "model.onnx")
     drop(repository, "good", add_constant(1.0), MODEL)
     server = serve(repository, SETTLE, "--max-folder-entries=200", "--max-model-versions=4", "--strict-readiness=false")
-    rows = rows_of(server)
+    rows = models_of(server)
     assert rows["good"] == ("READY", "")
     assert "holds more than 200 files and folders" in rows["full"][1]
     assert "--max-folder-entries" in rows["full"][1]
@@ -165,7 +158,7 @@ def test_names_that_cannot_be_printed_are_refused_by_themselves(serve, repositor
     (lacking / "config.pbtxt").write_text(MODEL)
     (lacking / "1" / os.fsdecode(b"model\xe9.onnx")).touch()
     server = serve(repository, SETTLE, "--strict-readiness=false")
-    rows = rows_of(server)
+    rows = models_of(server)
     for shown in STRANGE.values():
         assert rows[shown][0] == "UNAVAILABLE"
         assert "rename the folder" in rows[shown][1]
@@ -175,9 +168,9 @@ def test_names_that_cannot_be_printed_are_refused_by_themselves(serve, repositor
     assert r"model\udce9.onnx" in rows["lacking"][1]
     # A later one is served too, and unloaded again.
     late = drop(repository, os.fsdecode(b"late\xff"), add_constant(1.0), MODEL)
-    wait_until(lambda: r"late\xff" in rows_of(server), "the late folder")
+    wait_until(lambda: r"late\xff" in models_of(server), "the late folder")
     late.rename(repository / "late")
-    wait_until(lambda: rows_of(server).get("late") == ("READY", ""), "its better name")
+    wait_until(lambda: models_of(server).get("late") == ("READY", ""), "its better name")
     client = server.client()
     for name in (*ODD_BUT_GOOD, "good", "late"):
         assert client.infer(name, [tensor()]).as_numpy("Y").tolist() == [[1.0, 1.0]]
@@ -188,7 +181,7 @@ def test_many_folders_that_lack_their_files_cost_next_to_nothing(serve, reposito
     for number in range(400):
         drop(repository, f"broken{number}", None, MODEL)
     server = serve(repository, SETTLE, "--strict-readiness=false")
-    states = [state for state, _ in rows_of(server).values()]
+    states = [state for state, _ in models_of(server).values()]
     assert states == ["UNAVAILABLE"] * 400
     # However fast the machine is: one retry a second, and eight at the beginning.
     begun, tried = time.monotonic(), server.log_text.count("failed to load 'broken")
@@ -196,7 +189,7 @@ def test_many_folders_that_lack_their_files_cost_next_to_nothing(serve, reposito
     retries, elapsed = server.log_text.count("failed to load 'broken") - tried, time.monotonic() - begun
     assert retries <= 8 + elapsed + 1
     drop(repository, "good", add_constant(1.0), MODEL)
-    wait_until(lambda: rows_of(server).get("good") == ("READY", ""), "the good model among the broken ones")
+    wait_until(lambda: models_of(server).get("good") == ("READY", ""), "the good model among the broken ones")
     # The files arrive at last: a change, which waits for no retry.
     (repository / "broken399" / "1" / "model.onnx").write_bytes(add_constant(1.0))
-    wait_until(lambda: rows_of(server)["broken399"] == ("READY", ""), "the model whose file was brought")
+    wait_until(lambda: models_of(server)["broken399"] == ("READY", ""), "the model whose file was brought")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
+from support.models import drop
+from support.repository_index import models_of
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
 
 CONFIG = """
 backend: "python"
-input {{ name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }}
-output {{ name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }}
-{more}
+input { name: "IN" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] }
 """
 
 HANGS_AT_IMPORT = """
@@ -54,11 +54,12 @@ class TritonPythonModel:
 """
 
 
-def drop(repository: Path, name: str, model: str, more: str = "") -> None:
-    (repository / name / "1").mkdir(parents=True, exist_ok=True)
-    (repository / name / "config.pbtxt").write_text(CONFIG.format(more=more))
-    (repository / name / "1" / "model.tmp").write_text(model)
-    (repository / name / "1" / "model.tmp").rename(repository / name / "1" / "model.py")
+def drop_model(repository: Path, name: str, model: str, more: str = "") -> None:
+    drop(repository, name, model, CONFIG + more)
+
+
+def limit(name: str, seconds: float | str) -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: "{seconds}" }} }}'
 
 
 def stays(constant: int) -> str:
@@ -89,14 +90,8 @@ class Asking:
         return self._outcome
 
 
-def row(server: RocserveProcess, model: str) -> tuple[str, str]:
-    """State and reason."""
-    rows: list[Any] = [row for row in server.client().get_model_repository_index().models if row.name == model]
-    return (rows[0].state, rows[0].reason) if rows else ("", "")
-
-
 def test_a_replaced_version_that_hangs_is_killed(serve, repository: Path):
-    drop(repository, "m", stays(0))
+    drop_model(repository, "m", stays(0))
     server = serve(repository, "--drain-timeout-secs=0.5", "--repository-settle-secs=0.1")
     client = server.client()
     for swap in range(1, 4):
@@ -104,7 +99,7 @@ def test_a_replaced_version_that_hangs_is_killed(serve, repository: Path):
         hanging = Asking(server, "m", -swap)
         wait_until(inside.exists, "the request in the model")
         waiting = Asking(server, "m", 1000)
-        drop(repository, "m", stays(swap))
+        drop_model(repository, "m", stays(swap))
         outcomes = (hanging.outcome(), waiting.outcome())
         for text in outcomes:
             assert "model 'm' version 1 was unloaded and had not answered within 0.5 s (--drain-timeout-secs)" in text
@@ -115,31 +110,31 @@ def test_a_replaced_version_that_hangs_is_killed(serve, repository: Path):
 
 
 def test_loads_that_hang_end_with_the_reason(serve, repository: Path):
-    drop(repository, "good", stays(1))
+    drop_model(repository, "good", stays(1))
     server = serve(repository, "--load-timeout-secs=60", "--repository-settle-secs=0.1")
-    drop(repository, "m", HANGS_AT_IMPORT, 'parameters { key: "load_timeout_secs" value { string_value: "1" } }')
-    wait_until(lambda: row(server, "m")[0] == "UNAVAILABLE", "the end of the load")
-    assert row(server, "m")[1].startswith(
+    drop_model(repository, "m", HANGS_AT_IMPORT, limit("load_timeout_secs", 1))
+    wait_until(lambda: models_of(server).get("m", ("", ""))[0] == "UNAVAILABLE", "the end of the load")
+    assert models_of(server)["m"][1].startswith(
         "Unavailable: the worker did not load within 1 s (load_timeout_secs) and was ended; it last wrote: about to"
         " wait for a licence (failed once, next try in "
     )
     wait_until(lambda: [worker.name() for worker in server.workers()] == ["rocserve:good"], "the worker's end")
-    drop(repository, "m", stays(2), 'parameters { key: "load_timeout_secs" value { string_value: "soon" } }')
+    drop_model(repository, "m", stays(2), limit("load_timeout_secs", "soon"))
     text = "parameter 'load_timeout_secs': expected a number of seconds, 0 for no limit, got 'soon'"
-    wait_until(lambda: text in row(server, "m")[1], "the refusal")
+    wait_until(lambda: text in models_of(server)["m"][1], "the refusal")
     assert ask(server.client(), "good", 1) == 2
 
 
 def test_four_loads_that_hang_keep_no_good_model_waiting(serve, repository: Path):
     server = serve(repository, "--repository-settle-secs=0.1")
     for number in range(4):
-        drop(repository, f"hangs{number}", HANGS_AT_IMPORT)
+        drop_model(repository, f"hangs{number}", HANGS_AT_IMPORT)
     wait_until(lambda: len(server.workers()) == 4, "the loads")
-    drop(repository, "good", stays(1))
+    drop_model(repository, "good", stays(1))
     client = server.client()
     wait_until(lambda: client.is_model_ready("good"), "the good model")
-    assert [row(server, f"hangs{number}")[0] for number in range(4)] == ["LOADING"] * 4
-    assert row(server, "hangs0")[1].startswith("loading for 1")
+    assert [models_of(server)[f"hangs{number}"][0] for number in range(4)] == ["LOADING"] * 4
+    assert models_of(server)["hangs0"][1].startswith("loading for 1")
 
 
 FLOODS_ITS_LOG = """
@@ -149,10 +144,10 @@ while True:
 
 
 def test_a_flood_of_log_lines_fills_no_disk_and_keeps_nobody_waiting(serve, repository: Path, tmp_path: Path):
-    drop(repository, "good", stays(1))
+    drop_model(repository, "good", stays(1))
     server = serve(repository, "--repository-settle-secs=0.1")
     for number in range(2):
-        drop(repository, f"floods{number}", FLOODS_ITS_LOG)
+        drop_model(repository, f"floods{number}", FLOODS_ITS_LOG)
     wait_until(lambda: server.log_text.count("lines left out, they came too fast") >= 4, "the count of lines")
     before, began = (tmp_path / "server.log").stat().st_size, time.monotonic()
     for value in range(100):
@@ -163,21 +158,17 @@ def test_a_flood_of_log_lines_fills_no_disk_and_keeps_nobody_waiting(serve, repo
     assert grown < 2 * (256 + 64 * (time.monotonic() - began)) * 1024
 
 
-def limit(name: str, seconds: float) -> str:
-    return f'parameters {{ key: "{name}" value {{ string_value: "{seconds}" }} }}'
-
-
 def test_a_batch_that_is_not_answered_in_time_ends_its_worker(serve, repository: Path):
     # The index has the reason after half of the timeout: as long as this test may need on a busy machine.
-    drop(repository, "m", stays(1), limit("request_timeout_secs", 6))
-    drop(repository, "other", stays(2))
+    drop_model(repository, "m", stays(1), limit("request_timeout_secs", 6))
+    drop_model(repository, "other", stays(2))
     server = serve(repository)
     before = {worker.name(): worker.pid for worker in server.workers()}
     hanging = Asking(server, "m", -1)
     wait_until((repository.parent / "inside-1").exists, "the request in the model")
     waiting = Asking(server, "m", 5)
-    wait_until(lambda: "1 of 1 instances has not answered for" in row(server, "m")[1], "the reason in the index")
-    assert row(server, "m")[0] == "READY"
+    wait_until(lambda: "1 of 1 instances has not answered for" in models_of(server)["m"][1], "the reason in the index")
+    assert models_of(server)["m"][0] == "READY"
     assert ask(server.client(), "other", 1) == 3
     text = hanging.outcome()
     assert "StatusCode.UNAVAILABLE" in text
@@ -188,14 +179,14 @@ def test_a_batch_that_is_not_answered_in_time_ends_its_worker(serve, repository:
     # Requests that had not begun wait for the new worker.
     assert waiting.outcome() == "6"
     # An instance may answer a moment before the server has recorded all of them as ready.
-    wait_until(lambda: row(server, "m") == ("READY", ""), "the end of the reason")
+    wait_until(lambda: models_of(server)["m"] == ("READY", ""), "the end of the reason")
     after = {worker.name(): worker.pid for worker in server.workers()}
     assert after["rocserve:other"] == before["rocserve:other"]
     assert after["rocserve:m"] != before["rocserve:m"]
 
 
 def test_a_stopped_worker_is_killed_once_it_owes_an_answer(serve, repository: Path):
-    drop(repository, "m", stays(1))
+    drop_model(repository, "m", stays(1))
     server = serve(repository, "--hang-timeout-secs=1")
     client = server.client()
     (worker,) = server.workers()
@@ -247,8 +238,8 @@ class TritonPythonModel:
 
 def test_who_streams_and_who_waits_for_a_call_is_not_hung(serve, repository: Path):
     """A batch of three seconds, with a limit of one second without an answer."""
-    drop(repository, "streams", STREAMS, "model_transaction_policy { decoupled: true }")
-    drop(repository, "calls", CALLS)
+    drop_model(repository, "streams", STREAMS, "model_transaction_policy { decoupled: true }")
+    drop_model(repository, "calls", CALLS)
     server = serve(repository, "--hang-timeout-secs=1", "--request-timeout-secs=1")
     before = sorted(worker.pid for worker in server.workers())
     assert ask(server.client(), "calls", 1) == 11

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from support.load import ConstantLoad
 from support.models import ADD_CONSTANT_CONFIG, add_constant, drop
+from support.repository_index import models_of
 from support.waiting import wait_until
 
 KILLS = 50
@@ -21,7 +22,6 @@ def test_fifty_kills_under_load(serve, repository: Path):
     drop(repository, "m", add_constant(1.0), ADD_CONSTANT_CONFIG)
     server = serve(repository)
     process = server.server_process()
-    client = server.client()
     with ConstantLoad(server.address, "m", {1.0}, THREADS) as load:
         load.wait_until_answered_by(1.0)
         kill_and_wait(server, load)
@@ -40,8 +40,7 @@ def test_fifty_kills_under_load(serve, repository: Path):
         assert status == "StatusCode.UNAVAILABLE"
         assert "worker of model 'm' version 1" in text
         assert "signal 9" in text
-    rows = client.get_model_repository_index().models
-    assert [(row.name, row.state, row.reason) for row in rows] == [("m", "READY", "")]
+    assert models_of(server) == {"m": ("READY", "")}
     assert after[0] <= before[0] + 2, "descriptors leaked"
     assert after[1] <= before[1] * 1.15 + (8 << 20), "memory leaked"
     assert after[2] <= before[2] + 10, "mappings leaked"

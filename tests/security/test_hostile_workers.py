@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import answering, drop
+from support.repository_index import models_of
 from support.server import RocserveProcess, Start
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -219,23 +220,19 @@ def infer(client: triton.InferenceServerClient, model: str, attack: str = "none"
     client.infer(model, [infer_input("ATTACK", np.array([attack.encode()], np.object_))], client_timeout=30)
 
 
-def wait_until_served(client: triton.InferenceServerClient) -> None:
-    """Wait until the model has a worker again, and has answered a request."""
-
-    def is_served() -> bool:
-        entries = {entry.name: entry for entry in client.get_model_repository_index().models}
-        return entries["hostile"].state == "READY" and not entries["hostile"].reason
-
-    wait_until(is_served, "a worker of the hostile model")
+def client_of(server: RocserveProcess) -> triton.InferenceServerClient:
+    """A client, once the hostile model has a worker again, and has answered a request."""
+    wait_until(lambda: models_of(server)["hostile"] == ("READY", ""), "a worker of the hostile model")
+    client = server.client()
     # A worker that has answered a request is restarted immediately when it ends.
     with pytest.raises(InferenceServerException, match="done"):
         infer(client, "hostile", "none")
+    return client
 
 
 @pytest.mark.parametrize("attack", FATAL)
 def test_a_worker_that_sends_nonsense_is_ended_with_the_reason(server: RocserveProcess, attack: str):
-    client = server.client()
-    wait_until_served(client)
+    client = client_of(server)
     with pytest.raises(InferenceServerException) as refused:
         infer(client, "hostile", attack)
     assert refused.value.status() == "StatusCode.UNAVAILABLE"
@@ -246,8 +243,7 @@ def test_a_worker_that_sends_nonsense_is_ended_with_the_reason(server: RocserveP
 
 
 def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProcess):
-    client, other = server.client(), server.client()
-    wait_until_served(client)
+    client, other = client_of(server), server.client()
     lines = len(server.log_text.splitlines())
     started = time.monotonic()
     entry = infer_input("ATTACK", np.array([b"flood"], np.object_))
@@ -262,8 +258,7 @@ def test_a_flood_of_messages_leaves_the_others_their_time(server: RocserveProces
 
 
 def test_metrics_that_are_none_leave_the_page_whole(server: RocserveProcess):
-    client = server.client()
-    wait_until_served(client)
+    client = client_of(server)
     with pytest.raises(InferenceServerException, match="done"):
         infer(client, "hostile", "metrics")
     wait_until(lambda: "the model has 10000 time series already" in server.log_text, "the bound of the series")

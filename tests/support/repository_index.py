@@ -16,6 +16,11 @@ def rows_of(server: RocserveProcess) -> Sequence[RepositoryIndexResponse.ModelIn
         return client.get_model_repository_index(client_timeout=ANSWER_SECONDS).models
 
 
+def models_of(server: RocserveProcess) -> dict[str, tuple[str, str]]:
+    """Name -> (state, reason) of the highest version."""
+    return {row.name: (row.state, row.reason) for row in rows_of(server)}
+
+
 def index_of(server: RocserveProcess, model: str) -> dict[str, tuple[str, str]]:
     """Version -> (state, reason)."""
     return {row.version: (row.state, row.reason) for row in rows_of(server) if row.name == model}
