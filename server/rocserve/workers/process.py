@@ -64,9 +64,9 @@ class WorkerProcess:
         self.sessions_opening = 0
         self._loop = asyncio.get_running_loop()
         self.exited = asyncio.Event()
-        self._is_killed = False
         self.end = ProcessEnd()
         self._status_timer: asyncio.TimerHandle | None = None
+        """Set once the process has been killed."""
 
     @property
     def title(self) -> str:
@@ -83,13 +83,14 @@ class WorkerProcess:
 
     @property
     def takes_sessions(self) -> bool:
-        return not self._is_killed and not self.exited.is_set()
+        return self._status_timer is None and not self.has_ended
 
     def kill(self) -> None:
-        if self.exited.is_set():
+        if not self.takes_sessions:
             return
-        self._is_killed = True
         kill(self.pid, self._pidfd)
+        # Nothing survives SIGKILL, so if its end is not reported, the zygote is stuck.
+        self._status_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def end_because(self, reason: str, exceeds_limit: bool = False) -> None:
         """Kill the process, because it exceeds a limit, or sends invalid messages or none."""
@@ -98,7 +99,6 @@ class WorkerProcess:
         if exceeds_limit or not self.end.exceeds_limit:
             self.end = ProcessEnd(reason=reason, exceeds_limit=exceeds_limit)
         self.kill()
-        self._status_timer = self._loop.call_later(_STATUS_WAIT_SECONDS, self.has_exited, None)
 
     def zygote_gone(self) -> None:
         """Watch the process directly: without the zygote, nothing else reports its end or ends its process group."""
@@ -239,10 +239,7 @@ class WorkerSession:
             has_ended = self.ended.is_set()
             self.kill()
         if not self.process.takes_sessions:
-            try:
-                await asyncio.wait_for(self.process.exited.wait(), _STATUS_WAIT_SECONDS)
-            except TimeoutError:
-                self.process.has_exited(None)  # Nothing survives SIGKILL, so the zygote is stuck.
+            await self.process.exited.wait()
         return has_ended
 
     async def _ask(self, message: messages.Message, doing: str, expected: type[_Reply]) -> _Reply:
