@@ -17,13 +17,13 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import ServeError, StatusCode
 from rocserve.core.model_config import ModelConfig
 from rocserve.core.plain import from_json, to_json
-from rocserve.core.requests import RequestLayout, Signature
+from rocserve.core.requests import RequestLayout
 from rocserve.core.tensors import Tensor, TensorHead, tensor_from_numpy
 from rocserve.plane.heap import Heap, HeapReader
 from rocserve.workers import messages
 from rocserve.workers.entries import ENTRY, LAYOUT, LONGEST_TEXT_BYTES, REMEMBERED_LAYOUTS
 from rocserve.workers.layouts import TensorReader, TensorSender, parameters_text, read_parameters
-from rocserve.workers.messages import LaunchOptions, Load, Spawn, decode_message, encode_message, status_code
+from rocserve.workers.messages import Load, decode_message, encode_message, status_code
 
 CONTROL = [
     messages.Load,
@@ -92,13 +92,6 @@ def test_fields_that_are_missing_or_new_are_errors() -> None:
     for body in (b'{"pid":1}', b'{"pid":1,"wait_status":2,"more":3}'):
         with pytest.raises(ValueError, match="are not those of Exited"):
             from_json(messages.Exited, body)
-
-
-def test_sets_and_options_keep_their_types() -> None:
-    signature = Signature((), (), True, frozenset({"b", "a"}))
-    assert from_json(Signature, to_json(signature)) == signature
-    spawn = Spawn(LaunchOptions("t", False, environment={"A": "\xff"}))
-    assert decode_message(encode_message(spawn)) == spawn
 
 
 def test_text_that_utf8_has_no_form_for_is_escaped() -> None:
