@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TextIO
 
 from rocserve.amd_inference_server.service import AmdInferenceServerService
@@ -35,7 +36,7 @@ from rocserve.frontends.metrics.collection import (
 from rocserve.frontends.metrics.exposition import exposition
 from rocserve.frontends.running import FrontEnds, Served
 from rocserve.handover import SupervisorLink
-from rocserve.observability.failures import LoopErrors
+from rocserve.observability.failures import log_loop_error
 from rocserve.observability.logs import ServerLog
 from rocserve.observability.tracing.tracing import Tracing, create_tracing
 from rocserve.plane.guarded_mapping import FaultGuard
@@ -166,7 +167,7 @@ class Server:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(LoopErrors(self._log))
+        loop.set_exception_handler(partial(log_loop_error, self._log))
         ending = Ending(self._log, self._settings.drain_seconds, self._settings.exit_timeout_seconds)
         self._supervisor.watch(lambda number: self._reload() if number == signal.SIGHUP else ending.on_signal(number))
         self._plane.start()

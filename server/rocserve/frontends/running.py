@@ -19,7 +19,7 @@ from rocserve.frontends.grpc.service import HealthHandlers, MethodRoutes
 from rocserve.frontends.grpc.transport import Route, TransportLimits, listen_address, transport_settings
 from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.tls import tls_context
-from rocserve.observability.failures import LoopErrors
+from rocserve.observability.failures import log_loop_error
 from rocserve.plane import anonymous_file
 from rocserve.plane.loop import PlaneLoop
 from rocserve.services.access import Access
@@ -209,7 +209,7 @@ class FrontEnds:
             from rocserve.plane.guest_loop import GuestLoop
 
             self._guest = GuestLoop(self._plane)
-            self._guest.set_exception_handler(LoopErrors(log))
+            self._guest.set_exception_handler(partial(log_loop_error, log))
             methods = {name: on_loop(method, asyncio.get_running_loop()) for name, method in served.methods.items()}
 
             def find_model(name: str, version: str) -> ModelConfig:

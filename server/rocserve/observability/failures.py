@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -86,26 +84,6 @@ class RequestFailures:
         self._log.error("%s%s", text, since, exc_info=error)
 
 
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_SECONDS_BETWEEN_ERRORS = 10.0
-
-
-class LoopErrors:
-    """Logs exceptions of asyncio's loops. If connections cannot be accepted, it logs one line in ten seconds, because
-    asyncio reports this every second for each waiting connection, with a traceback."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log = log
-        self._allowance = Allowance(1, 1 / _SECONDS_BETWEEN_ERRORS)
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context:
-            if self._allowance.take():
-                self._log.error(
-                    "connections cannot be accepted: %s; raise the hard limit of open files (ulimit -Hn, LimitNOFILE),"
-                    " or let fewer clients connect",
-                    os.strerror(error.errno),
-                )
-            return
-        self._log.error("%s", context.get("message", "error in the event loop"), exc_info=error)
+def log_loop_error(log: logging.Logger, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that nobody awaits. Bound to a log, this is the exception handler of a loop of asyncio."""
+    log.error("%s", context.get("message", "error in the event loop"), exc_info=context.get("exception"))

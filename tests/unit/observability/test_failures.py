@@ -1,11 +1,16 @@
+"""What is logged of errors that nobody expected."""
+
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
+from functools import partial
 
 import pytest
 
 from rocserve.core.errors import StatusCode, invalid_argument
-from rocserve.observability.failures import RequestFailures
+from rocserve.observability.failures import RequestFailures, log_loop_error
 
 LOG = logging.getLogger("test.failures")
 
@@ -50,3 +55,16 @@ def test_the_same_fault_again_is_logged_once_in_a_while(
     now += 10.0
     failures.report("later", fail("y"))
     assert caplog.messages[1:] == ["elsewhere", "later (999 more like it since the last that was logged)"]
+
+
+async def test_what_nobody_awaits_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ValueError("lost")
+
+    asyncio.get_running_loop().set_exception_handler(partial(log_loop_error, LOG))
+    task = asyncio.ensure_future(fail())
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    assert caplog.messages == ["Task exception was never retrieved"]
+    assert "ValueError: lost" in caplog.text

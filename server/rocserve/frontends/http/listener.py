@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -41,6 +42,8 @@ _CLOSE_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 """Interval of the checks for connections whose clients keep them waiting."""
 _SECONDS_BETWEEN_WARNINGS = 10.0
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_DESCRIPTORS_ADVICE = "; raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or let fewer clients connect"
 _REMEMBERED_HEADS = 256
 _RESERVED_DESCRIPTORS = 256
 """Of the files that the process may open, these are reserved for workers and for files that are read."""
@@ -116,7 +119,7 @@ class HttpListener:
         self._fitting_connections: int | None = None
         """The number of connections that fit, while a connection has a descriptor above the limit. Closed connections
         leave lower descriptors free, so descriptors alone do not show the excess."""
-        self._warnings = Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS)
+        self._warnings, self._accept_failures = (Allowance(1, 1 / _SECONDS_BETWEEN_WARNINGS) for _ in range(2))
 
     def last_lines(self, now: float) -> bytes:
         """Return the last lines of each answer's head. `now`: time.monotonic() seconds."""
@@ -187,9 +190,9 @@ class HttpListener:
             except OSError as error:
                 self._loop.remove_reader(listening.fileno())
                 self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._listen, listening)
-                self._loop.call_exception_handler(
-                    {"message": "connections cannot be taken", "exception": error, "socket": listening}
-                )
+                if self._accept_failures.take():
+                    advice = _DESCRIPTORS_ADVICE if error.errno in _EXHAUSTED else ""
+                    self._log.error("connections cannot be accepted: %s%s", error.strerror, advice)
                 return False
             self._admit(accepted)
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import shutil
 import socket
 import ssl
@@ -393,6 +394,38 @@ async def test_an_address_of_another_machine() -> None:
         OSError, match=r"cannot serve HTTP at 192.0.2.1:0: .*; name an address of this machine with --h"
     ):
         await HttpListener(Gate().answer, LOG).start(ListenAddress("HTTP", "http", "192.0.2.1", 0))
+
+
+async def test_connections_that_cannot_be_accepted_are_one_line(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocserve.frontends.http.listener._ACCEPT_PAUSE_SECONDS", 0.02)
+    listener = HttpListener(Gate().answer, LOG)
+    port = await listen(listener)
+    clients = [socket.socket() for _ in range(5)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open("/dev/null", os.O_RDONLY)
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+    try:
+        for client in clients:
+            client.connect(("127.0.0.1", port))
+        await asyncio.sleep(0.2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caplog.messages == [
+        "connections cannot be accepted: Too many open files; raise the hard limit of open files (ulimit -Hn,"
+        " LimitNOFILE), or let fewer clients connect"
+    ]
+    # Errors that gRPC's core writes about other servers of this process do not count.
+    written = capfd.readouterr().err
+    assert "Traceback" not in written
+    assert "out of system resource" not in written
+    reader, writer = await ask(port, b"at-once")
+    assert await reader.read(15) == b"HTTP/1.1 200 OK"
+    for open_connection in (writer, *clients):
+        open_connection.close()
+    await listener.stop(0)
 
 
 def fill_descriptors() -> list[int]:
