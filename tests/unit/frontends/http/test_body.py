@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import logging
 import threading
 import zlib
 from random import Random
@@ -23,7 +22,8 @@ from rocserve.frontends.http import request as request_module
 from rocserve.frontends.http.body import BodyReader, compressed, decompressed, request_encoding, response_encoding
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import HttpError, Request, Response
-from rocserve.frontends.listen_address import ListenAddress
+
+from .conftest import LOG, Connect, Listen
 
 NOT_COMPRESSED = "the request's body is not valid gzip or deflate data:"
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -39,7 +39,9 @@ HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
     ],
 )
 @pytest.mark.parametrize("pause", [0.0, 0.05], ids=["at once", "later"])
-async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: float) -> None:
+async def test_no_more_is_taken_than_may_be(
+    sent: bytes, told: bytes, pause: float, listen: Listen, connect: Connect
+) -> None:
     bodies = BodyReader(10, RequestMemory())
 
     async def answer(request: Request) -> Response:
@@ -48,26 +50,20 @@ async def test_no_more_is_taken_than_may_be(sent: bytes, told: bytes, pause: flo
         except ServeError as error:
             return Response(200, error.text.encode(), "text/plain")
 
-    listener = HttpListener(lambda request: request.run(answer(request)), logging.getLogger("test"))
-    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head, _, body = sent.partition(b"\r\n\r\n")
+    port = await listen(HttpListener(lambda request: request.run(answer(request)), LOG))
+    head, end, body = sent.partition(b"\r\n\r\n")
+    reader, writer = await connect(port, HEAD + (head + end if pause else sent))
     if pause:
-        writer.write(HEAD + head + b"\r\n\r\n")
         await asyncio.sleep(pause)
         writer.write(body)
-    else:
-        writer.write(HEAD + sent)
     answered = await asyncio.wait_for(reader.readuntil(told), 5)
     assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
-    writer.close()
-    await listener.stop(0)
 
 
 @pytest.mark.parametrize("has_length", [True, False], ids=["promised", "chunked"])
 @pytest.mark.parametrize("has_memory", [True, False])
 async def test_a_large_body_stays_where_it_is_while_it_grows(
-    has_length: bool, has_memory: bool, monkeypatch: pytest.MonkeyPatch
+    has_length: bool, has_memory: bool, monkeypatch: pytest.MonkeyPatch, listen: Listen, connect: Connect
 ) -> None:
     monkeypatch.setattr(request_module, "_LARGEST_GROWING", 1 << 20)
     monkeypatch.setattr(request_module, "_BYTES_BEFORE_ROOM", 1 << 20)
@@ -87,21 +83,17 @@ async def test_a_large_body_stays_where_it_is_while_it_grows(
         come.append(bytes(await bodies.read(request, Holding())))
         return Response(200, b"end", "text/plain")
 
-    listener = HttpListener(lambda request: request.run(answer(request)), logging.getLogger("test"))
-    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    if has_length:
-        writer.write(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(sent), sent))
-    else:
-        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(sent), sent))
+    port = await listen(HttpListener(lambda request: request.run(answer(request)), LOG))
+    form = b"Content-Length: %d\r\n\r\n%b" if has_length else b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n"
+    reader, _ = await connect(port, HEAD + form % (len(sent), sent))
     await asyncio.wait_for(reader.readuntil(b"end"), 10)
     assert come == [sent]
     assert len(places) == 1 or not has_memory
-    writer.close()
-    await listener.stop(0)
 
 
-async def test_a_promise_alone_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_promise_alone_takes_no_memory(
+    monkeypatch: pytest.MonkeyPatch, listen: Listen, connect: Connect
+) -> None:
     taken: list[int] = []
 
     def empty(nbytes: int, dtype: type) -> np.ndarray:
@@ -110,10 +102,8 @@ async def test_a_promise_alone_takes_no_memory(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(request_module, "np", SimpleNamespace(empty=empty, uint8=np.uint8))
     requests: list[Request] = []
-    listener = HttpListener(requests.append, logging.getLogger("test"))
-    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 30))
+    port = await listen(HttpListener(requests.append, LOG))
+    _, writer = await connect(port, HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 30))
     for byte in (b"a", b"b", b"c"):
         writer.write(byte)
         await writer.drain()
@@ -121,15 +111,13 @@ async def test_a_promise_alone_takes_no_memory(monkeypatch: pytest.MonkeyPatch) 
     await until(lambda: requests and len(requests[0].data) == 3)
     assert requests[0].data == b"abc"
     assert taken == []
-    writer.close()
-    await listener.stop(0)
 
 
 def no_memory(*shape: object) -> None:
     raise MemoryError
 
 
-async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
+async def test_a_body_that_comes_byte_by_byte_is_given_up(listen: Listen, connect: Connect) -> None:
     bodies = BodyReader(1 << 20, RequestMemory(), body_seconds=0.5)
 
     async def answer(request: Request) -> Response:
@@ -138,10 +126,8 @@ async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
         except HttpError as error:
             return Response(error.status, error.text.encode(), "text/plain")
 
-    listener = HttpListener(lambda request: request.run(answer(request)), logging.getLogger("test"))
-    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(HEAD + b"Content-Length: 100000\r\n\r\n")
+    port = await listen(HttpListener(lambda request: request.run(answer(request)), LOG))
+    reader, writer = await connect(port, HEAD + b"Content-Length: 100000\r\n\r\n")
 
     async def trickle() -> None:
         while True:
@@ -153,8 +139,6 @@ async def test_a_body_that_comes_byte_by_byte_is_given_up() -> None:
     trickling.cancel()
     assert told.startswith(b"HTTP/1.1 408 ")
     assert b"the request's body did not come in time" in told
-    writer.close()
-    await listener.stop(0)
 
 
 async def test_little_that_becomes_much_is_decompressed_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import resource
 import shutil
@@ -28,7 +27,8 @@ from rocserve.frontends.listen_address import ListenAddress
 from rocserve.frontends.tls import CertificateFiles, RenewedContext
 from rocserve.services.access import ip_address_of
 
-LOG = logging.getLogger("test")
+from .conftest import LOG, Connect, Listen
+
 ANSWER = Response(200, b"answer", "text/plain")
 REQUEST = b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -55,10 +55,6 @@ class Gate:
         return ANSWER
 
 
-async def listen(listener: HttpListener) -> int:
-    return await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
-
-
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 async def test_all_addresses_are_those_of_both_families() -> None:
     remotes: list[str] = []
@@ -81,23 +77,17 @@ async def test_all_addresses_are_those_of_both_families() -> None:
     assert [ip_address_of(remote) for remote in remotes] == [ip_address("127.0.0.1"), ip_address("::1")]
 
 
-async def ask(port: int, path: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(REQUEST % path)
-    return reader, writer
-
-
-async def test_the_end_waits_for_open_requests() -> None:
+async def test_the_end_waits_for_open_requests(listen: Listen, connect: Connect) -> None:
     gate = Gate()
     listener = HttpListener(gate.answer, LOG)
     port = await listen(listener)
-    reader, writer = await ask(port, b"wait")
-    idle_reader, idle_writer = await ask(port, b"at-once")
+    reader, _ = await connect(port, REQUEST % b"wait")
+    idle_reader, idle_writer = await connect(port, REQUEST % b"at-once")
     assert (await idle_reader.readuntil(b"answer")).startswith(b"HTTP/1.1 200 OK\r\n")
     ending = asyncio.ensure_future(listener.stop(20.0))
     await asyncio.sleep(0.1)
     with pytest.raises(ConnectionError):
-        await asyncio.open_connection("127.0.0.1", port)
+        await connect(port)
     # An open connection is still answered.
     idle_writer.write(REQUEST % b"again")
     assert b"Connection: close\r\n" in await idle_reader.readuntil(b"answer")
@@ -106,24 +96,22 @@ async def test_the_end_waits_for_open_requests() -> None:
     assert b"Server: rocserve\r\n" in head
     await ending
     assert await idle_reader.read() == b""
-    for open_writer in (writer, idle_writer):
-        open_writer.close()
-    await listener.stop(0)
 
 
-async def test_the_end_waits_no_longer_than_it_may() -> None:
+async def test_the_end_waits_no_longer_than_it_may(listen: Listen, connect: Connect) -> None:
     gate = Gate()
     listener = HttpListener(gate.answer, LOG)
     port = await listen(listener)
-    reader, writer = await ask(port, b"wait")
+    reader, _ = await connect(port, REQUEST % b"wait")
     await asyncio.sleep(0.1)
     await listener.stop(0.05)
     assert gate.cancelled.is_set()
     assert await reader.read() == b""
-    writer.close()
 
 
-async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(
+    caplog: pytest.LogCaptureFixture, listen: Listen, connect: Connect
+) -> None:
     refused = asyncio.Event()
 
     async def answer(request: Request) -> None:
@@ -135,10 +123,9 @@ async def test_a_client_that_is_gone_when_its_answer_begins_is_no_error(caplog: 
             raise
 
     listener = HttpListener(lambda request: request.run(answer(request)), LOG)
-    reader, writer = await ask(await listen(listener), b"")
+    reader, _ = await connect(await listen(listener), REQUEST % b"")
     assert await reader.read() == b""
     assert refused.is_set()
-    writer.close()
     await listener.stop(1.0)
     assert caplog.messages == []
 
@@ -203,91 +190,69 @@ async def is_closed(reader: asyncio.StreamReader, seconds: float = 10.0) -> bool
     return True
 
 
-async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_for_its_client() -> None:
+async def test_one_connection_too_many_closes_the_one_that_has_waited_longest_for_its_client(
+    listen: Listen, connect: Connect
+) -> None:
     gate = Gate()
-    listener = HttpListener(gate.answer, LOG, ConnectionLimits(most=3))
-    port = await listen(listener)
-    busy, busy_writer = await ask(port, b"wait")
-    idle, idle_writer = await ask(port, b"x")
+    port = await listen(HttpListener(gate.answer, LOG, ConnectionLimits(most=3)))
+    busy, _ = await connect(port, REQUEST % b"wait")
+    idle, _ = await connect(port, REQUEST % b"x")
     await idle.readuntil(b"answer")
-    half, half_writer = await asyncio.open_connection("127.0.0.1", port)
-    half_writer.write(b"GET /x HT")
+    half, _ = await connect(port, b"GET /x HT")
     await asyncio.sleep(0.1)
-    writers = [busy_writer, idle_writer, half_writer]
     for oldest in (idle, half):
-        reader, writer = await ask(port, b"x")
-        writers.append(writer)
+        reader, _ = await connect(port, REQUEST % b"x")
         assert await is_closed(oldest)
         await reader.readuntil(b"answer")
     # Now two have received an answer, and a running request is not given up for them.
     gate.open.set()
     await busy.readuntil(b"answer")
-    for writer in writers:
-        writer.close()
-    await listener.stop(0)
 
 
-async def test_where_all_have_requests_in_hand_the_oldest_half_body_is_closed() -> None:
+async def test_where_all_have_requests_in_hand_the_oldest_half_body_is_closed(listen: Listen, connect: Connect) -> None:
     async def answer(request: Request) -> Response:
         while not request.is_complete:
             await request.wait_for_more()
         return Response(200, b"answer to %b" % request.data, "text/plain")
 
-    listener = HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(most=3))
-    port = await listen(listener)
+    port = await listen(HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(most=3)))
     halves = []
     for _ in range(3):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nhal")
+        halves.append(await connect(port, b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nhal"))
         await asyncio.sleep(0.1)
-        halves.append((reader, writer))
-    writers = [writer for _, writer in halves]
     for oldest, _ in halves[:2]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nnew")
+        reader, writer = await connect(port, b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nnew")
         await reader.readuntil(b"answer to new")
         assert await is_closed(oldest)
         # So that this connection, which waits for a request, is not closed for the next one.
         writer.write(b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\nhal")
         await asyncio.sleep(0.1)
-        writers.append(writer)
     reader, writer = halves[2]
     writer.write(b"ves")
     await reader.readuntil(b"answer to halves")
-    for writer in writers:
-        writer.close()
-    await listener.stop(0)
 
 
-async def test_where_all_have_requests_in_hand_the_new_connection_is_closed() -> None:
+async def test_where_all_have_requests_in_hand_the_new_connection_is_closed(listen: Listen, connect: Connect) -> None:
     gate = Gate()
-    listener = HttpListener(gate.answer, LOG, ConnectionLimits(most=1))
-    port = await listen(listener)
-    busy, busy_writer = await ask(port, b"wait")
+    port = await listen(HttpListener(gate.answer, LOG, ConnectionLimits(most=1)))
+    busy, _ = await connect(port, REQUEST % b"wait")
     await asyncio.sleep(0.1)
-    other, other_writer = await asyncio.open_connection("127.0.0.1", port)
+    other, _ = await connect(port)
     assert await is_closed(other)
     gate.open.set()
     await busy.readuntil(b"answer")
-    for writer in (busy_writer, other_writer):
-        writer.close()
-    await listener.stop(0)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", [b"", b"GET /x HTTP/1.1\r\nHost", REQUEST % b"x" + b"GET /x"], ids=repr)
-async def test_a_head_that_does_not_come_ends_the_connection(first: bytes) -> None:
-    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3))
-    port = await listen(listener)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(first)
+async def test_a_head_that_does_not_come_ends_the_connection(first: bytes, listen: Listen, connect: Connect) -> None:
+    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3)))
+    reader, writer = await connect(port, first)
     for _ in range(4):
         # Bytes that trickle in keep no connection open.
         await asyncio.sleep(0.2)
         writer.write(b"x" if first else b"")
     assert await is_closed(reader, 4.0)
-    writer.close()
-    await listener.stop(0)
 
 
 @pytest.fixture
@@ -298,13 +263,12 @@ def tls(tmp_path: Path) -> RenewedContext:
     return RenewedContext(CertificateFiles(ours.certificate, ours.key, None), "HTTP", LOG)
 
 
-async def test_a_handshake_that_does_not_come_ends_the_connection(tls: RenewedContext) -> None:
-    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3), tls)
-    port = await listen(listener)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def test_a_handshake_that_does_not_come_ends_the_connection(
+    tls: RenewedContext, listen: Listen, connect: Connect
+) -> None:
+    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3), tls))
+    reader, _ = await connect(port)
     assert await is_closed(reader)
-    writer.close()
-    await listener.stop(0)
 
 
 async def ask_with_tls(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -316,52 +280,47 @@ async def ask_with_tls(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamW
     return reader, writer
 
 
-async def test_a_handshake_counts_as_a_connection_and_goes_before_those_that_had_a_request(tls: RenewedContext) -> None:
+async def test_a_handshake_counts_as_a_connection_and_goes_before_those_that_had_a_request(
+    tls: RenewedContext, listen: Listen, connect: Connect
+) -> None:
     """Of 8 connections two are idle after a request; another begins its handshake, and then one more connects."""
-    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most=8), tls)
-    port = await listen(listener)
+    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(most=8), tls))
     idle = [await ask_with_tls(port) for _ in range(2)]
-    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+    silent = [await connect(port) for _ in range(20)]
     ended = await asyncio.gather(*(is_closed(reader, 1.0) for reader, _ in silent))
     assert ended == [True] * 14 + [False] * 6
     third_reader, third_writer = await ask_with_tls(port)
     for reader, writer in (*idle, (third_reader, third_writer)):
         writer.write(REQUEST % b"at-once")
         assert await reader.readuntil(b"answer")
-    for _, writer in (*idle, *silent, (third_reader, third_writer)):
-        writer.close()
-    await listener.stop(0)
 
 
-async def test_the_end_closes_handshakes(tls: RenewedContext) -> None:
+async def test_the_end_closes_handshakes(tls: RenewedContext, listen: Listen, connect: Connect) -> None:
     listener = HttpListener(Gate().answer, LOG, None, tls)
     port = await listen(listener)
-    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    silent = [await connect(port) for _ in range(3)]
     await asyncio.sleep(0.1)
     await listener.stop(0)
     assert await asyncio.gather(*(is_closed(reader, 2.0) for reader, _ in silent)) == [True] * 3
-    for _, writer in silent:
-        writer.close()
 
 
 @pytest.mark.long
-async def test_connections_without_a_request_stay_for_a_while_and_are_closed_then() -> None:
-    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3, idle_seconds=2.5))
-    port = await listen(listener)
-    reader, writer = await ask(port, b"x")
+async def test_connections_without_a_request_stay_for_a_while_and_are_closed_then(
+    listen: Listen, connect: Connect
+) -> None:
+    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(head_seconds=0.3, idle_seconds=2.5)))
+    reader, writer = await connect(port, REQUEST % b"x")
     await reader.readuntil(b"answer")
     await asyncio.sleep(1.5)
     writer.write(REQUEST % b"x")
     await reader.readuntil(b"answer")
     assert not await is_closed(reader, 1.0)
     assert await is_closed(reader, 5.0)
-    writer.close()
-    await listener.stop(0)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_answer_that_is_not_read_is_given_up(streams: bool) -> None:
+async def test_an_answer_that_is_not_read_is_given_up(streams: bool, listen: Listen) -> None:
     ended: list[str] = []
 
     async def answer(request: Request) -> Response:
@@ -376,8 +335,9 @@ async def test_an_answer_that_is_not_read_is_given_up(streams: bool) -> None:
             ended.append("given up")
             raise
 
-    listener = HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(write_seconds=0.5))
-    port = await listen(listener)
+    port = await listen(
+        HttpListener(lambda request: request.run(answer(request)), LOG, ConnectionLimits(write_seconds=0.5))
+    )
     # The small limit makes the client's data stay in the socket.
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
     writer.write(REQUEST % b"x" * 64)
@@ -385,8 +345,6 @@ async def test_an_answer_that_is_not_read_is_given_up(streams: bool) -> None:
     assert await is_closed(reader)
     # Pipelined requests are not parsed while earlier answers are unread.
     assert 1 <= len(ended) < 20
-    writer.close()
-    await listener.stop(0)
 
 
 async def test_an_address_of_another_machine() -> None:
@@ -397,7 +355,11 @@ async def test_an_address_of_another_machine() -> None:
 
 
 async def test_connections_that_cannot_be_accepted_are_one_line(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    listen: Listen,
+    connect: Connect,
 ) -> None:
     monkeypatch.setattr("rocserve.frontends.http.listener._ACCEPT_PAUSE_SECONDS", 0.02)
     listener = HttpListener(Gate().answer, LOG)
@@ -421,11 +383,8 @@ async def test_connections_that_cannot_be_accepted_are_one_line(
     written = capfd.readouterr().err
     assert "Traceback" not in written
     assert "out of system resource" not in written
-    reader, writer = await ask(port, b"at-once")
+    reader, _ = await connect(port, REQUEST % b"at-once")
     assert await reader.read(15) == b"HTTP/1.1 200 OK"
-    for open_connection in (writer, *clients):
-        open_connection.close()
-    await listener.stop(0)
 
 
 def fill_descriptors() -> list[int]:
@@ -437,15 +396,16 @@ def fill_descriptors() -> list[int]:
     return fillers
 
 
-async def test_the_last_descriptors_are_kept_for_the_server(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_last_descriptors_are_kept_for_the_server(
+    caplog: pytest.LogCaptureFixture, listen: Listen, connect: Connect
+) -> None:
     fillers = fill_descriptors()
     probe = fillers.pop()
     os.close(probe)
-    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most_descriptors=probe + 8))
-    port = await listen(listener)
+    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(most_descriptors=probe + 8)))
     connections, answers = [], []
     for _ in range(8):
-        reader, writer = await ask(port, b"at-once")
+        reader, writer = await connect(port, REQUEST % b"at-once")
         connections.append((reader, writer))
         answers.append(await reader.read(15))
     # The newest connection is served, and the oldest, which is idle, is closed.
@@ -459,10 +419,8 @@ async def test_the_last_descriptors_are_kept_for_the_server(caplog: pytest.LogCa
     for _, writer in connections:
         writer.close()
     await asyncio.sleep(0.1)
-    reader, writer = await ask(port, b"at-once")
+    reader, writer = await connect(port, REQUEST % b"at-once")
     assert await reader.read(15) == b"HTTP/1.1 200 OK"
-    writer.close()
-    await listener.stop()
     for filler in fillers:
         os.close(filler)
 
@@ -479,11 +437,12 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_connections_that_say_nothing_never_take_the_descriptors_that_are_kept(at_once: bool) -> None:
+async def test_connections_that_say_nothing_never_take_the_descriptors_that_are_kept(
+    at_once: bool, listen: Listen, connect: Connect
+) -> None:
     process = psutil.Process()
     most = process.num_fds() + 60
-    listener = HttpListener(Gate().answer, LOG, ConnectionLimits(most_descriptors=most))
-    port = await listen(listener)
+    port = await listen(HttpListener(Gate().answer, LOG, ConnectionLimits(most_descriptors=most)))
     words = [sys.executable, "-c", CLIENTS, str(port), "0" if at_once else "0.002"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as clients:  # noqa: ASYNC220
         assert clients.stdin is not None and clients.stdout is not None
@@ -500,7 +459,5 @@ async def test_connections_that_say_nothing_never_take_the_descriptors_that_are_
             await asyncio.sleep(0)
         clients.stdin.close()
     assert max(counts) < most + 48, "far more are taken before any is closed"
-    reader, writer = await ask(port, b"at-once")
+    reader, _ = await connect(port, REQUEST % b"at-once")
     assert await reader.read(15) == b"HTTP/1.1 200 OK"
-    writer.close()
-    await listener.stop()

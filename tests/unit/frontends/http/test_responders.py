@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,13 +33,14 @@ from rocserve.frontends.http.json_text import SLICE
 from rocserve.frontends.http.listener import HttpListener
 from rocserve.frontends.http.request import Head, Request, Response
 from rocserve.frontends.http.service import HttpService
-from rocserve.frontends.listen_address import ListenAddress
 from rocserve.plane.guest_loop import GuestLoop
 from rocserve.plane.loop import PlaneLoop
 from rocserve.protocol import grpc_service_pb2 as pb
 from rocserve.services.access import Access
 from rocserve.services.methods import Method
 from rocserve.settings import HttpSettings
+
+from .conftest import LOG, Connect, Listen
 
 
 def response(data: bytearray) -> InferResponse:
@@ -201,10 +201,10 @@ async def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     assert cancelled == [True]
 
 
-LOG = logging.getLogger("test")
+LOAD = b"POST /v2/repository/models/m/load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
 
 
-async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
+async def test_a_load_goes_on_without_its_client_and_counts_as_long(listen: Listen, connect: Connect) -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def load(request: Any) -> pb.RepositoryModelLoadResponse:
@@ -224,12 +224,9 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
         service.handle(request)
         request.on_gone = left.set
 
-    listener = HttpListener(handle, LOG)
-    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+    port = await listen(HttpListener(handle, LOG))
     body = json.dumps({"parameters": {"config": "x" * 10_000}}).encode()
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /v2/repository/models/m/load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
-    writer.write(body)
+    _, writer = await connect(port, LOAD % (len(body), body))
     await begun.wait()
     writer.close()
     await left.wait()
@@ -237,10 +234,11 @@ async def test_a_load_goes_on_without_its_client_and_counts_as_long() -> None:
     may_end.set()
     await asyncio.sleep(0.1)
     assert memory.requests.own_bytes == 0
-    await listener.stop()
 
 
-async def test_a_large_message_that_is_forwarded_is_not_read_beside_other_requests() -> None:
+async def test_a_large_message_that_is_forwarded_is_not_read_beside_other_requests(
+    listen: Listen, connect: Connect
+) -> None:
     forwarded: list[bytes] = []
 
     async def forward(request: bytes) -> pb.RepositoryModelLoadResponse:
@@ -256,18 +254,13 @@ async def test_a_large_message_that_is_forwarded_is_not_read_beside_other_reques
     methods = {"RepositoryModelLoad": method}
     parts = HttpParts(inference, methods, lambda name, version: None, RequestMemory(), large, HttpSettings())
     service = HttpService(parts, Access({}, None, ()), LOG)
-    listener = HttpListener(service.handle, LOG)
-    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+    port = await listen(HttpListener(service.handle, LOG))
     config = "x" * (LARGE_JSON + 1)
     body = json.dumps({"parameters": {"config": config}}).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /v2/repository/models/m/load HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
-    writer.write(body)
+    reader, _ = await connect(port, LOAD % (len(body), body))
     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
     message = pb.RepositoryModelLoadRequest.FromString(forwarded[0])
     assert (message.model_name, message.parameters["config"].string_param) == ("m", config)
-    writer.close()
-    await listener.stop()
 
 
 class Sink:
