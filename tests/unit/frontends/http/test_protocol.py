@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import random
 import re
 import weakref
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 from support.waiting import until
 
 from rocserve.frontends.http.listener import ConnectionLimits, HttpListener
 from rocserve.frontends.http.request import Request, Response
-from rocserve.frontends.listen_address import ListenAddress
+
+from .conftest import LOG, Connect, Listen
 
 POST = b"POST /echo HTTP/1.1\r\nHost: x\r\n"
 CLOSE = b"Connection: close\r\n"
@@ -82,11 +80,9 @@ def failure(request: Request, error: Exception) -> Response:
     return Response(500, str(error).encode(), "text/plain")
 
 
-@asynccontextmanager
-async def listening(limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
-    listener = HttpListener(handle, logging.getLogger("test"), limits, failure=failure)
-    yield await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
-    await listener.stop(0)
+@pytest.fixture
+async def port(listen: Listen) -> int:
+    return await listen(HttpListener(handle, LOG, failure=failure))
 
 
 async def exchange(port: int, *sent: bytes, pause: float = 0.02) -> bytes:
@@ -114,15 +110,14 @@ def body_of(answer: bytes) -> bytes:
     ],
     ids=["length", "chunks", "trailer", "upgrade"],
 )
-async def test_bodies_in_one_piece_and_byte_by_byte(rest: bytes) -> None:
-    async with listening() as port:
-        whole = await exchange(port, POST + CLOSE + rest)
-        assert body_of(whole) == b"<hello>"
-        assert b"X-Method: POST\r\n" in whole
-        assert b"Content-Length: 7\r\n" in whole
-        sent = POST + CLOSE + rest
-        parts = [sent[index : index + 1] for index in range(len(sent))]
-        assert body_of(await exchange(port, *parts, pause=0)) == b"<hello>"
+async def test_bodies_in_one_piece_and_byte_by_byte(rest: bytes, port: int) -> None:
+    whole = await exchange(port, POST + CLOSE + rest)
+    assert body_of(whole) == b"<hello>"
+    assert b"X-Method: POST\r\n" in whole
+    assert b"Content-Length: 7\r\n" in whole
+    sent = POST + CLOSE + rest
+    parts = [sent[index : index + 1] for index in range(len(sent))]
+    assert body_of(await exchange(port, *parts, pause=0)) == b"<hello>"
 
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
@@ -133,40 +128,37 @@ async def test_bodies_in_one_piece_and_byte_by_byte(rest: bytes) -> None:
         b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n",
     ],
 )
-async def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(protocol: bytes, rest: bytes) -> None:
+async def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(
+    protocol: bytes, rest: bytes, port: int
+) -> None:
     """curl --http2 and Java's client send such requests."""
     sent = POST + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AAM\r\n" % protocol + rest
-    async with listening() as port:
-        for parts in ([sent], [sent[index : index + 1] for index in range(len(sent))], [KNOWN + sent]):
-            answers = (await exchange(port, *parts, pause=0)).split(b"HTTP/1.1 ")[1:]
-            assert body_of(answers[-1]) == b"<hello>"
-            assert len(answers) == 1 + (parts[0][:3] == b"GET")
-        followed = await exchange(port, sent + KNOWN)
-        assert followed.count(b"HTTP/1.1 ") == 1, "what comes behind may be of the other protocol"
-        broken = await exchange(
-            port, POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\nz"
-        )
-        assert b"Invalid character in chunk size" in broken
-        for end in (b"\r\n", CLOSE + b"\r\n", CLOSE + b"Transfer-Encoding: chunked\r\n\r\n"):
-            assert body_of(await exchange(port, b"CONNECT x:1 HTTP/1.1\r\n" + end)) == b"nothing here"
+    for parts in ([sent], [sent[index : index + 1] for index in range(len(sent))], [KNOWN + sent]):
+        answers = (await exchange(port, *parts, pause=0)).split(b"HTTP/1.1 ")[1:]
+        assert body_of(answers[-1]) == b"<hello>"
+        assert len(answers) == 1 + (parts[0][:3] == b"GET")
+    followed = await exchange(port, sent + KNOWN)
+    assert followed.count(b"HTTP/1.1 ") == 1, "what comes behind may be of the other protocol"
+    broken = await exchange(port, POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\nz")
+    assert b"Invalid character in chunk size" in broken
+    for end in (b"\r\n", CLOSE + b"\r\n", CLOSE + b"Transfer-Encoding: chunked\r\n\r\n"):
+        assert body_of(await exchange(port, b"CONNECT x:1 HTTP/1.1\r\n" + end)) == b"nothing here"
 
 
-async def test_spaces_around_a_value_are_none_of_it() -> None:
+async def test_spaces_around_a_value_are_none_of_it(port: int) -> None:
     sent = b"GET /headers HTTP/1.1\r\nOne: \t a b \t \r\nTwo:\r\nConnection: close \r\n\r\n"
-    async with listening() as port:
-        answer = await exchange(port, sent)
+    answer = await exchange(port, sent)
     pairs = [(b"One", b"a b"), (b"Two", b""), (b"Connection", b"close")]
     assert body_of(answer) == repr(({"one": "a b", "two": "", "connection": "close"}, pairs)).encode()
 
 
-async def test_what_is_asked_at_once_is_answered_in_order() -> None:
+async def test_what_is_asked_at_once_is_answered_in_order(port: int) -> None:
     late = b"GET /late HTTP/1.1\r\n\r\n"
     many = POST + b"Content-Length: 1\r\n\r\n"
     sent = (
         late + b"".join(many + b"%d" % (number % 10) for number in range(60)) + b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n"
     )
-    async with listening() as port:
-        answer = await exchange(port, sent)
+    answer = await exchange(port, sent)
     bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 ")[1:]]
     assert bodies == [b"late", *(b"<%d>" % (number % 10) for number in range(60)), b"nothing here"]
 
@@ -186,17 +178,16 @@ ALIKE = [
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_a_head_says_the_same_each_time_it_comes(seed: int) -> None:
+async def test_a_head_says_the_same_each_time_it_comes(seed: int, port: int) -> None:
     chosen = random.Random(seed)
     asked = chosen.choices(ALIKE, k=40)
     sent = b"".join(request for request, _ in asked) + b"GET /nowhere HTTP/1.1\r\n" + CLOSE + b"\r\n"
     cuts = sorted(chosen.sample(range(len(sent)), 60))
     pieces = [sent[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
-    async with listening() as port:
-        for parts in ([sent], [request for request, _ in asked] + [sent[-44:]], pieces, [sent]):
-            answer = await exchange(port, *parts, pause=0.001)
-            bodies = [answer.partition(b"\r\n\r\n")[2] for answer in re.split(rb"HTTP/1\.[01] (?=\d)", answer)[1:]]
-            assert bodies == [*(body for _, body in asked), b"nothing here"]
+    for parts in ([sent], [request for request, _ in asked] + [sent[-44:]], pieces, [sent]):
+        answer = await exchange(port, *parts, pause=0.001)
+        bodies = [answer.partition(b"\r\n\r\n")[2] for answer in re.split(rb"HTTP/1\.[01] (?=\d)", answer)[1:]]
+        assert bodies == [*(body for _, body in asked), b"nothing here"]
 
 
 @pytest.mark.parametrize(
@@ -216,63 +207,56 @@ async def test_a_head_says_the_same_each_time_it_comes(seed: int) -> None:
         b"GET /nowhere HTTP/1.1\r\n" + CLOSE + b"\r\n" + KNOWN,
     ],
 )
-async def test_what_heads_mean_does_not_depend_on_what_came_before(sent: bytes) -> None:
+async def test_what_heads_mean_does_not_depend_on_what_came_before(sent: bytes, port: int) -> None:
     ending = b"GET /late HTTP/1.1\r\n" + CLOSE + b"\r\n"
-    async with listening() as port:
-        answers = [await exchange(port, before + sent + ending) for before in (b"", b"", KNOWN, KNOWN * 2)]
+    answers = [await exchange(port, before + sent + ending) for before in (b"", b"", KNOWN, KNOWN * 2)]
     answers = [re.sub(rb"Date: [^\r]*", b"", answer) for answer in answers]
     assert answers[1] == answers[0]
     for answer in answers[2:]:
         assert answer.endswith(b"nothing here" + answers[0])
 
 
-async def test_an_answer_in_parts_and_one_of_unknown_length() -> None:
-    async with listening() as port:
-        answer = body_of(await exchange(port, b"GET /large HTTP/1.1\r\n" + CLOSE + b"\r\n"))
-        assert answer == bytes(3 << 20) + b"end"
-        answer = await exchange(port, b"GET /stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
-        assert b"Transfer-Encoding: chunked\r\n" in answer
-        assert body_of(answer) == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
-        # HTTP/1.0 has no chunks: the end of the connection is the answer's end.
-        answer = await exchange(port, b"GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-        assert b"chunked" not in answer
-        assert body_of(answer) == b"onetwo"
+async def test_an_answer_in_parts_and_one_of_unknown_length(port: int) -> None:
+    answer = body_of(await exchange(port, b"GET /large HTTP/1.1\r\n" + CLOSE + b"\r\n"))
+    assert answer == bytes(3 << 20) + b"end"
+    answer = await exchange(port, b"GET /stream HTTP/1.1\r\n" + CLOSE + b"\r\n")
+    assert b"Transfer-Encoding: chunked\r\n" in answer
+    assert body_of(answer) == b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+    # HTTP/1.0 has no chunks: the end of the connection is the answer's end.
+    answer = await exchange(port, b"GET /stream HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+    assert b"chunked" not in answer
+    assert body_of(answer) == b"onetwo"
 
 
-async def test_connections_stay_or_close_as_the_client_says() -> None:
-    async with listening() as port:
-        assert (await exchange(port, b"GET / HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.0 404 Not Found\r\n")
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for _ in range(2):
-            writer.write(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
-            assert b"Connection: keep-alive\r\n" in await reader.readuntil(b"nothing here")
-        writer.write(b"HEAD /echo HTTP/1.1\r\n" + CLOSE + b"\r\n")
-        answer = await reader.read()
-        assert b"Content-Length: 2\r\n" in answer
-        assert b"Connection: close\r\n" in answer
-        assert answer.endswith(b"\r\n\r\n")
-        writer.close()
+async def test_connections_stay_or_close_as_the_client_says(port: int, connect: Connect) -> None:
+    assert (await exchange(port, b"GET / HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.0 404 Not Found\r\n")
+    reader, writer = await connect(port)
+    for _ in range(2):
+        writer.write(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        assert b"Connection: keep-alive\r\n" in await reader.readuntil(b"nothing here")
+    writer.write(b"HEAD /echo HTTP/1.1\r\n" + CLOSE + b"\r\n")
+    answer = await reader.read()
+    assert b"Content-Length: 2\r\n" in answer
+    assert b"Connection: close\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n")
 
 
-async def test_a_body_that_nobody_reads_is_passed_over() -> None:
+async def test_a_body_that_nobody_reads_is_passed_over(port: int, connect: Connect) -> None:
     sent = b"POST /nowhere HTTP/1.1\r\nContent-Length: 3000000\r\n\r\n"
-    async with listening() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
-        assert b" 404 " in await reader.readuntil(b"nothing here")
-        writer.write(bytes(3_000_000) + POST + b"Content-Length: 1\r\n\r\n1")
-        assert (await asyncio.wait_for(reader.readuntil(b"<1>"), 10)).startswith(b"HTTP/1.1 200 OK\r\n")
-        writer.close()
-        # A client with a last request gets its answer, not a reset, even if it still sends.
-        answer = await exchange(port, sent.replace(b"\r\n\r\n", b"\r\n" + CLOSE + b"\r\n"), bytes(3_000_000))
-        assert body_of(answer) == b"nothing here"
+    reader, writer = await connect(port, sent)
+    assert b" 404 " in await reader.readuntil(b"nothing here")
+    writer.write(bytes(3_000_000) + POST + b"Content-Length: 1\r\n\r\n1")
+    assert (await asyncio.wait_for(reader.readuntil(b"<1>"), 10)).startswith(b"HTTP/1.1 200 OK\r\n")
+    # A client with a last request gets its answer, not a reset, even if it still sends.
+    answer = await exchange(port, sent.replace(b"\r\n\r\n", b"\r\n" + CLOSE + b"\r\n"), bytes(3_000_000))
+    assert body_of(answer) == b"nothing here"
 
 
 @pytest.mark.long
-async def test_the_rest_of_a_body_that_does_not_come_ends_the_connection() -> None:
-    async with listening(ConnectionLimits(head_seconds=0.3)) as port:
-        answer = await exchange(port, b"POST /nowhere HTTP/1.1\r\nContent-Length: 9\r\n\r\n123")
-        assert body_of(answer) == b"nothing here"
+async def test_the_rest_of_a_body_that_does_not_come_ends_the_connection(listen: Listen) -> None:
+    port = await listen(HttpListener(handle, LOG, ConnectionLimits(head_seconds=0.3)))
+    answer = await exchange(port, b"POST /nowhere HTTP/1.1\r\nContent-Length: 9\r\n\r\n123")
+    assert body_of(answer) == b"nothing here"
 
 
 @pytest.mark.parametrize(
@@ -288,24 +272,22 @@ async def test_the_rest_of_a_body_that_does_not_come_ends_the_connection() -> No
     ],
     ids=["no HTTP", "URL", "header", "headers", "lengths", "both lengths", "chunk"],
 )
-async def test_what_is_refused_is_told_behind_the_answers_before_it(sent: bytes, told: bytes) -> None:
-    async with listening() as port:
-        answer = await exchange(port, sent)
-        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
-        assert b"Connection: close\r\n" in answer
-        assert told in answer
-        answer = await exchange(port, b"GET /late HTTP/1.1\r\n\r\n" + sent)
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert told in answer.partition(b"late")[2]
-        answer = await exchange(port, (POST + b"Content-Length: 3\r\n\r\nhey") * 2 + sent)
-        assert answer.count(b"<hey>") == 2
-        assert told in answer.rpartition(b"<hey>")[2]
+async def test_what_is_refused_is_told_behind_the_answers_before_it(sent: bytes, told: bytes, port: int) -> None:
+    answer = await exchange(port, sent)
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"Connection: close\r\n" in answer
+    assert told in answer
+    answer = await exchange(port, b"GET /late HTTP/1.1\r\n\r\n" + sent)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert told in answer.partition(b"late")[2]
+    answer = await exchange(port, (POST + b"Content-Length: 3\r\n\r\nhey") * 2 + sent)
+    assert answer.count(b"<hey>") == 2
+    assert told in answer.rpartition(b"<hey>")[2]
 
 
-async def test_a_head_without_end_is_refused() -> None:
-    async with listening() as port:
-        parts = [b"GET / HTTP/1.1\r\nX: ", *[b"x" * 20_000] * 10]
-        assert b"head is more than 131072 bytes" in await exchange(port, *parts)
+async def test_a_head_without_end_is_refused(port: int) -> None:
+    parts = [b"GET / HTTP/1.1\r\nX: ", *[b"x" * 20_000] * 10]
+    assert b"head is more than 131072 bytes" in await exchange(port, *parts)
 
 
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -314,59 +296,46 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 @pytest.mark.parametrize(
     "begin", [CHUNKED + b"1\r\nx\r\n0\r\nX: ", CHUNKED + b"1;x=", POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: "]
 )
-async def test_a_trailer_or_what_is_said_of_a_chunk_without_end_is_refused(begin: bytes) -> None:
-    async with listening() as port:
-        parts = [begin, *[b"x" * 20_000] * 10]
-        assert b"trailer, or what is said of a chunk, is more than 131072 bytes" in await exchange(port, *parts)
+async def test_a_trailer_or_what_is_said_of_a_chunk_without_end_is_refused(begin: bytes, port: int) -> None:
+    parts = [begin, *[b"x" * 20_000] * 10]
+    assert b"trailer, or what is said of a chunk, is more than 131072 bytes" in await exchange(port, *parts)
 
 
-async def test_a_body_of_many_chunks_is_taken() -> None:
+async def test_a_body_of_many_chunks_is_taken(port: int) -> None:
     chunks = b"1;%b\r\nx\r\n" % (b"y" * 60_000)
-    async with listening() as port:
-        answer = await exchange(
-            port, POST + CLOSE + b"Transfer-Encoding: chunked\r\n\r\n", *[chunks] * 10, b"0\r\n\r\n"
-        )
-        assert body_of(answer) == b"<xxxxxxxxxx>"
+    answer = await exchange(port, POST + CLOSE + b"Transfer-Encoding: chunked\r\n\r\n", *[chunks] * 10, b"0\r\n\r\n")
+    assert body_of(answer) == b"<xxxxxxxxxx>"
 
 
-async def test_a_transfer_encoding_that_is_not_served_is_refused() -> None:
-    async with listening() as port:
-        answer = await exchange(port, POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+async def test_a_transfer_encoding_that_is_not_served_is_refused(port: int) -> None:
+    answer = await exchange(port, POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"a request's body may come in chunks, but in no other Transfer-Encoding" in answer
 
 
 @pytest.mark.parametrize("origin", [b"http://x", b"HTTPS://user@x.example:8000"])
-async def test_a_request_that_is_made_as_to_a_proxy_means_its_path(origin: bytes) -> None:
-    async with listening() as port:
-        answer = await exchange(
-            port, POST.replace(b"/echo", origin + b"/echo?x") + CLOSE + b"Content-Length: 1\r\n\r\nx"
-        )
+async def test_a_request_that_is_made_as_to_a_proxy_means_its_path(origin: bytes, port: int) -> None:
+    answer = await exchange(port, POST.replace(b"/echo", origin + b"/echo?x") + CLOSE + b"Content-Length: 1\r\n\r\nx")
     assert body_of(answer) == b"<x>"
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-async def test_a_client_of_http_1_0_is_not_told_to_go_on(version: bytes) -> None:
+async def test_a_client_of_http_1_0_is_not_told_to_go_on(version: bytes, listen: Listen) -> None:
     async def invite(request: Request) -> Response:
         request.send_continue()
         return await echo(request)
 
-    listener = HttpListener(lambda request: request.run(invite(request)), logging.getLogger("test"))
-    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
+    port = await listen(HttpListener(lambda request: request.run(invite(request)), LOG))
     head = b"POST / HTTP/%b\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n" % version
     answer = await exchange(port, head, b"x", pause=0.1)
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\n") == (version == b"1.1")
     assert body_of(answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")) == b"<x>"
-    await listener.stop(0)
 
 
-async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
-    async with listening() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /nowhere HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
-        # Not if nobody reads the body.
-        assert (await reader.readuntil(b"nothing here")).startswith(b"HTTP/1.1 404")
-        writer.close()
+async def test_a_client_that_asks_first_is_told_to_go_on(port: int, connect: Connect) -> None:
+    reader, _ = await connect(port, b"POST /nowhere HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+    # Not if nobody reads the body.
+    assert (await reader.readuntil(b"nothing here")).startswith(b"HTTP/1.1 404")
 
 
 ENDED = re.compile(rb"(HTTP/1.1 100 Continue\r\n\r\n)?HTTP/1.1 200 OK\r\n")
@@ -384,31 +353,27 @@ ENDED = re.compile(rb"(HTTP/1.1 100 Continue\r\n\r\n)?HTTP/1.1 200 OK\r\n")
     ],
     ids=["one", "many", "many at once", "half a body behind", "half a head behind", "a fault behind"],
 )
-async def test_a_client_that_sends_no_more_gets_its_answers_and_the_end(sent: bytes, told: list[bytes]) -> None:
-    async with listening() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
-        writer.write_eof()
-        answer = await asyncio.wait_for(reader.read(), 20)
-        writer.close()
+async def test_a_client_that_sends_no_more_gets_its_answers_and_the_end(
+    sent: bytes, told: list[bytes], port: int, connect: Connect
+) -> None:
+    reader, writer = await connect(port, sent)
+    writer.write_eof()
+    answer = await asyncio.wait_for(reader.read(), 20)
     assert ENDED.match(answer)
     bodies = [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 ")[1:] if part[:3] != b"100"]
     assert [body[: len(start)] for body, start in zip(bodies, told, strict=True)] == told
 
 
-async def test_a_client_that_sends_no_more_gets_its_stream() -> None:
+async def test_a_client_that_sends_no_more_gets_its_stream(port: int, connect: Connect) -> None:
     sent = b"GET /events HTTP/1.1\r\n\r\n"
-    async with listening() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
-        await reader.readuntil(b"one")
-        writer.write_eof()
-        assert await asyncio.wait_for(reader.read(), 5) == b"\r\n3\r\n:\n\n\r\n3\r\ntwo\r\n0\r\n\r\n"
-        writer.close()
+    reader, writer = await connect(port, sent)
+    await reader.readuntil(b"one")
+    writer.write_eof()
+    assert await asyncio.wait_for(reader.read(), 5) == b"\r\n3\r\n:\n\n\r\n3\r\ntwo\r\n0\r\n\r\n"
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-async def test_a_client_that_goes_is_noticed(has_begun: bool) -> None:
+async def test_a_client_that_goes_is_noticed(has_begun: bool, listen: Listen, connect: Connect) -> None:
     gone, asked = asyncio.Event(), asyncio.Event()
 
     async def wait(request: Request) -> None:
@@ -420,29 +385,25 @@ async def test_a_client_that_goes_is_noticed(has_begun: bool) -> None:
         finally:
             gone.set()
 
-    listener = HttpListener(lambda request: request.run(wait(request)), logging.getLogger("test"))
-    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(KNOWN)
+    port = await listen(HttpListener(lambda request: request.run(wait(request)), LOG))
+    reader, writer = await connect(port, KNOWN)
     await asyncio.wait_for(asked.wait(), 5)
     if has_begun:
         await reader.readuntil(b"\r\n\r\n")
     writer.close()
     await asyncio.wait_for(gone.wait(), 5)
-    await listener.stop(0)
 
 
 @pytest.mark.parametrize("sent", [POST + b"Content-Length: 9\r\n\r\ncut", b"GET /wait HTTP/1.1\r\n\r\n"])
-async def test_nothing_is_kept_of_a_client_that_goes(sent: bytes) -> None:
+async def test_nothing_is_kept_of_a_client_that_goes(sent: bytes, listen: Listen, connect: Connect) -> None:
     requests: list[weakref.ref[Request]] = []
 
     def note(request: Request) -> None:
         requests.append(weakref.ref(request))
         request.run(echo(request) if request.head.method == "POST" else asyncio.sleep(60))
 
-    listener = HttpListener(note, logging.getLogger("test"))
-    port = await listener.start(ListenAddress("HTTP", "http", "127.0.0.1", 0))
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    port = await listen(HttpListener(note, LOG))
+    _, writer = await connect(port)
     gc.disable()
     try:
         writer.write(sent)
@@ -452,41 +413,35 @@ async def test_nothing_is_kept_of_a_client_that_goes(sent: bytes) -> None:
         await until(lambda: requests[0]() is None)
     finally:
         gc.enable()
-    await listener.stop(0)
 
 
 @pytest.mark.parametrize("sent", [b"GET /late HTTP/1.0\r\n\r\n", POST + b"Content-Length: 5\r\n\r\nhell"])
-async def test_where_a_client_that_sends_no_more_can_get_no_answer_the_connection_ends(sent: bytes) -> None:
-    async with listening() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
-        writer.write_eof()
-        assert await asyncio.wait_for(reader.read(), 5) == b""
-        writer.close()
+async def test_where_a_client_that_sends_no_more_can_get_no_answer_the_connection_ends(
+    sent: bytes, port: int, connect: Connect
+) -> None:
+    reader, writer = await connect(port, sent)
+    writer.write_eof()
+    assert await asyncio.wait_for(reader.read(), 5) == b""
 
 
-async def test_a_fault_of_the_server_is_told_or_ends_an_answer_that_has_begun() -> None:
-    async with listening() as port:
-        told = await exchange(port, b"GET /fails HTTP/1.1\r\nConnection: close\r\n\r\n")
-        assert told.startswith(b"HTTP/1.1 500 ")
-        assert told.endswith(b"a fault of the server")
-        broken = await exchange(port, b"GET /breaks HTTP/1.1\r\n\r\n")
-        assert broken.endswith(b"5\r\nbegun\r\n")
+async def test_a_fault_of_the_server_is_told_or_ends_an_answer_that_has_begun(port: int) -> None:
+    told = await exchange(port, b"GET /fails HTTP/1.1\r\nConnection: close\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 500 ")
+    assert told.endswith(b"a fault of the server")
+    broken = await exchange(port, b"GET /breaks HTTP/1.1\r\n\r\n")
+    assert broken.endswith(b"5\r\nbegun\r\n")
 
 
-async def test_one_connection_does_not_keep_the_others_waiting() -> None:
+async def test_one_connection_does_not_keep_the_others_waiting(port: int, connect: Connect) -> None:
     """Others have their turn among thousands of pipelined requests."""
     flood = b"GET / HTTP/1.1\r\n\r\n" * 10_000
-    async with listening() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        quiet = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(flood)
-        await asyncio.sleep(0.01)
-        quiet[1].write(b"GET / HTTP/1.1\r\n\r\n")
-        begun = b""
-        answered = asyncio.ensure_future(quiet[0].readuntil(b"nothing here"))
-        while not answered.done():
-            begun += await reader.read(4096)
-        assert begun.count(b"HTTP/1.1 404") < 9_000
-        for each in (writer, quiet[1]):
-            each.close()
+    reader, writer = await connect(port)
+    quiet = await connect(port)
+    writer.write(flood)
+    await asyncio.sleep(0.01)
+    quiet[1].write(b"GET / HTTP/1.1\r\n\r\n")
+    begun = b""
+    answered = asyncio.ensure_future(quiet[0].readuntil(b"nothing here"))
+    while not answered.done():
+        begun += await reader.read(4096)
+    assert begun.count(b"HTTP/1.1 404") < 9_000
