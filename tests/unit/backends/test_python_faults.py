@@ -62,6 +62,22 @@ def client_message(folder: Path, body: str, *, coroutine: bool = False) -> str:
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("return answer(requests[0])", "Expected a list in the execute return, found type"),
         ("yield answer(requests[0])", "Expected a list in the execute return, found type '<class "),
+        ("return (answer(requests[0]),)", "Expected a list in the execute return, found type '<class 'tuple'>'."),
+        (
+            "return [1]",
+            "Expected an 'InferenceResponse' object in the execute function return list, found type '<class 'i",
+        ),
+        ("return [pb_utils.Tensor('Y', np.array(['text']))]", "TritonModelException: NumPy dtype is not supported."),
+        (
+            "requests[0].set_release_flags(2)",
+            "TritonModelException: Unable to reschedule the request: rescheduling needs sequence_batching",
+        ),
+        ("pb_utils.load_model('other')", "TritonModelException: Failed to load model: other"),
+        ("pb_utils.InferenceResponse([None])", "TritonModelException: Output tensor for inference response should not"),
+        (
+            "pb_utils.InferenceResponse(parameters={'a': 0.5})",
+            "TritonModelException: Expect parameters values to have type bool/int/str, found type <class 'float'>",
+        ),
         ("requests[0].set_flags('2')", "TypeError: 'str' object cannot be interpreted as an integer"),
         (
             "sender = requests[0].get_response_sender(); sender.send(answer(requests[0]), 1); return [answer(None)]",

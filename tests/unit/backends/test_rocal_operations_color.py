@@ -44,21 +44,10 @@ def test_hue_of_nothing_changes_nothing() -> None:
     np.testing.assert_array_equal(result(make("hue", hue=360), colours()), colours())
 
 
-def test_red_becomes_green_and_then_blue() -> None:
-    red = np.full((1, 1, 3), (255, 0, 0), dtype=np.uint8)
-    assert result(make("hue", hue=120), red).ravel().tolist() == [0, 255, 0]
-    assert result(make("hue", hue=240), red).ravel().tolist() == [0, 0, 255]
-
-
 @pytest.mark.parametrize("factor", [0, 0.3, 1, 1.7, 100])
 def test_saturation_is_multiplied(factor: float) -> None:
     given = result(make("saturation", saturation=factor), colours())
     assert_rounded(given, reference(colours(), saturation=factor))
-
-
-def test_no_saturation_is_the_largest_level_in_grey() -> None:
-    given = result(make("saturation", saturation=0), colours())
-    np.testing.assert_array_equal(given, np.repeat(colours().max(axis=2, keepdims=True), 3, axis=2))
 
 
 @pytest.mark.parametrize(
@@ -112,10 +101,6 @@ def test_gamma_cuts_the_fraction_off(gamma: float) -> None:
         fraction = np.float32(level) * np.float32(0.00392156862745)
         exact = float(np.float32(math.pow(fraction, np.float32(gamma)))) * 255
         assert given[level] == min(math.floor(exact), 255)
-
-
-def test_gamma_is_a_half_unless_it_is_given() -> None:
-    assert make("gamma_correction") == make("gamma_correction", gamma=0.5)
 
 
 @pytest.mark.parametrize("adjustment", [50, -300, 0])

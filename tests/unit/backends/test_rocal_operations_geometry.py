@@ -93,10 +93,6 @@ def test_flip(height: int, width: int, channels: int, horizontal: int, vertical:
         np.testing.assert_array_equal(given[row, column], pixels[source_row, source_column])
 
 
-def test_flip_of_nothing_changes_nothing() -> None:
-    np.testing.assert_array_equal(result(make("flip"), picture(3, 4)), picture(3, 4))
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_transpose_exchanges_height_and_width(channels: int) -> None:
     pixels = picture(5, 9, channels)
@@ -216,13 +212,6 @@ def test_fish_eye(height: int, width: int, channels: int) -> None:
         np.testing.assert_array_equal(in_blocks, alone)
 
 
-def test_fish_eye_is_black_in_the_corners_and_true_in_the_middle() -> None:
-    pixels = np.maximum(picture(40, 40), 1)
-    given = result(make("fish_eye"), pixels)
-    assert not given[0, 0].any() and not given[-1, -1].any()
-    np.testing.assert_array_equal(given[20, 20], pixels[20, 20])
-
-
 def corrected(pixels: Array, camera: list[float], distortion: list[float]) -> Array:
     focal_x, centre_x, focal_y, centre_y = camera
     k1, k2, p1, p2, k3 = distortion
@@ -265,12 +254,6 @@ def test_lens_correction(channels: int, camera: list[float], distortion: list[fl
     known = ~np.isnan(expected)
     assert known.mean() > 0.6
     assert np.abs(given - expected)[known].max() <= 0.51
-
-
-def test_a_lens_without_faults_changes_nothing_but_the_rims() -> None:
-    pixels = picture(20, 30)
-    operation = make("lens_correction", camera_matrix=[16, 8, 16, 8], distortion_coeffs=[0, 0, 0, 0, 0])
-    np.testing.assert_array_equal(result(operation, pixels)[1:-1, 1:-1], pixels[1:-1, 1:-1])
 
 
 def test_a_fused_product_and_sum_are_rounded_once() -> None:

@@ -61,15 +61,6 @@ def random_boxes(seed, count, classes=3, whole=False):
     return [(float(np.float32(score)), int(number), tuple(map(float, box))) for score, number, box in rows]
 
 
-@pytest.mark.parametrize("head", range(3))
-@pytest.mark.parametrize("threshold", [0.1, 0.5])
-def test_decoding_follows_the_formulas(geometries, head, threshold):
-    values = random_heads(head, input_size=128, classes=7)[head]
-    found = slow_decode(values, geometries[head], threshold)
-    assert len(found) > 3
-    assert_same(yolo.decode(values, geometries[head], threshold), found)
-
-
 def test_the_whole_way_follows_the_formulas_and_opencv(geometries):
     heads = random_heads(5)
     thresholds = yolo.Thresholds(score=0.5, iou=0.213, max_boxes=10_000)
@@ -233,26 +224,6 @@ def test_boxes_are_cut_at_the_image_and_left_out_beyond_it():
     # At a scale of 2 the image takes the upper half: the third box lies in the empty lower half.
     np.testing.assert_allclose(placed.boxes, [[0, 0, 15, 104]])
     np.testing.assert_array_equal(placed.classes, [0])
-
-
-def test_mirroring_the_heads_mirrors_the_boxes(geometries):
-    heads = random_heads(8)
-    mirrored = [head[:, ::-1].copy() for head in heads]
-    for head in mirrored:
-        head[..., 0] *= -1
-    thresholds = yolo.Thresholds(score=0.6, iou=0.213, max_boxes=1000)
-    straight = yolo.detect(heads, geometries, yolo.Resize.STRETCH, (200, 500), thresholds)
-    turned = yolo.detect(mirrored, geometries, yolo.Resize.STRETCH, (200, 500), thresholds)
-    assert len(straight.scores) > 20
-    back = turned.boxes[:, [2, 1, 0, 3]] * [-1, 1, -1, 1] + [500, 0, 500, 0]
-    np.testing.assert_allclose(back, straight.boxes, atol=0.01)
-    np.testing.assert_array_equal(turned.classes, straight.classes)
-
-
-def test_the_order_of_the_candidates_does_not_matter():
-    found = random_boxes(4, 150)
-    backwards = yolo.suppress(made_of(found[::-1]), 0.3, 1000)
-    assert_same(backwards, opencv_suppress(found, 0.3))
 
 
 def test_heads_that_do_not_belong_together_are_told(geometries):
