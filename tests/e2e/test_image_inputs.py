@@ -98,10 +98,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocserveProcess
         yield running
 
 
-def tensor(name: str, datatype: str, array: np.ndarray[Any, Any]) -> triton.InferInput:
-    return infer_input(name, array)
-
-
 def objects(files: list[bytes]) -> np.ndarray[Any, Any]:
     array = np.empty(len(files), dtype=np.object_)
     array[:] = files
@@ -115,9 +111,7 @@ def sent(server: RocserveProcess, model: str, *inputs: triton.InferInput, output
 @pytest.fixture(scope="module")
 def expected(server: RocserveProcess) -> np.ndarray[Any, Any]:
     """The answers for the images of FILES, each sent alone."""
-    return np.stack(
-        [sent(server, "one_file", tensor("FILE", "UINT8", np.frombuffer(file, np.uint8))) for file in FILES]
-    )
+    return np.stack([sent(server, "one_file", infer_input("FILE", np.frombuffer(file, np.uint8))) for file in FILES])
 
 
 def test_one_file_as_bytes(server: RocserveProcess, expected: np.ndarray[Any, Any]) -> None:
@@ -131,21 +125,21 @@ def test_one_file_as_bytes(server: RocserveProcess, expected: np.ndarray[Any, An
 
 def test_strings_padded_rows_and_lists(server: RocserveProcess, expected: np.ndarray[Any, Any]) -> None:
     files = objects(FILES)
-    np.testing.assert_array_equal(sent(server, "files", tensor("FILES", "BYTES", files.reshape(-1, 1))), expected)
-    np.testing.assert_array_equal(sent(server, "list_of_files", tensor("FILES", "BYTES", files)), expected)
+    np.testing.assert_array_equal(sent(server, "files", infer_input("FILES", files.reshape(-1, 1))), expected)
+    np.testing.assert_array_equal(sent(server, "list_of_files", infer_input("FILES", files)), expected)
     longest = max(map(len, FILES))
     rows = np.stack([np.frombuffer(file.ljust(longest + 100, b"\0"), np.uint8) for file in FILES])
-    np.testing.assert_array_equal(sent(server, "padded_files", tensor("FILES", "UINT8", rows)), expected)
+    np.testing.assert_array_equal(sent(server, "padded_files", infer_input("FILES", rows)), expected)
 
 
 def test_raw_pixels(server: RocserveProcess, expected: np.ndarray[Any, Any]) -> None:
     pixels = pictures.colours()
-    np.testing.assert_array_equal(sent(server, "one_raw", tensor("PIXELS", "UINT8", pixels)), expected[0])
+    np.testing.assert_array_equal(sent(server, "one_raw", infer_input("PIXELS", pixels)), expected[0])
     metadata = server.client().get_model_metadata("completed_raw", as_json=True)
     assert metadata["inputs"] == [{"name": "pixels", "datatype": "UINT8", "shape": ["-1", "-1", "-1", "3"]}]
-    rows = sent(server, "completed_raw", tensor("pixels", "UINT8", np.stack([pixels, 255 - pixels])), output="image")
+    rows = sent(server, "completed_raw", infer_input("pixels", np.stack([pixels, 255 - pixels])), output="image")
     np.testing.assert_array_equal(rows[0], expected[0])
-    np.testing.assert_array_equal(rows[1], sent(server, "one_raw", tensor("PIXELS", "UINT8", 255 - pixels)))
+    np.testing.assert_array_equal(rows[1], sent(server, "one_raw", infer_input("PIXELS", 255 - pixels)))
 
 
 def test_values_for_each_image_and_sizes_of_each(server: RocserveProcess) -> None:
@@ -160,7 +154,7 @@ def test_values_for_each_image_and_sizes_of_each(server: RocserveProcess) -> Non
     ]
     files = objects([FILES[0], FILES[0], pictures.turned_jpeg(8)]).reshape(-1, 1)
     flags = np.array([[False], [True], [False]])
-    result = server.client().infer("completed", [tensor("encoded", "BYTES", files), tensor("MIRROR", "BOOL", flags)])
+    result = server.client().infer("completed", [infer_input("encoded", files), infer_input("MIRROR", flags)])
     rows = result.as_numpy("image")
     np.testing.assert_array_equal(rows[0][:, ::-1], rows[1])
     np.testing.assert_array_equal(result.as_numpy("image_1"), [[40, 60], [40, 60], [60, 40]])
@@ -173,7 +167,7 @@ def test_a_pipeline_alone_is_a_model(server: RocserveProcess, expected: np.ndarr
         {"name": "image", "datatype": "UINT8", "shape": ["-1", "24", "32", "3"]},
         {"name": "image_1", "datatype": "INT32", "shape": ["-1", "2"]},
     ]
-    files = tensor("encoded", "BYTES", objects(FILES).reshape(-1, 1))
+    files = infer_input("encoded", objects(FILES).reshape(-1, 1))
     result = server.client().infer("without_configuration", [files])
     np.testing.assert_array_equal(result.as_numpy("image"), expected)
     np.testing.assert_array_equal(result.as_numpy("image_1"), [[40, 60]] * 5)
@@ -190,7 +184,7 @@ def test_every_output_has_its_own_type_and_layout(server: RocserveProcess) -> No
         ("image_1", "FP16", ["-1", "24", "32", "3"]),
         ("image_2", "FP32", ["-1", "24", "32", "3"]),
     ]
-    result = server.client().infer("formats", [tensor("encoded", "BYTES", objects(FILES[1:2]).reshape(1, 1))])
+    result = server.client().infer("formats", [infer_input("encoded", objects(FILES[1:2]).reshape(1, 1))])
     image = result.as_numpy("image").transpose(0, 2, 3, 1)
     np.testing.assert_array_equal(result.as_numpy("image_1"), image)
     np.testing.assert_array_equal(result.as_numpy("image_2"), image[:, :, ::-1])
@@ -224,7 +218,7 @@ def test_damaged_files_by_the_hundred_harm_no_other_request(
             start = int(damage[place] * len(file))
             file = file[:start] if place % 3 == 1 else file[:start] + b"\x13\x37" + file[start + 2 :]
         try:
-            rows = sent(server, "files", tensor("FILES", "BYTES", objects([file]).reshape(1, 1)))
+            rows = sent(server, "files", infer_input("FILES", objects([file]).reshape(1, 1)))
         except InferenceServerException as error:
             assert not good, error
             assert error.status() == "StatusCode.INVALID_ARGUMENT"

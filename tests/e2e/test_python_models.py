@@ -48,16 +48,12 @@ def _make_environment(folder: Path) -> None:
     (packages / "only_in_this_environment.py").write_text('GREETING = "hello from in here"\n')
 
 
-def entry(name: str, array: np.ndarray, datatype: str) -> triton.InferInput:
-    return infer_input(name, array)
-
-
 def text(name: str, *words: bytes | str) -> triton.InferInput:
-    return entry(name, np.array([[word] for word in words], dtype=object), "BYTES")
+    return infer_input(name, np.array([[word] for word in words], dtype=object))
 
 
 def one(name: str, value: int, datatype: str = "INT32") -> triton.InferInput:
-    return entry(name, np.array([value], {"INT32": np.int32, "BOOL": np.bool_}[datatype]), datatype)
+    return infer_input(name, np.array([value], {"INT32": np.int32, "BOOL": np.bool_}[datatype]))
 
 
 class Stream:
@@ -98,7 +94,7 @@ def stream(server: RocserveProcess) -> Iterator[Stream]:
 def test_add_sub_and_texts(server):
     client = server.client()
     left, right = np.arange(8, dtype=np.float32).reshape(2, 4), np.full((2, 4), 2, np.float32)
-    result = client.infer("add_sub", [entry("INPUT0", left, "FP32"), entry("INPUT1", right, "FP32")])
+    result = client.infer("add_sub", [infer_input("INPUT0", left), infer_input("INPUT1", right)])
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), left + right)
     np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), left - right)
     result = client.infer("words", [text("TEXT", "grüße", b"")])
@@ -118,28 +114,28 @@ def test_calls_of_models_and_of_an_ensemble(server):
 
 def test_calls_side_by_side(server):
     left, right = np.arange(40, dtype=np.float32).reshape(10, 4), np.ones((10, 4), np.float32)
-    result = server.client().infer("fan_out", [entry("LEFT", left, "FP32"), entry("RIGHT", right, "FP32")])
+    result = server.client().infer("fan_out", [infer_input("LEFT", left), infer_input("RIGHT", right)])
     np.testing.assert_array_equal(result.as_numpy("SUMS"), left + right)
     assert result.as_numpy("REFUSAL")[0].startswith(b"Request for unknown model: 'not_there' is not found")
 
 
 @pytest.mark.parametrize("count", [0, 1, 7])
 def test_any_number_of_responses(stream, count):
-    results, errors = stream.infer("repeat", entry("IN", np.arange(count, dtype=np.int32), "INT32"))
+    results, errors = stream.infer("repeat", infer_input("IN", np.arange(count, dtype=np.int32)))
     assert [int(result.as_numpy("OUT")[0]) for result in results] == list(range(count))
     assert [int(result.as_numpy("IDX")[0]) for result in results] == list(range(count))
     assert errors == []
 
 
 def test_an_error_among_the_responses(stream):
-    results, errors = stream.infer("repeat", entry("IN", np.array([5, -1, 6], np.int32), "INT32"))
+    results, errors = stream.infer("repeat", infer_input("IN", np.array([5, -1, 6], np.int32)))
     assert [int(result.as_numpy("OUT")[0]) for result in results] == [5, 6]
     assert [("only what is not negative" in error) for error in errors] == [True]
 
 
 @pytest.mark.parametrize("numbers", [[], [4, 5, 6]])
 def test_a_call_of_a_decoupled_model(server, numbers):
-    result = server.client().infer("collector", [entry("IN", np.array(numbers, np.int32), "INT32")])
+    result = server.client().infer("collector", [infer_input("IN", np.array(numbers, np.int32))])
     assert result.as_numpy("SUM").tolist() == [sum(numbers)]
     assert b"Please use 'decoupled=True'" in result.as_numpy("SINGLE")[0]
 
@@ -150,9 +146,9 @@ def test_a_model_completes_its_configuration(server):
     assert (config["max_batch_size"], "dynamic_batching" in config) == (16, True)
     assert [tensor["name"] for tensor in config["input"]] == ["DATA", "SCALE"]
     data = np.array([[1, 2, 3]], np.float32)
-    assert client.infer("completed", [entry("DATA", data, "FP32")]).as_numpy("SCALED").tolist() == [[2, 4, 6]]
-    scale = entry("SCALE", np.array([[5]], np.float32), "FP32")
-    assert client.infer("completed", [entry("DATA", data, "FP32"), scale]).as_numpy("SCALED").tolist() == [[5, 10, 15]]
+    assert client.infer("completed", [infer_input("DATA", data)]).as_numpy("SCALED").tolist() == [[2, 4, 6]]
+    scale = infer_input("SCALE", np.array([[5]], np.float32))
+    assert client.infer("completed", [infer_input("DATA", data), scale]).as_numpy("SCALED").tolist() == [[5, 10, 15]]
 
 
 def test_errors_for_some_requests_of_a_batch(server):
@@ -198,7 +194,7 @@ def test_what_models_see_of_requests_and_how_they_are_spread(server):
     client = server.client()
 
     def look(number: int) -> tuple[dict, dict]:
-        result = server.client().infer("mirror", [entry("X", np.array([[number]], np.int32), "INT32")])
+        result = server.client().infer("mirror", [infer_input("X", np.array([[number]], np.int32))])
         return json.loads(result.as_numpy("SEEN")[0, 0]), result.get_response(as_json=True)["parameters"]
 
     with ThreadPoolExecutor(8) as pool:
@@ -210,7 +206,7 @@ def test_what_models_see_of_requests_and_how_they_are_spread(server):
 
     result = client.infer(
         "mirror",
-        [entry("X", np.array([[0]], np.int32), "INT32")],
+        [infer_input("X", np.array([[0]], np.int32))],
         outputs=[triton.InferRequestedOutput("SEEN")],
         request_id="r-1",
         sequence_id=77,
@@ -248,7 +244,7 @@ def test_a_model_sees_that_its_client_has_gone(server):
 
 def test_dlpack_and_bfloat16(server):
     brain = infer_input("BRAIN", np.array([1.0, -2.0], ml_dtypes.bfloat16))
-    half = entry("HALF", np.array([1, 2, 3], np.float16), "FP16")
+    half = infer_input("HALF", np.array([1, 2, 3], np.float16))
     result = server.client().infer("bits", [half, brain])
     assert result.as_numpy("DOUBLED").tolist() == [2, 4, 6]
     assert result.as_numpy("SAME").astype(np.float32).tolist() == [1, -2]
@@ -276,7 +272,7 @@ def test_a_changed_file_takes_over_and_the_old_model_is_finalized(serve, tmp_pat
     server = serve(tmp_path / "repository", flags=("--model-control-mode=poll",))
     server.wait_until_ready()
     client = server.client()
-    inputs = [entry(name, np.full((1, 4), 3, np.float32), "FP32") for name in ("INPUT0", "INPUT1")]
+    inputs = [infer_input(name, np.full((1, 4), 3, np.float32)) for name in ("INPUT0", "INPUT1")]
     assert client.infer("add_sub", inputs).as_numpy("OUTPUT0").tolist() == [[6] * 4]
     model = folder / "1" / "model.py"
     model.write_text(model.read_text().replace("(in_0 + in_1)", "(in_0 * in_1)"))

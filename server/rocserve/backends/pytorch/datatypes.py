@@ -12,21 +12,12 @@ from rocserve.core.datatypes import DataType
 from rocserve.core.errors import internal, invalid_argument
 from rocserve.core.tensors import Tensor, octets
 
-_TORCH = {
-    DataType.BOOL: torch.bool,
-    DataType.UINT8: torch.uint8,
-    DataType.UINT16: torch.uint16,
-    DataType.UINT32: torch.uint32,
-    DataType.UINT64: torch.uint64,
-    DataType.INT8: torch.int8,
-    DataType.INT16: torch.int16,
-    DataType.INT32: torch.int32,
-    DataType.INT64: torch.int64,
-    DataType.FP16: torch.float16,
-    DataType.BF16: torch.bfloat16,
-    DataType.FP32: torch.float32,
-    DataType.FP64: torch.float64,
+_TORCH: dict[DataType, torch.dtype] = {
+    datatype: torch.bfloat16 if datatype is DataType.BF16 else getattr(torch, datatype.numpy_dtype.name)
+    for datatype in DataType
+    if datatype is not DataType.BYTES
 }
+"""PyTorch has numpy's names."""
 _OURS = {theirs: ours for ours, theirs in _TORCH.items()}
 
 
