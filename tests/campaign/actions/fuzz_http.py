@@ -60,6 +60,7 @@ TRITONS = re.compile(
     b"Unable to parse|failed to parse the request JSON buffer|failed to get request params|" + INNER_BY_TRITON.encode()
 )
 """Texts of errors that Triton, too, answers with 500."""
+STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 BINARY = "Inference-Header-Content-Length"
 
 
@@ -80,11 +81,13 @@ def wrong_json(random: random.Random) -> bytes:
 
 
 def judge(stage: Stage, server: RocserveProcess, where: str, answer: bytes, sent: bytes) -> None:
-    """Count the answer by its status. A traceback is a finding, and so is a 500 that Triton would not give."""
+    """Count the answer by its status. Findings: a traceback, a 500 that Triton would not give, and bytes that are no
+    answer of HTTP."""
     stage.canaries.search(where, answer)
-    status = answer.split(b" ", 2)[1].decode(errors="replace") if answer.startswith(b"HTTP/1.") else "hung up"
+    line = STATUS_LINE.match(answer)
+    status = line[1].decode() if line else "no status line" if answer else "hung up"
     stage.tally.count(f"fuzz: {where}", status)
-    if (status == "500" and not TRITONS.search(answer)) or b"Traceback" in answer:
+    if (status == "500" and not TRITONS.search(answer)) or status == "no status line" or b"Traceback" in answer:
         said = answer[-300:].decode(errors="replace")
         stage.findings.add("fuzz answered by a failure", f"{where}: {said!r} to {sent[:2000]!r}")
 
