@@ -37,8 +37,6 @@ class _InFlight:
     """time.monotonic_ns() of the last response. This and `response_count` are only kept for decoupled models."""
     trace: Trace | None = None
     """None once the batch has come back."""
-    dropped: bool = False
-    """The scheduler has answered and counted the request."""
     large_slot: weakref.ref[object] | None = None
     """The slot of a large response that is being sent."""
     held_back: list[tuple[Result | None, bool]] = field(default_factory=list)
@@ -94,11 +92,9 @@ class InFlightRequests:
                 request.trace.keep_open()
                 in_flight.trace = worker_requests.traces[in_flight.number] = request.trace
         running.open_count = len(members)
-        for in_flight in running.requests if batch.dropped else ():
-            if in_flight.request in (batch.dropped or ()):
-                # A padding row: the model's answers to it are dropped.
-                in_flight.dropped = True
-                self._mark_ended(in_flight, True)
+        for request in batch.dropped or ():
+            # A padding row: the model's answers to it are dropped.
+            self._mark_ended(self._open[request], True)
         return members
 
     def forget(self, batch: FormedBatch) -> None:
@@ -118,7 +114,6 @@ class InFlightRequests:
         if in_flight is None:
             return False
         in_flight.batch.instance.cancel(in_flight.number)
-        in_flight.dropped = True
         self._mark_ended(in_flight, True)
         batch.drop(request)
         return True
@@ -227,9 +222,10 @@ class InFlightRequests:
             return False
         del self._batches[running.formed]
         requests, running.requests = running.requests, []
+        dropped = running.formed.dropped or ()
         good: list[_InFlight] = []
         for in_flight in requests:
-            if in_flight.dropped:
+            if in_flight.request in dropped:
                 continue
             if in_flight.failed:
                 self._statistics.record_failure(in_flight.request.queue_start_ns, in_flight.ended_ns, by_backend=True)

@@ -174,26 +174,39 @@ many small batches: 8 requests in flight on four instances took a sixth more CPU
 
 
 class InstancePool:
-    """Keeps the batches that each instance has in flight."""
+    """Keeps the batches that each instance has in flight. With a rate limiter, instances run only while it grants them
+    their resources."""
 
-    def __init__(self, times: ComputeTimes, sends_ahead: bool = True) -> None:
-        """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken."""
+    def __init__(self, times: ComputeTimes, sends_ahead: bool = True, limiter: RateLimiter | None = None) -> None:
+        """`sends_ahead`: a busy instance may be sent further batches, which can then no longer be overtaken; never with
+        a limiter."""
         self.in_flight: dict[Instance, deque[FormedBatch]] = {}
         """Instance -> its batches: the first is in the engine, the others were sent ahead."""
         self._used: set[Instance] = set()
         self._times = times
         self._last_begin_ns = 0
-        self.sends_ahead = sends_ahead
+        self.sends_ahead = sends_ahead and limiter is None
+        self._limiter = limiter
+        self._limited: dict[Instance, LimitedInstance] = {}
+        """All instances if there is a limiter, else none."""
 
     def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
         self.in_flight[instance] = deque()
+        if self._limiter is not None:
+            self._limited[instance] = LimitedInstance(instance.rate_limiter, instance.device, on_granted)
 
     def detach(self, instance: Instance) -> None:
         self.in_flight.pop(instance, None)
         self._used.discard(instance)
+        self._release(self._limited.pop(instance, None), has_run=False)
 
     def idle(self) -> Instance | None:
-        """Return an instance whose engine can begin a batch, preferably one without batches."""
+        """Return an instance whose engine can begin a batch, preferably one without batches. With a limiter, return the
+        one without batches that may run first."""
+        if self._limited:
+            free = [each for each, batches in self.in_flight.items() if not batches]
+            limited = self._limited
+            return min(free, key=lambda each: (not limited[each].is_granted, limited[each].rank), default=None)
         best = None
         for instance, batches in self.in_flight.items():
             if not batches:
@@ -226,10 +239,17 @@ class InstancePool:
 
     def claim(self, instance: Instance) -> bool:
         """Ask the rate limiter, if there is one, for what an idle instance needs. Returns whether it may run now."""
-        return True
+        return self._limiter is None or self._limiter.ask(self._limited[instance])
 
     def return_unused(self) -> None:
         """Return resources that were granted for work that no longer exists."""
+        for instance, limited in self._limited.items():
+            if limited.is_granted and not self.in_flight[instance]:
+                self._release(limited, has_run=False)
+
+    def _release(self, limited: LimitedInstance | None, has_run: bool) -> None:
+        if self._limiter is not None and limited is not None:
+            self._limiter.release(limited, has_run)
 
     def begin(self, instance: Instance, batch: FormedBatch) -> None:
         batches = self.in_flight[instance]
@@ -244,6 +264,8 @@ class InstancePool:
         batches = self.in_flight.get(instance)
         if batches and batch in batches:
             batches.remove(batch)
+        if self._limited and not batches:
+            self._release(self._limited.get(instance), has_run=True)
 
     # Requests that were sent ahead and have not begun to run
 
@@ -275,41 +297,3 @@ def _waiting_of(batch: FormedBatch, place: int) -> Iterator[InferRequest]:
     for request in batch.undropped:
         if request is not begun:
             yield request
-
-
-class LimitedInstancePool(InstancePool):
-    """A pool whose instances run only while the rate limiter grants them their resources."""
-
-    def __init__(self, times: ComputeTimes, limiter: RateLimiter) -> None:
-        super().__init__(times, sends_ahead=False)
-        self._limiter = limiter
-        self._limited: dict[Instance, LimitedInstance] = {}
-
-    def attach(self, instance: Instance, on_granted: Callable[[], None]) -> None:
-        super().attach(instance, on_granted)
-        self._limited[instance] = LimitedInstance(instance.rate_limiter, instance.device, on_granted)
-
-    def detach(self, instance: Instance) -> None:
-        super().detach(instance)
-        limited = self._limited.pop(instance, None)
-        if limited is not None:
-            self._limiter.release(limited, has_run=False)
-
-    def idle(self) -> Instance | None:
-        free = [instance for instance, batches in self.in_flight.items() if not batches]
-        limited = self._limited
-        return min(free, key=lambda each: (not limited[each].is_granted, limited[each].rank), default=None)
-
-    def claim(self, instance: Instance) -> bool:
-        return self._limiter.ask(self._limited[instance])
-
-    def end(self, instance: Instance, batch: FormedBatch) -> None:
-        super().end(instance, batch)
-        limited = self._limited.get(instance)
-        if limited is not None and not self.in_flight[instance]:
-            self._limiter.release(limited, has_run=True)
-
-    def return_unused(self) -> None:
-        for instance, limited in self._limited.items():
-            if limited.is_granted and not self.in_flight[instance]:
-                self._limiter.release(limited, has_run=False)

@@ -25,7 +25,7 @@ from rocserve.scheduling.batch_policy import NOTHING, Triage, batch_policy
 from rocserve.scheduling.compute_times import ComputeTimes
 from rocserve.scheduling.deadlines import Alarm, Deadlines
 from rocserve.scheduling.in_flight_requests import InFlightRequests
-from rocserve.scheduling.instances import InstancePool, LimitedInstancePool, RateLimiter
+from rocserve.scheduling.instances import InstancePool, RateLimiter
 from rocserve.scheduling.queue import QueueFull, QueueLimits, RequestQueue
 from rocserve.scheduling.response_sequencer import OrderedResponder, ResponseSequencer
 from rocserve.scheduling.sequence.router import SequenceRouter
@@ -81,11 +81,8 @@ class Scheduler(ABC):
         self._log = parts.log
         self._plane = parts.plane
         self.work_off = parts.plane.work_off
-        limiter = parts.limiter
         self._times = ComputeTimes()
-        self._pool = (
-            InstancePool(self._times, sends_ahead) if limiter is None else LimitedInstancePool(self._times, limiter)
-        )
+        self._pool = InstancePool(self._times, sends_ahead, parts.limiter)
         self._answers_requests = parts.answers_requests
         self._answerer: BatchAnswerer | InFlightRequests
         if parts.answers_requests:
