@@ -34,6 +34,7 @@ from rocserve.scheduling.ensemble.version import EnsembleVersion
 from rocserve.scheduling.response_cache import CachedAnswers, ResponseCache
 
 FP32 = DataType.FP32
+HEAD = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
 
 
 class Member:
@@ -104,6 +105,12 @@ class Answer:
     def value(self, index: int = 0) -> list[float]:
         assert self.error is None, self.error
         return np.frombuffer(self.response.outputs[index].data, np.float32).tolist()
+
+
+class Many(Answer):
+    """The client of a stream."""
+
+    def expect_many(self) -> None: ...
 
 
 def step(model: str, reads: str, writes: str, output: str = "OUT") -> EnsembleStep:
@@ -195,11 +202,16 @@ def test_a_parameter_keeps_its_type_where_another_request_has_an_equal_one():
     assert [repr(request.head.parameters["own"]) for request in member.requests] == ["1", "True", "1.0"]
 
 
-def test_a_member_without_batching_sees_no_batch_dimension():
-    member = Member("a", plus(1), max_batch_size=0)
-    answer = ask(ensemble(member, steps=[step("a", "X", "Y")]), 1, 2)
-    assert member.requests[0].head.inputs[0].shape == (2,)
-    assert answer.response.outputs[0].shape == (1, 2)
+@pytest.mark.parametrize(
+    ("member_batch", "ensemble_batch", "member_shape", "shape"), [(0, 8, (2,), (1, 2)), (8, 0, (1, 2), (2,))]
+)
+def test_a_batch_dimension_of_one_is_removed_or_added(
+    member_batch: int, ensemble_batch: int, member_shape: tuple[int, ...], shape: tuple[int, ...]
+):
+    member = Member("a", plus(1), max_batch_size=member_batch)
+    answer = ask(ensemble(member, steps=[step("a", "X", "Y")], max_batch_size=ensemble_batch), 1, 2, shape=shape)
+    assert member.requests[0].head.inputs[0].shape == member_shape
+    assert answer.response.outputs[0].shape == shape
 
 
 def test_the_ensembles_own_reshapes_are_applied():
@@ -213,13 +225,6 @@ def test_the_ensembles_own_reshapes_are_applied():
     answer = ask(version, 1, 2, 3, 4, shape=(2, 1, 2))
     assert answer.value() == [2, 3, 4, 5]
     assert answer.response.outputs[0].shape == (2, 2, 1, 1)
-
-
-def test_a_batching_member_in_an_ensemble_without_batching():
-    member = Member("a", plus(1))
-    answer = ask(ensemble(member, steps=[step("a", "X", "Y")], max_batch_size=0), 1, 2, shape=(2,))
-    assert member.requests[0].head.inputs[0].shape == (1, 2)
-    assert answer.response.outputs[0].shape == (2,)
 
 
 def test_two_failing_steps_answer_once():
@@ -291,24 +296,27 @@ def test_the_end_waits_for_running_requests():
     assert answer.value() == [2, 2]
 
 
+def cached(version: EnsembleVersion) -> ResponseCache:
+    """Give an ensemble a response cache."""
+    cache = ResponseCache(1 << 20)
+    version.answers = CachedAnswers(cache, version.config, version.statistics, logging.getLogger("test"))
+    return cache
+
+
 def test_answers_to_sequences_are_not_kept():
     member = Member("a", plus(1))
     version = ensemble(member, steps=[step("a", "X", "Y")])
-    version.answers = CachedAnswers(
-        ResponseCache(1 << 20), version.config, version.statistics, logging.getLogger("test")
-    )
-    head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
+    cached(version)
     data = np.array([1.0, 2.0], np.float32).tobytes()
     for sequence, runs in ((None, 1), (None, 1), (SequenceTag(1, starts=True), 2), (SequenceTag(1), 3)):
-        version.infer(InferRequest(head, "", [data], sequence=sequence), answer := Answer())
+        version.infer(InferRequest(HEAD, "", [data], sequence=sequence), answer := Answer())
         assert answer.value() == [2.0, 3.0]
         assert len(member.requests) == runs
 
 
 def test_an_answer_from_the_cache_loads_no_members():
     version = ensemble(Member("a", plus(1)), steps=[step("a", "X", "Y")])
-    cache = ResponseCache(1 << 20)
-    version.answers = CachedAnswers(cache, version.config, version.statistics, logging.getLogger("test"))
+    cached(version)
     brought = []
     version.on_request = brought.append
     for _ in range(2):
@@ -319,14 +327,12 @@ def test_an_answer_from_the_cache_loads_no_members():
 def test_an_answer_of_members_that_were_replaced_meanwhile_is_not_kept():
     old, new = Member("a", plus(1), held=True), Member("a", plus(10))
     version = ensemble(old, steps=[step("a", "X", "Y")])
-    cache = ResponseCache(1 << 20)
-    version.answers = CachedAnswers(cache, version.config, version.statistics, logging.getLogger("test"))
-    head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
+    cache = cached(version)
     data = np.array([1.0, 2.0], np.float32).tobytes()
-    version.infer(InferRequest(head, "", [data]), before := Answer())
+    version.infer(InferRequest(HEAD, "", [data]), before := Answer())
     version.dispatcher.tables.table = ServingTable(models={"a": ServedModel("a", {1: new}, new)})
     for runs in (1, 1):
-        version.infer(InferRequest(head, "", [data]), after := Answer())
+        version.infer(InferRequest(HEAD, "", [data]), after := Answer())
         assert after.value() == [11.0, 12.0]
         assert len(new.requests) == runs
     kept = cache.nbytes
@@ -347,9 +353,8 @@ def test_an_answered_request_leaves_nothing_behind():
     gc.disable()
     try:
         data = Data(np.array([1.0, 2.0], np.float32).tobytes())
-        head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
         answer = Answer()
-        version.infer(InferRequest(head, "", [data]), answer)
+        version.infer(InferRequest(HEAD, "", [data]), answer)
         # As a scheduler does with requests that wait for a while.
         responder = member._waiting[0][2]
         responder.watch_cancellation(functools.partial(print, responder))
@@ -397,14 +402,10 @@ def test_what_goes_between_steps_is_given_back_when_a_step_fails():
 
 
 def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
-    class Many(Answer):
-        def expect_many(self) -> None: ...
-
     first, second = Member("a", plus(1), held=True), Member("b", plus(1), held=True)
     version = ensemble(first, second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], decoupled=True)
-    head = RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),))
     answer = Many()
-    version.infer(InferRequest(head, "", [bytes(8)]), answer)
+    version.infer(InferRequest(HEAD, "", [bytes(8)]), answer)
     responder = first._waiting.pop()[2]
     responder.expect_many()
     for value in (1.0, 2.0, 3.0):
@@ -428,9 +429,6 @@ def test_the_answers_of_a_decoupled_member_count_until_each_has_led_to_one():
 def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():
     """A stream may never end; the tensors of its finished steps are not kept until then."""
 
-    class Many(Answer):
-        def expect_many(self) -> None: ...
-
     class Watcher:
         def __call__(self) -> None:
             left.append(self)
@@ -439,7 +437,7 @@ def test_a_step_that_is_answered_leaves_nothing_to_tell_of_its_clients_end():
     first, second = Member("a", plus(1), held=True), Member("b", plus(1), held=True)
     version = ensemble(first, second, steps=[step("a", "X", "mid"), step("b", "mid", "Y")], decoupled=True)
     answer = Many()
-    version.infer(InferRequest(RequestHead("e", "", (InputHead("X", "FP32", (1, 2)),)), "", [bytes(8)]), answer)
+    version.infer(InferRequest(HEAD, "", [bytes(8)]), answer)
     responder = first._waiting.pop()[2]
     responder.expect_many()
     watchers: list[weakref.ref[Watcher]] = []
@@ -645,16 +643,16 @@ def test_a_member_may_leave_the_gpu_before_its_step() -> None:
     assert answer.error.text == "in ensemble 'e', model 'b' has just left the GPU on which tensor 'T' lies"
 
 
-def test_instances_on_several_gpus_take_no_references() -> None:
-    a, b = OnGpu("a"), OnGpu("b")
-    group = InstanceGroup("g", InstanceKind.GPU, 1, (0, 1))
-    b.config = replace(b.config, instance_groups=(group,))
-    ask(ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")]), 1, 2)
-    assert a.requests[0].head.reference_outputs == frozenset()
-
-
-def test_text_does_not_stay_on_a_gpu() -> None:
-    a, b = OnGpu("a"), OnGpu("b")
-    a.config = replace(a.config, outputs=(OutputConfig("OUT", DataType.BYTES, (2,)),))
-    ask(ensemble(a, b, steps=[step("a", "X", "T"), step("b", "T", "Y")]), 1, 2)
-    assert a.requests[0].head.reference_outputs == frozenset()
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("b", {"instance_groups": (InstanceGroup("g", InstanceKind.GPU, 1, (0, 1)),)}),
+        ("a", {"outputs": (OutputConfig("OUT", DataType.BYTES, (2,)),)}),
+    ],
+    ids=["its reader is on several GPUs", "it is text"],
+)
+def test_a_tensor_does_not_stay_on_a_gpu(name: str, change: dict[str, object]) -> None:
+    members = {"a": OnGpu("a"), "b": OnGpu("b")}
+    members[name].config = replace(members[name].config, **change)
+    ask(ensemble(*members.values(), steps=[step("a", "X", "T"), step("b", "T", "Y")]), 1, 2)
+    assert members["a"].requests[0].head.reference_outputs == frozenset()
