@@ -46,6 +46,10 @@ class Phase(enum.Enum):
     FAILED = "the latest load has failed", VersionState.UNAVAILABLE
     UNLOADED = "it was unloaded on purpose", VersionState.UNAVAILABLE
 
+    @property
+    def state(self) -> VersionState:
+        return self.value[1]
+
 
 UNLOADED = "unloaded"
 """Triton's reason for a version that was unloaded on purpose."""
@@ -160,7 +164,7 @@ class ManagedVersion:
     def state(self) -> VersionState:
         served = self.served
         if served is None:
-            return self.phase.value[1]
+            return self.phase.state
         return VersionState.READY if served.available and self.members.problem is None else VersionState.UNAVAILABLE
 
     @property
