@@ -370,7 +370,10 @@ def test_only_what_has_changed_or_is_young_is_scanned_again(
 
 
 @pytest.mark.parametrize("link", ["whole", "version", "file"])
-def test_what_has_links_is_scanned_each_time(root: Path, folders: Folders, link: str) -> None:
+def test_what_has_links_is_scanned_each_time(
+    root: Path, folders: Folders, link: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scanner_file, "_YOUNG_SECONDS", 0)
     folders.model("origin", 1)
     target = {"whole": "origin", "version": "origin/1", "file": "origin/1/model.onnx"}[link]
     path = {"whole": root / "m", "version": root / "m" / "1", "file": root / "m" / "1" / "model.onnx"}[link]
