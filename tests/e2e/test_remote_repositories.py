@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -211,24 +212,6 @@ def test_a_large_object_comes_in_parts_and_the_index_tells_how_far(polled: tuple
     assert sum(count for path, count in elsewhere.between.faults.asked.items() if path.endswith("weights")) == 3
 
 
-def test_an_upload_that_goes_on_is_waited_for(polled: tuple[Elsewhere, RocserveProcess], tmp_path: Path):
-    elsewhere, server = polled
-    folder = drop(tmp_path, "slowly", add_constant(1.0))
-    parts = iter(range(8))
-
-    def put_next() -> None:
-        if (part := next(parts, None)) is not None:
-            elsewhere.bucket.put(f"slowly/part-{part}", b"x")
-        else:
-            for key, content in files_of(folder).items():
-                elsewhere.bucket.put(key, content)
-
-    # No two listings are equal until all objects are there.
-    elsewhere.between.faults.before_listing = put_next
-    wait_for(server, "slowly", 1.0)
-    assert "taking 'slowly': 9 files" in server.log_text
-
-
 def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewhere: Elsewhere):
     server = elsewhere.serve()
     server.wait_until_ready()
@@ -259,32 +242,33 @@ def test_an_outage_changes_nothing_and_a_restart_does_without_the_store(elsewher
     assert answer(again, "m") == [2.0, 3.0]
 
 
-def test_a_store_that_is_slow_beyond_its_time_out_costs_no_request(elsewhere: Elsewhere):
+CLOCK = b"<Error><Code>RequestTimeTooSkewed</Code><Message>Too large.</Message></Error>"
+
+
+@pytest.mark.parametrize(
+    ("faults", "text"),
+    [
+        # Longer than a request may take without data.
+        ({"seconds": 60.0}, "it is asked again"),
+        ({"bodies": CLOCK, "status": 403}, "set this machine's clock"),
+    ],
+    ids=["slow", "clock"],
+)
+def test_a_store_that_fails_costs_no_request_and_the_index_says_why(
+    elsewhere: Elsewhere, faults: dict[str, Any], text: str
+):
     server = elsewhere.serve()
     server.wait_until_ready()
     with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.1) as load:
-        elsewhere.between.faults.seconds["."] = 60.0
-        wait_until(lambda: "it is asked again" in store_row(elsewhere, server), "the store's row", 90)
-        elsewhere.between.faults.seconds.clear()
+        for kind, fault in faults.items():
+            getattr(elsewhere.between.faults, kind)["."] = fault
+        wait_until(lambda: text in store_row(elsewhere, server), "the store's row", 90)
+        for kind in faults:
+            getattr(elsewhere.between.faults, kind).clear()
         elsewhere.put("m", 2.0)
         wait_until(lambda: load.answered[2.0], "an answer of what was put meanwhile", 90)
     assert (load.failures, load.wrong) == ([], [])
     assert store_row(elsewhere, server) == ""
-
-
-def test_a_clock_that_is_wrong_is_named_and_costs_no_request(elsewhere: Elsewhere):
-    server = elsewhere.serve()
-    server.wait_until_ready()
-    faults = elsewhere.between.faults
-    with ConstantLoad(server.address, "m", {1.0, 2.0}, threads=2, pause_seconds=0.01) as load:
-        faults.bodies["."] = b"<Error><Code>RequestTimeTooSkewed</Code><Message>Too large.</Message></Error>"
-        faults.status["."] = 403
-        wait_until(lambda: "set this machine's clock" in store_row(elsewhere, server), "the store's row", 60)
-        faults.bodies.clear()
-        faults.status.clear()
-        elsewhere.put("m", 2.0)
-        load.wait_until_answered_by(2.0)
-    assert (load.failures, load.wrong) == ([], [])
 
 
 def test_a_store_that_was_never_reached_makes_nobody_ready(elsewhere: Elsewhere):

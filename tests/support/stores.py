@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -172,8 +172,6 @@ class Faults:
     """Pattern -> delay of the answers."""
     bodies: dict[str, bytes] = field(default_factory=dict)
     """Pattern -> body of the answers."""
-    before_listing: Callable[[], object] = lambda: None
-    """Called before each listing."""
     asked: Counter[str] = field(default_factory=Counter)
     """Requests for each object, by its path; listings are counted under ""."""
 
@@ -189,10 +187,7 @@ class BetweenStore:
 
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
-                is_listing = "list-type" in self.path
-                faults.asked["" if is_listing else path] += 1
-                if is_listing:
-                    faults.before_listing()
+                faults.asked["" if "list-type" in self.path else path] += 1
                 time.sleep(max((s for pattern, s in faults.seconds.items() if re.search(pattern, path)), default=0.0))
                 given = next((body for pattern, body in faults.bodies.items() if re.search(pattern, path)), None)
                 status = next((code for pattern, code in faults.status.items() if re.search(pattern, path)), 0)

@@ -173,13 +173,16 @@ class Folders:
         return folder
 
 
+@dataclass
 class Served:
     """A repository under test, with its table and index."""
 
-    def __init__(self, repository: ModelRepository, table: ServingTableHolder, loader: FakeLoader) -> None:
-        self.repository = repository
-        self.table = table
-        self.loader = loader
+    repository: ModelRepository
+    table: ServingTableHolder
+    loader: FakeLoader
+    plane: PlaneLoop
+    dispatcher: Dispatcher
+    residents: ResidentModels
 
     def data(self, name: str, version: str = "") -> str:
         """The content of the file from which the served version was loaded; the error's text if none is served."""
@@ -239,10 +242,10 @@ def loader() -> FakeLoader:
 
 @pytest.fixture
 async def make(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Served]]:
-    """Makes repositories that are stopped after the test."""
-    made: list[ModelRepository] = []
+    """Makes repositories that are stopped after the test. Their data plane runs only if a test starts it."""
+    made: list[Served] = []
 
-    def build(*roots: Path, **changes: Any) -> Served:
+    def build(*roots: Path, residency: ResidencySettings | None = None, **changes: Any) -> Served:
         settings: dict[str, Any] = {
             "control_mode": ControlMode.POLL,
             "settle_seconds": SETTLE_SECONDS,
@@ -252,19 +255,26 @@ async def make(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Se
         log, table, plane = logging.getLogger("test"), ServingTableHolder(), PlaneLoop(logging.getLogger("test"))
         dispatcher = Dispatcher(table, plane.work_off)
         residents = ResidentModels(
-            ResidencySettings(), plane, dispatcher, pinned=(), most_waiting=3, concurrent_loads=2, log=log
+            residency or ResidencySettings(),
+            plane,
+            dispatcher,
+            pinned=changes.get("load_models", ()),
+            most_waiting=3,
+            concurrent_loads=2,
+            log=log,
         )
         repository = ModelRepository(
             RepositorySettings(roots or (root,), **settings), REGISTRY, loader.load, table, log, residents
         )
-        made.append(repository)
-        return Served(repository, table, loader)
+        made.append(Served(repository, table, loader, plane, dispatcher, residents))
+        return made[-1]
 
     yield build
     for event in loader.held.values():
         event.set()
-    for repository in made:
-        await asyncio.wait_for(repository.stop(), PATIENCE_SECONDS)
+    for served in made:
+        await asyncio.wait_for(served.repository.stop(), PATIENCE_SECONDS)
+        served.plane.stop()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,17 @@ from support.gpu_tree import GpuTree
 from support.waiting import PATIENCE_SECONDS
 
 from rocserve.backends.host import Host
-from rocserve.core.dispatch import Dispatcher
 from rocserve.core.errors import ServeError, StatusCode, unavailable
 from rocserve.core.requests import InferRequest, RequestHead
 from rocserve.core.sequences import SequenceTag, sequence_id
-from rocserve.core.serving import ServingTableHolder
-from rocserve.plane.loop import PlaneLoop
 from rocserve.repository import hot_reload
 from rocserve.repository.engine_plan import SMALL_MODEL_BYTES
 from rocserve.repository.loads import LoadOrder
-from rocserve.repository.model_repository import ModelRepository
 from rocserve.repository.residency import resident_models
-from rocserve.repository.residency.resident_models import ResidentModels
 from rocserve.repository.scanner import RepositoryScanner
-from rocserve.settings import ControlMode, RepositorySettings, ResidencySettings
+from rocserve.settings import ControlMode, ResidencySettings
 
-from .conftest import REGISTRY, SETTLE_SECONDS, FakeLoader, FakeVersion, Folders, Served
+from .conftest import FakeLoader, FakeVersion, Folders, Served
 
 LOG = logging.getLogger("test")
 _TWO = ResidencySettings(max_loaded_models=2)
@@ -66,9 +61,6 @@ class Answer:
 @dataclass
 class Rig:
     served: Served
-    residents: ResidentModels
-    plane: PlaneLoop
-    dispatcher: Dispatcher
     running: list[Answer] = field(default_factory=list)
 
     def ask(self, name: str, deadline: float | None = None, sequence: int = 0, finish: bool = True) -> Answer:
@@ -79,7 +71,7 @@ class Rig:
         if not finish:
             self.running.append(answer)
         answer.responder = finish
-        self.plane.call_soon(lambda: self.dispatcher.dispatch(request, answer))  # type: ignore[arg-type]
+        self.served.plane.call_soon(lambda: self.served.dispatcher.dispatch(request, answer))  # type: ignore[arg-type]
         return answer
 
     async def answered(self, *answers: Answer) -> None:
@@ -112,32 +104,14 @@ def _answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def rig(root: Path, loader: FakeLoader) -> AsyncIterator[Callable[..., Any]]:
-    made: list[Rig] = []
-
+def rig(make: Callable[..., Served]) -> Callable[..., Any]:
     async def build(residency: ResidencySettings = _TWO, **changes: Any) -> Rig:
-        plane = PlaneLoop(LOG)
-        plane.start()
-        table = ServingTableHolder()
-        dispatcher = Dispatcher(table, plane.work_off)
-        pinned = changes.get("load_models", ())
-        residents = ResidentModels(
-            residency, plane, dispatcher, pinned=pinned, most_waiting=3, concurrent_loads=2, log=LOG
-        )
-        settings: dict[str, Any] = {"settle_seconds": SETTLE_SECONDS, **changes}
-        repository = ModelRepository(
-            RepositorySettings((root,), **settings), REGISTRY, loader.load, table, LOG, residents
-        )
-        made.append(Rig(Served(repository, table, loader), residents, plane, dispatcher))
-        await asyncio.wait_for(repository.start(), PATIENCE_SECONDS)
-        return made[-1]
+        served = make(residency=residency, **changes)
+        served.plane.start()
+        await asyncio.wait_for(served.repository.start(), PATIENCE_SECONDS)
+        return Rig(served)
 
-    yield build
-    for event in loader.held.values():
-        event.set()
-    for one in made:
-        await asyncio.wait_for(one.served.repository.stop(), PATIENCE_SECONDS)
-        one.plane.stop()
+    return build
 
 
 def models(folders: Folders, *names: str, more: str = "") -> None:
@@ -182,7 +156,7 @@ async def test_models_are_registered_and_loaded_by_their_requests(folders: Folde
     await host.loaded("c")
     await host.served.until(lambda: host.resident == {"a", "c"})
     await host.loaded("b")
-    assert host.residents.counts.unloads_for_room == 2
+    assert host.served.residents.counts.unloads_for_room == 2
 
 
 async def test_counters_go_on_over_loads(folders: Folders, rig: Any) -> None:
@@ -205,7 +179,7 @@ async def test_a_model_with_requests_in_flight_stays(folders: Folders, rig: Any)
     waiting = host.ask("b")
     await host.served.until(lambda: host.served.reason("b") == "waits for room")
     assert host.resident == {"a"}
-    host.plane.call_soon(functools.partial(running.responder.send, None))
+    host.served.plane.call_soon(functools.partial(running.responder.send, None))
     await host.answered(waiting)
     assert waiting.data == "b"
 
@@ -306,7 +280,7 @@ async def test_the_memory_of_each_gpu_has_a_limit_of_its_own(
     await host.loaded("a")
     await host.loaded("b")
     await host.served.until(lambda: host.resident == {"b", "other"})
-    assert host.residents.counts.unloads_for_room >= 2
+    assert host.served.residents.counts.unloads_for_room >= 2
 
 
 async def test_what_the_configuration_does_not_tell_is_learned_once(folders: Folders, root: Path, rig: Any) -> None:
@@ -368,9 +342,9 @@ async def test_waiting_is_bounded_by_deadlines_clients_and_flags(
     loader.hold("a")
     # All arrive in one turn of the data plane's loop, so that none waits for another.
     gate = threading.Event()
-    host.plane.call_soon(gate.wait)
+    host.served.plane.call_soon(gate.wait)
     gone, patient, _, refused = (host.ask("a") for _ in range(4))
-    host.plane.call_soon(lambda: gone.left is not None and gone.left())
+    host.served.plane.call_soon(lambda: gone.left is not None and gone.left())
     late = host.ask("a", deadline=time.monotonic() + 0.1)
     gate.set()
     await host.answered(late, gone, patient, refused)
@@ -403,7 +377,7 @@ async def test_idle_models_go(folders: Folders, rig: Any) -> None:
     assert host.resident == {"b"}, "without a limit all others are loaded"
     await host.loaded("a")
     await host.served.until(lambda: host.resident == {"b"})
-    assert host.residents.counts.unloads_of_idle == 1
+    assert host.served.residents.counts.unloads_of_idle == 1
     await host.loaded("a")
 
 
@@ -412,7 +386,7 @@ async def test_an_idle_model_that_is_asked_when_it_is_about_to_go_goes_later(fol
     host: Rig = await rig(ResidencySettings())
     await host.loaded("a")
     gate = threading.Event()
-    host.plane.call_soon(gate.wait)
+    host.served.plane.call_soon(gate.wait)
     running = host.ask("a", finish=False)
     # The data plane learns of the end of its idle time after the request.
     await asyncio.sleep(0.6)
@@ -420,7 +394,7 @@ async def test_an_idle_model_that_is_asked_when_it_is_about_to_go_goes_later(fol
     await host.answered(running)
     await asyncio.sleep(0.6)
     assert host.resident == {"a"}
-    host.plane.call_soon(functools.partial(running.responder.send, None))
+    host.served.plane.call_soon(functools.partial(running.responder.send, None))
     await host.served.until(lambda: not host.resident)
 
 
@@ -566,7 +540,7 @@ async def test_what_is_removed_while_it_makes_room_is_not_loaded_again(
     assert waiting.error is not None
     await host.served.until(lambda: host.served.rows("a") == {"1": ("UNAVAILABLE", "unloaded")})
     assert loader.loads == [("a", 1), ("b", 1)]
-    assert host.residents.registered == 1
+    assert host.served.residents.registered == 1
 
 
 async def test_a_load_that_is_called_off_when_it_is_done_leaves_nothing(
