@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from typing import Any
 
@@ -53,8 +54,13 @@ def test_inference(
     assert ("data" in told["outputs"][0]) is not binary_out
 
 
-@pytest.mark.parametrize("datatype", ["BOOL", "UINT8", "INT64", "UINT64", "FP32", "FP64", "BYTES"])
-@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize(
+    ("datatype", "binary"),
+    [
+        ("FP16", True),
+        *itertools.product(("BOOL", "UINT8", "INT64", "UINT64", "FP32", "FP64", "BYTES"), (True, False)),
+    ],
+)
 def test_datatypes(triton_http: http_client.InferenceServerClient, datatype: str, binary: bool) -> None:
     values: list[Any] = [1, 0, 1]
     if datatype == "BYTES":
@@ -69,13 +75,6 @@ def test_datatypes(triton_http: http_client.InferenceServerClient, datatype: str
         assert told == values
     else:
         assert found.tolist() == array.tolist()
-
-
-def test_half_precision_in_binary(triton_http: http_client.InferenceServerClient) -> None:
-    array = np.array([[0.5, 2.0]], dtype=np.float16)
-    entry = http_client.InferInput("INPUT_FP16", [1, 2], "FP16").set_data_from_numpy(array)
-    wanted = [http_client.InferRequestedOutput("OUTPUT_FP16")]
-    assert triton_http.infer("types", [entry], outputs=wanted).as_numpy("OUTPUT_FP16").tolist() == array.tolist()
 
 
 def test_parameters_and_headers_reach_the_model(triton_http: http_client.InferenceServerClient) -> None:

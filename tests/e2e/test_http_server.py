@@ -13,16 +13,11 @@ from typing import Any
 
 import tritonclient.grpc as grpc_client
 from support.http_requests import ask
-from support.metrics import port_of, scrape
 from support.models import add_constant, drop
 from support.server import RocserveProcess
 from support.waiting import wait_until
 
 PYTHON_MODELS = Path(__file__).parents[1] / "data" / "python-models"
-
-
-def test_metrics_are_served_beside(http_server: RocserveProcess) -> None:
-    assert any(name.startswith("nv_inference_request_success") for name in scrape(port_of(http_server)))
 
 
 def test_http_alone_and_restricted(serve: Any, repository: Path) -> None:
