@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from rocserve.core.errors import ServeError, StatusCode
@@ -150,6 +150,10 @@ class Execution(NamedTuple):
     """Each request ran alone, with `rows` rows: each is an execution, with an equal part of the times."""
     padding_rows: int = 0
     """How many of `rows` are padding: these count in the batch size, but not as inferences."""
+
+
+_Counters = TypeVar("_Counters", bound=BatchStatistics | ResponseStatistics)
+_Totals = TypeVar("_Totals", bound=StatisticsTotals)
 
 
 class ModelStatistics:
@@ -332,44 +336,28 @@ class ModelStatistics:
 
     def totals(self) -> StatisticsTotals:
         """Return the sums, at a cost that does not depend on the number of batch sizes."""
-        with self._lock:
-            self._count()
-            return self._read_totals()
+        return self._read(StatisticsTotals)
 
     def snapshot(self) -> StatisticsSnapshot:
+        return self._read(StatisticsSnapshot)
+
+    def _read(self, kind: type[_Totals]) -> _Totals:
         with self._lock:
             self._count()
-            totals = self._read_totals()
-            return StatisticsSnapshot(
-                **{name: getattr(totals, name) for name in _FIELDS[StatisticsTotals]},
-                batches=_copied_by_number(self._numbers.batches),
-                responses=_copied_by_number(self._numbers.responses),
-            )
-
-    def _read_totals(self) -> StatisticsTotals:
-        """Copy the sums. Called under the lock."""
-        totals = _copied(self._numbers, StatisticsTotals)
-        if self._latencies is not None:
-            totals.latencies = self._latencies.read(time.monotonic_ns())
-        return totals
+            totals = _copied(self._numbers, kind)
+            if self._latencies is not None:
+                totals.latencies = self._latencies.read(time.monotonic_ns())
+            return totals
 
 
-_Counters = TypeVar("_Counters", StatisticsTotals, BatchStatistics, ResponseStatistics)
-
-_FIELDS: Mapping[type[object], Sequence[str]] = {
-    kind: tuple(entry.name for entry in fields(kind))
-    for kind in (StatisticsTotals, BatchStatistics, ResponseStatistics)
-}
-
-
-def _copied(counters: _Counters, kind: type[_Counters]) -> _Counters:
-    """Return a copy as `kind`, with copied durations."""
+def _copied(counters: Any, kind: type[_Counters]) -> _Counters:
+    """Return a copy as `kind`. Counters by number are sorted."""
     values: dict[str, Any] = {}
-    for name in _FIELDS[kind]:
+    for name in kind.__dataclass_fields__:
         value = getattr(counters, name)
-        values[name] = Duration(value.count, value.ns) if isinstance(value, Duration) else value
+        if isinstance(value, Duration):
+            value = Duration(value.count, value.ns)
+        elif isinstance(value, dict):
+            value = {number: _copied(value[number], type(value[number])) for number in sorted(value)}
+        values[name] = value
     return kind(**values)
-
-
-def _copied_by_number(counters: Mapping[int, _Counters]) -> dict[int, _Counters]:
-    return {number: _copied(counters[number], type(counters[number])) for number in sorted(counters)}

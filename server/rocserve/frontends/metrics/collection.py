@@ -84,7 +84,7 @@ _RESTARTS = {
     "rocserve_worker_restarts_total": (
         "version.worker_restarts",
         "How often a worker of the version had to be started again",
-    ),
+    )
 }
 _GAUGES = {
     "nv_inference_pending_request_count": (

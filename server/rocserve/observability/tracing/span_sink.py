@@ -29,7 +29,7 @@ from rocserve.core.trace import (
 )
 from rocserve.observability.failures import Allowance
 from rocserve.observability.tracing.json_sink import WriterThread
-from rocserve.observability.tracing.tracing import SpanOptions, TraceSetting
+from rocserve.observability.tracing.tracing import TraceOptions, TraceSetting
 
 _SCOPE = InstrumentationScope("rocserve")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
@@ -46,7 +46,7 @@ class SpanSink:
     """Sends traces as spans (a TraceSink). A request is a span InferRequest, with the front end's activities as events.
     It contains a span per model, which contains a span for the engine."""
 
-    def __init__(self, options: SpanOptions, service_name: str, log: logging.Logger) -> None:
+    def __init__(self, options: TraceOptions, service_name: str, log: logging.Logger) -> None:
         """`service_name`: the default for the resource's service.name, which the options or the environment may set."""
         self._log = log
         self._resource = _resource(options, service_name)
@@ -152,7 +152,7 @@ class SpanSink:
         return context
 
 
-def _resource(options: SpanOptions, service_name: str) -> Resource:
+def _resource(options: TraceOptions, service_name: str) -> Resource:
     found = Resource.create(dict(options.resource))
     if SERVICE_NAME in options.resource or not str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
         return found

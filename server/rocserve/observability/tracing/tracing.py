@@ -46,20 +46,16 @@ class TraceValues:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanOptions:
-    url: str = _DEFAULT_URL
-    resource: Mapping[str, str] = field(default_factory=dict)
-    batch: Mapping[str, int] = field(default_factory=_BATCH_DEFAULTS.copy)
-    """Options of the SDK's batch processor; the delay is in milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
 class TraceOptions:
     mode: str = "triton"
     file: str = ""
     """The trace file of the mode triton; "" = nothing is traced."""
     values: TraceValues = field(default_factory=TraceValues)
-    spans: SpanOptions = field(default_factory=SpanOptions)
+    url: str = _DEFAULT_URL
+    """The collector of the mode opentelemetry."""
+    resource: Mapping[str, str] = field(default_factory=dict)
+    batch: Mapping[str, int] = field(default_factory=_BATCH_DEFAULTS.copy)
+    """Options of the SDK's batch processor; the delay is in milliseconds."""
     shown: tuple[tuple[str, str], ...] = ()
     """Further settings of the mode, for clients to read."""
 
@@ -94,9 +90,14 @@ def trace_options(config: TraceConfig, environment: Mapping[str, str] = os.envir
     level = TraceLevel.OFF if TraceLevel.OFF in given["level"] else TraceLevel.of(given["level"])
     values = TraceValues(level, given.get("rate", 1000), given.get("count", -1), given.get("log-frequency", 0))
     batch = {name: given[name] for name in _BATCH_DEFAULTS}
-    spans = SpanOptions(given.get("url", _DEFAULT_URL), dict(given["resource"]), batch)
     return TraceOptions(
-        given.get("mode", "triton"), given.get("file", ""), values, spans, tuple(shown) if makes_spans else ()
+        given.get("mode", "triton"),
+        given.get("file", ""),
+        values,
+        given.get("url", _DEFAULT_URL),
+        dict(given["resource"]),
+        batch,
+        tuple(shown) if makes_spans else (),
     )
 
 
@@ -347,4 +348,4 @@ def create_tracing(
         from rocserve.observability.tracing.span_sink import SpanSink
     except ImportError as error:
         raise ValueError(NEEDS_EXTRA.format(error)) from error
-    return Tracing(options, SpanSink(options.spans, service_name, log))
+    return Tracing(options, SpanSink(options, service_name, log))

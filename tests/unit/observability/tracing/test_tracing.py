@@ -217,13 +217,12 @@ def test_the_settings_of_spans() -> None:
         ],
         {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "5"},
     )
-    spans = options.spans
     assert options.mode == "opentelemetry"
-    assert (spans.url, dict(spans.resource)) == (
+    assert (options.url, dict(options.resource)) == (
         "http://collector/v1/traces",
         {"service.name": "vision=2", "zone": "a"},
     )
-    assert tuple(spans.batch.values()) == (10, 5000, 5)
+    assert tuple(options.batch.values()) == (10, 5000, 5)
     assert options.shown == (
         ("url", "http://collector/v1/traces"),
         ("resource", "service.name=vision=2"),
