@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -149,45 +149,45 @@ async def test_files_in_the_request_take_the_place_of_the_folder_and_go_with_the
     assert served.data("new") == "no folder at all"
 
 
-async def test_private_files_are_deleted_when_the_model_is_unloaded(
-    explicit: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "private").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "private"))
-    served: Served = await explicit()
+Private = Callable[[], set[Path]]
+
+
+@pytest.fixture
+def private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Private:
+    """Lists the folder of temporary folders."""
+    folder = tmp_path / "private"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return lambda: set(folder.iterdir())
+
+
+async def test_private_files_are_deleted_when_the_model_is_unloaded(private: Private, served: Served) -> None:
     await served.repository.load("m", {"config": CONFIG_JSON, "file:1/model.onnx": b"given"})
-    assert len(list((tmp_path / "private").iterdir())) == 1
+    assert len(private()) == 1
     await served.repository.unload("m", False)
-    await served.until(lambda: not list((tmp_path / "private").iterdir()))
+    await served.until(lambda: not private())
 
 
 async def test_private_files_of_a_server_that_was_killed_go_when_another_starts(
-    explicit: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    private: Private, served: Served, explicit: Start
 ) -> None:
-    place = tmp_path / "private"
-    place.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(place))
-    served: Served = await explicit()
     await served.repository.load("m", {"config": CONFIG_JSON, "file:1/model.onnx": b"given"})
-    (kept,) = place.iterdir()
-    (place / "rocserve-model-left/m/1").mkdir(parents=True)
-    (place / "rocserve-other").mkdir()
+    (kept,) = private()
+    (kept.with_name("rocserve-model-left") / "m/1").mkdir(parents=True)
+    kept.with_name("rocserve-other").mkdir()
     await explicit()
-    assert set(place.iterdir()) == {kept, place / "rocserve-other"}
+    assert private() == {kept, kept.with_name("rocserve-other")}
 
 
 async def test_private_files_are_open_to_workers_of_another_user_under_any_umask(
-    explicit: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    private: Private, served: Served
 ) -> None:
-    (tmp_path / "private").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "private"))
-    served: Served = await explicit()
     before = os.umask(0o077)
     try:
         await served.repository.load("m", {"config": CONFIG_JSON, "file:1/model.onnx": b"x", "file:labels.txt": b"y"})
     finally:
         os.umask(before)
-    (folder,) = (tmp_path / "private").iterdir()
+    (folder,) = private()
     modes = {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
     assert modes == {"m": 0o755, "m/1": 0o755, "m/1/model.onnx": 0o644, "m/labels.txt": 0o644}
     # Another client would have to know its name.

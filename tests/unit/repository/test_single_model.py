@@ -1,18 +1,15 @@
-"""What `rocserve serve WHAT` finds at a path, and which files belong to the model; and the folders of generated
-models."""
+"""What `rocserve serve WHAT` finds at a path, and which files belong to the model."""
 
 from __future__ import annotations
 
 import logging
 import subprocess
 import sys
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
 from rocserve.backends.registry import discover_backends
-from rocserve.config.image_models import GeneratedModel
-from rocserve.repository.content import ContentReader
 from rocserve.repository.scan import ModelScan
 from rocserve.repository.scanner import RepositoryScanner, find_single_model
 from rocserve.settings import RepositorySettings
@@ -128,15 +125,3 @@ def test_a_folder_whose_model_may_be_one_or_the_other_is_refused_until_it_is_one
     assert scan.refusal == ""
     assert scan.flat is not None
     assert scan.flat.file == "b.onnx"
-
-
-async def test_workers_of_any_user_may_read_them() -> None:
-    files = {
-        PurePosixPath("1/model.py"): b"",
-        PurePosixPath("config.pbtxt"): b'name: "m_postprocess" backend: "python"',
-    }
-    reader = ContentReader(discover_backends(), RepositorySettings(roots=(Path("/nowhere"),)))
-    contents = reader.read_generated((GeneratedModel("m_postprocess", files),), "")
-    folder = contents[0].scan.folder
-    for path in (folder.parent, folder, folder / "1", folder / "1" / "model.py"):
-        assert path.stat().st_mode & (0o005 if path.is_dir() else 0o004)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +17,6 @@ from rocserve.repository.remote.objects import ObjectChanged, StoreError
 from rocserve.repository.remote.web_sources import ArchiveSource
 
 FILES = {"m/1/model.onnx": b"model", "m/config.pbtxt": b"config", "m/.git/x": b"no"}
-
-
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer() as server:
-        yield server
 
 
 def source_of(web: WebServer, home: Path) -> ArchiveSource:

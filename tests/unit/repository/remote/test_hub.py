@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,14 @@ from rocserve.repository.remote.web_sources import HubSource
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer() as server:
-        server.hub = {
-            "onnx/m/1/model.onnx": bytes(200),
-            "onnx/m/config.pbtxt": b"config",
-            "onnx/m/labels file.txt": b"labels",
-            "README.md": b"read",
-        }
-        yield server
+def web(web: WebServer) -> WebServer:
+    web.hub = {
+        "onnx/m/1/model.onnx": bytes(200),
+        "onnx/m/config.pbtxt": b"config",
+        "onnx/m/labels file.txt": b"labels",
+        "README.md": b"read",
+    }
+    return web
 
 
 def source_of(web: WebServer, url: str = "hf://org/model", **environment: str) -> HubSource:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +21,9 @@ MODEL = {"m/1/model.onnx": bytes(200), "m/config.pbtxt": b"config"}
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
-    with WebServer() as server:
-        server.hub = dict(MODEL)
-        yield server
+def web(web: WebServer) -> WebServer:
+    web.hub = dict(MODEL)
+    return web
 
 
 def opened(web: WebServer, home: Path, url: str = "hf://org/model", limit: int | None = None) -> RemoteRepository:
