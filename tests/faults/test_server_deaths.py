@@ -21,6 +21,7 @@ from support.infer_inputs import infer_input
 from support.load import ConstantLoad
 from support.metrics import FLAGS, port_of, scrape
 from support.models import ADD_CONSTANT_CONFIG, add_constant, answering, drop, slow_sum
+from support.repository_index import models_of
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -288,10 +289,9 @@ def test_models_that_requests_loaded_make_room_for_each_other_afterwards_too(ser
     kill_and_wait(server)
     for _ in range(2):
         assert [ask(server, name) for name in names] == [[[2.0, 3.0]]] * 4
-    with server.client() as client:
-        index = {entry.name: entry for entry in client.get_model_repository_index().models}
-    assert {entry.state for entry in index.values()} == {"READY"}
-    assert index["pinned"].reason == ""
+    index = models_of(server)
+    assert {state for state, _ in index.values()} == {"READY"}
+    assert index["pinned"] == ("READY", "")
 
 
 @pytest.mark.timeout(300)

@@ -19,6 +19,7 @@ import pytest
 import tritonclient.grpc as triton
 from support.infer_inputs import infer_input
 from support.models import add_constant, drop
+from support.repository_index import reason_of
 from support.server import RocserveProcess
 from support.waiting import wait_until
 from tritonclient.utils import InferenceServerException
@@ -291,12 +292,7 @@ def test_root_is_kept_where_that_is_asked_for(tmp_path: Path):
 def test_a_user_that_is_named_has_to_be_able_to_read_the_model(tmp_path: Path):
     drop(tmp_path / "models", "tells", TELLS, CONFIG)
     with served_by_root(tmp_path, "--worker-user=daemon") as server:
-        client = server.client()
-
-        def reason() -> str:
-            return "".join(entry.reason for entry in client.get_model_repository_index().models)
-
-        wait_until(lambda: "user 'daemon' cannot read" in reason(), "the reason")
+        wait_until(lambda: "user 'daemon' cannot read" in reason_of(server, "tells"), "the reason")
         with pytest.raises(InferenceServerException):
             Asked(server)("1")
 

@@ -68,7 +68,7 @@ def in_file(file: GuardedFile, datatype: DataType = DataType.FP32) -> Member:
 
 
 def execute(peer: Peer, *members: Member) -> ReceivedBatch:
-    on_plane(peer.plane, lambda: peer.instance.execute(False, members, peer.on_outcome))
+    peer.submit(members)
     return peer.take()
 
 
@@ -177,8 +177,7 @@ def test_a_file_that_no_batch_names_is_forgotten(peer: Peer, file: SharedFile) -
 
 
 def test_a_worker_that_may_open_no_more_files_fails(peer: Peer, file: SharedFile) -> None:
-    member = in_file(opened(file))
-    on_plane(peer.plane, lambda: peer.instance.execute(False, [member], peer.on_outcome))
+    peer.submit([in_file(opened(file))])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
