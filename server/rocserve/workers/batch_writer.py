@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rocserve.core.memo import Memo
@@ -54,7 +54,7 @@ class BatchWriter:
         self._texts = Memo[bytes, int](entries.REMEMBERED_LAYOUTS)
         """Numbers of the last layouts sent, by their JSON. Forms of equal JSON share a number, because the worker
         gathers requests of one layout faster."""
-        self._numbers = itertools.count()
+        self._next_layout = 0
         self._batch_ids = itertools.count(1)
 
     def write(
@@ -63,63 +63,73 @@ class BatchWriter:
         """Write a batch, except for its large inputs. `is_grouped`: its requests run one by one. Raises ServeError:
         INTERNAL if the inputs do not fit their shapes, RESOURCE_EXHAUSTED if the heap has no room."""
         inputs, forms, pack = self._inputs, self._forms, REQUEST_ENTRY.pack
-        fresh: dict[RequestForm, int] = {}
-        texts: dict[bytes, int] = {}
-        for member in members:
-            if member[0] not in forms and member[0] not in fresh:
-                text = checked(to_json(member[0].layout))
-                known = self._texts.get(text, texts.get(text))
-                if known is None:
-                    known = texts[text] = next(self._numbers)
-                fresh[member[0]] = known
-        if fresh:
-            forms = {**forms, **fresh}
-        count = len(members) + len(texts)
+        fresh: dict[int, bytes] = {}
         sizes: list[int] = []
-        table: list[bytes] = []
+        table = [entries.PADDING_ENTRY]
         pieces: list[Buffer] = []
         placed: list[PlacedTensors] = []
-        # Two entries are as long as a tensor's alignment.
-        end = (count + count % 2) * ENTRY_BYTES
-        for text, layout in texts.items():
-            table.append(pack(entries.LAYOUT, layout, 0, 0, end, len(text)))
-            pieces += padded((text,))
-            end += aligned(len(text))
-        for form, data, number, details in members:
-            sizes.append(form.layout.rows)
-            kind, place = REQUEST, end
-            if type(data) is PlacedTensors and data.sizes == form.places.sizes:
-                if data.heap is inputs:
-                    kind = PLACED_REQUEST
-                elif self._files is not None and isinstance(data.heap, GuardedFile | HeapReader):
-                    number = self._files.number(data.heap)
-                    kind = entries.FILE_REQUEST if number else REQUEST
-                if kind != REQUEST:
-                    place = data.offset
-                    placed.append(data)
-            if kind == REQUEST:
-                of_member, nbytes = form.places.packed(data), form.places.end
-                if of_member is None:
-                    of_member, nbytes = form.places.pieces(data)
-                pieces += of_member
-                end += nbytes
-            table.append(pack(kind, forms[form], number, place, end, len(details)))
-            if details:
-                pieces += padded((details,))
-                end += aligned(len(details))
-        slot, view = inputs.place(end)
+        # Two entries are as long as a tensor's alignment; the first is for LAYOUTS.
+        end = (1 + len(members) // 2) * 2 * ENTRY_BYTES
+        try:
+            for form, data, number, details in members:
+                layout = forms.get(form)
+                if layout is None:
+                    layout = self._define(form, fresh)
+                sizes.append(form.layout.rows)
+                kind, place = REQUEST, end
+                if type(data) is PlacedTensors and data.sizes == form.places.sizes:
+                    if data.heap is inputs:
+                        kind = PLACED_REQUEST
+                    elif self._files is not None and isinstance(data.heap, GuardedFile | HeapReader):
+                        number = self._files.number(data.heap)
+                        kind = entries.FILE_REQUEST if number else REQUEST
+                    if kind != REQUEST:
+                        place = data.offset
+                        placed.append(data)
+                if kind == REQUEST:
+                    of_member, nbytes = form.places.packed(data), form.places.end
+                    if of_member is None:
+                        of_member, nbytes = form.places.pieces(data)
+                    pieces += of_member
+                    end += nbytes
+                table.append(pack(kind, layout, number, place, end, len(details)))
+                if details:
+                    pieces += padded((details,))
+                    end += aligned(len(details))
+            if fresh:
+                text = b"\n".join(fresh.values())
+                table[0] = pack(entries.LAYOUTS, next(iter(fresh)), 0, 0, end, len(text))
+                pieces += padded((text,))
+                end += aligned(len(text))
+            slot, view = inputs.place(end)
+        except BaseException:
+            self._forget(fresh)
+            raise
         if fresh:
-            # Recorded only now, because the worker gets no layout of a batch that cannot be sent.
-            kept = {text: number for text, number in texts.items() if len(text) <= entries.LARGEST_REMEMBERED_LAYOUT}
-            unkept = {*texts.values()}.difference(kept.values())
-            self._forms = {form: number for form, number in forms.items() if number not in unkept} if unkept else forms
-            while len(self._forms) > entries.REMEMBERED_LAYOUTS:
-                del self._forms[next(iter(self._forms))]
-            for text, number in kept.items():
-                self._texts.keep(text, number)
-        if count % 2:
-            table.append(entries.PADDING_ENTRY)
+            self._forget({n: text for n, text in fresh.items() if len(text) > entries.LARGEST_REMEMBERED_LAYOUT})
         batch_id, kind = next(self._batch_ids), entries.GROUPED_BATCH if is_grouped else entries.BATCH
-        entry = ENTRY.pack(kind, 0, 0, 0, batch_id, slot.offset, count * ENTRY_BYTES)
+        entry = ENTRY.pack(kind, 0, 0, 0, batch_id, slot.offset, len(table) * ENTRY_BYTES)
+        if len(table) % 2:
+            table.append(entries.PADDING_ENTRY)
         large = fill(view, [*table, *pieces], COPIED_AT_ONCE)
         return SentBatch(batch_id, entry, tuple(sizes), on_outcome, slot, placed, view, large)
+
+    def _define(self, form: RequestForm, fresh: dict[int, bytes]) -> int:
+        """Return the number of a form's layout. Adds the layout to `fresh` if the worker does not know it."""
+        text = checked(to_json(form.layout))
+        number = self._texts.get(text)
+        if number is None:
+            number = self._texts.keep(text, self._next_layout)
+            fresh[number] = text
+            self._next_layout += 1
+        if len(self._forms) >= entries.REMEMBERED_LAYOUTS:
+            del self._forms[next(iter(self._forms))]
+        self._forms[form] = number
+        return number
+
+    def _forget(self, layouts: Mapping[int, bytes]) -> None:
+        """Forget layouts that the worker does not get, or does not keep."""
+        for form in [form for form, number in self._forms.items() if number in layouts]:
+            del self._forms[form]
+        for text in [text for text, number in self._texts.items() if number in layouts]:
+            del self._texts[text]

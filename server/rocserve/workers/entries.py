@@ -31,7 +31,8 @@ From the server, on the ring WORK:
 
 In the table of a batch:
 
-- LAYOUT (layout, text start and bytes): a RequestLayout in JSON.
+- LAYOUTS (layout, text start and bytes), the first entry, or no kind there: new layouts, numbered from this one on: the
+  text has a line for each, a RequestLayout in JSON.
 - REQUEST (layout, number, place, text start and bytes): the text is its details (RequestDetails).
 - PLACED_REQUEST: as REQUEST, but `place` is a place in the heap, outside of the slot; the server keeps it too.
 - FILE_REQUEST: `place` is an offset in a client's file or another worker's heap, which has this number
@@ -91,7 +92,7 @@ WORKER_RINGS = (1024,)
 LAYOUT, RESPONSE, FAILURE, END, AGAIN, RETURN = range(1, 7)
 ANSWERS = frozenset((RESPONSE, FAILURE, END, AGAIN))
 """Kinds of answers to a request or call."""
-BATCH, GROUPED_BATCH, REQUEST, PLACED_REQUEST, FILE_REQUEST, CANCELLED, FORGET = range(16, 23)
+BATCH, GROUPED_BATCH, LAYOUTS, REQUEST, PLACED_REQUEST, FILE_REQUEST, CANCELLED, FORGET = range(16, 24)
 DONE, RESULT, BATCH_RESULT, BATCH_FAILURE, OPEN, CALL = range(32, 38)
 
 LONGEST_TEXT_BYTES = 1 << 20

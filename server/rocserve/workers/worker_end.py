@@ -201,9 +201,15 @@ class WorkerEnd:
     def _requests(self, place: int, nbytes: int) -> list[ReceivedRequest]:
         requests: list[ReceivedRequest] = []
         forms, large = self._forms, []
-        for kind, layout, number, start, text_start, text_bytes in REQUEST_ENTRY.iter_unpack(
-            self.inputs.view(place, nbytes)
-        ):
+        table = REQUEST_ENTRY.iter_unpack(self.inputs.view(place, nbytes))
+        kind, first, _, _, text_start, text_bytes = next(table)
+        if kind == entries.LAYOUTS:
+            texts = bytes(self.inputs.view(place + text_start, text_bytes)).split(b"\n")
+            for layout, text in enumerate(texts, first):
+                forms[layout] = RequestForm(from_json(RequestLayout, text))
+                if len(text) > entries.LARGEST_REMEMBERED_LAYOUT:
+                    large.append(layout)
+        for kind, layout, number, start, text_start, text_bytes in table:
             text_place = place + text_start
             if kind == PLACED_REQUEST:
                 requests.append(ReceivedRequest(forms[layout], number, start, text_place, text_bytes, 0))
@@ -213,11 +219,6 @@ class WorkerEnd:
                 self._await_file(number)
                 self.files.read(forms[layout].places.end)
                 requests.append(ReceivedRequest(forms[layout], 0, start, text_place, text_bytes, number))
-            elif kind == entries.LAYOUT:
-                text = bytes(self.inputs.view(text_place, text_bytes))
-                forms[layout] = RequestForm(from_json(RequestLayout, text))
-                if text_bytes > entries.LARGEST_REMEMBERED_LAYOUT:
-                    large.append(layout)
             else:
                 raise ValueError(f"a message of kind {kind} among the requests of a batch")
         for layout in large:

@@ -66,6 +66,15 @@ def test_inputs_for_which_there_is_no_room(plane: PlaneLoop) -> None:
     peer.end()
 
 
+def test_a_batch_that_cannot_be_written_defines_no_layout(peer: Peer) -> None:
+    """Its new layouts are sent with the next batch that has them."""
+    good, bad = (members_of([batch_input(name, np.zeros((1, 2), np.int32))], ("SUM",), (1,))[0] for name in "AB")
+    with pytest.raises(ServeError, match="needs 8 bytes, got 3"):
+        peer.submit([good, (bad[0], [b"123"], 0, b"")])
+    peer.submit([bad, good])
+    assert [each.form.layout.inputs[0].name for each in peer.take().requests] == ["B", "A"]
+
+
 def test_layouts_beyond_all_that_are_remembered(peer: Peer) -> None:
     for turn in range(2):
         for width in range(REMEMBERED_LAYOUTS + 20):
